@@ -1,0 +1,100 @@
+"""Cell: everything that can change a loss, and its key (the hash of exactly that)."""
+
+import functools
+import hashlib
+import json
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trainables.data.spec import DataSpec
+
+#: Raised whenever a code change alters the loss of a cell, so that old rows are not mistaken for new ones.
+CELL_VERSION = 1
+
+Initialisation = Literal["fan_in", "gpt2"]
+Precision = Literal["fp32", "bf16"]
+
+
+class Frozen(BaseModel):
+    """Base of all records here: immutable, and unknown keys are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Shape(Frozen):
+    """Depth L, width d and heads H of a transformer."""
+
+    depth: int = Field(ge=1, description="layers L")
+    width: int = Field(ge=1, description="width d of the residual stream")
+    heads: int = Field(ge=1, description="attention heads H of a layer; must divide the width")
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible by {self.heads} heads")
+        return self
+
+    @property
+    def budget_params(self) -> int:
+        """The paper's count of non-embedding parameters, N = 12·L·d² (Levine et al. 2020, section 5)."""
+        return 12 * self.depth * self.width**2
+
+
+class Recipe(Frozen):
+    """How a cell is trained, apart from its shape, data, learning rate and seed. Compared cells share one recipe."""
+
+    steps: int = Field(ge=1, description="optimizer steps")
+    batch: int = Field(ge=1, description="sequences of one step, over all ranks")
+    context: int = Field(ge=2, description="tokens of a sequence, T")
+    optimizer: Literal["adamw"] = "adamw"
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
+    warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
+    floor: float = Field(default=0.0, ge=0, le=1, description="end of the cosine, as a share of the peak rate")
+    clip: float = Field(default=1.0, ge=0, description="largest norm of the gradient; 0 switches clipping off")
+    precision: Precision = "fp32"
+    init: Initialisation = Field(
+        default="fan_in",
+        description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L), embeddings 0.02; gpt2: 0.02",
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens of the whole cell."""
+        return self.steps * self.batch * self.context
+
+
+class Cell(Frozen):
+    """One training run, completely described.
+
+    `data_key` is the identity of the data's *content* (`trainables.data.data_key`); `data` only says where to
+    find it, so a moved file keeps its cells and an edited file gets new ones.
+    """
+
+    shape: Shape
+    recipe: Recipe
+    data: DataSpec
+    data_key: str
+    lr: float = Field(gt=0, description="peak learning rate")
+    seed: int = Field(ge=0, description="of the initial weights and of the order of the data")
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Sixteen hex digits: the hash of everything that can change the loss, and of nothing else."""
+        identity: dict[str, Any] = self.model_dump(mode="json", exclude={"data"})
+        return digest({"version": CELL_VERSION, **identity})
+
+    @property
+    def name(self) -> str:
+        """A short name for people, such as `L2-d16-s0`; not unique, the key is."""
+        return f"L{self.shape.depth}-d{self.shape.width}-s{self.seed}"
+
+
+def digest(value: object) -> str:
+    """Sixteen hex digits of the SHA-256 of a JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Corpora, tokenizers, the packed token store, and batches as a pure function of (seed, step)."""

@@ -1,0 +1,114 @@
+"""Devices a study can be planned for: memory, speed and what share of the speed a plan may count on."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from trainables.cell import Precision, Shape
+
+#: ASSUMPTION: the share of a GPU's memory that tensors can fill; the rest is the CUDA context, cuBLAS' and NCCL's
+#: buffers and what the allocator cannot use for fragmentation.
+USABLE_MEMORY = 0.9
+#: ASSUMPTION: the share of a GPU's peak that a step of a model of tens of millions of parameters or more reaches.
+#: Megatron-LM reports 0.41 to 0.54 for its models on A100 (Narayanan et al. 2021, arXiv 2104.04473, table 1); the plain
+#: HuggingFace model with no fused kernels is put below that. Small widths reach far less: measure one cell and set
+#: `resources.utilisation`.
+GPU_UTILISATION = 0.35
+#: ASSUMPTION: time of a GPU step that no amount of speed removes: launches of the kernels of a layer (about 60 of
+#: 5 µs, forward, backward and optimizer), and DeepSpeed's own 2 ms (measured on CPU, where it is the same Python).
+GPU_SECONDS_PER_STEP = 2e-3
+GPU_SECONDS_PER_STEP_LAYER = 3e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or one thread of a CPU (a trial on CPU trains on one thread)."""
+
+    name: str
+    title: str
+    memory: int | None
+    """Bytes; None where it is this machine's own memory."""
+    peak: Mapping[Precision, float]
+    """FLOP/s of dense matrix products."""
+    utilisation: float
+    """Share of the peak that plans count on unless `resources.utilisation` says otherwise."""
+    seconds_per_step: float
+    """Fixed cost of an optimizer step."""
+    seconds_per_step_layer: float
+    """Fixed cost of each layer in a step."""
+    seconds_per_value: float = 0.0
+    """Cost of the elementwise work of one token, layer and unit of width in training."""
+    is_gpu: bool = True
+
+
+def _gpu(name: str, title: str, gigabytes: float, bf16: float, fp32: float) -> Device:
+    return Device(
+        name=name,
+        title=title,
+        memory=int(gigabytes * 1e9),
+        peak=MappingProxyType({"bf16": bf16 * 1e12, "fp32": fp32 * 1e12}),
+        utilisation=GPU_UTILISATION,
+        seconds_per_step=GPU_SECONDS_PER_STEP,
+        seconds_per_step_layer=GPU_SECONDS_PER_STEP_LAYER,
+    )
+
+
+# Memory in GB and TFLOP/s from NVIDIA's data sheets: dense bf16 on tensor cores (half of the figure "with sparsity")
+# and plain fp32, because PyTorch does not use TF32 for matrix products unless told to.
+_DEVICES = (
+    Device(
+        name="cpu",
+        title="one thread of this machine's CPU",
+        memory=None,
+        # Fitted on 2026-11-20 to step times of the HuggingFace class in fp32 on one thread of an AMD EPYC with AVX-512:
+        # d=16 L=1 4x16 tokens 3.6 ms, d=32 L=2 8x64 9.9 ms, d=32 L=2 32x128 57 ms, d=128 L=4 32x128 635 ms, and 1,200 steps
+        # of 16x64 tokens: L1 d16 7 s, L2 d12 12 s, L1 d44 12 s, L2 d32 15 s, L4 d22 26 s. `tests/study/test_devices.py`
+        # holds the fit. bf16 was 0.6 to 1.2 times as fast, so it is counted the same.
+        peak=MappingProxyType({"fp32": 67e9, "bf16": 67e9}),
+        utilisation=1.0,
+        seconds_per_step=2.1e-3,
+        seconds_per_step_layer=1.6e-3,
+        seconds_per_value=1.2e-7,
+        is_gpu=False,
+    ),
+    _gpu("l4-24gb", "NVIDIA L4", 24, bf16=121, fp32=30.3),
+    _gpu("a10g-24gb", "NVIDIA A10G", 24, bf16=70, fp32=31.2),
+    _gpu("l40s-48gb", "NVIDIA L40S", 48, bf16=362, fp32=91.6),
+    _gpu("a100-40gb", "NVIDIA A100 40 GB", 40, bf16=312, fp32=19.5),
+    _gpu("a100-80gb", "NVIDIA A100 80 GB", 80, bf16=312, fp32=19.5),
+    _gpu("h100-80gb", "NVIDIA H100 SXM 80 GB", 80, bf16=989, fp32=67),
+    _gpu("h200-141gb", "NVIDIA H200 SXM 141 GB", 141, bf16=989, fp32=67),
+    _gpu("b200-180gb", "NVIDIA B200 180 GB", 180, bf16=2250, fp32=75),
+)
+
+#: All devices by name.
+DEVICES: Mapping[str, Device] = MappingProxyType({device.name: device for device in _DEVICES})
+
+
+def cores() -> int:
+    """CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def usable_memory(device: Device, slots: int = 1) -> int:
+    """Bytes a trial may fill: a GPU's by itself, on CPU its share of this machine's memory among the slots."""
+    if device.memory is not None:
+        return int(device.memory * USABLE_MEMORY)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(machine * USABLE_MEMORY / slots)
+
+
+def step_seconds(
+    device: Device, shape: Shape, tokens: int, flops: float, precision: Precision, utilisation: float | None = None
+) -> float:
+    """Estimate the seconds of one training step of `tokens` tokens and `flops` operations (all of them, 3x forward)."""
+    share = device.utilisation if utilisation is None else utilisation
+    return (
+        device.seconds_per_step
+        + shape.depth * device.seconds_per_step_layer
+        + tokens * shape.depth * shape.width * device.seconds_per_value
+        + flops / (device.peak[precision] * share)
+    )

@@ -1,0 +1,406 @@
+"""A spec as a document: reading YAML, applying `--set` overrides, and saying in words what is wrong with it."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from study.errors import SpecError
+from trainables.data.spec import DataSpec
+
+#: A person mends a few mistakes at a time.
+MOST_MISTAKES = 5
+
+#: Setting the key on the left takes the keys on the right out of the document: they exclude one another, or their
+#: values belong to what was replaced.
+_REPLACES: dict[str, tuple[str, ...]] = {
+    "training.steps": ("training.tokens",),
+    "training.tokens": ("training.steps",),
+    "frontier.heads": ("frontier.head_dim",),
+    "frontier.head_dim": ("frontier.heads",),
+    "frontier.budgets": ("frontier.widths",),
+    "frontier.widths": ("frontier.budgets", "frontier.depths"),
+    "resources.device": ("resources.gpus_per_trial",),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML where 1e6 is a number, as in YAML 1.2, and a key written twice is an error."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
+        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    result: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str | int | float):
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key must be a word or a number", key_node.start_mark
+            )
+        if key in result:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key `{key}` is written twice", key_node.start_mark
+            )
+        result[key] = loader.construct_object(value_node, deep=True)
+    return result
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that come with the package."""
+    folder = resources.files("study") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return a preset as nested mappings."""
+    text = (resources.files("study") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    return _parse(text, f"preset {name}")
+
+
+def read(source: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a preset or YAML file for use in errors, and its content as nested mappings.
+
+    Raises:
+        SpecError: there is no such preset or file, or it cannot be read as a mapping.
+    """
+    names = preset_names()
+    if source in names:
+        return f"preset {source}", preset(source)
+    path = Path(source)
+    if not path.is_file():
+        raise SpecError(_no_such_spec(source, path, names))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{source} is not a text file in UTF-8 ({error.reason} at byte {error.start}).") from error
+    except OSError as error:
+        raise SpecError(f"{source} cannot be read: {error.strerror}.") from error
+    return source, _parse(text, source)
+
+
+def _no_such_spec(source: str, path: Path, names: Sequence[str]) -> str:
+    listed = f"Presets: {', '.join(names)}."
+    if path.is_dir():
+        return f"{source} is a folder; name the YAML file in it, or a preset. {listed}"
+    if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
+        return f"There is no file {source}. Give the path of a YAML file, or a preset. {listed}"
+    return f"There is no preset and no file named {source}{_did_you_mean(source, names)} {listed}"
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
+    except yaml.YAMLError as error:
+        raise SpecError(f"{origin} is not YAML{_where(error)}: {_problem(error)}.") from error
+    if not isinstance(value, dict):
+        found = "empty" if value is None else f"a {type(value).__name__}"
+        raise SpecError(f"{origin} is {found}; a spec is a mapping with keys such as `name`, `data`, `frontier`.")
+    return value
+
+
+def _where(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return getattr(error, "problem", None) or str(getattr(error, "reason", error))
+
+
+def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the document with `section.key=value` overrides applied; see `study.spec.load_spec` for the rules.
+
+    Raises:
+        SpecError: an override has no `=`, its value is not YAML, or its key leads through a plain value.
+    """
+    changes = dict(_parse_override(text) for text in overrides)
+    result = _copy(dict(raw))
+    _follow_data(result, changes)
+    _follow_variant(result, changes, ("training", "lr"), "rule")
+    for key, value in changes.items():
+        if value is not None:
+            for replaced in _REPLACES.get(key, ()):
+                _drop(result, replaced, changes)
+    if changes.get("data.tokenizer") == "bytes":
+        _drop(result, "data.vocabulary", changes)
+    if changes.get("search.sampler") == "grid":
+        _drop(result, "search.trials", changes)
+    for key, value in changes.items():
+        _assign(result, key, value)
+    return result
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key or "" in key.split("."):
+        raise SpecError(f"`--set {text}` is not of the form section.key=value, for example training.seeds=5.")
+    try:
+        return key, yaml.load(value, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
+    except yaml.YAMLError as error:
+        raise SpecError(f"the value of `--set {text}` is not YAML: {_problem(error)}.") from error
+
+
+def _follow_data(result: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Make room for another kind of data: named by `data.kind`, or meant by `data.path`."""
+    data = result.get("data")
+    if not isinstance(data, dict) or "data" in changes:
+        return
+    kinds = _variants(DataSpec, "kind")
+    here = kinds.get(str(data.get("kind")))
+    if "data.path" in changes and "data.kind" not in changes and here and "path" not in here.model_fields:
+        changes["data.kind"] = "files"
+    there = kinds.get(str(changes.get("data.kind")))
+    if here and there and here is not there:
+        # Kinds of text share tokenizer and limits. The grammar's `vocabulary` is another thing of the same name.
+        are_text = "tokenizer" in here.model_fields and "tokenizer" in there.model_fields
+        result["data"] = {k: v for k, v in data.items() if are_text and k in there.model_fields}
+
+
+def _follow_variant(
+    result: dict[str, Any], changes: Mapping[str, Any], path: tuple[str, str], tag: str
+) -> None:
+    """Take out what belonged to the old rule where an override names a new one."""
+    section = result.get(path[0])
+    table = section.get(path[1]) if isinstance(section, dict) else None
+    chosen = changes.get(".".join((*path, tag)))
+    if isinstance(section, dict) and isinstance(table, dict) and chosen is not None and table.get(tag) != chosen:
+        section[path[1]] = {}
+
+
+def _drop(result: dict[str, Any], key: str, changes: Mapping[str, Any]) -> None:
+    section, _, name = key.partition(".")
+    table = result.get(section)
+    if key not in changes and isinstance(table, dict):
+        table.pop(name, None)
+
+
+def _assign(result: dict[str, Any], key: str, value: Any) -> None:
+    parts = key.split(".")
+    here: Any = result
+    for depth, part in enumerate(parts):
+        done = ".".join(parts[:depth])
+        if isinstance(here, list):
+            if not part.isdecimal() or int(part) >= len(here):
+                raise SpecError(f"`--set {key}`: `{done}` is a list of {len(here)}; `{part}` is none of its places.")
+            slot: Any = int(part)
+        elif isinstance(here, dict):
+            # YAML reads the keys of `widths` as numbers.
+            slot = int(part) if part.isdecimal() and part not in here else part
+        else:
+            raise SpecError(f"`--set {key}`: `{done}` is the value {_show(here)} and has no keys of its own.")
+        if depth == len(parts) - 1:
+            here[slot] = value
+        else:
+            if isinstance(here, dict) and here.get(slot) is None:
+                here[slot] = {}
+            here = here[slot]
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], origin: str) -> str:
+    """Put what pydantic found into one paragraph: key, value, what is allowed, near miss; five mistakes at most."""
+    found: dict[str, list[str]] = {}
+    for details in _without_echoes(error.errors(include_url=False), model):
+        path = _path(details, raw)
+        # Several mistakes at one place are what the members of a union say of one value.
+        group = path if details["type"] != "value_error" else f"{path} {details['msg']}"
+        found.setdefault(group, []).append(_sentence(details, path, model))
+    sentences = [_merge(texts) for texts in found.values()]
+    more = len(sentences) - MOST_MISTAKES
+    tail = f" And {more} more." if more > 0 else ""
+    return f"{origin}: " + " ".join(f"{text}." for text in sentences[:MOST_MISTAKES]) + tail
+
+
+def _without_echoes(
+    errors: Sequence[ErrorDetails], model: type[BaseModel]
+) -> Iterator[ErrorDetails]:
+    """Leave out a missing key whose misspelling is reported anyway."""
+    meant = set()
+    for details in errors:
+        if details["type"] == "extra_forbidden":
+            *parents, key = details["loc"]
+            close = _near(str(key), _keys(model, details["loc"][:-1]))
+            if close:
+                meant.add((*parents, close))
+    for details in errors:
+        if not (details["type"] == "missing" and details["loc"] in meant):
+            yield details
+
+
+def _path(details: ErrorDetails, raw: Mapping[str, Any]) -> str:
+    """The dotted key as the person wrote it: pydantic's location without the names of union members."""
+    here: Any = raw
+    parts: list[str] = []
+    location = details["loc"]
+    for index, part in enumerate(location):
+        last = index == len(location) - 1
+        if (isinstance(here, Mapping) and part in here) or (
+            isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
+        ):
+            here = here[part]  # type: ignore[index]
+            parts.append(str(part))
+        elif isinstance(here, Mapping) and isinstance(part, str) and part.isdecimal() and int(part) in here:
+            here = here[int(part)]
+            parts.append(part)
+        elif last and details["type"] in {"missing", "extra_forbidden"}:
+            parts.append(str(part))
+    return ".".join(parts)
+
+
+def _sentence(details: ErrorDetails, path: str, model: type[BaseModel]) -> str:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    match kind:
+        case "extra_forbidden":
+            return _unknown_key(details, path, model)
+        case "missing":
+            return f"`{path}` is missing"
+        case "value_error":
+            text = str(context.get("error", details["msg"])).rstrip(".")
+            return f"In `{path}`: {text}" if path else text
+        case "literal_error":
+            allowed = re.findall(r"'([^']*)'", str(context["expected"]))
+            return f"`{path}` is {_show(value)}; allowed: {', '.join(allowed)}{_suggest(value, allowed)}"
+        case "union_tag_invalid":
+            name = str(context["discriminator"]).strip("'")
+            allowed = re.findall(r"'([^']*)'", str(context["expected_tags"]))
+            tag = str(context["tag"])
+            return f"`{path}.{name}` is {tag!r}; allowed: {', '.join(allowed)}{_suggest(tag, allowed)}"
+        case "union_tag_not_found":
+            name = str(context["discriminator"]).strip("'")
+            tags = ", ".join(_tags(model, details["loc"], name))
+            return f"`{path}.{name}` is missing; allowed: {tags}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"`{path or 'the spec'}` is {_show(value)}; it should be a section of its own with keys"
+        case "string_pattern_mismatch":
+            return f"`{path}` is {_show(value)}; it should match {context['pattern']}"
+        case _:
+            text = details["msg"].removeprefix("Input should be ")
+            return f"`{path}` is {_show(value)}; it should be {text}"
+
+
+def _unknown_key(details: ErrorDetails, path: str, model: type[BaseModel]) -> str:
+    key = str(details["loc"][-1])
+    keys = _keys(model, details["loc"][:-1])
+    parent = path.rpartition(".")[0]
+    close = _near(key, keys)
+    if close:
+        hint = f"; did you mean `{close}`?"
+    else:
+        home = [
+            name
+            for name, section in model.model_fields.items()
+            for one in _models(section.annotation)
+            if key in one.model_fields and name != parent
+        ]
+        hint = f"; it belongs to `{home[0]}`: write `{home[0]}.{key}`." if home else "."
+    where = f"keys of `{parent}`" if parent else "top-level keys"
+    return f"`{path}` is not a key{hint} The {where} are {', '.join(keys)}"
+
+
+def _merge(sentences: Sequence[str]) -> str:
+    """Join what the members of one union say about one value."""
+    first, *others = dict.fromkeys(sentences)
+    for other in others:
+        tail = other.split("; ", 1)[-1].removeprefix("it should be ")
+        first = f"{first}; or it should be {tail}"
+    return first
+
+
+def _keys(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    keys: dict[str, None] = {}
+    for one in _models_at(model, location):
+        keys.update(dict.fromkeys(one.model_fields))
+    return list(keys)
+
+
+def _tags(model: type[BaseModel], location: Sequence[int | str], discriminator: str) -> list[str]:
+    tags = []
+    for one in _models_at(model, location):
+        field = one.model_fields.get(discriminator)
+        if field is not None:
+            tags.extend(str(value) for value in get_args(field.annotation))
+    return tags
+
+
+def _models_at(model: type[BaseModel], location: Sequence[int | str]) -> list[type[BaseModel]]:
+    """The models a location leads to; names of union members in it narrow the choice."""
+    here = [model]
+    for part in location:
+        inner = [
+            found
+            for one in here
+            if part in one.model_fields
+            for found in _models(one.model_fields[str(part)].annotation)
+        ]
+        tagged = [one for one in here if any(part in _literals(f.annotation) for f in one.model_fields.values())]
+        here = inner or tagged or here
+    return here
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """All models an annotation mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in _models(argument)]
+
+
+def _variants(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
+    return {
+        str(tag): one
+        for one in _models(union)
+        if discriminator in one.model_fields
+        for tag in _literals(one.model_fields[discriminator].annotation)
+    }
+
+
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _near(word: str, words: Sequence[str]) -> str | None:
+    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def _suggest(value: object, allowed: Sequence[str]) -> str:
+    close = _near(str(value), allowed)
+    return f" (did you mean `{close}`?)" if close else ""
+
+
+def _did_you_mean(word: str, words: Sequence[str]) -> str:
+    close = _near(word, words)
+    return f"; did you mean `{close}`?" if close else "."
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

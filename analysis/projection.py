@@ -132,8 +132,8 @@ def recommend(
     """
     if not law.b > 0:
         raise InputError(
-            f"The law of {law.source} has the slope b = {law.b:.3g}; with a slope that is not positive it gives no "
-            "best depth. Use the measured best shapes, or another law (--law levine2020)."
+            f"The law of {law.source} has the slope b = {law.b:.3g}; a slope that is not "
+            "positive gives no best depth. Use the measured best shapes, or another law (--law levine2020)."
         )
     drawn = np.random.default_rng(seed).multivariate_normal(
         [law.a, law.b], np.array(law.covariance), size=draws, method="eigh"

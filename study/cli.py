@@ -1,0 +1,203 @@
+"""The command `interplay`: one function a verb. Heavy libraries are imported by the verbs that need them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from analysis.errors import InputError as AnalysisError
+from study.errors import SpecError
+from trainables.errors import InputError
+
+#: Exit statuses: 0 done, 1 some cells failed, 2 the input is wrong, 130 stopped by the user (128 + SIGINT).
+FAILED, WRONG, STOPPED = 1, 2, 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="How deep and how wide should a language model be for your data and budget, and how sure can you be?",
+)
+
+SpecArgument = Annotated[str, typer.Argument(help="a preset's name or a YAML file")]
+RunsArgument = Annotated[
+    str, typer.Argument(help="a spec, mlflow:EXPERIMENT, or a table of runs (CSV, JSONL, Parquet)")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key, e.g. training.seeds=5")
+]
+ResultsOption = Annotated[Path, typer.Option("--results", help="root of everything that is written")]
+JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on stdout and nothing else")]
+ColumnOption = Annotated[
+    list[str] | None, typer.Option("--column", metavar="OURS=THEIRS", help="the name of a column in a foreign table")
+]
+
+
+def main() -> None:
+    """Run the command; an error in the input ends it with status 2 and one paragraph, never a traceback."""
+    try:
+        app()
+    except (SpecError, InputError, AnalysisError) as error:
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        sys.exit(WRONG)
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has gone: nothing is wrong, and there is nobody to tell.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+@app.command()
+def plan(
+    spec: SpecArgument,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Runs nothing."""
+    from study.plan import make_plan
+    from study.spec import load_spec
+    from study.tables import plan_table
+
+    made = make_plan(load_spec(spec, overrides or ()))
+    if as_json:
+        _print_json(made.to_json())
+    else:
+        Console().print(plan_table(made))
+
+
+@app.command()
+def run(
+    spec: SpecArgument,
+    overrides: SetOption = None,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Run the missing cells of a study, then fit and write the report. Running it again goes on where it ended."""
+    from study.spec import load_spec
+
+    loaded = load_spec(spec, overrides or ())
+    from study.runner import run_study
+
+    console = Console(highlight=False)
+    summary = run_study(loaded, results, console)
+    if not summary.finished:
+        arguments = " ".join([spec, *(f"--set {text}" for text in overrides or ())])
+        console.print(f"Stopped. Nothing is lost; go on with: [bold]interplay run {arguments}[/]")
+        raise typer.Exit(STOPPED)
+    if summary.fit and summary.report:
+        for line in summary.fit.headlines():
+            console.print(Text(line))
+        console.print(f"Report: [bold]{_relative(summary.report)}[/]")
+    if summary.failed:
+        console.print(f"[red]{len(summary.failed)} cells failed[/]; run the study again to try them again.")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def status(
+    spec: SpecArgument,
+    overrides: SetOption = None,
+    results: ResultsOption = Path("results"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show which cells of a study are done, running, failed (and why) or missing."""
+    from study.spec import load_spec
+    from study.status import status_json, status_table, study_status
+
+    state = study_status(load_spec(spec, overrides or ()), results)
+    if as_json:
+        _print_json(status_json(state))
+    else:
+        Console().print(status_table(state))
+
+
+@app.command()
+def fit(
+    runs: RunsArgument,
+    overrides: SetOption = None,
+    column: ColumnOption = None,
+    results: ResultsOption = Path("results"),
+    out: Annotated[Path | None, typer.Option("--out", help="also write the fit to this file")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the crossings of a table of runs and fit the threshold law."""
+    from analysis.fit import fit as fit_runs
+    from study.answer import fit_table
+
+    table, _ = _runs(runs, overrides, column, results)
+    result = fit_runs(table)
+    document = result.to_json()
+    if out:
+        out.write_text(json.dumps(document, indent=2, allow_nan=False))
+    if as_json:
+        _print_json(document)
+    else:
+        Console().print(fit_table(result))
+
+
+@app.command()
+def report(
+    runs: RunsArgument,
+    out: Annotated[Path, typer.Option("--out", help="folder of the report")],
+    overrides: SetOption = None,
+    column: ColumnOption = None,
+    results: ResultsOption = Path("results"),
+) -> None:
+    """Write `report.html`, figures, CSVs and `fit.json` of a table of runs."""
+    from analysis.fit import fit as fit_runs
+    from analysis.report import write_report
+
+    table, known = _runs(runs, overrides, column, results)
+    path = write_report(table, fit_runs(table), out, title=runs, **known)
+    Console().print(f"Report: [bold]{_relative(path)}[/]")
+
+
+@app.command()
+def recommend(
+    params: Annotated[list[float], typer.Option("--params", help="sizes N in non-embedding parameters, e.g. 7e9")],
+    fit_file: Annotated[Path | None, typer.Option("--fit", help="a fit.json of a study")] = None,
+    law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give the best depth and width for a size, with a band, from a study's fit or a published law."""
+    from analysis.projection import recommend as project
+    from study.answer import law_of, recommendation_table
+
+    chosen = law_of(fit_file, law)
+    shapes = project(chosen, params)
+    if as_json:
+        _print_json(shapes)
+    else:
+        Console().print(recommendation_table(chosen, shapes))
+
+
+@app.command()
+def ui(
+    results: ResultsOption = Path("results"),
+    host: Annotated[str, typer.Option(help="address to bind; anything but loopback opens it to others")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port of the page")] = 5000,
+) -> None:
+    """Open MLflow's own web page on the studies of a results folder."""
+    from study.ui import serve
+
+    serve(results, host, port, Console())
+
+
+def _runs(
+    source: str, overrides: list[str] | None, column: list[str] | None, results: Path
+) -> tuple[Any, dict[str, Any]]:
+    """Return the run table of RUNS, and what a report may add where RUNS is a spec (facts, floor, spec text)."""
+    from study.sources import read_source
+
+    return read_source(source, overrides or (), column or (), results)
+
+
+def _print_json(document: object) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

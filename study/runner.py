@@ -1,0 +1,234 @@
+"""`interplay run`: fill in the missing rows of a study, then fit and report."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from analysis.fit import Fit
+from study.answer import answer
+from study.console import Board, Viewer, duration
+from study.ledger import Places, connect, known_rows, outcomes, places, run_table
+from study.plan import Plan, PlannedCell, make_plan
+from study.provenance import revision, versions
+from study.search import FrontierSearch
+from study.spec import StudySpec
+from study.tracking import Live, Row, Store, Tracker
+from study.trial import TrialSettings
+from study.tuner import Slots, ray_session, run_cells
+from trainables import checkpoint
+from trainables.data.store import open_store
+from trainables.progress import Progress, Result
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    plan: Plan
+    trained: int
+    failed: Mapping[str, str]
+    finished: bool
+    fit: Fit | None
+    report: Path | None
+
+
+def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Path()) -> Summary:
+    """Run the missing cells of a study, then fit and write the report.
+
+    Raises:
+        SpecError: the spec cannot run, its store cannot be opened, or another process runs the study.
+        DataError: the data cannot be used.
+    """
+    plan = make_plan(spec, base=base)
+    where = places(spec, results.resolve())
+    with where.locked():
+        (where.folder / "spec.yaml").write_text(spec.to_yaml())
+        uri, store = connect(spec, where)
+        if store is None:
+            console.print(f"[yellow]The tracking server {uri} does not answer.[/] Rows are kept in {where.folder}.")
+        tracker = Tracker(store, uri, spec.experiment, where.outbox, where.artifacts)
+        rows = known_rows(plan, store, where)
+        listener = _Listener(plan, rows, tracker, where)
+        search = FrontierSearch(plan, spec.search, outcomes(rows))
+        tracker.start(spec.name, _tags(spec, plan))
+        finished = True
+        try:
+            if not search.done:
+                _announce(plan, rows, search.total, console)
+                finished = _train(spec, plan, where, search, listener, console)
+        finally:
+            tracker.close()
+            if rows:
+                run_table(plan, rows).write_csv(where.runs)
+        failed = {key: row.reason or "" for key, row in rows.items() if row.status == "failed"}
+        fit, report = None, None
+        if finished and rows:
+            fit, report = answer(spec, plan, run_table(plan, rows), where, curves(rows, tracker.store))
+            console.print(f"[dim]{listener.trained} cells trained, {len(rows)} rows in the run table.[/]")
+        tracker.finish("FINISHED" if finished else "KILLED", _artifacts(where))
+        if tracker.problem:
+            console.print(
+                f"[yellow]MLflow:[/] {tracker.problem} {len(where.outbox.rows())} rows wait in {where.outbox.folder}; "
+                "the next run sends them."
+            )
+    return Summary(plan, listener.trained, failed, finished, fit, report)
+
+
+def curves(rows: Mapping[str, Row], store: Store | None) -> pd.DataFrame:
+    """Return validation loss by cell and step: from the rows just trained, and from MLflow for the others."""
+    lines = [(row.cell, e.step, e.loss) for row in rows.values() for e in row.evaluations]
+    missing = [cell for cell, row in rows.items() if not row.evaluations]
+    if store and missing:
+        lines += [(cell, step, loss) for cell, c in store.curves(missing).items() for step, loss in c]
+    return pd.DataFrame(lines, columns=["cell", "step", "loss"])
+
+
+class _Listener:
+    """Turns the events of cells into rows, and passes them on to the tracker and the screen."""
+
+    def __init__(self, plan: Plan, rows: dict[str, Row], tracker: Tracker, where: Places) -> None:
+        self.plan, self.rows, self.tracker, self.where = plan, rows, tracker, where
+        self.viewer: Viewer | None = None
+        self.trained = 0
+
+    def started(self, planned: PlannedCell) -> None:
+        self.tracker.live(Live(planned.cell.key, planned.cell.name, self._params(planned)))
+        if self.viewer:
+            self.viewer.started(planned)
+
+    def progress(self, planned: PlannedCell, progress: Progress) -> None:
+        self.tracker.live(
+            Live(
+                planned.cell.key,
+                planned.cell.name,
+                self._params(planned),
+                list(progress.points),
+                list(progress.evaluations),
+            )
+        )
+        if self.viewer:
+            self.viewer.progress(planned, progress)
+
+    def ended(self, planned: PlannedCell, result: Result) -> None:
+        self.trained += 1
+        metrics = {
+            "train_seconds": result.train_seconds,
+            "tokens_per_second": result.tokens_per_second,
+            "utilisation": result.utilisation,
+            "memory_bytes": float(result.memory_bytes),
+        }
+        if result.loss is not None:
+            metrics["loss"] = result.loss
+            if result.bytes_per_token:
+                metrics["bits_per_byte"] = result.loss / 0.6931471805599453 / result.bytes_per_token
+        tags = {"interplay.device": result.device}
+        if result.resumed_from:
+            tags["interplay.resumed_from"] = str(result.resumed_from)
+        if result.notes:
+            tags["interplay.notes"] = " ".join(result.notes)[:4000]
+        self._record(planned, result.status, result.reason, metrics, tags, result)
+        checkpoint.remove(self.where.checkpoints / planned.cell.key)
+        if self.viewer:
+            self.viewer.ended(planned, result)
+
+    def failed(self, planned: PlannedCell, reason: str) -> None:
+        self._record(planned, "failed", reason, {}, {}, None)
+        if self.viewer:
+            self.viewer.failed(planned, reason)
+
+    def retried(self, planned: PlannedCell, reason: str) -> None:
+        if self.viewer:
+            self.viewer.retried(planned, reason)
+
+    def _record(
+        self,
+        planned: PlannedCell,
+        status: str,
+        reason: str | None,
+        metrics: dict[str, float],
+        tags: dict[str, str],
+        result: Result | None,
+    ) -> None:
+        row = Row.model_validate(
+            {
+                "cell": planned.cell.key,
+                "name": planned.cell.name,
+                "protocol": self.plan.protocol,
+                "status": status,
+                "reason": reason,
+                "params": self._params(planned),
+                "metrics": metrics,
+                "tags": tags,
+                "points": result.points if result else (),
+                "evaluations": result.evaluations if result else (),
+            }
+        )
+        self.tracker.ended(row)
+        # The curve is in the outbox and soon in MLflow: the driver's memory must not grow with the study.
+        self.rows[row.cell] = row.model_copy(update={"points": ()})
+
+    def _params(self, planned: PlannedCell) -> dict[str, str | int | float | None]:
+        cell = planned.cell
+        return {
+            "depth": cell.shape.depth,
+            "width": cell.shape.width,
+            "heads": cell.shape.heads,
+            "params": cell.shape.budget_params,
+            "total_params": planned.parameters.total,
+            "budget": planned.budget,
+            "seed": cell.seed,
+            "lr": cell.lr,
+            "lr_factor": planned.lr_factor,
+            "tokens": cell.recipe.tokens,
+            "flops": planned.flops,
+            "vocabulary": self.plan.vocabulary,
+            "data_key": cell.data_key,
+            **cell.recipe.model_dump(mode="json"),
+        }
+
+
+def _train(
+    spec: StudySpec, plan: Plan, where: Places, search: FrontierSearch, listener: _Listener, console: Console
+) -> bool:
+    """Pack the data, start Ray and run the cells the search gives; False if the user stopped it."""
+    resources = spec.resources
+    slots = Slots(plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
+    with console.status("packing the data"):
+        open_store(spec.data, context=spec.training.context, root=where.data, key=plan.cells[0].cell.data_key)
+    settings = TrialSettings(
+        data_root=where.data,
+        checkpoint_root=where.checkpoints,
+        checkpoint_every=resources.checkpoint_every_seconds,
+        evaluations=resources.evaluations,
+    )
+    board = Board(plan, slots.trials, search.total)
+    board.losses.update({key: row.loss for key, row in listener.rows.items() if row.status != "failed"})
+    with ExitStack() as stack:
+        with console.status("starting Ray"):
+            stack.enter_context(ray_session(slots))
+        listener.viewer = stack.enter_context(Viewer(board, console))
+        return run_cells(search, slots, settings, resources.max_retries, listener, where.folder / "tune")
+
+
+def _announce(plan: Plan, rows: Mapping[str, Row], total: int, console: Console) -> None:
+    known = sum(row.status != "failed" for row in rows.values())
+    again = sum(row.status == "failed" for row in rows.values())
+    text = f"{total} cells, {known} done" + (f", {again} failed before and tried again" if again else "")
+    console.print(f"[bold]{plan.name}[/]: {text}, about {duration(plan.hours * 3600)} for all on {plan.slots} slots.")
+
+
+def _tags(spec: StudySpec, plan: Plan) -> dict[str, str]:
+    """Provenance of a study run: revision, versions, protocol."""
+    return {
+        "interplay.revision": revision(),
+        "interplay.protocol": plan.protocol,
+        "interplay.spec": spec.to_yaml()[:4000],
+        **{f"interplay.version.{name}": version for name, version in versions().items()},
+    }
+
+
+def _artifacts(where: Places) -> list[Path]:
+    return [where.folder / name for name in ("spec.yaml", "runs.csv", "fit.json", "report.html", "figures")]

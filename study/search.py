@@ -1,0 +1,257 @@
+"""Which cell to run next: one Optuna study per budget, asked and told from the run table alone.
+
+Optuna chooses *candidates*: a depth and a learning-rate factor of one budget. A candidate has one cell a seed; its
+value is the mean loss of its seeds. No cell is ever run twice: what the ledger knows is told at once, and a sampler
+that repeats itself is moved on to a candidate nobody has tried.
+"""
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.trial import TrialState
+
+from study.plan import Plan, PlannedCell
+from study.spec import SearchSection
+
+#: Optuna's parameters are ranks in the sorted lists of the spec: distances of one, whatever the depths are.
+DEPTH, LR = "depth_rank", "lr_rank"
+#: How often a sampler may propose what is known before the search takes the next candidate by itself.
+PATIENCE = 10
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the search needs to know of an ended cell: its loss, or None where it diverged or failed."""
+
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A depth and a learning-rate factor of one budget, with one cell a seed."""
+
+    budget: float
+    depth: int
+    lr_factor: float
+    cells: tuple[PlannedCell, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of its cells, one a seed."""
+        return tuple(planned.cell.key for planned in self.cells)
+
+
+class Source(Protocol):
+    """What the runner asks for cells: `take` gives the next one, None to wait, and `done` says there are no more."""
+
+    def take(self) -> PlannedCell | None:
+        """Return the next cell to run, or None where nothing can be started now."""
+
+    def tell(self, key: str, outcome: Outcome) -> None:
+        """Say how a cell ended."""
+
+    @property
+    def done(self) -> bool:
+        """Whether no cell will ever be given again."""
+
+
+@dataclass
+class _Budget:
+    """The Optuna study of one budget and what is open in it."""
+
+    study: optuna.Study
+    candidates: dict[tuple[int, int], Candidate]
+    distributions: dict[str, IntDistribution]
+    limit: int
+    tried: set[tuple[int, int]] = field(default_factory=set)
+    open: dict[tuple[int, int], optuna.Trial] = field(default_factory=dict)
+
+
+class FrontierSearch:
+    """The candidates of a plan, in the order Optuna's samplers want them."""
+
+    def __init__(self, plan: Plan, search: SearchSection, known: Mapping[str, Outcome]) -> None:
+        """Begin from what is known: the outcomes of cells that ended before, by cell key."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._search = search
+        self._outcomes = dict(known)
+        self._waiting: list[PlannedCell] = []
+        self._given: set[str] = set()
+        self._random = random.Random(search.seed)
+        self._budgets = [
+            self._budget(budget, candidates, index)
+            for index, (budget, candidates) in enumerate(_candidates(plan).items())
+        ]
+        self._turn = 0
+        if search.sampler == "grid":
+            # A grid adapts to nothing, so all of it is asked for now, and the longest cells of each seed start first.
+            for budget in self._budgets:
+                while self._ask(budget):
+                    pass
+        else:
+            for budget in self._budgets:
+                self._replay(budget)
+
+    @property
+    def done(self) -> bool:
+        """Whether every candidate that will be tried has ended or is running."""
+        return not self._waiting and not any(self._may_ask(budget) for budget in self._budgets)
+
+    def take(self) -> PlannedCell | None:
+        """Return the next cell to run; None where there is none."""
+        if not self._waiting:
+            for _ in self._budgets:
+                budget = self._budgets[self._turn % len(self._budgets)]
+                self._turn += 1
+                while not self._waiting and self._may_ask(budget):
+                    self._ask(budget)
+                if self._waiting:
+                    break
+        if not self._waiting:
+            return None
+        return self._waiting.pop(0)
+
+    def tell(self, key: str, outcome: Outcome) -> None:
+        """Record how a cell ended, and tell Optuna once all seeds of its candidate have."""
+        self._outcomes[key] = outcome
+        for budget in self._budgets:
+            for ranks in [r for r in budget.open if key in budget.candidates[r].keys]:
+                self._settle(budget, ranks)
+
+    @property
+    def total(self) -> int:
+        """Cells of all candidates that will be tried, those already known included."""
+        return sum(
+            sum(sorted((len(c.cells) for c in b.candidates.values()), reverse=True)[: b.limit]) for b in self._budgets
+        )
+
+    def trials(self) -> dict[float, list[optuna.trial.FrozenTrial]]:
+        """Optuna's own trials of each budget, for plots."""
+        return {next(iter(b.candidates.values())).budget: b.study.trials for b in self._budgets}
+
+    def _budget(self, budget: float, candidates: Sequence[Candidate], index: int) -> _Budget:
+        depths = sorted({c.depth for c in candidates})
+        factors = sorted({c.lr_factor for c in candidates})
+        table = {(depths.index(c.depth), factors.index(c.lr_factor)): c for c in candidates}
+        seed = self._search.seed + index
+        sampler: optuna.samplers.BaseSampler
+        if self._search.sampler == "grid":
+            space = {DEPTH: list(range(len(depths))), LR: list(range(len(factors)))}
+            sampler = optuna.samplers.GridSampler(space, seed=seed)
+        elif self._search.sampler == "tpe":
+            sampler = optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=min(3, len(table))
+            )
+        else:
+            sampler = optuna.samplers.GPSampler(
+                seed=seed, n_startup_trials=min(3, len(table)), deterministic_objective=False
+            )
+        limit = len(table)
+        if self._search.trials is not None:
+            limit = min(limit, self._search.trials)
+        return _Budget(
+            study=optuna.create_study(sampler=sampler, direction="minimize", study_name=f"N={budget:g}"),
+            candidates=table,
+            distributions={
+                DEPTH: IntDistribution(0, len(depths) - 1),
+                LR: IntDistribution(0, len(factors) - 1),
+            },
+            limit=limit,
+        )
+
+    def _replay(self, budget: _Budget) -> None:
+        """Give Optuna the candidates whose seeds have all ended, as if it had asked for them."""
+        for ranks, candidate in sorted(budget.candidates.items()):
+            if all(key in self._outcomes for key in candidate.keys):
+                value = self._value(candidate)
+                budget.tried.add(ranks)
+                budget.study.add_trial(
+                    optuna.trial.create_trial(
+                        params={DEPTH: ranks[0], LR: ranks[1]},
+                        distributions=dict(budget.distributions),
+                        value=value,
+                        state=TrialState.FAIL if value is None else TrialState.COMPLETE,
+                    )
+                )
+
+    def _may_ask(self, budget: _Budget) -> bool:
+        return len(budget.tried) < budget.limit
+
+    def _ask(self, budget: _Budget) -> bool:
+        """Ask Optuna for one more candidate and queue its missing cells; False where the budget has no more."""
+        if not self._may_ask(budget):
+            return False
+        for _ in range(PATIENCE):
+            trial = budget.study.ask(dict(budget.distributions))
+            ranks = (trial.params[DEPTH], trial.params[LR])
+            if ranks in budget.candidates and ranks not in budget.tried:
+                self._open(budget, ranks, trial)
+                return True
+            # A repeat (TPE proposes the same integers again) or a depth without a shape at this budget.
+            value = self._value(budget.candidates[ranks]) if ranks in budget.candidates else None
+            self._tell(budget, trial, value)
+        untried = sorted(set(budget.candidates) - budget.tried)
+        ranks = self._random.choice(untried)
+        budget.study.enqueue_trial({DEPTH: ranks[0], LR: ranks[1]})
+        self._open(budget, ranks, budget.study.ask(dict(budget.distributions)))
+        return True
+
+    def _open(self, budget: _Budget, ranks: tuple[int, int], trial: optuna.Trial) -> None:
+        budget.tried.add(ranks)
+        budget.open[ranks] = trial
+        missing = [
+            planned
+            for planned in budget.candidates[ranks].cells
+            if planned.cell.key not in self._outcomes and planned.cell.key not in self._given
+        ]
+        self._given.update(planned.cell.key for planned in missing)
+        self._waiting.extend(missing)
+        # All shapes of one seed before the next seed, so that a study cut short still has whole curves; within a
+        # seed the longest first, so that no slot is left alone with a long cell at the end.
+        seeds = [planned.cell.seed for planned in budget.candidates[ranks].cells]
+        self._waiting.sort(key=lambda p: (seeds.index(p.cell.seed) if p.cell.seed in seeds else 0, -p.flops))
+        self._settle(budget, ranks)
+
+    def _settle(self, budget: _Budget, ranks: tuple[int, int]) -> None:
+        """Tell Optuna a candidate's value if all its seeds have ended."""
+        candidate = budget.candidates[ranks]
+        if all(key in self._outcomes for key in candidate.keys):
+            self._tell(budget, budget.open.pop(ranks), self._value(candidate))
+
+    def _value(self, candidate: Candidate) -> float | None:
+        """Mean loss over the seeds that have one; None where every seed diverged or failed, or is not known yet."""
+        losses = [
+            outcome.loss
+            for key in candidate.keys
+            if (outcome := self._outcomes.get(key)) and outcome.loss is not None and math.isfinite(outcome.loss)
+        ]
+        return sum(losses) / len(losses) if losses else None
+
+    @staticmethod
+    def _tell(budget: _Budget, trial: optuna.Trial, value: float | None) -> None:
+        try:
+            if value is None:
+                budget.study.tell(trial, state=TrialState.FAIL)
+            else:
+                budget.study.tell(trial, value)
+        except RuntimeError as error:
+            # GridSampler calls Study.stop on its last point, which ask-and-tell does not allow; the value is kept.
+            if "Study.stop" not in str(error):
+                raise
+
+
+def _candidates(plan: Plan) -> dict[float, list[Candidate]]:
+    """The plan's cells by budget and candidate, in the plan's order."""
+    groups: dict[tuple[float, int, float], list[PlannedCell]] = defaultdict(list)
+    for planned in plan.cells:
+        groups[planned.budget, planned.cell.shape.depth, planned.lr_factor].append(planned)
+    result: dict[float, list[Candidate]] = defaultdict(list)
+    for (budget, depth, factor), cells in groups.items():
+        result[budget].append(Candidate(budget, depth, factor, tuple(cells)))
+    return result

@@ -1,0 +1,447 @@
+"""MLflow, written from the driver: study run > trial runs, in batches, and never in the way of a trial.
+
+The ledger of a study is its MLflow experiment: an ended run tagged with its cell key is a row. A row that ends is
+first put on disk (`outbox/KEY.json`), then sent by a thread of its own and removed once MLflow has it. A tracking
+server that is away therefore delays nothing and loses nothing: the outbox counts as part of the ledger and is sent
+when the server is back.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from pydantic import BaseModel, ConfigDict
+
+from study.errors import SpecError
+from trainables.progress import Evaluation, Point
+
+Status = Literal["done", "diverged", "failed"]
+#: MLflow's own defaults block for minutes on a dead port (7 retries, back-off 2, 120 s each).
+HTTP_PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+#: Seconds between two batches of live curves, and between two tries to reach a server that is away.
+BATCH_SECONDS = 5.0
+#: Most metrics and parameters of one MLflow batch (the REST API's own limits).
+METRICS_PER_BATCH = 1000
+PAGE = 1000
+
+
+class Row(BaseModel):
+    """One ended cell, complete: what the run table, MLflow and the report need."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cell: str
+    name: str
+    protocol: str
+    status: Status
+    reason: str | None
+    params: dict[str, str | int | float | None]
+    metrics: dict[str, float]
+    tags: dict[str, str]
+    points: tuple[Point, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+
+    @property
+    def loss(self) -> float | None:
+        """Final validation loss in nats per token, for a cell that is done."""
+        return self.metrics.get("loss") if self.status == "done" else None
+
+
+@dataclass
+class Live:
+    """New parts of the curve of a running cell, on their way to MLflow."""
+
+    cell: str
+    name: str
+    params: Mapping[str, str | int | float | None]
+    points: list[Point] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def quiet() -> None:
+    """Keep MLflow and its database layer from writing to the terminal, and its HTTP client from waiting."""
+    for key, value in HTTP_PATIENCE.items():
+        os.environ.setdefault(key, value)
+    for name in ("mlflow", "alembic", "sqlalchemy"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="mlflow|sqlalchemy|alembic")
+
+
+def store_uri(uri: str, results: Path) -> str:
+    """Return the MLflow URI of a spec: `auto` is a SQLite file under the results folder."""
+    if uri != "auto":
+        return uri
+    return f"sqlite:///{(results / 'mlflow.db').resolve()}"
+
+
+def reachable(uri: str, timeout: float = 2.0) -> bool:
+    """Whether the host of an HTTP tracking URI accepts a connection; other stores always count as reachable."""
+    parsed = urlparse(uri)
+    if parsed.scheme not in ("http", "https"):
+        return True
+    import socket
+
+    port = parsed.port or (443 if parsed.scheme == "https" else 80)
+    try:
+        with socket.create_connection((parsed.hostname or "", port), timeout=timeout):
+            return True
+    except OSError:
+        return False
+
+
+class Store:
+    """An MLflow experiment as a table of cells. Every method talks to MLflow at once and raises what it raises."""
+
+    def __init__(self, uri: str, experiment: str, artifacts: Path | None = None) -> None:
+        """Open (and make, when missing) the experiment; `artifacts` is where a local store keeps files."""
+        quiet()
+        from mlflow.tracking import MlflowClient
+
+        self.uri, self.experiment = uri, experiment
+        self.client = MlflowClient(uri)
+        found = self.client.get_experiment_by_name(experiment)
+        if found is None:
+            location = artifacts.resolve().as_uri() if artifacts else None
+            self.experiment_id = str(self.client.create_experiment(experiment, artifact_location=location))
+        elif found.lifecycle_stage != "active":
+            raise SpecError(
+                f"the MLflow experiment {experiment!r} in {uri} is deleted; restore it there "
+                f"(mlflow experiments restore --experiment-id {found.experiment_id}), or give the study another "
+                "name with --set tracking.experiment=NAME."
+            )
+        else:
+            self.experiment_id = str(found.experiment_id)
+
+    def runs(self, condition: str) -> Iterator[Any]:
+        """Yield all runs that fulfil an MLflow filter, page by page."""
+        token = None
+        while True:
+            page = self.client.search_runs([self.experiment_id], condition, max_results=PAGE, page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def rows(self) -> dict[str, Row]:
+        """All ended cells of the experiment by key; the latest run wins where a cell was failed and tried again."""
+        rows: dict[str, Row] = {}
+        for run in self.runs("tags.`interplay.kind` = 'trial' AND attributes.status != 'RUNNING'"):
+            row = _row(run)
+            if row is not None and (row.cell not in rows or row.status == "done"):
+                rows[row.cell] = row
+        return rows
+
+    def curves(self, cells: Iterable[str]) -> dict[str, list[tuple[int, float]]]:
+        """Validation loss by step of each cell that MLflow has."""
+        wanted = set(cells)
+        result: dict[str, list[tuple[int, float]]] = {}
+        for run in self.runs("tags.`interplay.kind` = 'trial'"):
+            cell = run.data.tags.get("interplay.cell")
+            if cell in wanted:
+                history = self.client.get_metric_history(run.info.run_id, "validation_loss")
+                result[cell] = sorted((m.step, m.value) for m in history)
+        return result
+
+    def begin_study(self, name: str, tags: Mapping[str, str]) -> str:
+        """Return the study run, made or found by its name, and set it running."""
+        for run in self.runs(f"tags.`interplay.kind` = 'study' AND tags.`interplay.study` = '{name}'"):
+            run_id = str(run.info.run_id)
+            self.client.update_run(run_id, status="RUNNING")
+            break
+        else:
+            run_id = str(
+                self.client.create_run(
+                    self.experiment_id,
+                    run_name=name,
+                    tags={"interplay.kind": "study", "interplay.study": name, **tags},
+                ).info.run_id
+            )
+        for key, value in tags.items():
+            self.client.set_tag(run_id, key, value)
+        return run_id
+
+    def end_stale(self, parent: str, keep: Iterable[str] = ()) -> None:
+        """End every run a killed driver left RUNNING, except those of the cells that run now."""
+        kept = set(keep)
+        for run in self.runs("tags.`interplay.kind` = 'trial' AND attributes.status = 'RUNNING'"):
+            if run.data.tags.get("interplay.cell") not in kept and _parent(run) == parent:
+                self.client.set_terminated(run.info.run_id, status="KILLED")
+
+    def trial_run(self, parent: str, cell: str, name: str, params: Mapping[str, object]) -> str:
+        """Return the one run of a cell, found by its key or made, and set it running."""
+        from mlflow.entities import Param
+
+        for run in self.runs(f"tags.`interplay.cell` = '{cell}'"):
+            run_id = str(run.info.run_id)
+            if run.info.status != "RUNNING":
+                self.client.update_run(run_id, status="RUNNING")
+            return run_id
+        tags = {
+            "interplay.kind": "trial",
+            "interplay.cell": cell,
+            "mlflow.parentRunId": parent,
+        }
+        run_id = str(self.client.create_run(self.experiment_id, run_name=name, tags=tags).info.run_id)
+        self.client.log_batch(run_id, params=[Param(k, str(v)) for k, v in params.items() if v is not None])
+        return run_id
+
+    def log_curves(
+        self, run_id: str, points: Iterable[Point], evaluations: Iterable[Evaluation], after: tuple[int, int]
+    ) -> tuple[int, int]:
+        """Log the curve past the steps already there; return the new last steps of points and evaluations."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics: list[Any] = []
+        last_point, last_evaluation = after
+        for point in points:
+            if point.step > last_point:
+                last_point = point.step
+                for key in ("train_loss", "lr", "grad_norm", "tokens_per_second"):
+                    metrics.append(Metric(key, getattr(point, key), now, point.step))
+        for evaluation in evaluations:
+            if evaluation.step > last_evaluation:
+                last_evaluation = evaluation.step
+                metrics.append(Metric("validation_loss", evaluation.loss, now, evaluation.step))
+        for start in range(0, len(metrics), METRICS_PER_BATCH):
+            self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+        return last_point, last_evaluation
+
+    def logged(self, run_id: str) -> tuple[int, int]:
+        """Return the last steps MLflow has of a run's training curve and of its evaluations, -1 for none."""
+        return tuple(  # type: ignore[return-value]
+            max((m.step for m in self.client.get_metric_history(run_id, key)), default=-1)
+            for key in ("train_loss", "validation_loss")
+        )
+
+    def end_trial(self, run_id: str, row: Row) -> None:
+        """Write the final metrics and tags of a row and end its run; the status is what makes it part of the ledger."""
+        from mlflow.entities import Metric, RunTag
+
+        now = int(time.time() * 1000)
+        tags = {"interplay.status": row.status, "interplay.protocol": row.protocol, **row.tags}
+        if row.reason:
+            tags["interplay.reason"] = row.reason[:4000]
+        self.client.log_batch(
+            run_id,
+            metrics=[Metric(k, v, now, 0) for k, v in row.metrics.items()],
+            tags=[RunTag(k, v) for k, v in tags.items()],
+        )
+        self.client.set_terminated(run_id, status="FAILED" if row.status == "failed" else "FINISHED")
+
+    def end_study(self, run_id: str, status: str, artifacts: Iterable[Path]) -> None:
+        """Attach the study's files to its run and end it with an MLflow status."""
+        for path in artifacts:
+            if path.is_dir():
+                self.client.log_artifacts(run_id, str(path), path.name)
+            elif path.is_file():
+                self.client.log_artifact(run_id, str(path))
+        self.client.set_terminated(run_id, status=status)
+
+
+class Outbox:
+    """Ended rows on disk that MLflow does not have yet."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use `folder`, made with the first row."""
+        self.folder = folder
+
+    def put(self, row: Row) -> None:
+        """Write a row so that a kill leaves either all of it or nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / f".{row.cell}.part"
+        part.write_text(row.model_dump_json())
+        part.replace(self.folder / f"{row.cell}.json")
+
+    def remove(self, cell: str) -> None:
+        """Forget a row that MLflow has."""
+        (self.folder / f"{cell}.json").unlink(missing_ok=True)
+
+    def rows(self) -> dict[str, Row]:
+        """Return the rows that wait, by cell key."""
+        files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
+        found = (Row.model_validate_json(path.read_text()) for path in files)
+        return {row.cell: row for row in found}
+
+
+class Tracker:
+    """Sends a running study to MLflow from a thread; the driver only ever puts things into a queue."""
+
+    def __init__(self, store: Store | None, uri: str, experiment: str, outbox: Outbox, artifacts: Path) -> None:
+        """`store` is None where the server was away at the start; it is tried again while the study runs."""
+        self.uri, self.experiment, self.outbox, self.artifacts = uri, experiment, outbox, artifacts
+        self.store = store
+        self.problem: str | None = None if store else f"the tracking server {uri} does not answer"
+        self._parent: str | None = None
+        self._study: tuple[str, dict[str, str]] = ("", {})
+        self._queue: queue.SimpleQueue[Live | Row | None] = queue.SimpleQueue()
+        self._runs: dict[str, str] = {}
+        self._logged: dict[str, tuple[int, int]] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self, study: str, tags: Mapping[str, str]) -> None:
+        """Open the study run (if the server is there) and begin sending, what waits in the outbox first."""
+        self._study = (study, dict(tags))
+        if self.store:
+            self._parent = self.store.begin_study(study, tags)
+            self.store.end_stale(self._parent)
+        for row in self.outbox.rows().values():
+            self._queue.put(row)
+        self._thread = threading.Thread(target=self._send_all, name="tracking", daemon=True)
+        self._thread.start()
+
+    def live(self, live: Live) -> None:
+        """Queue new parts of a running cell's curve; they may be dropped if the server is away, the row has them all."""
+        self._queue.put(live)
+
+    def ended(self, row: Row) -> None:
+        """Record an ended cell: on disk before this returns, in MLflow soon after."""
+        self.outbox.put(row)
+        self._queue.put(row)
+
+    def close(self, patience: float = 60.0) -> None:
+        """Send what is queued and stop; rows that cannot be sent stay in the outbox."""
+        self._queue.put(None)
+        if self._thread:
+            self._thread.join(patience)
+
+    def finish(self, status: str, artifacts: Iterable[Path]) -> None:
+        """After `close`: end what still runs, attach the files and end the study run, if the server is there."""
+        if not (self.store and self._parent):
+            return
+        try:
+            self.store.end_stale(self._parent)
+            self.store.end_study(self._parent, status, artifacts)
+        except Exception as error:  # noqa: BLE001 - whatever the server does, the study's files are on disk
+            self.problem = _sentence(error)
+
+    def _send_all(self) -> None:
+        """Send until told to stop: live curves merged by cell every few seconds, ended rows as they come."""
+        closing = False
+        while not closing:
+            items: list[Live | Row | None] = [self._queue.get()]
+            if isinstance(items[0], Live):
+                time.sleep(BATCH_SECONDS)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    items.append(self._queue.get_nowait())
+            closing = None in items
+            rows = [item for item in items if isinstance(item, Row)]
+            ended = {row.cell for row in rows}
+            merged: dict[str, Live] = {}
+            for item in items:
+                if isinstance(item, Live) and item.cell not in ended:
+                    live = merged.setdefault(item.cell, Live(item.cell, item.name, item.params))
+                    live.points += item.points
+                    live.evaluations += item.evaluations
+            for thing in (*rows, *merged.values()):
+                if self._connected():
+                    self._send(thing)
+
+    def _connected(self) -> bool:
+        """Whether the server is there; a server that was away is asked again, quickly, before anything is sent."""
+        if self.store and self.problem is None:
+            return True
+        if not reachable(self.uri, timeout=1.0):
+            return False
+        try:
+            self.store = self.store or Store(self.uri, self.experiment, self.artifacts)
+            self._parent = self._parent or self.store.begin_study(*self._study)
+            self.problem = None
+            for row in self.outbox.rows().values():
+                self._send(row)
+        except Exception as error:  # noqa: BLE001 - a tracking failure must never end a study; it is reported
+            self.problem = _sentence(error)
+        return self.problem is None
+
+    def _send(self, thing: Live | Row) -> None:
+        assert self.store is not None
+        assert self._parent is not None
+        try:
+            run_id = self._runs.get(thing.cell)
+            if run_id is None:
+                run_id = self.store.trial_run(self._parent, thing.cell, thing.name, thing.params)
+                self._runs[thing.cell] = run_id
+                self._logged[thing.cell] = self.store.logged(run_id)
+            self._logged[thing.cell] = self.store.log_curves(
+                run_id, thing.points, thing.evaluations, self._logged[thing.cell]
+            )
+            if isinstance(thing, Row):
+                self.store.end_trial(run_id, thing)
+                self.outbox.remove(thing.cell)
+                self._runs.pop(thing.cell)
+                self._logged.pop(thing.cell)
+        except Exception as error:  # noqa: BLE001 - as above: kept in the outbox, shown to the user
+            self.problem = _sentence(error)
+
+
+def open_store(uri: str, experiment: str, artifacts: Path) -> Store | None:
+    """Open the store, or return None where its server does not answer within two seconds."""
+    if not reachable(uri):
+        return None
+    try:
+        return Store(uri, experiment, artifacts)
+    except SpecError:
+        raise
+    except Exception as error:
+        if urlparse(uri).scheme in ("http", "https"):
+            return None
+        raise SpecError(
+            f"the MLflow store {uri} cannot be opened: {_sentence(error)} Check tracking.uri, or leave it `auto` for a "
+            "SQLite file under the results folder."
+        ) from error
+
+
+def _row(run: Any) -> Row | None:
+    tags, status = run.data.tags, run.data.tags.get("interplay.status")
+    if status not in ("done", "diverged", "failed") or "interplay.cell" not in tags:
+        return None
+    return Row(
+        cell=tags["interplay.cell"],
+        name=run.info.run_name or "",
+        protocol=tags.get("interplay.protocol", ""),
+        status=status,
+        reason=tags.get("interplay.reason"),
+        params={key: _number(value) for key, value in run.data.params.items()},
+        metrics=dict(run.data.metrics),
+        tags={k: v for k, v in tags.items() if k.startswith("interplay.")},
+    )
+
+
+def _number(text: str) -> str | int | float:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _parent(run: Any) -> str | None:
+    parent = run.data.tags.get("mlflow.parentRunId")
+    return None if parent is None else str(parent)
+
+
+def _sentence(error: BaseException) -> str:
+    """The first line of an error, for people."""
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:300]
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON document."""
+    return json.loads(path.read_text())

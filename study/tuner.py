@@ -1,0 +1,303 @@
+"""Ray Tune: gives cells to warm actors, tries them again when a process dies, and tells how they end."""
+
+import importlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from study.plan import PlannedCell
+from study.search import Outcome, Source
+from study.trial import Report, TrialSettings, run_trial, trial_config
+from trainables.progress import Progress, Result
+
+#: Read by Ray when it is imported or started: no telemetry, no per-trial log files, no output of its own. Tune's
+#: experiment snapshot is not used (a study is rebuilt from its run table), so it is written as rarely as can be.
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+#: Set in every trial's process before torch is loaded.
+TRIAL_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+OBJECT_STORE_BYTES = 128 << 20
+
+
+class Listener(Protocol):
+    """What the runner hears of its cells; called in the driver's main thread, so it must be quick."""
+
+    def started(self, planned: PlannedCell) -> None:
+        """A trial of this cell has an actor."""
+
+    def progress(self, planned: PlannedCell, progress: Progress) -> None:
+        """A running cell has news."""
+
+    def ended(self, planned: PlannedCell, result: Result) -> None:
+        """A cell is done or diverged."""
+
+    def failed(self, planned: PlannedCell, reason: str) -> None:
+        """A cell failed and will not be tried again in this run."""
+
+    def retried(self, planned: PlannedCell, reason: str) -> None:
+        """A trial was lost; the cell is tried again from its checkpoint."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many trials run side by side and what each takes."""
+
+    trials: int
+    cpus: float
+    gpus: float
+
+
+@contextmanager
+def ray_session(slots: Slots) -> Iterator[None]:
+    """Join the cluster this process belongs to, or start Ray on this machine for as long as the block lasts.
+
+    Inside a job (`ray job submit`) or where RAY_ADDRESS is set the cluster is joined; else a private Ray is started
+    on loopback with token authentication, its token in a file of this session, so that neither the user's own token
+    nor a cluster they have running is touched.
+    """
+    os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    scratch = None if joins else Path(tempfile.mkdtemp(prefix="interplay-"))
+    if scratch:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(scratch / "token"))
+        _write_token(Path(os.environ["RAY_AUTH_TOKEN_PATH"]))
+    # Only now: Ray's C++ core reads the mode of authentication once, at import.
+    import ray
+
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "configure_logging": True,
+        "runtime_env": {"env_vars": TRIAL_ENVIRONMENT},
+    }
+    if not joins:
+        options |= {
+            "address": "local",
+            "num_cpus": max(1, round(slots.trials * slots.cpus)),
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+        }
+        if slots.gpus:
+            options["num_gpus"] = max(1, round(slots.trials * slots.gpus))
+    try:
+        _silence_raylet()
+        ray.init(**options)
+        for name in ("ray", "ray.tune", "ray.train"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        yield
+    finally:
+        ray.shutdown()
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def run_cells(
+    source: Source,
+    slots: Slots,
+    settings: TrialSettings,
+    retries: int,
+    listener: Listener,
+    scratch: Path,
+    trainable: Callable[[dict[str, Any]], None] = run_trial,
+) -> bool:
+    """Run all cells of a source; return False if the user stopped it (Ctrl-C or SIGTERM) before the end.
+
+    Args:
+        source: gives the cells and is told how they end.
+        slots: how many trials at once, and their resources.
+        settings: passed to every trial.
+        retries: how often a cell whose process died is tried again, each time from its checkpoint.
+        listener: hears what happens.
+        scratch: folder for Tune's own files, removed at the end.
+        trainable: what a trial runs; benchmarks of the scheduling alone give another.
+    """
+    from ray import tune
+
+    adapter = _Adapter(source, settings)
+    sized = tune.with_resources(trainable, {"CPU": slots.cpus, "GPU": slots.gpus})
+    tuner = tune.Tuner(
+        sized,
+        tune_config=tune.TuneConfig(
+            search_alg=_searcher(adapter),
+            num_samples=-1,
+            max_concurrent_trials=slots.trials,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(scratch.resolve()),
+            verbose=0,
+            failure_config=tune.FailureConfig(max_failures=retries),
+            callbacks=[_callback(adapter, listener)],
+        ),
+    )
+    try:
+        with _term_is_interrupt():
+            tuner.fit()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return source.done and not adapter.running
+
+
+class _Adapter:
+    """Joins Tune's trial ids with cells."""
+
+    def __init__(self, source: Source, settings: TrialSettings) -> None:
+        self.source, self.settings = source, settings
+        self.running: dict[str, PlannedCell] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, str] | str | None:
+        planned = self.source.take()
+        if planned is None:
+            return "FINISHED" if self.source.done else None
+        self.running[trial_id] = planned
+        return trial_config(planned.cell, self.settings)
+
+    def end(self, trial_id: str, loss: float | None) -> PlannedCell | None:
+        """Forget a trial and tell the source, once; None for a trial that has ended already."""
+        planned = self.running.pop(trial_id, None)
+        if planned is not None:
+            self.source.tell(planned.cell.key, Outcome(loss))
+        return planned
+
+
+def _searcher(adapter: _Adapter) -> Any:
+    from ray.tune.search import Searcher
+
+    class CellSearcher(Searcher):  # type: ignore[misc, unused-ignore]
+        """Gives Tune the cells of a source. Its state is the run table's, so there is nothing to save."""
+
+        def __init__(self) -> None:
+            super().__init__()
+
+        def suggest(self, trial_id: str) -> dict[str, str] | str | None:
+            return adapter.suggest(trial_id)
+
+        def on_trial_complete(
+            self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+        ) -> None:
+            # The callback has told the source already, from the full report.
+            return
+
+        def save(self, checkpoint_path: str) -> None:
+            Path(checkpoint_path).touch()
+
+        def restore(self, checkpoint_path: str) -> None:
+            return
+
+    return CellSearcher()
+
+
+def _callback(adapter: _Adapter, listener: Listener) -> Any:
+    from ray.tune import Callback
+
+    class CellCallback(Callback):  # type: ignore[misc, unused-ignore]
+        """Turns Tune's events into the listener's."""
+
+        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            if planned := adapter.running.get(trial.trial_id):
+                listener.started(planned)
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+        ) -> None:
+            planned = adapter.running.get(trial.trial_id)
+            if planned is None or "report" not in result:
+                return
+            report = Report.model_validate_json(result["report"])
+            if report.progress:
+                listener.progress(planned, report.progress)
+            if report.result:
+                adapter.end(trial.trial_id, report.result.loss)
+                listener.ended(planned, report.result)
+            if report.failure:
+                adapter.end(trial.trial_id, None)
+                listener.failed(planned, report.failure)
+
+        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            if planned := adapter.running.get(trial.trial_id):
+                listener.retried(planned, failure_reason(trial))
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            if planned := adapter.end(trial.trial_id, None):
+                listener.failed(planned, failure_reason(trial))
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            if planned := adapter.end(trial.trial_id, None):
+                listener.failed(planned, "the trial ended without a result")
+
+    return CellCallback()
+
+
+def failure_reason(trial: Any) -> str:
+    """One line on why a Tune trial was lost: what killed its process, or the exception it raised."""
+    error = _error(trial)
+    if error is None:
+        return "the process of the trial was lost"
+    cause = getattr(error, "cause", None) or error
+    name = type(cause).__name__
+    if name in ("RayActorError", "ActorDiedError", "WorkerCrashedError"):
+        return f"the process of the trial died ({name})"
+    if "OutOfMemory" in name:
+        return f"out of memory ({name})"
+    message = " ".join(str(cause).split())
+    return f"{name}: {message or 'no message'}"[:500]
+
+
+def _error(trial: Any) -> BaseException | None:
+    """The exception that ended a trial's last try; read where Tune's driver wrote it, before it is copied to storage."""
+    path = Path(trial.pickled_error_file or "")
+    if not path.is_file():
+        return None
+    from ray import cloudpickle
+
+    error: BaseException = cloudpickle.loads(path.read_bytes())
+    return error
+
+
+def _silence_raylet() -> None:
+    """Keep Ray from printing a paragraph into the live table whenever a process dies; the listener says so itself.
+
+    `log_to_driver=False` does not cover these messages (Ray 2.60).
+    """
+    worker = importlib.import_module("ray._private.worker")
+    worker.print_to_stdstream = lambda *_, **__: None
+
+
+def _write_token(path: Path) -> None:
+    import secrets
+
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+
+
+@contextmanager
+def _term_is_interrupt() -> Iterator[None]:
+    """Let SIGTERM (a scheduler's stop) end the study as cleanly as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,20 +3,22 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from trainables.cell import Precision, Shape
 
-#: ASSUMPTION: the share of a GPU's memory that tensors can fill; the rest is the CUDA context, cuBLAS' and NCCL's
-#: buffers and what the allocator cannot use for fragmentation.
+#: ASSUMPTION: the share of a GPU's memory that tensors can fill; the rest is the CUDA context, cuBLAS' and
+#: NCCL's buffers and what the allocator cannot use for fragmentation.
 USABLE_MEMORY = 0.9
-#: ASSUMPTION: the share of a GPU's peak that a step of a model of tens of millions of parameters or more reaches.
-#: Megatron-LM reports 0.41 to 0.54 for its models on A100 (Narayanan et al. 2021, arXiv 2104.04473, table 1); the plain
-#: HuggingFace model with no fused kernels is put below that. Small widths reach far less: measure one cell and set
-#: `resources.utilisation`.
+#: ASSUMPTION: the share of a GPU's peak that a step of a model of tens of millions of parameters or more
+#: reaches. Megatron-LM reports 0.41 to 0.54 for its models on A100 (Narayanan et al. 2021, arXiv 2104.04473,
+#: table 1); the plain HuggingFace model with no fused kernels is put below that. Small widths reach far
+#: less: measure one cell and set `resources.utilisation`.
 GPU_UTILISATION = 0.35
-#: ASSUMPTION: time of a GPU step that no amount of speed removes: launches of the kernels of a layer (about 60 of
-#: 5 µs, forward, backward and optimizer), and DeepSpeed's own 2 ms (measured on CPU, where it is the same Python).
+#: ASSUMPTION: time of a GPU step that no amount of speed removes: launches of the kernels of a layer (about
+#: 60 of 5 µs, forward, backward and optimizer), and DeepSpeed's own 2 ms (measured on CPU, where it is the
+#: same Python).
 GPU_SECONDS_PER_STEP = 2e-3
 GPU_SECONDS_PER_STEP_LAYER = 3e-4
 
@@ -54,17 +56,18 @@ def _gpu(name: str, title: str, gigabytes: float, bf16: float, fp32: float) -> D
     )
 
 
-# Memory in GB and TFLOP/s from NVIDIA's data sheets: dense bf16 on tensor cores (half of the figure "with sparsity")
-# and plain fp32, because PyTorch does not use TF32 for matrix products unless told to.
+# Memory in GB and TFLOP/s from NVIDIA's data sheets: dense bf16 on tensor cores (half of the figure "with
+# sparsity") and plain fp32, because PyTorch does not use TF32 for matrix products unless told to.
 _DEVICES = (
     Device(
         name="cpu",
         title="one thread of this machine's CPU",
         memory=None,
-        # Fitted on 2026-11-20 to step times of the HuggingFace class in fp32 on one thread of an AMD EPYC with AVX-512:
-        # d=16 L=1 4x16 tokens 3.6 ms, d=32 L=2 8x64 9.9 ms, d=32 L=2 32x128 57 ms, d=128 L=4 32x128 635 ms, and 1,200 steps
-        # of 16x64 tokens: L1 d16 7 s, L2 d12 12 s, L1 d44 12 s, L2 d32 15 s, L4 d22 26 s. `tests/study/test_devices.py`
-        # holds the fit. bf16 was 0.6 to 1.2 times as fast, so it is counted the same.
+        # Fitted on 2026-11-20 to step times of the HuggingFace class in fp32 on one thread of an AMD EPYC
+        # with AVX-512: d=16 L=1 4x16 tokens 3.6 ms, d=32 L=2 8x64 9.9 ms, d=32 L=2 32x128 57 ms, d=128 L=4
+        # 32x128 635 ms, and 1,200 steps of 16x64 tokens: L1 d16 7 s, L2 d12 12 s, L1 d44 12 s, L2 d32 15 s,
+        # L4 d22 26 s. `tests/study/test_devices.py` holds the fit. bf16 was 0.6 to 1.2 times as fast, so it
+        # is counted the same.
         peak=MappingProxyType({"fp32": 67e9, "bf16": 67e9}),
         utilisation=1.0,
         seconds_per_step=2.1e-3,
@@ -94,7 +97,7 @@ def cores() -> int:
 
 
 def usable_memory(device: Device, slots: int = 1) -> int:
-    """Bytes a trial may fill: a GPU's by itself, on CPU its share of this machine's memory among the slots."""
+    """Bytes a trial may fill: a GPU's own memory, or its share of this machine's among the slots."""
     if device.memory is not None:
         return int(device.memory * USABLE_MEMORY)
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -102,9 +105,14 @@ def usable_memory(device: Device, slots: int = 1) -> int:
 
 
 def step_seconds(
-    device: Device, shape: Shape, tokens: int, flops: float, precision: Precision, utilisation: float | None = None
+    device: Device,
+    shape: Shape,
+    tokens: int,
+    flops: float,
+    precision: Precision,
+    utilisation: float | None = None,
 ) -> float:
-    """Estimate the seconds of one training step of `tokens` tokens and `flops` operations (all of them, 3x forward)."""
+    """Estimate the seconds of a training step of `tokens` tokens and `flops` operations in all."""
     share = device.utilisation if utilisation is None else utilisation
     return (
         device.seconds_per_step
@@ -112,3 +120,12 @@ def step_seconds(
         + tokens * shape.depth * shape.width * device.seconds_per_value
         + flops / (device.peak[precision] * share)
     )
+
+
+def local_gpus() -> int:
+    """NVIDIA GPUs this process may use, counted without loading any GPU library; 0 where there are none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0

@@ -1,4 +1,4 @@
-"""A spec as a document: reading YAML, applying `--set` overrides, and saying in words what is wrong with it."""
+"""A spec as a document: reading YAML, applying `--set`, and saying in words what is wrong with it."""
 
 import difflib
 import re
@@ -17,8 +17,8 @@ from trainables.data.spec import DataSpec
 #: A person mends a few mistakes at a time.
 MOST_MISTAKES = 5
 
-#: Setting the key on the left takes the keys on the right out of the document: they exclude one another, or their
-#: values belong to what was replaced.
+#: Setting the key on the left takes the keys on the right out of the document: they exclude one another, or
+#: their values belong to what was replaced.
 _REPLACES: dict[str, tuple[str, ...]] = {
     "training.steps": ("training.tokens",),
     "training.tokens": ("training.steps",),
@@ -71,7 +71,9 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 def preset_names() -> list[str]:
     """Names of the presets that come with the package."""
     folder = resources.files("study") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(
+        entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
+    )
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -95,7 +97,9 @@ def read(source: str) -> tuple[str, dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{source} is not a text file in UTF-8 ({error.reason} at byte {error.start}).") from error
+        raise SpecError(
+            f"{source} is not a text file in UTF-8 ({error.reason} at byte {error.start})."
+        ) from error
     except OSError as error:
         raise SpecError(f"{source} cannot be read: {error.strerror}.") from error
     return source, _parse(text, source)
@@ -112,12 +116,14 @@ def _no_such_spec(source: str, path: Path, names: Sequence[str]) -> str:
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
+        value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise SpecError(f"{origin} is not YAML{_where(error)}: {_problem(error)}.") from error
     if not isinstance(value, dict):
         found = "empty" if value is None else f"a {type(value).__name__}"
-        raise SpecError(f"{origin} is {found}; a spec is a mapping with keys such as `name`, `data`, `frontier`.")
+        raise SpecError(
+            f"{origin} is {found}; a spec is a mapping with keys such as `name`, `data`, `frontier`."
+        )
     return value
 
 
@@ -131,13 +137,13 @@ def _problem(error: yaml.YAMLError) -> str:
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the document with `section.key=value` overrides applied; see `study.spec.load_spec` for the rules.
+    """Return the document with `section.key=value` overrides applied; `study.spec.load_spec` has the rules.
 
     Raises:
         SpecError: an override has no `=`, its value is not YAML, or its key leads through a plain value.
     """
     changes = dict(_parse_override(text) for text in overrides)
-    result = _copy(dict(raw))
+    result: dict[str, Any] = _copy(dict(raw))
     _follow_data(result, changes)
     _follow_variant(result, changes, ("training", "lr"), "rule")
     for key, value in changes.items():
@@ -159,7 +165,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key or "" in key.split("."):
         raise SpecError(f"`--set {text}` is not of the form section.key=value, for example training.seeds=5.")
     try:
-        return key, yaml.load(value, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
+        return key, yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
         raise SpecError(f"the value of `--set {text}` is not YAML: {_problem(error)}.") from error
 
@@ -175,7 +181,8 @@ def _follow_data(result: dict[str, Any], changes: dict[str, Any]) -> None:
         changes["data.kind"] = "files"
     there = kinds.get(str(changes.get("data.kind")))
     if here and there and here is not there:
-        # Kinds of text share tokenizer and limits. The grammar's `vocabulary` is another thing of the same name.
+        # Kinds of text share tokenizer and limits. The grammar's `vocabulary` is another thing of the same
+        # name.
         are_text = "tokenizer" in here.model_fields and "tokenizer" in there.model_fields
         result["data"] = {k: v for k, v in data.items() if are_text and k in there.model_fields}
 
@@ -187,7 +194,12 @@ def _follow_variant(
     section = result.get(path[0])
     table = section.get(path[1]) if isinstance(section, dict) else None
     chosen = changes.get(".".join((*path, tag)))
-    if isinstance(section, dict) and isinstance(table, dict) and chosen is not None and table.get(tag) != chosen:
+    if (
+        isinstance(section, dict)
+        and isinstance(table, dict)
+        and chosen is not None
+        and table.get(tag) != chosen
+    ):
         section[path[1]] = {}
 
 
@@ -205,7 +217,9 @@ def _assign(result: dict[str, Any], key: str, value: Any) -> None:
         done = ".".join(parts[:depth])
         if isinstance(here, list):
             if not part.isdecimal() or int(part) >= len(here):
-                raise SpecError(f"`--set {key}`: `{done}` is a list of {len(here)}; `{part}` is none of its places.")
+                raise SpecError(
+                    f"`--set {key}`: `{done}` is a list of {len(here)}; `{part}` is none of its places."
+                )
             slot: Any = int(part)
         elif isinstance(here, dict):
             # YAML reads the keys of `widths` as numbers.
@@ -227,7 +241,7 @@ def _copy(value: Any) -> Any:
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], origin: str) -> str:
-    """Put what pydantic found into one paragraph: key, value, what is allowed, near miss; five mistakes at most."""
+    """Put what pydantic found into one paragraph: key, value, what is allowed, near miss."""
     found: dict[str, list[str]] = {}
     for details in _without_echoes(error.errors(include_url=False), model):
         path = _path(details, raw)
@@ -240,10 +254,8 @@ def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseMode
     return f"{origin}: " + " ".join(f"{text}." for text in sentences[:MOST_MISTAKES]) + tail
 
 
-def _without_echoes(
-    errors: Sequence[ErrorDetails], model: type[BaseModel]
-) -> Iterator[ErrorDetails]:
-    """Leave out a missing key whose misspelling is reported anyway."""
+def _without_echoes(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> Iterator[ErrorDetails]:
+    """Leave out what is only the echo of another mistake, such as a missing key that is misspelt."""
     meant = set()
     for details in errors:
         if details["type"] == "extra_forbidden":
@@ -252,8 +264,18 @@ def _without_echoes(
             if close:
                 meant.add((*parents, close))
     for details in errors:
-        if not (details["type"] == "missing" and details["loc"] in meant):
+        echo = details["type"] == "missing" and details["loc"] in meant
+        # A list whose items are wrong is also called too short, because the wrong ones do not count.
+        echo = echo or (
+            details["type"] == "too_short"
+            and any(_is_below(other["loc"], details["loc"]) for other in errors if other is not details)
+        )
+        if not echo:
             yield details
+
+
+def _is_below(location: Sequence[int | str], parent: Sequence[int | str]) -> bool:
+    return len(location) > len(parent) and tuple(location[: len(parent)]) == tuple(parent)
 
 
 def _path(details: ErrorDetails, raw: Mapping[str, Any]) -> str:
@@ -343,7 +365,7 @@ def _keys(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
 
 
 def _tags(model: type[BaseModel], location: Sequence[int | str], discriminator: str) -> list[str]:
-    tags = []
+    tags: list[str] = []
     for one in _models_at(model, location):
         field = one.model_fields.get(discriminator)
         if field is not None:
@@ -361,7 +383,9 @@ def _models_at(model: type[BaseModel], location: Sequence[int | str]) -> list[ty
             if part in one.model_fields
             for found in _models(one.model_fields[str(part)].annotation)
         ]
-        tagged = [one for one in here if any(part in _literals(f.annotation) for f in one.model_fields.values())]
+        tagged = [
+            one for one in here if any(part in _literals(f.annotation) for f in one.model_fields.values())
+        ]
         here = inner or tagged or here
     return here
 

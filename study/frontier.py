@@ -40,7 +40,8 @@ class Miss:
         """One sentence for people."""
         if self.taken_by is not None:
             return (
-                f"depth {self.depth} at budget {self.budget:g}: its width {self.nearest_width} belongs to budget "
+                f"depth {self.depth} at budget {self.budget:g}: its width {self.nearest_width} belongs "
+                f"to budget "
                 f"{self.taken_by:g} already"
             )
         return (
@@ -52,15 +53,15 @@ class Miss:
 def shapes(frontier: "FrontierSection") -> list[FrontierShape]:
     """Return every shape of the frontier, by budget and depth.
 
-    With `budgets`, each depth has at most one shape a budget: the allowed width whose N = 12·L·d² (Levine et al.
-    2020, section 5.1) is nearest to the budget, if it is within the tolerance. With `widths`, each depth has the widths
-    listed, and the budget of a shape is its own N.
+    With `budgets`, each depth has at most one shape a budget: the allowed width whose N = 12·L·d² (Levine et
+    al. 2020, section 5.1) is nearest to the budget, if it is within the tolerance. With `widths`, each depth
+    has the widths listed, and the budget of a shape is its own N.
     """
     return _resolve(frontier)[0]
 
 
 def misses(frontier: "FrontierSection") -> list[Miss]:
-    """Return the pairs of budget and depth that have no shape of their own; never one that `shapes` returns."""
+    """Return the pairs of budget and depth that `shapes` has no shape of their own for."""
     return _resolve(frontier)[1]
 
 
@@ -77,8 +78,9 @@ def heads_of(frontier: "FrontierSection", width: int) -> int:
 def bottlenecked(shape: Shape, vocabulary: int) -> bool:
     """Say whether the width is above the vocabulary.
 
-    The embedding then has rank at most V < d, and extra width adds less than its parameters promise: depth is favoured
-    for a reason that is not the depth-to-width interplay (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
+    The embedding then has rank at most V < d, and extra width adds less than its parameters promise: depth
+    is favoured for a reason that is not the depth-to-width interplay (Wies, Levine, Jannai and Shashua 2021,
+    arXiv 2105.03928).
     """
     return shape.width > vocabulary
 

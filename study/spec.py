@@ -1,7 +1,8 @@
-"""StudySpec: what a study compares, read from YAML and checked. Each section is one class, each field documented.
+"""StudySpec: what a study compares, read from YAML and checked; one class a section.
 
-`load_spec` reads a preset or a file, applies `--set` overrides, and turns every mistake into a `SpecError` that names
-the key, the value, what is allowed and how to mend it. Importing this module loads no training library.
+`load_spec` reads a preset or a file, applies `--set` overrides, and turns every mistake into a `SpecError`
+that names the key, the value, what is allowed and how to mend it. Importing this module loads no training
+library.
 """
 
 import math
@@ -16,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from study import document
 from study.devices import DEVICES
 from study.errors import SpecError
-from study.frontier import heads_of, misses, shapes, width_step
+from study.frontier import misses, shapes, width_step
 from trainables.cell import Initialisation, Precision, Recipe, Shape
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable; unknown keys, infinities and truth values in place of numbers are errors."""
+    """Base of all sections: immutable; unknown keys, infinities and truth values are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -79,7 +80,10 @@ class FrontierSection(Section):
     heads: int | None = Field(default=None, ge=1, description="attention heads of every layer (the paper: 2)")
     head_dim: int | None = Field(default=None, ge=1, description="instead of heads: the width of one head")
     tolerance: float = Field(
-        default=0.1, gt=0, lt=1, description="how far N of a shape may be from its budget, as a share of the budget"
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="how far N of a shape may be from its budget, as a share of the budget",
     )
     width_multiple: int = Field(default=1, ge=1, description="widths are multiples of this, and of the heads")
 
@@ -97,7 +101,9 @@ class FrontierSection(Section):
     @property
     def depth_values(self) -> tuple[int, ...]:
         """The depths in ascending order."""
-        return tuple(sorted(self.widths if self.depths is None and self.widths is not None else self.depths or ()))
+        return tuple(
+            sorted(self.widths if self.depths is None and self.widths is not None else self.depths or ())
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -120,7 +126,8 @@ class FrontierSection(Section):
             unknown = sorted(set(self.depths) - set(widths))
             if unknown or not self.depths:
                 raise ValueError(
-                    f"`depths` has {unknown or 'nothing'}, and `widths` has the depths {sorted(widths)}; choose among these, "
+                    f"`depths` has {unknown or 'nothing'}, and `widths` has the depths {sorted(widths)}; "
+                    f"choose among these, "
                     "or give widths for the others"
                 )
         step = width_step(self)
@@ -132,14 +139,17 @@ class FrontierSection(Section):
                 if width % step:
                     low, high = width // step * step, (width // step + 1) * step
                     raise ValueError(
-                        f"width {width} of depth {depth} is not a multiple of {step} ({self._step_reason()}); "
+                        f"width {width} of depth {depth} is not a multiple of {step} "
+                        f"({self._step_reason()}); "
                         f"take {f'{low} or ' if low else ''}{high}"
                     )
 
     def _check_budgets(self) -> None:
         if self.budgets is None or self.depths is None:
             missing = [f"`{name}`" for name in ("budgets", "depths") if getattr(self, name) is None]
-            raise ValueError(f"{' and '.join(missing)} missing; give `budgets` and `depths`, or `widths` alone")
+            raise ValueError(
+                f"{' and '.join(missing)} missing; give `budgets` and `depths`, or `widths` alone"
+            )
         for name, values in (("budgets", self.budget_values), ("depths", self.depths)):
             if not values:
                 raise ValueError(f"`{name}` is empty; give at least one value")
@@ -149,12 +159,16 @@ class FrontierSection(Section):
             if any(one.shape.depth == depth for one in found):
                 continue
             best = min((miss for miss in missed if miss.depth == depth), key=lambda miss: abs(miss.deviation))
-            if best.taken_by is not None:  # pragma: no cover - the budget that took it would be among the found
+            if (
+                best.taken_by is not None
+            ):  # pragma: no cover - the budget that took it would be among the found
                 continue
             raise ValueError(
                 f"depth {depth} has no shape at any budget: widths are multiples of {width_step(self)} "
-                f"({self._step_reason()}), and the nearest, width {best.nearest_width} for budget {best.budget:g}, has "
-                f"N = {12 * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance {self.tolerance:.0%}). "
+                f"({self._step_reason()}), and the nearest, width {best.nearest_width} for budget "
+                f"{best.budget:g}, has "
+                f"N = {12 * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance "
+                f"{self.tolerance:.0%}). "
                 f"{self._way_out(best.deviation, depth)}"
             )
 
@@ -186,12 +200,14 @@ class WidthRate(Section):
 
     rule: Literal["width"]
     base: float = Field(gt=0, description="the rate a width of 1 would have")
-    exponent: float = Field(default=-1.0, description="-1 is the rate of muP's hidden matrices under Adam")
+    exponent: float = Field(
+        default=-1.0, ge=-4, le=4, description="-1 is the rate of muP's hidden matrices under Adam"
+    )
     cap: float | None = Field(default=None, gt=0, description="largest rate")
 
     def rate(self, shape: Shape) -> float:
         """Peak learning rate of a shape."""
-        rate = self.base * float(shape.width) ** self.exponent
+        rate = self.base * math.pow(shape.width, self.exponent)
         return rate if self.cap is None else min(self.cap, rate)
 
 
@@ -199,7 +215,9 @@ class TableRate(Section):
     """A learning rate for each shape, for example from an earlier search."""
 
     rule: Literal["table"]
-    values: dict[str, Annotated[float, Field(gt=0)]] = Field(description="rates by shape, such as `L2-d16: 0.02`")
+    values: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        description="rates by shape, such as `L2-d16: 0.02`"
+    )
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -230,7 +248,9 @@ class TrainingSection(Section):
 
     steps: int | None = Field(default=None, ge=1, description="optimizer steps")
     tokens: float | None = Field(
-        default=None, ge=1, description="instead of steps: training tokens, rounded to whole steps (at least one)"
+        default=None,
+        ge=1,
+        description="instead of steps: training tokens, rounded to whole steps (at least one)",
     )
     batch: int = Field(ge=1, description="sequences of one step")
     context: int = Field(ge=2, description="tokens of a sequence")
@@ -239,13 +259,18 @@ class TrainingSection(Section):
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
-    floor: float = Field(default=0.0, ge=0, le=1, description="end of the cosine, as a share of the peak rate")
-    clip: float = Field(default=1.0, ge=0, description="largest norm of the gradient; 0 switches clipping off")
+    floor: float = Field(
+        default=0.0, ge=0, le=1, description="end of the cosine, as a share of the peak rate"
+    )
+    clip: float = Field(
+        default=1.0, ge=0, description="largest norm of the gradient; 0 switches clipping off"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto", description="auto is fp32 on CPU and bf16 on GPU"
     )
     init: Initialisation = Field(
-        default="fan_in", description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L); gpt2: std 0.02"
+        default="fan_in",
+        description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L); gpt2: std 0.02",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1)
     lr: LearningRate = Field(description="rule of the peak learning rate")
@@ -302,13 +327,16 @@ class SearchSection(Section):
     """Which of the frontier's shapes are trained, and with which multiples of the rule's learning rate."""
 
     sampler: Literal["grid", "tpe", "gp"] = Field(
-        default="grid", description="grid: all depths x lr_factors; tpe, gp: Optuna picks `trials` of them a budget"
+        default="grid",
+        description="grid: all depths x lr_factors; tpe, gp: Optuna picks `trials` of them a budget",
     )
     lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         default=(1.0,), description="multipliers on the rule's learning rate"
     )
     trials: int | None = Field(
-        default=None, ge=1, description="for tpe and gp: candidates of each budget, each trained with every seed"
+        default=None,
+        ge=1,
+        description="for tpe and gp: candidates of each budget, each trained with every seed",
     )
     seed: int = Field(default=0, ge=0, description="of the sampler")
 
@@ -319,12 +347,14 @@ class SearchSection(Section):
         _refuse_repeats("lr_factors", self.lr_factors)
         if self.sampler == "grid" and self.trials is not None:
             raise ValueError(
-                f"`trials` is {self.trials}, but the sampler `grid` trains every candidate; take `trials` out, or "
+                f"`trials` is {self.trials}, but the sampler `grid` trains every candidate; take "
+                f"`trials` out, or "
                 "choose `sampler: tpe` or `gp`"
             )
         if self.sampler != "grid" and self.trials is None:
             raise ValueError(
-                f"the sampler `{self.sampler}` needs `trials`: how many pairs of depth and learning rate to try at "
+                f"the sampler `{self.sampler}` needs `trials`: how many pairs of depth and learning rate "
+                f"to try at "
                 "each budget, for example `trials: 8`"
             )
         return self
@@ -346,18 +376,29 @@ DeviceName = Literal[
 class ResourcesSection(Section):
     """What a trial gets, how many run side by side, and what the estimates assume."""
 
-    device: DeviceName = Field(default="cpu", description="what a trial trains on; sets memory and speed of the plan")
+    device: DeviceName = Field(
+        default="cpu", description="what a trial trains on; sets memory and speed of the plan"
+    )
     slots: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto", description="trials side by side; auto is as many as the cores or GPUs there are"
     )
     cpus_per_trial: float = Field(default=1, gt=0, description="CPU cores of a trial")
-    gpus_per_trial: int = Field(default=0, ge=0, le=1, description="GPUs of a trial; by default 1 unless on cpu")
+    gpus_per_trial: int = Field(
+        default=0, ge=0, le=1, description="GPUs of a trial; by default 1 unless on cpu"
+    )
     checkpoint_every_seconds: float = Field(default=30, gt=0, description="most work lost with a machine")
     max_retries: int = Field(default=2, ge=0, description="new attempts after a lost process or machine")
-    evaluations: int = Field(default=4, ge=1, description="evaluations during a cell, the last one at its end")
-    price_per_hour: float | None = Field(default=None, ge=0, description="of one trial's resources, in any currency")
+    evaluations: int = Field(
+        default=4, ge=1, description="evaluations during a cell, the last one at its end"
+    )
+    price_per_hour: float | None = Field(
+        default=None, ge=0, description="of one trial's resources, in any currency"
+    )
     utilisation: float | None = Field(
-        default=None, gt=0, le=1, description="share of the device's peak to plan with, instead of the assumed one"
+        default=None,
+        gt=0,
+        le=1,
+        description="share of the device's peak to plan with, instead of the assumed one",
     )
 
     @model_validator(mode="before")
@@ -373,7 +414,8 @@ class ResourcesSection(Section):
         is_gpu = DEVICES[self.device].is_gpu
         if self.gpus_per_trial and not is_gpu:
             raise ValueError(
-                f"`gpus_per_trial` is {self.gpus_per_trial}, but `device` is {self.device}; take `gpus_per_trial` out, "
+                f"`gpus_per_trial` is {self.gpus_per_trial}, but `device` is {self.device}; take "
+                f"`gpus_per_trial` out, "
                 f"or name the GPU: {', '.join(name for name in DEVICES if DEVICES[name].is_gpu)}"
             )
         if is_gpu and not self.gpus_per_trial:
@@ -386,15 +428,20 @@ class ResourcesSection(Section):
 class TrackingSection(Section):
     """Where MLflow keeps the study."""
 
-    uri: str = Field(default="auto", min_length=1, description="auto is SQLite in the results folder; or an MLflow URI")
-    experiment: str | None = Field(default=None, min_length=1, description="MLflow experiment; by default the name")
+    uri: str = Field(
+        default="auto", min_length=1, description="auto is SQLite in the results folder; or an MLflow URI"
+    )
+    experiment: str | None = Field(
+        default=None, min_length=1, description="MLflow experiment; by default the name"
+    )
 
     @model_validator(mode="after")
     def _no_password(self) -> Self:
         # The spec is written to disk and to MLflow as it is, so a secret in it would leak.
         if urlsplit(self.uri).password:
             raise ValueError(
-                "`uri` holds a password, and specs are kept as files; take it out and set MLFLOW_TRACKING_USERNAME and "
+                "`uri` holds a password, and specs are kept as files; take it out and set "
+                "MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD (or PGPASSWORD for a database) in the environment"
             )
         return self
@@ -406,7 +453,7 @@ class StudySpec(Section):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=100,
-        description="letters, digits, dot, underscore, hyphen; the folder of the results and the MLflow experiment",
+        description="letters, digits, `.`, `_`, `-`; the results' folder and the MLflow experiment",
     )
     description: str = Field(default="", description="one line for lists of studies")
     data: DataSpec
@@ -431,13 +478,19 @@ class StudySpec(Section):
     def to_yaml(self) -> str:
         """Return this very spec, all defaults written out; `load_spec` reads it back unchanged."""
         text: str = yaml.safe_dump(
-            self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
+            self.model_dump(mode="json"),
+            sort_keys=False,
+            allow_unicode=True,
+            default_flow_style=None,
+            width=110,
         )
         return text
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        sources = [part.data for part in self.data.parts] if isinstance(self.data, MixtureData) else [self.data]
+        sources = (
+            [part.data for part in self.data.parts] if isinstance(self.data, MixtureData) else [self.data]
+        )
         for source in sources:
             if isinstance(source, HierarchyData):
                 _check_grammar(source, self.training.context)
@@ -450,19 +503,21 @@ class StudySpec(Section):
 
 
 def _check_grammar(data: HierarchyData, context: int) -> None:
-    length = data.branching**data.levels
+    length: int = data.branching**data.levels
     if context % length:
         below = context // length * length
         nearest = f"{below} or {below + length}" if below else f"{length}"
         raise ValueError(
-            f"`training.context` {context} is not a multiple of {length}, the length of the grammar's strings "
+            f"`training.context` {context} is not a multiple of {length}, the length of the grammar's "
+            f"strings "
             f"(branching^levels = {data.branching}^{data.levels}); take {nearest}"
         )
     strings = data.vocabulary**data.branching
     if data.synonyms * data.vocabulary > strings:
         raise ValueError(
             f"`data.synonyms` {data.synonyms} x `data.vocabulary` {data.vocabulary} rules need more than the "
-            f"{strings} strings of {data.branching} symbols there are; take at most {strings // data.vocabulary} synonyms"
+            f"{strings} strings of {data.branching} symbols there are; take at most "
+            f"{strings // data.vocabulary} synonyms"
         )
 
 
@@ -471,7 +526,8 @@ def _check_vocabulary(tokenizer: str, vocabulary: int | None) -> None:
         raise ValueError("`data.tokenizer` bpe needs `data.vocabulary`, its size, for example 1024")
     if tokenizer == "bytes" and vocabulary is not None and vocabulary != 257:
         raise ValueError(
-            f"`data.vocabulary` is {vocabulary}, but the tokenizer `bytes` always has 257 symbols (256 and end of text); "
+            f"`data.vocabulary` is {vocabulary}, but the tokenizer `bytes` always has 257 symbols (256 "
+            f"and end of text); "
             "take `vocabulary` out, or set `data.tokenizer: bpe`"
         )
 
@@ -479,16 +535,19 @@ def _check_vocabulary(tokenizer: str, vocabulary: int | None) -> None:
 def _refuse_repeats(name: str, values: Sequence[float]) -> None:
     repeated = sorted({value for value in values if list(values).count(value) > 1})
     if repeated:
-        raise ValueError(f"`{name}` has {', '.join(f'{v:g}' for v in repeated)} more than once; write each value once")
+        raise ValueError(
+            f"`{name}` has {', '.join(f'{v:g}' for v in repeated)} more than once; write each value once"
+        )
 
 
 def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:
     """Read a preset (`quickstart`) or a YAML file, apply overrides (`training.seeds=5`), and check the whole.
 
-    Values of overrides are YAML. An override wins over what it excludes: `data.path` on a preset whose data has no path
-    turns the data into `files` and keeps tokenizer and limits; a new `data.kind` or `training.lr.rule` keeps only the
-    keys both kinds know; `training.tokens` replaces `steps`, `frontier.head_dim` replaces `heads`, and so on. A preset
-    wins over a file of the same name; write `./quickstart` for the file.
+    Values of overrides are YAML. An override wins over what it excludes: `data.path` on a preset whose data
+    has no path turns the data into `files` and keeps tokenizer and limits; a new `data.kind` or
+    `training.lr.rule` keeps only the keys both kinds know; `training.tokens` replaces `steps`,
+    `frontier.head_dim` replaces `heads`, and so on. A preset wins over a file of the same name; write
+    `./quickstart` for the file.
 
     Raises:
         SpecError: whatever is wrong, at most five mistakes at once.
@@ -508,4 +567,3 @@ def parse_spec(raw: Mapping[str, Any], origin: str = "the spec") -> StudySpec:
 def presets() -> dict[str, str]:
     """Return the presets that come with the package and their descriptions, by name."""
     return {name: str(document.preset(name).get("description", "")) for name in document.preset_names()}
-

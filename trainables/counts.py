@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from trainables.cell import Precision, Shape
 
-#: Backward computes two products of the same size for each product of forward (Kaplan et al. 2020, section 2.1).
+#: Backward computes two products of the same size for each product of forward (Kaplan et al. 2020, section
+#: 2.1).
 TRAINING_OVER_FORWARD = 3
 
 
@@ -41,7 +42,7 @@ def parameters(shape: Shape, vocabulary: int, context: int) -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Floating-point operations of one token's forward pass, a multiplication and an addition counted as two."""
+    """Floating-point operations of one token's forward pass; a multiply-add is two."""
 
     matrices: int
     """The four matrices of each block: 24·L·d²."""
@@ -92,15 +93,15 @@ class Memory:
 def memory(shape: Shape, vocabulary: int, context: int, sequences: int, precision: Precision) -> Memory:
     """Estimate the memory of training `sequences` sequences at once on one device.
 
-    State, bytes a parameter: fp32 has 4 of weight, 4 of gradient and 8 of AdamW's moments. bf16 under ZeRO-1 has
-    2 of weight, 2 of gradient, 4 of master weight, 8 of moments and 4 of the fp32 gradient the step works on
-    (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, and the copy DeepSpeed makes).
+    State, bytes a parameter: fp32 has 4 of weight, 4 of gradient and 8 of AdamW's moments. bf16 under ZeRO-1
+    has 2 of weight, 2 of gradient, 4 of master weight, 8 of moments and 4 of the fp32 gradient the step
+    works on (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, and the copy DeepSpeed makes).
 
-    Activations: 16 values of d a token and layer. Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count
-    34·s·b·h bytes of 16-bit values and dropout masks plus 5·a·s²·b of attention scores; without dropout the
-    masks go (32 bytes = 16 values) and with a fused attention kernel the scores are never stored. The head
-    holds logits, an fp32 copy where they are not fp32, log-softmax and gradients: 12 or 16 bytes a token and symbol.
-    The first and last stream and the final norm add 4·d.
+    Activations: 16 values of d a token and layer. Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1)
+    count 34·s·b·h bytes of 16-bit values and dropout masks plus 5·a·s²·b of attention scores; without
+    dropout the masks go (32 bytes = 16 values) and with a fused attention kernel the scores are never
+    stored. The head holds logits, an fp32 copy where they are not fp32, log-softmax and gradients: 12 or 16
+    bytes a token and symbol. The first and last stream and the final norm add 4·d.
     """
     count = parameters(shape, vocabulary, context).total
     tokens = sequences * context

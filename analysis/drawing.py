@@ -32,6 +32,9 @@ Axes = Any
 #: Inches at 100 dots an inch; drawn for a column of 720 pixels.
 WIDTH = 7.2
 
+#: Lines that can be labelled at their ends.
+MAX_END_LABELS = 8
+
 STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
@@ -141,7 +144,7 @@ def _draw_gap(axes: Axes, panel: GapPanel) -> None:
         fontsize=9,
         color=palette.ACCENT,
     )
-    _sizes(axes)
+    _sizes(axes, small=True)
     axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
@@ -188,7 +191,8 @@ def draw_transition(data: TransitionData, colours: Mapping[int, str]) -> Canvas:
         axes.plot(line["depth"], line["width"], color=palette.ACCENT, linewidth=1.6)
     widths = data.points[["width", "low", "high"]].to_numpy(dtype=float)
     seen = widths[np.isfinite(widths)]
-    bottom = float(seen.min()) / 1.6 if seen.size else tops[0] / 4
+    lowest = float(seen.min()) if seen.size else tops[0] / 3
+    bottom = min(lowest, float(line["published"].iloc[0])) / 1.6
     top = max(*tops, float(seen.max()) if seen.size else 0.0) * 1.7
     for point in data.points.to_dict("records"):
         _draw_transition_point(axes, point, colours.get(int(point["shallow"]), palette.INK), top)
@@ -261,7 +265,8 @@ def draw_training(data: TrainingData, colours: Mapping[int, str]) -> Canvas:
 def draw_health(data: HealthData, colours: Mapping[int, str]) -> Canvas:
     """Outcome of all rows by depth, and training seconds against N."""
     timed = len(data.seconds) > 0
-    canvas = Canvas(figsize=(WIDTH, 2.9), dpi=100, layout="constrained")
+    bars = data.status["depth"].nunique(dropna=False)
+    canvas = Canvas(figsize=(WIDTH, max(2.9, 1.2 + 0.24 * bars)), dpi=100, layout="constrained")
     grid = canvas.subplots(1, 2 if timed else 1, squeeze=False)[0]
     _draw_outcomes(grid[0], data.status)
     if timed:
@@ -290,7 +295,10 @@ def _draw_outcomes(axes: Axes, status: pd.DataFrame) -> None:
         axes.barh(y, counts, left=left, color=colour, height=0.62, label=str(name), alpha=0.85)
         left += counts
     for spot, total in zip(y, left, strict=True):
-        axes.text(total, spot, f" {total:.0f}", va="center", fontsize=9)
+        label = f"{total:.0f}"
+        axes.annotate(
+            label, (total, spot), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9
+        )
     axes.set_yticks(y, ["unknown" if depth < 0 else layers(int(depth)) for depth in table.index])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
@@ -305,20 +313,26 @@ def _canvas(height: float) -> tuple[Canvas, Axes]:
     return canvas, canvas.subplots()
 
 
-def _sizes(axes: Axes) -> None:
-    """A log axis of N with ticks such as 2k, 5k, 10k."""
+def _sizes(axes: Axes, *, small: bool = False) -> None:
+    """A log axis of N with ticks such as 2k, 5k, 10k; fewer of them on a small panel."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     decades = math.log10(high / low)
-    axes.xaxis.set_major_locator(
-        LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1, 3) if decades < 4 else (1,))
-    )
+    dense, medium = (1.3, 2.5) if small else (2.2, 4)
+    steps = (1, 2, 5) if decades < dense else (1, 3) if decades < medium else (1,)
+    axes.xaxis.set_major_locator(LogLocator(subs=steps))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """A label to the right of every line's end, pushed apart where they would overlap."""
+    """A label right of every line's end, pushed apart where they would overlap; a legend for many lines."""
+    if len(ends) > MAX_END_LABELS:
+        handles = [
+            axes.plot([], [], marker="o", color=colour, label=label)[0] for _, _, label, colour in ends
+        ]
+        axes.legend(handles=handles, frameon=False, fontsize=8, ncols=2, loc="upper right")
+        return
     low, high = axes.get_ylim()
     # A line of text is about 13 of the 410 pixels of a plot's height.
     places = spread([y for _, y, _, _ in ends], 0.045 * (high - low))

@@ -98,12 +98,7 @@ def make_figures(
                 "gaps",
                 "Where the deeper net takes the lead",
                 "Loss of the shallower net minus loss of the deeper one: above zero the deeper is better. "
-                + (
-                    "The ribbon is two standard errors either way, from the seed noise of all shapes; "
-                    if fit.noise.get("known")
-                    else "There is no ribbon, because one seed gives no noise estimate; "
-                )
-                + f"the shaded span is the {percent(fit.level)} interval of the crossing. {about}",
+                f"{_noise_words(fit)} {about}",
                 gaps,
                 lambda: drawing.draw_gaps(gaps),
             )
@@ -127,9 +122,9 @@ def make_figures(
                 "transition",
                 "The width at which depth starts to pay",
                 "Width of the shallower net where the next deeper one overtakes it, with "
-                f"{percent(fit.level)} intervals; arrows are bounds, hollow marks are not settled. The dashed "
-                "line is the published law for 6 to 48 layers on English text: another regime, shown for its "
-                f"slope, not as a prediction. {about}",
+                f"{percent(fit.level)} intervals; arrows are bounds, hollow marks are not settled. The "
+                "dashed line is the published law for 6 to 48 layers on English text: another regime, shown "
+                f"for its slope, not as a prediction. {about}",
                 transition,
                 lambda: drawing.draw_transition(transition, colours),
             )
@@ -198,3 +193,12 @@ def _about(runs: RunTable, fit: Fit) -> str:
     seeds = int(fit.noise.get("seeds", 1))
     replicates = f"{seeds} seed{'' if seeds == 1 else 's'}"
     return f"{fit.used} runs, {replicates}{said}; N counts non-embedding parameters, 12·L·d²."
+
+
+def _noise_words(fit: Fit) -> str:
+    if not fit.noise.get("known"):
+        return "There is no ribbon and no interval, because one seed gives no estimate of the noise."
+    return (
+        "The ribbon is two standard errors either way, from the seed noise of all shapes; "
+        f"the shaded span is the {percent(fit.level)} interval of the crossing."
+    )

@@ -17,6 +17,8 @@ NEIGHBOUR = 1.35
 #: A budget's losses are compared at one N that all its depths cover; it may differ from the budget by this
 #: factor.
 SHIFT = 1.35
+#: A depth is compared at an N only where two of its sizes, at most this factor apart, enclose it: curves bend.
+REACH = 4.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
     if low > high or abs(x - target) > math.log(SHIFT):
         depths = [depth for depth in depths if ranges[depth][0] <= target <= ranges[depth][1]]
         x = target
+    depths = [depth for depth in depths if _enclosed(curves, depth, x)]
     if len(depths) < 2:
         return None
     weights = np.vstack([curves.weights(depth, np.array([x])) for depth in depths])
@@ -142,6 +145,15 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
     near = tuple(shape.depth for shape in shapes if shape.z is not None and shape.z < Z_DIFFERENT)
     winner = shapes[best]
     return BestShape(budget, params, winner.depth, winner.width, winner.loss, near if known else None, shapes)
+
+
+def _enclosed(curves: Curves, depth: int, x: float) -> bool:
+    knots = curves.x[curves.at(depth)]
+    near = np.isclose(knots, x)
+    if near.any():
+        return True
+    right = int(np.searchsorted(knots, x))
+    return bool(knots[right] - knots[right - 1] <= math.log(REACH))
 
 
 def _errors(weights: Floats, covariance: Floats) -> Floats:

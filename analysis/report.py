@@ -21,10 +21,10 @@ from analysis.wording import (
     digits,
     headlines,
     human,
-    human_range,
     law_sentence,
     percent,
     short,
+    short_range,
 )
 
 #: Left-out rows that are listed one by one on the page; all of them are in `fit.json`.
@@ -65,8 +65,8 @@ def write_report(
         facts: provenance to print, such as the git revision; plain text.
         floor: entropy of the data in nats a token, where known.
         curves: training curves with the columns cell, step, loss.
-        recommendations: rows as `analysis.projection.recommend` gives them; by default for the measured
-            budgets and 10 and 100 times the largest, from this study's own law.
+        recommendations: rows as `analysis.projection.recommend` gives them; by default for 3, 10
+            and 100 times the largest measured budget, from this study's own law.
         spec_text: the study's specification, printed as it is.
 
     Returns:
@@ -86,6 +86,11 @@ def write_report(
     ]
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
+    # Twenty depths have 190 pairs: what is unknown about two that are not neighbours is only counted.
+    shown = sorted(
+        (item for item in fit.crossings if item.adjacent or item.status != "insufficient"),
+        key=lambda item: (not item.adjacent, item.shallow, item.deep),
+    )
     page = (
         _environment()
         .get_template("report.html.j2")
@@ -96,7 +101,8 @@ def write_report(
             recommendations=rows,
             figures=drawn,
             colours=colours,
-            crossings=sorted(fit.crossings, key=lambda item: (not item.adjacent, item.shallow, item.deep)),
+            crossings=shown,
+            hidden=len(fit.crossings) - len(shown),
             law=law_sentence(fit),
             reasons=Counter(str(item["reason"]) for item in fit.left_out).most_common(),
             listed=fit.left_out[:MAX_LISTED],
@@ -110,13 +116,16 @@ def write_report(
 
 
 def default_recommendations(runs: RunTable, fit: Fit) -> list[dict[str, Any]]:
-    """Shapes for the measured budgets and for 10 and 100 times the largest, or none without a rising law."""
+    """Shapes for 3, 10 and 100 times the largest budget measured, or none without a rising law.
+
+    Not for the measured budgets: there the data speak for themselves, and better than two numbers fitted to
+        them.
+    """
     law = fit.projection_law()
     if law is None or law.b <= 0 or runs.used.empty:
         return []
-    measured = [item.params for item in fit.best]
-    largest = max(measured, default=float(runs.used["params"].max()))
-    return recommend(law, [*measured, 10 * largest, 100 * largest], level=fit.level)
+    largest = max((item.params for item in fit.best), default=float(runs.used["params"].max()))
+    return recommend(law, [3 * largest, 10 * largest, 100 * largest], level=fit.level)
 
 
 def _write_figure(figure: Figure, folder: Path, colours: Mapping[str, tuple[str, str]]) -> DrawnFigure:
@@ -140,7 +149,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "human": human,
-        "human_range": human_range,
+        "short_range": short_range,
         "short": short,
         "digits": digits,
         "percent": percent,

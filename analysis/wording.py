@@ -49,6 +49,16 @@ def human_range(interval: Interval | None) -> str:
     return f"{first.partition(' ')[0] if first.partition(' ')[2] == unit else first}–{last}"
 
 
+def short_range(interval: Interval | None) -> str:
+    """An interval for a table, such as `2.7k–3.9k`; open ends are said."""
+    if interval is None:
+        return "none"
+    low, high = interval
+    if low is None:
+        return "open" if high is None else f"below {short(high)}"
+    return f"above {short(low)}" if high is None else f"{short(low)}–{short(high)}"
+
+
 def layers(depth: int) -> str:
     """`1 layer`, `2 layers`."""
     return f"{depth} layer" + ("" if depth == 1 else "s")
@@ -97,14 +107,14 @@ def law_sentence(fit: Fit) -> str:
     low, high = law.b_interval
     sign = "+" if law.b >= 0 else "−"
     formula = f"ln d = {law.a:.2f} {sign} {abs(law.b):.3g}·L"
-    text = f"Threshold law: {formula}, slope {percent(law.level)}: {low:.2g} to {high:.2g}"
+    text = f"Threshold law: {formula}, slope {percent(law.level)}: {digits(low)} to {digits(high)}"
     return f"{text} ({law.note})." if law.note else f"{text}."
 
 
 def best_sentence(fit: Fit) -> str:
     """The best measured depth of each budget, in runs of equal depth."""
     if not fit.best:
-        return "No budget was measured with two depths, so no best shape can be named."
+        return "No budget has two depths that can be compared at one N, so no best shape can be named."
     groups: list[tuple[int, list[float]]] = []
     for item in fit.best:
         if groups and groups[-1][0] == item.depth:
@@ -122,7 +132,16 @@ def headlines(fit: Fit) -> list[str]:
         return ["One depth only: a crossing needs two.", best_sentence(fit)]
     # What is settled comes first; within that, from shallow to deep.
     ordered = sorted(adjacent, key=lambda item: (item.status != "bracketed", item.shallow))
-    return [*(crossing_sentence(item, fit.level) for item in ordered), best_sentence(fit), law_sentence(fit)]
+    sentences = [crossing_sentence(item, fit.level) for item in ordered if item.status != "insufficient"]
+    missing = [item for item in adjacent if item.status == "insufficient"]
+    if len(missing) > 2:
+        lacking = (
+            f"{len(missing)} of {len(adjacent)} pairs of neighbouring depths cannot be compared: "
+            "each depth needs two sizes, and the two a common range."
+        )
+        return [*sentences, best_sentence(fit), law_sentence(fit), lacking]
+    rest = [crossing_sentence(item, fit.level) for item in missing]
+    return [*sentences, *rest, best_sentence(fit), law_sentence(fit)]
 
 
 def _sizes(sizes: list[float]) -> str:

@@ -1,0 +1,126 @@
+"""The closed forms against the very model, DeepSpeed's profiler and torch's own account of saved tensors."""
+
+import os
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from trainables.cell import Precision, Recipe, Shape
+from trainables.counts import flops, memory, parameters
+from trainables.model import build_model, model_config
+
+
+def recipe(context: int, batch: int = 1) -> Recipe:
+    return Recipe(steps=1, batch=batch, context=context)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 7])
+@pytest.mark.parametrize(("width", "heads"), [(2, 1), (6, 2), (22, 2), (64, 4), (130, 13)])
+@pytest.mark.parametrize(("vocabulary", "context"), [(9, 64), (257, 33), (2000, 128)])
+def test_parameters_are_those_of_the_model(
+    depth: int, width: int, heads: int, vocabulary: int, context: int
+) -> None:
+    shape = Shape(depth=depth, width=width, heads=heads)
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(model_config(shape, recipe(context), vocabulary))
+    count = parameters(shape, vocabulary, context)
+    assert count.total == model.num_parameters()
+    assert count.embedding == model.transformer.wte.weight.numel()
+    assert count.position == model.transformer.wpe.weight.numel()
+    assert count.non_embedding == model.num_parameters() - count.embedding - count.position
+
+
+def test_parameters_of_gpt2_small() -> None:
+    # 124,439,808 is what `GPT2LMHeadModel.from_pretrained("gpt2").num_parameters()` says.
+    assert parameters(Shape(depth=12, width=768, heads=12), 50257, 1024).total == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "vocabulary", "context", "batch"),
+    [
+        (1, 32, 9, 64, 4),
+        (2, 32, 257, 64, 2),
+        (4, 64, 512, 64, 2),
+        (3, 96, 2000, 128, 1),
+        (2, 256, 257, 64, 2),
+    ],
+)
+def test_flops_are_those_of_deepspeeds_profiler(
+    depth: int, width: int, vocabulary: int, context: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "DS_ACCELERATOR", "cpu")
+    from deepspeed.profiling.flops_profiler import get_model_profile
+
+    shape = Shape(depth=depth, width=width, heads=2)
+    model = build_model(shape, recipe(context, batch), vocabulary, seed=0)
+    tokens = torch.zeros(batch, context, dtype=torch.long)
+    measured, _, _ = get_model_profile(
+        model,
+        kwargs={"input_ids": tokens, "labels": tokens},
+        print_profile=False,
+        as_string=False,
+        detailed=False,
+        warm_up=0,
+    )
+    ours = flops(shape, vocabulary, context)
+    assert ours.forward * batch * context == pytest.approx(measured, rel=0.001)
+    assert ours.training == 3 * ours.forward
+
+
+def test_flops_of_a_wide_model_are_two_per_parameter_and_token() -> None:
+    shape = Shape(depth=48, width=4096, heads=32)
+    count = flops(shape, 2000, 128)
+    assert count.matrices == 2 * shape.budget_params
+    assert count.forward == pytest.approx(2 * shape.budget_params, rel=0.01)
+
+
+@pytest.mark.parametrize(("depth", "width", "vocabulary"), [(1, 64, 1000), (4, 64, 257), (6, 128, 32)])
+def test_activations_are_what_autograd_saves(depth: int, width: int, vocabulary: int) -> None:
+    """Sum the distinct storages autograd keeps for backward; the loss' gradient buffer comes on top of them."""
+    context, batch = 64, 8
+    shape = Shape(depth=depth, width=width, heads=2)
+    model = build_model(shape, recipe(context, batch), vocabulary, seed=0)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, int] = {}
+    keep = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+            keep.append(tensor)  # so that no storage is used again under the same address
+        return tensor
+
+    tokens = torch.zeros(batch, context, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(input_ids=tokens, labels=tokens).loss
+    logits = batch * context * vocabulary * 4
+    peak = (
+        sum(saved.values()) + 2 * logits
+    )  # logits themselves and their gradient, which backward begins with
+    assert loss.requires_grad
+    estimate = memory(shape, vocabulary, context, batch, "fp32").activations
+    assert estimate == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize(("precision", "per_parameter"), [("fp32", 16), ("bf16", 20)])
+def test_state_is_proportional_to_all_parameters(precision: Precision, per_parameter: int) -> None:
+    shape = Shape(depth=3, width=48, heads=2)
+    needed = memory(shape, 500, 32, 2, precision)
+    assert needed.state == per_parameter * parameters(shape, 500, 32).total
+    assert needed.total == needed.state + needed.activations
+    assert memory(shape, 500, 32, 4, precision).activations == 2 * needed.activations
+
+
+def test_fp32_state_is_weights_gradients_and_both_moments() -> None:
+    shape = Shape(depth=2, width=32, heads=2)
+    model = build_model(shape, recipe(32), 64, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.zeros(1, 32, dtype=torch.long)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    held = list(model.parameters())
+    held += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    held += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert memory(shape, 64, 32, 1, "fp32").state == sum(tensor.nbytes for tensor in held)

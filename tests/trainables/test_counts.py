@@ -64,7 +64,8 @@ def test_flops_are_those_of_deepspeeds_profiler(
         warm_up=0,
     )
     ours = flops(shape, vocabulary, context)
-    assert ours.forward * batch * context == pytest.approx(measured, rel=0.001)
+    # The project promises 2 %; the same conventions as the profiler's make it exact.
+    assert ours.forward * batch * context == measured
     assert ours.training == 3 * ours.forward
 
 

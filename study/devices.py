@@ -76,7 +76,7 @@ _DEVICES = (
         is_gpu=False,
     ),
     _gpu("l4-24gb", "NVIDIA L4", 24, bf16=121, fp32=30.3),
-    _gpu("a10g-24gb", "NVIDIA A10G", 24, bf16=70, fp32=31.2),
+    _gpu("a10g-24gb", "NVIDIA A10G", 24, bf16=70, fp32=35),
     _gpu("l40s-48gb", "NVIDIA L40S", 48, bf16=362, fp32=91.6),
     _gpu("a100-40gb", "NVIDIA A100 40 GB", 40, bf16=312, fp32=19.5),
     _gpu("a100-80gb", "NVIDIA A100 80 GB", 80, bf16=312, fp32=19.5),

@@ -23,20 +23,24 @@ _PREFIXES = (
 
 def plan_table(plan: Plan) -> Group:
     """Return the plan for rich to print: a line a shape, totals in the footer, notes below."""
-    table = Table(title=plan.name, caption=plan.description or None, show_footer=True)
-    table.add_column("budget", "total", justify="right")
-    table.add_column("shape")
-    table.add_column("N=12Ld²", justify="right")
-    table.add_column("params", justify="right")
-    table.add_column("rate", justify="right")
-    table.add_column("cells", f"{plan.cell_count:,}", justify="right")
-    table.add_column("tokens", short(plan.tokens), justify="right")
-    table.add_column("FLOPs", short(plan.flops), justify="right")
-    table.add_column("memory", justify="right")
-    table.add_column("TP", justify="right")
-    table.add_column("time", duration(plan.hours * 3600), justify="right")
+    table = Table(title=plan.name, caption=plan.description or None, show_footer=True, padding=(0, 0, 0, 1))
+    columns = {
+        "budget": "total",
+        "shape": "",
+        "N=12Ld²": "",
+        "params": "",
+        "rate": "",
+        "cells": f"{plan.cell_count:,}",
+        "tokens": short(plan.tokens),
+        "FLOPs": short(plan.flops),
+        "memory": "",
+        "TP": "",
+        "time": duration(plan.hours * 3600),
+    }
     if plan.cost is not None:
-        table.add_column("cost", f"{plan.cost:,.2f}", justify="right")
+        columns["cost"] = f"{plan.cost:,.0f}"
+    for name, total in columns.items():
+        table.add_column(name, total, justify="left" if name == "shape" else "right", no_wrap=True)
 
     flags: dict[str, str] = {}
     budget = None
@@ -52,7 +56,7 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
     shape = first.cell.shape
     marks = "".join(flags.setdefault(flag, chr(ord("a") + len(flags))) for flag in first.flags)
     row = [
-        f"{first.budget:,.0f}" if is_new_budget else "",
+        short(first.budget) if is_new_budget else "",
         f"L{shape.depth} d{shape.width} h{shape.heads}" + (f" [dim]{marks}[/]" if marks else ""),
         f"{shape.budget_params:,}",
         f"{first.parameters.total:,}",
@@ -65,7 +69,7 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
         duration(first.seconds),
     ]
     if plan.cost is not None:
-        row.append(f"{sum(planned.cost or 0.0 for planned in group):,.2f}")
+        row.append(f"{sum(planned.cost or 0.0 for planned in group):,.0f}")
     return row
 
 
@@ -99,13 +103,11 @@ def short(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the largest two units that matter, such as 1 h 20 min."""
+    """A time in the unit that suits it, such as 45 s, 12 min, 2.4 h or 31 days."""
     if seconds < 100:
         return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours / 24:,.0f} days"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:,.0f} days"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import groupby
 
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +24,7 @@ _PREFIXES = (
 
 def plan_table(plan: Plan) -> Group:
     """Return the plan for rich to print: a line a shape, totals in the footer, notes below."""
-    table = Table(title=plan.name, caption=plan.description or None, show_footer=True, padding=(0, 0, 0, 1))
+    table = Table(title=plan.name, box=box.SIMPLE, show_footer=True, pad_edge=False, padding=(0, 1, 0, 0))
     columns = {
         "budget": "total",
         "shape": "",
@@ -31,7 +32,6 @@ def plan_table(plan: Plan) -> Group:
         "params": "",
         "rate": "",
         "cells": f"{plan.cell_count:,}",
-        "tokens": short(plan.tokens),
         "FLOPs": short(plan.flops),
         "memory": "",
         "TP": "",
@@ -62,7 +62,6 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
         f"{first.parameters.total:,}",
         _rates(planned.cell.lr for planned in group),
         str(len(group)),
-        short(first.tokens),
         short(first.flops),
         f"{short(first.memory_bytes)}B",
         str(first.tensor_parallel),
@@ -74,9 +73,12 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
 
 
 def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
+    each = plan.cells[0].tokens if plan.cells else 0
     lines = [
+        *([plan.description] if plan.description else []),
+        f"each cell trains on {short(each)} tokens, all of them on {short(plan.tokens)}",
         f"time is of one cell; the total is from start to end with {plan.slots} at a time on {plan.device}, "
-        f"{plan.precision} (an estimate)"
+        f"{plan.precision} (an estimate)",
     ]
     if plan.trials is not None:
         lines.append(
@@ -91,7 +93,7 @@ def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
 
 def _rates(rates: Iterable[float]) -> str:
     values = sorted(set(rates))
-    return f"{values[0]:.3g}" if len(values) == 1 else f"{values[0]:.2g}..{values[-1]:.2g}"
+    return f"{values[0]:.2g}" if len(values) == 1 else f"{values[0]:.2g}..{values[-1]:.2g}"
 
 
 def short(value: float) -> str:

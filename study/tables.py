@@ -24,7 +24,7 @@ _PREFIXES = (
 
 def plan_table(plan: Plan) -> Group:
     """Return the plan for rich to print: a line a shape, totals in the footer, notes below."""
-    table = Table(title=plan.name, box=box.SIMPLE, show_footer=True, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(title=plan.name, box=box.SIMPLE, show_footer=True, pad_edge=False, padding=0)
     columns = {
         "budget": "total",
         "shape": "",
@@ -93,7 +93,7 @@ def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
 
 def _rates(rates: Iterable[float]) -> str:
     values = sorted(set(rates))
-    return f"{values[0]:.2g}" if len(values) == 1 else f"{values[0]:.2g}..{values[-1]:.2g}"
+    return f"{values[0]:.2g}" if len(values) == 1 else f"{values[0]:.1g}..{values[-1]:.1g}"
 
 
 def short(value: float) -> str:

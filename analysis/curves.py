@@ -175,7 +175,7 @@ def build_curves(used: pd.DataFrame) -> Curves:
         count=count,
         sd=np.sqrt(variance),
         incidence=present / np.maximum(count, 1)[:, None],
-        noise=_pool(x, variance, count, residual, present),
+        noise=_pool(x, mean, variance, count, residual, present),
     )
 
 
@@ -204,7 +204,12 @@ def learning_rate_choice(used: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, st
 
 
 def _pool(
-    x: Floats, variance: Floats, count: npt.NDArray[np.int64], residual: Floats, present: Floats
+    x: Floats,
+    mean: Floats,
+    variance: Floats,
+    count: npt.NDArray[np.int64],
+    residual: Floats,
+    present: npt.NDArray[np.bool_],
 ) -> Noise:
     """Pooled noise: gamma likelihood of the sample variances with ln σ² linear in ln N."""
     centre = float(np.mean(x))
@@ -212,7 +217,9 @@ def _pool(
     several = count > 1
     dof = (count - 1)[several].astype(float)
     total = float(np.sum(dof * variance[several]))
-    if not several.any() or total <= 0:
+    # Losses that agree to rounding differ by nothing that could be called noise.
+    rounding = 1e-12 * float(np.abs(mean).max(initial=0.0))
+    if not several.any() or total <= rounding**2 * float(dof.sum()):
         return Noise(False, 0.0, float("nan"), 0.0, centre, 0.0, seeds)
     design = np.ones((int(several.sum()), 1))
     if several.sum() >= SHAPES_FOR_TREND and np.ptp(x[several]) > 0.5:
@@ -240,7 +247,7 @@ def _gamma_regression(design: Floats, variance: Floats, dof: Floats) -> Floats:
     return np.asarray(beta)
 
 
-def _correlation(residual: Floats, present: Floats, sd: Floats) -> float:
+def _correlation(residual: Floats, present: npt.NDArray[np.bool_], sd: Floats) -> float:
     """ρ by moments over all pairs of shapes that share seeds; between 0 and 0.99."""
     scaled = residual / sd[:, None]
     count = present.sum(axis=1).astype(float)

@@ -17,7 +17,7 @@ NEIGHBOUR = 1.35
 #: A budget's losses are compared at one N that all its depths cover; it may differ from the budget by this
 #: factor.
 SHIFT = 1.35
-#: A depth is compared at an N only where two of its sizes, at most this factor apart, enclose it: curves bend.
+#: A depth is compared at an N only where two of its sizes, at most this factor apart, enclose it.
 REACH = 4.0
 
 

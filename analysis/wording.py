@@ -12,7 +12,9 @@ def digits(value: float, significant: int = 2) -> str:
     """`value` to so many significant digits, never in exponent form between 0.001 and a million."""
     if value == 0:
         return "0"
-    places = max(0, significant - 1 - math.floor(math.log10(abs(value))))
+    # Rounded before its digits are counted: 0.9996 is 1.0, not 1.00.
+    rounded = float(f"{value:.{significant - 1}e}")
+    places = max(0, significant - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:.{places}f}"
 
 

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from analysis.curves import build_curves
+from analysis.frontier import BestShape, best_shapes
+from analysis.runs import RunTable
+
+
+def best_of(frame):
+    used = RunTable.from_frame(frame).used
+    return best_shapes(used, build_curves(used))
+
+
+def test_the_best_depth_moves_with_the_budget(pilot_frame):
+    found = best_of(pilot_frame(noise=0.05))
+    assert [item.budget for item in found] == [1600, 3200, 6400, 12800, 24000]
+    # From the table of means: depth 1, then 2, then 4; at 12800 depths 2 and 4 are within 0.002 of each
+    # other.
+    assert [item.depth for item in found][:3] == [1, 2, 2]
+    assert found[-1].depth == 4
+    for item in found:
+        shapes = {shape.depth: shape for shape in item.shapes}
+        assert shapes[item.depth].excess == 0
+        assert all(shape.excess >= 0 for shape in item.shapes)
+        assert item.width == pytest.approx(np.sqrt(item.params / (12 * item.depth)))
+
+
+def test_losses_are_compared_at_one_size_all_depths_cover(pilot_frame):
+    first = best_of(pilot_frame(noise=0))[0]
+    # Budget 1600 was met as 1728, 1536 and 1728: 1728 is the smallest size all three enclose.
+    assert first.params == pytest.approx(1728)
+    loss = {shape.depth: shape.loss for shape in first.shapes}
+    share = np.log(1728 / 1536) / np.log(3456 / 1536)
+    assert loss[2] == pytest.approx(1.014 + share * (0.897 - 1.014))
+    assert (loss[1], loss[4]) == (pytest.approx(0.943), pytest.approx(1.095))
+
+
+def test_what_cannot_be_told_apart_is_named(line_frame):
+    frame = line_frame({1: (1.0, -0.1), 2: (1.002, -0.1), 4: (1.2, -0.1)}, sd=0.01, seeds=4)
+    for item in best_of(frame):
+        assert 4 not in item.near
+        assert item.depth in item.near
+    assert any(item.near == (1, 2) for item in best_of(frame))
+
+
+def test_one_seed_names_no_near_set(pilot_frame):
+    assert all(item.near is None for item in best_of(pilot_frame(seeds=1)))
+
+
+def test_sizes_without_budgets_are_grouped(pilot_frame):
+    found = best_of(pilot_frame(noise=0).drop(columns="budget"))
+    assert len(found) == 5
+    assert found[0].budget == pytest.approx((1728 * 1536 * 1728) ** (1 / 3))
+
+
+def test_a_wide_gap_is_not_bridged(line_frame):
+    frame = line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)})
+    frame = frame[(frame["depth"] == 1) | frame["params"].isin([1e3, 32e3])]
+    # Depth 2 has only the two ends, a factor of 32 apart: nothing between may be read off a straight line.
+    assert [item.params for item in best_of(frame)] == [pytest.approx(1e3), pytest.approx(32e3)]
+
+
+def test_json_round_trip(pilot_frame):
+    for item in best_of(pilot_frame()):
+        assert BestShape.from_json(item.to_json()) == item

@@ -1,0 +1,117 @@
+"""Budgets -> shapes: held to the definition by brute force, and to the grid the pilot rehearsed."""
+
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from study.frontier import bottlenecked, misses, shapes
+from study.spec import FrontierSection, load_spec
+from trainables.cell import Shape
+
+
+def widths(frontier: FrontierSection) -> dict[int, list[int]]:
+    table: dict[int, list[int]] = {}
+    for found in shapes(frontier):
+        table.setdefault(found.shape.depth, []).append(found.shape.width)
+    return table
+
+
+def test_quickstart_has_the_rehearsed_grid() -> None:
+    frontier = load_spec("quickstart").frontier
+    table = widths(frontier)
+    assert table == {1: [12, 16, 22, 32, 44], 2: [8, 12, 16, 22, 32], 4: [6, 8, 12, 16, 22]}
+    assert misses(frontier) == []
+
+
+def test_budget_range_is_geometric_and_holds_both_ends() -> None:
+    budgets = load_spec("quickstart").frontier.budget_values
+    assert budgets[0] == 1600
+    assert budgets[-1] == 24000
+    ratios = [b / a for a, b in zip(budgets, budgets[1:], strict=False)]
+    assert ratios == pytest.approx([15**0.25] * 4)
+
+
+frontiers = st.fixed_dictionaries(
+    {
+        "budgets": st.lists(st.floats(500, 1e8), min_size=1, max_size=6, unique=True),
+        "depths": st.lists(st.integers(1, 64), min_size=1, max_size=4, unique=True),
+        "tolerance": st.floats(0.01, 0.9),
+        "width_multiple": st.sampled_from([1, 2, 3, 8, 16]),
+    },
+    optional={},
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(frontiers, st.sampled_from([{"heads": 1}, {"heads": 2}, {"heads": 6}, {"head_dim": 8}]))
+def test_shapes_and_misses_share_out_every_budget_and_depth(
+    values: dict[str, object], head: dict[str, int]
+) -> None:
+    try:
+        frontier = FrontierSection.model_validate({**values, **head})
+    except ValidationError as error:
+        assume("no shape at any budget" not in str(error))
+        raise
+    step = math.lcm(frontier.width_multiple, *head.values())
+    found, missed = shapes(frontier), misses(frontier)
+    pairs = [(f.budget, f.shape.depth) for f in found] + [(m.budget, m.depth) for m in missed]
+    assert sorted(pairs) == sorted((b, d) for b in frontier.budget_values for d in frontier.depth_values)
+    for one in found:
+        shape = one.shape
+        assert shape.width % step == 0
+        assert shape.width % shape.heads == 0
+        assert shape.heads == head.get("heads", shape.width // 8)
+        assert abs(12 * shape.depth * shape.width**2 / one.budget - 1) <= frontier.tolerance + 1e-9
+        # Nearest: no other allowed width is nearer.
+        for other in (shape.width - step, shape.width + step):
+            gap = abs(12 * shape.depth * other**2 - one.budget)
+            assert other <= 0 or abs(shape.budget_params - one.budget) <= gap
+    assert len({(f.shape.depth, f.shape.width) for f in found}) == len(found)
+    for miss in missed:
+        nearest = 12 * miss.depth * miss.nearest_width**2
+        assert miss.deviation == pytest.approx(nearest / miss.budget - 1)
+        if miss.taken_by is None:
+            assert abs(miss.deviation) > frontier.tolerance
+        else:
+            owner = next(f for f in found if f.budget == miss.taken_by and f.shape.depth == miss.depth)
+            assert owner.shape.width == miss.nearest_width
+            assert abs(owner.deviation) <= abs(miss.deviation)
+    for depth in frontier.depth_values:
+        column = [f.shape.width for f in found if f.shape.depth == depth]
+        assert column == sorted(column)
+
+
+def test_a_miss_says_how_far_off_the_nearest_width_is() -> None:
+    frontier = FrontierSection(budgets=(1000.0, 12_288.0), depths=(1,), heads=8, tolerance=0.05)
+    assert widths(frontier) == {1: [32]}
+    (miss,) = misses(frontier)
+    assert (miss.budget, miss.depth, miss.nearest_width) == (1000.0, 1, 8)
+    assert miss.reason == "depth 1 at budget 1000: the nearest width 8 is -23% off"
+
+
+def test_two_budgets_never_train_one_shape_twice() -> None:
+    frontier = FrontierSection(budgets=(12_000.0, 12_500.0), depths=(1,), heads=2, tolerance=0.1)
+    assert [(f.budget, f.shape.width) for f in shapes(frontier)] == [(12_500.0, 32)]
+    (miss,) = misses(frontier)
+    assert miss.reason == "depth 1 at budget 12000: its width 32 belongs to budget 12500 already"
+
+
+def test_widths_by_hand_are_taken_as_they_are() -> None:
+    frontier = FrontierSection(widths={4: (64, 32), 2: (48,)}, heads=2)
+    found = [(f.budget, f.shape.depth, f.shape.width) for f in shapes(frontier)]
+    assert found == [(12 * 4 * 32**2, 4, 32), (12 * 2 * 48**2, 2, 48), (12 * 4 * 64**2, 4, 64)]
+    assert all(f.deviation == 0 for f in shapes(frontier))
+    assert misses(frontier) == []
+
+
+def test_depths_choose_among_widths_by_hand() -> None:
+    frontier = FrontierSection(widths={4: (64, 32), 2: (48,)}, depths=(2,), heads=2)
+    assert [f.shape.depth for f in shapes(frontier)] == [2]
+
+
+def test_a_width_above_the_vocabulary_is_a_bottleneck_and_one_equal_to_it_is_not() -> None:
+    assert bottlenecked(Shape(depth=1, width=10, heads=2), 9)
+    assert not bottlenecked(Shape(depth=1, width=10, heads=2), 10)

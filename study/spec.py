@@ -108,8 +108,8 @@ class FrontierSection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.heads is None) == (self.head_dim is None):
-            given = "neither" if self.heads is None else "both"
-            raise ValueError(f"give exactly one of `heads` and `head_dim`; {given} is given")
+            given = "neither is" if self.heads is None else "both are"
+            raise ValueError(f"give exactly one of `heads` and `head_dim`; {given} given")
         if self.widths is not None:
             self._check_widths(self.widths)
         else:
@@ -314,8 +314,8 @@ class TrainingSection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.steps is None) == (self.tokens is None):
-            given = "neither" if self.steps is None else "both"
-            raise ValueError(f"give exactly one of `steps` and `tokens`; {given} is given")
+            given = "neither is" if self.steps is None else "both are"
+            raise ValueError(f"give exactly one of `steps` and `tokens`; {given} given")
         if isinstance(self.seeds, tuple):
             if not self.seeds:
                 raise ValueError("`seeds` is empty; give a number of seeds or a list such as [0, 1, 2]")

@@ -1,5 +1,6 @@
 """Budgets -> shapes: held to the definition by brute force, and to the grid the pilot rehearsed."""
 
+import itertools
 import math
 
 import pytest
@@ -30,7 +31,7 @@ def test_budget_range_is_geometric_and_holds_both_ends() -> None:
     budgets = load_spec("quickstart").frontier.budget_values
     assert budgets[0] == 1600
     assert budgets[-1] == 24000
-    ratios = [b / a for a, b in zip(budgets, budgets[1:], strict=False)]
+    ratios = [b / a for a, b in itertools.pairwise(budgets)]
     assert ratios == pytest.approx([15**0.25] * 4)
 
 

@@ -1,0 +1,428 @@
+"""The spec: what it accepts, what it refuses and with which words, and what overrides do."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from study.errors import SpecError
+from study.spec import StudySpec, load_spec, parse_spec, presets
+from trainables.cell import Shape
+from trainables.data.spec import FilesData, HierarchyData, HubData, PythonSourceData
+from trainables.errors import InputError
+
+MINIMAL: dict[str, Any] = {
+    "name": "mine",
+    "data": {"kind": "hierarchy"},
+    "frontier": {"budgets": [3000], "depths": [1, 2], "heads": 2, "tolerance": 0.2},
+    "training": {"steps": 10, "batch": 4, "context": 32, "lr": {"rule": "fixed", "value": 0.01}},
+}
+
+
+def refusal(*overrides: str, source: str = "quickstart") -> str:
+    with pytest.raises(SpecError) as caught:
+        load_spec(source, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "spec.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+# Presets
+
+
+def test_every_preset_loads_under_its_own_name_and_has_a_description() -> None:
+    listed = presets()
+    assert {"quickstart", "text", "levine2020", "levine2020-wikipedia"} <= set(listed)
+    for name, description in listed.items():
+        spec = load_spec(name)
+        assert spec.name == name
+        assert spec.description == description != ""
+
+
+@pytest.mark.parametrize("name", ["quickstart", "text", "levine2020", "levine2020-wikipedia"])
+def test_a_written_spec_reads_back_the_same(name: str, tmp_path: Path) -> None:
+    spec = load_spec(name, ["training.seeds=[3, 5]", "training.lr.base=1e-3"])
+    assert load_spec(write(tmp_path, spec.to_yaml())) == spec
+
+
+def test_quickstart_is_the_rehearsed_study() -> None:
+    spec = load_spec("quickstart")
+    recipe = spec.training.recipe(spec.precision)
+    assert isinstance(spec.data, HierarchyData)
+    grammar = spec.data
+    assert (grammar.vocabulary, grammar.branching, grammar.levels, grammar.synonyms) == (8, 2, 5, 2)
+    assert (recipe.steps, recipe.batch, recipe.context, recipe.tokens) == (1200, 16, 64, 1_228_800)
+    assert (recipe.beta1, recipe.beta2, recipe.weight_decay, recipe.clip) == (0.9, 0.95, 0.01, 1.0)
+    assert (recipe.warmup, recipe.floor, recipe.init, recipe.precision) == (0.1, 0.0, "fan_in", "fp32")
+    assert spec.training.seed_values == (0, 1, 2)
+    rates = [spec.training.lr.rate(Shape(depth=2, width=d, heads=2)) for d in (8, 10, 12, 32)]
+    assert rates == pytest.approx([0.04, 0.04, 0.4 / 12, 0.4 / 32])
+
+
+def test_levine2020_marks_every_value_that_is_not_the_papers() -> None:
+    text = (
+        Path(sys.modules[StudySpec.__module__].__file__ or "").parent / "presets/levine2020.yaml"
+    ).read_text()
+    known = {
+        "depths",
+        "heads",
+        "vocabulary",
+        "steps",
+        "batch",
+        "context",
+        "warmup",
+        "floor",
+        "sampler",
+        "seeds",
+    }
+    known |= {"name", "description", "kind", "tokenizer", "validation_tokens", "optimizer"}
+    for line in text.splitlines():
+        key, colon, value = line.split("#")[0].strip().lstrip("- ").partition(":")
+        if colon and value.strip() and key not in known:
+            assert "ours" in line, line
+
+
+def test_levine2020_brackets_every_fitted_transition_from_both_depths() -> None:
+    import math
+
+    frontier = load_spec("levine2020").frontier
+    assert frontier.widths is not None
+    for shallow, deep in [(6, 12), (12, 18), (18, 24), (24, 30), (30, 36), (36, 48)]:
+        transition = 12 * shallow * math.exp(2 * (5.039 + 0.0555 * shallow))
+        for depth in (shallow, deep):
+            sizes = [12 * depth * width**2 for width in frontier.widths[depth]]
+            assert min(sizes) < transition / 2.5
+            assert max(sizes) > 2.5 * transition
+            assert len(sizes) == 8
+            assert all(width % 16 == 0 for width in frontier.widths[depth])
+
+
+# What is refused, and how
+
+
+@pytest.mark.parametrize(
+    ("override", "pieces"),
+    [
+        (
+            "frontier.depth=[1]",
+            ["`frontier.depth`", "did you mean `depths`?", "budgets, depths, widths, heads"],
+        ),
+        ("depths=[1]", ["`depths`", "write `frontier.depths`"]),
+        ("trainning.steps=3", ["`trainning`", "did you mean `training`?"]),
+        ("training.batch=many", ["`training.batch`", "'many'", "integer"]),
+        ("training.batch=0", ["`training.batch`", "is 0", "greater than or equal to 1"]),
+        ("training.steps=1.5", ["`training.steps`", "1.5", "integer"]),
+        ("training.clip=.inf", ["`training.clip`", "inf", "finite"]),
+        ("training.seeds=true", ["`training`", "`seeds` is true"]),
+        ("training.seeds=[0, a]", ["`training.seeds.1`", "'a'", "integer"]),
+        ("training.seeds=[1, 2, 1]", ["`seeds`", "1 more than once"]),
+        ("training.seeds=[]", ["`seeds` is empty"]),
+        ("training.init=fanin", ["`training.init`", "'fanin'", "fan_in, gpt2", "did you mean `fan_in`?"]),
+        ("training.precision=fp16", ["`training.precision`", "'fp16'", "auto, fp32, bf16"]),
+        ("training.lr.rule=widht", ["`training.lr.rule`", "'widht'", "fixed, width, table", "`width`?"]),
+        ("training.lr.bas=1", ["`training.lr.bas`", "did you mean `base`?"]),
+        ("training.lr=0.01", ["`training.lr`", "0.01"]),
+        ("training.lr.exponent=-40", ["`training.lr.exponent`", "-40", "-4"]),
+        ("training.context=65", ["`training.context` 65", "multiple of 32", "64 or 96"]),
+        ("data.kind=file", ["`data.kind`", "'file'", "hierarchy, files, hub", "did you mean `files`?"]),
+        ("data.sequence=9", ["`data.sequence`", "did you mean `sequences`?"]),
+        ("data.synonyms=9", ["`data.synonyms` 9", "64 strings", "at most 8 synonyms"]),
+        ("frontier.depths=[2, 1, 2]", ["`depths`", "2 more than once"]),
+        ("frontier.depths=[]", ["`depths` is empty"]),
+        ("frontier.budgets=[]", ["`budgets` is empty"]),
+        ("frontier.budgets=[3e3, 3e3]", ["`budgets`", "3000 more than once"]),
+        ("frontier.budgets=[-5]", ["`frontier.budgets.0`", "-5", "greater than 0"]),
+        ("frontier.budgets=[10]", ["depth 1 has no shape", "width 2", "N = 48", "48 or more"]),
+        ("frontier.budgets={min: 5, max: 4, points: 2}", ["`frontier.budgets`", "`min` 5", "swap them"]),
+        ("frontier.budgets={min: 5}", ["`frontier.budgets.max` is missing", "`frontier.budgets.points`"]),
+        ("frontier.heads=64", ["no shape at any budget", "multiples of 64 (64 heads)", "49152 or more"]),
+        ("frontier.tolerance=0.001", ["no shape at any budget", "tolerance 0%", "Set `tolerance` to"]),
+        ("frontier.widths={2: [9]}", ["width 9 of depth 2", "multiple of 2 (2 heads)", "8 or 10"]),
+        ("frontier.widths={2: []}", ["`widths` of depth 2 is empty"]),
+        ("frontier.widths={}", ["`widths` is empty"]),
+        ("frontier.widths={2: [8, 8]}", ["`widths.2`", "8 more than once"]),
+        ("search.sampler=tpe", ["the sampler `tpe` needs `trials`", "for example `trials: 8`"]),
+        ("search.sampler=random", ["`search.sampler`", "'random'", "grid, tpe, gp"]),
+        ("search.trials=4", ["`trials` is 4", "`grid`", "choose `sampler: tpe` or `gp`"]),
+        ("search.lr_factors=[]", ["`lr_factors` is empty"]),
+        ("search.lr_factors=[1, 0]", ["`search.lr_factors.1`", "greater than 0"]),
+        ("resources.gpus_per_trial=1", ["`gpus_per_trial` is 1", "`device` is cpu", "a100-40gb"]),
+        ("resources.device=a100", ["`resources.device`", "'a100'", "cpu, l4-24gb", "did you mean `a100-"]),
+        ("resources.slots=some", ["`resources.slots`", "'some'", "auto", "integer"]),
+        ("resources.utilisation=40", ["`resources.utilisation`", "is 40", "less than or equal to 1"]),
+        ("tracking.uri=https://me:hunter2@host", ["`uri` holds a password", "MLFLOW_TRACKING_PASSWORD"]),
+        ("name=a/b", ["`name`", "'a/b'"]),
+        ("name=../up", ["`name`", "'../up'"]),
+        ("name.first=x", ["`name`", "'quickstart'", "no keys of its own"]),
+        ("frontier.depths.7=1", ["`frontier.depths`", "a list of 3", "`7`"]),
+        ("frontier=3", ["`frontier`", "is 3", "section"]),
+        ("training.seeds", ["`--set training.seeds`", "section.key=value"]),
+        ("=3", ["section.key=value"]),
+        ("training.seeds=[1", ["`--set training.seeds=[1`", "not YAML"]),
+    ],
+)
+def test_a_wrong_value_is_refused_with_key_value_and_way_out(override: str, pieces: list[str]) -> None:
+    message = refusal(override)
+    for piece in pieces:
+        assert piece in message
+    assert "hunter2" not in message
+
+
+def test_gpu_without_gpus_is_refused() -> None:
+    message = refusal("resources.device=l4-24gb", "resources.gpus_per_trial=0")
+    assert "`gpus_per_trial` is 0" in message
+    assert "set it to 1" in message
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "message"),
+    [
+        ("frontier", {"heads": None}, "exactly one of `heads` and `head_dim`; neither is given"),
+        ("frontier", {"head_dim": 4}, "exactly one of `heads` and `head_dim`; both are given"),
+        ("frontier", {"budgets": None}, "`budgets` missing"),
+        ("frontier", {"widths": {1: [8]}}, "`widths` and `budgets` exclude each other"),
+        (
+            "frontier",
+            {"widths": {1: [8]}, "budgets": None},
+            "`depths` has [2], and `widths` has the depths [1]",
+        ),
+        ("training", {"tokens": 4096}, "exactly one of `steps` and `tokens`; both are given"),
+        ("training", {"steps": None}, "exactly one of `steps` and `tokens`; neither is given"),
+        ("training", {"lr": {"rule": "table", "values": {}}}, "`values` is empty"),
+        ("training", {"lr": {"rule": "table", "values": {"2x16": 0.1}}}, "`2x16` names no shape"),
+        ("training", {"lr": {"rule": "table", "values": {"L1-d16": 0.1}}}, "no rate for L2-d12"),
+        ("data", {"kind": None}, "`data.kind` is"),
+        ("data", {"kind": "python-source", "tokenizer": "bpe"}, "bpe needs `data.vocabulary`"),
+        ("data", {"kind": "python-source", "vocabulary": 999}, "`bytes` always has 257 symbols"),
+    ],
+)
+def test_what_excludes_or_needs_another_is_refused(section: str, keys: dict[str, Any], message: str) -> None:
+    raw = {**MINIMAL, section: {**MINIMAL[section], **keys}}
+    with pytest.raises(SpecError) as caught:
+        parse_spec(raw)
+    assert message in str(caught.value)
+
+
+def test_a_spec_error_is_an_input_error() -> None:
+    assert issubclass(SpecError, InputError)
+
+
+def test_a_misspelt_required_key_is_one_mistake_not_two() -> None:
+    raw = {**MINIMAL, "training": {**MINIMAL["training"]}}
+    raw["training"]["bacth"] = raw["training"].pop("batch")
+    with pytest.raises(SpecError) as caught:
+        parse_spec(raw)
+    assert "did you mean `batch`?" in str(caught.value)
+    assert "missing" not in str(caught.value)
+
+
+def test_at_most_five_mistakes_are_listed_and_the_rest_counted() -> None:
+    message = refusal(*(f"training.wrong{i}=1" for i in range(8)))
+    assert message.count("is not a key") == 5
+    assert message.endswith("And 3 more.")
+
+
+def test_missing_sections_are_named() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"name": "mine"}, "mine.yaml")
+    assert str(caught.value) == (
+        "mine.yaml: `data` is missing. `frontier` is missing. `training` is missing."
+    )
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("name: x\n  data: 3\n", ["not YAML at line 2, column 7"]),
+        ("name: [1, 2\n", ["not YAML at line"]),
+        ("name: a\nname: b\n", ["line 2, column 1", "the key `name` is written twice"]),
+        ("", ["is empty"]),
+        ("- a\n- b\n", ["is a list", "mapping"]),
+        ("name: !!python/object/apply:os.getcwd []\n", ["not YAML at line 1"]),
+    ],
+)
+def test_a_file_that_is_no_spec_is_refused(text: str, pieces: list[str], tmp_path: Path) -> None:
+    path = write(tmp_path, text)
+    message = refusal(source=path)
+    assert path in message
+    for piece in pieces:
+        assert piece in message
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(b"name: \xff\xfe")
+    assert "not a text file in UTF-8" in refusal(source=str(path))
+
+
+def test_unknown_sources_are_refused_with_presets_and_a_near_miss(tmp_path: Path) -> None:
+    message = refusal(source="quikstart")
+    assert "did you mean `quickstart`?" in message
+    assert "levine2020, levine2020-wikipedia, quickstart, text" in message
+    assert "There is no file" in refusal(source="nowhere/mine.yaml")
+    assert "is a folder" in refusal(source=str(tmp_path))
+
+
+def test_numbers_are_read_as_in_yaml_1_2(tmp_path: Path) -> None:
+    raw = yaml.safe_dump(MINIMAL).replace("steps: 10", "tokens: 1e4").replace("value: 0.01", "value: 3e-4")
+    spec = load_spec(write(tmp_path, raw))
+    assert spec.training.tokens == 10_000
+    assert spec.training.step_count == round(10_000 / (4 * 32)) == 78
+    assert spec.training.lr.rate(Shape(depth=1, width=8, heads=2)) == 3e-4
+
+
+# Overrides
+
+
+def test_overrides_replace_values_at_any_depth() -> None:
+    spec = load_spec(
+        "quickstart",
+        ["training.seeds=[7]", "training.lr.cap=0.02", "frontier.budgets.points=9", "frontier.depths.0=3"],
+    )
+    assert spec.training.seed_values == (7,)
+    assert spec.training.lr.rate(Shape(depth=1, width=2, heads=2)) == 0.02
+    assert len(spec.frontier.budget_values) == 9
+    assert spec.frontier.depth_values == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("override", "gone", "stays"),
+    [
+        ("training.tokens=1e6", "steps", "tokens"),
+        ("frontier.head_dim=4", "heads", "head_dim"),
+        ("frontier.widths={1: [8]}", "budgets", "widths"),
+    ],
+)
+def test_an_override_replaces_what_it_excludes(override: str, gone: str, stays: str) -> None:
+    overrides = [override, "frontier.tolerance=0.5"]
+    section = getattr(load_spec("quickstart", overrides), override.split(".")[0])
+    assert getattr(section, gone) is None
+    assert getattr(section, stays) is not None
+
+
+def test_two_overrides_that_exclude_each_other_are_refused() -> None:
+    assert "both are given" in refusal("training.tokens=1e6", "training.steps=9")
+
+
+def test_a_path_on_text_turns_it_into_files_and_keeps_the_tokenizer() -> None:
+    preset = load_spec("text").data
+    data = load_spec("text", ["data.path=a.txt"]).data
+    assert isinstance(preset, PythonSourceData)
+    assert isinstance(data, FilesData)
+    assert data.path == "a.txt"
+    shared = ("tokenizer", "vocabulary", "validation_fraction", "validation_tokens", "max_tokens")
+    assert [getattr(data, key) for key in shared] == [getattr(preset, key) for key in shared]
+
+
+def test_a_path_on_a_grammar_does_not_keep_its_vocabulary() -> None:
+    data = load_spec("quickstart", ["data.path=[a.txt, b.txt]"]).data
+    assert data == FilesData(path=("a.txt", "b.txt"))
+
+
+def test_a_new_kind_keeps_what_both_kinds_know() -> None:
+    data = load_spec(
+        "text", ["data.kind=hub", "data.name=some/set", "data.tokenizer=bpe", "data.vocabulary=300"]
+    )
+    assert isinstance(data.data, HubData)
+    assert data.data.validation_tokens == 65_536
+    assert "`data.name` is missing" in refusal("data.kind=hub")
+    assert "`data.path` is not a key" in refusal("data.kind=hub", "data.name=x", "data.path=y")
+
+
+def test_going_back_to_bytes_drops_the_presets_vocabulary() -> None:
+    data = load_spec("levine2020", ["data.tokenizer=bytes"]).data
+    assert data.vocabulary is None
+
+
+def test_a_new_learning_rate_rule_drops_the_old_ones_keys() -> None:
+    spec = load_spec("quickstart", ["training.lr.rule=fixed", "training.lr.value=0.01"])
+    assert spec.training.lr.model_dump() == {"rule": "fixed", "value": 0.01}
+
+
+def test_another_device_brings_its_own_gpus_and_precision() -> None:
+    spec = load_spec("levine2020")
+    assert (spec.resources.gpus_per_trial, spec.precision) == (1, "bf16")
+    spec = load_spec("quickstart", ["resources.device=h100-80gb", "training.precision=auto"])
+    assert (spec.resources.gpus_per_trial, spec.precision) == (1, "bf16")
+    spec = load_spec("quickstart", ["training.precision=auto"])
+    assert (spec.resources.gpus_per_trial, spec.precision) == (0, "fp32")
+
+
+def test_a_subset_of_the_depths_of_widths_by_hand() -> None:
+    spec = load_spec("levine2020", ["frontier.depths=[6, 12]"])
+    assert spec.frontier.depth_values == (6, 12)
+    assert len(spec.frontier.budget_values) == 16
+
+
+def test_overrides_leave_the_preset_itself_alone() -> None:
+    before = load_spec("quickstart")
+    load_spec("quickstart", ["frontier.depths.0=3", "data.path=x", "training.lr.cap=1"])
+    assert load_spec("quickstart") == before
+
+
+# Properties
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=4),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=6,
+    ),
+    st.sampled_from(
+        ["data", "frontier", "training", "training.lr", "training.seeds", "frontier.budgets", "search"]
+        + [
+            "frontier.widths",
+            "resources",
+            "resources.slots",
+            "tracking",
+            "data.parts",
+            "name",
+            "training.betas",
+        ]
+    ),
+)
+def test_nonsense_anywhere_is_either_a_spec_or_one_paragraph(value: Any, key: str) -> None:
+    raw = yaml.safe_load(load_spec("quickstart").to_yaml())
+    *parents, last = key.split(".")
+    section = raw
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    message = ""
+    try:
+        parse_spec(raw)
+    except SpecError as error:
+        message = str(error)
+    assert message == "" or message.startswith("the spec: ")
+    assert "\n" not in message
+
+
+def test_tokens_round_to_whole_steps_and_never_to_none() -> None:
+    for tokens, steps in [(1, 1), (191, 1), (193, 2), (128 * 50, 50)]:
+        raw = {**MINIMAL, "training": {**MINIMAL["training"], "steps": None, "tokens": tokens}}
+        assert parse_spec(raw).training.step_count == steps
+
+
+def test_reading_a_spec_loads_no_training_library() -> None:
+    code = (
+        "import sys; from study.spec import load_spec; import study.plan, study.tables; load_spec('levine2020');"
+        "print({'torch', 'ray', 'mlflow', 'optuna', 'transformers', 'datasets'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.crossings import ONE_SEED, Crossing, find_crossings, gap_of, roots
@@ -91,6 +92,25 @@ def test_a_crossing_with_a_weak_end_is_ambiguous_and_says_which(line_frame):
     assert item.status == "ambiguous"
     assert "at the largest common N the deep net leads by only" in item.reason
     assert item.params is not None
+
+
+def test_one_sign_change_in_the_mean_is_not_enough_when_the_draws_disagree():
+    # The ends are clear, but in the middle the gap hovers at +0.001 with a standard error near 0.008.
+    gaps = {1e3: -0.1, 2e3: -0.05, 4e3: 0.001, 8e3: 0.001, 16e3: 0.001, 32e3: 0.1}
+    frame = pd.DataFrame(
+        [
+            {"depth": depth, "params": params, "seed": seed, "loss": 1 - gap * (depth == 2) + spread}
+            for depth in (1, 2)
+            for params, gap in gaps.items()
+            # The same seeds in another order, so that pairing does not make the gap certain.
+            for seed, spread in zip((0, 1, 2) if depth == 1 else (2, 0, 1), (-0.01, 0.0, 0.01), strict=True)
+        ]
+    )
+    item = crossing(frame)
+    assert item.status == "ambiguous"
+    assert item.draws_one < 0.95
+    assert item.reason == f"only {item.draws_one:.0%} of the draws have exactly one sign change"
+    assert 2e3 < item.params < 4e3
 
 
 def test_several_sign_changes_are_ambiguous(line_frame):

@@ -123,15 +123,11 @@ def test_odd_studies_still_have_a_page(tmp_path, pilot_frame, line_frame, case):
     assert "How to read this" in read(write_report(runs, found, tmp_path)).text
 
 
-def test_given_recommendations_are_shown(tmp_path, study):
+def test_given_recommendations_and_training_curves_are_shown(tmp_path, study):
     rows = recommend(LEVINE2020, [1.739e11], draws=200)
-    page = read(write_report(study, fit(study), tmp_path, recommendations=rows))
-    assert "174 billion 80 13459" in page.text
-
-
-def test_training_curves_are_a_figure(tmp_path, study):
     curves = pd.DataFrame([{"cell": study.used["cell"].iloc[0], "step": s, "loss": 2 / s} for s in (1, 2)])
-    write_report(study, fit(study), tmp_path, curves=curves)
+    page = read(write_report(study, fit(study), tmp_path, recommendations=rows, curves=curves))
+    assert "174 billion 80 13459" in page.text
     assert len(pd.read_csv(tmp_path / "figures" / "training.csv")) == 2
 
 
@@ -141,7 +137,7 @@ def test_a_report_that_fails_keeps_the_old_page(tmp_path, study, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("killed")
 
-    monkeypatch.setattr("analysis.report._environment", broken)
+    monkeypatch.setattr("analysis.report.make_figures", broken)
     with pytest.raises(RuntimeError):
         write_report(study, fit(study), tmp_path, title="second")
     assert "first" in read(path).text

@@ -338,7 +338,7 @@ class _Estimator:
             for name, device in DEVICES.items()
             if device.memory is not None and needed.total <= usable_memory(device)
         ]
-        remedy = f"a larger device ({', '.join(larger)})" if larger else "smaller shapes"
+        remedy = f"a larger device ({', '.join(larger[:3])})" if larger else "smaller shapes"
         share = "usable memory" if self.device.is_gpu else f"memory for each of {self.slots} slots"
         raise SpecError(
             f"`resources.device` {self.device.name} cannot train depth {shape.depth}, width "
@@ -356,7 +356,8 @@ def _slots(resources: ResourcesSection, device: Device) -> int:
         return resources.slots
     if device.is_gpu:
         return max(1, local_gpus())
-    return max(1, int(cores() / resources.cpus_per_trial))
+    by_memory = usable_memory(device) // (2 * PROCESS_BYTES)
+    return max(1, min(int(cores() / resources.cpus_per_trial), by_memory))
 
 
 def _notes(spec: StudySpec, device: Device, recipe: Recipe) -> list[str]:

@@ -385,15 +385,21 @@ def test_overrides_leave_the_preset_itself_alone() -> None:
         max_leaves=6,
     ),
     st.sampled_from(
-        ["data", "frontier", "training", "training.lr", "training.seeds", "frontier.budgets", "search"]
-        + [
+        [
+            "data",
+            "frontier",
+            "training",
+            "training.lr",
+            "training.seeds",
+            "training.betas",
+            "frontier.budgets",
             "frontier.widths",
+            "search",
             "resources",
             "resources.slots",
             "tracking",
             "data.parts",
             "name",
-            "training.betas",
         ]
     ),
 )

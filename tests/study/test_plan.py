@@ -1,0 +1,320 @@
+"""The plan: cells and their costs, the protocol, totals, and what is refused."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import study.plan
+import trainables.data
+from study.devices import DEVICES, usable_memory
+from study.errors import SpecError
+from study.plan import Plan, make_plan
+from study.spec import load_spec
+from study.tables import duration, plan_table, short
+from trainables.counts import flops, memory, parameters
+
+
+@pytest.fixture(autouse=True)
+def _data_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give data a key and a vocabulary by its description alone; what they really are is tested with the data."""
+    stubs = {
+        "data_key": lambda spec, context, base: f"{spec!r}|{context}",
+        "vocabulary_size": lambda spec: (
+            spec.vocabulary + (spec.kind == "hierarchy") if spec.vocabulary else 257
+        ),
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setitem(vars(trainables.data), name, stub)  # the module imports its own on first use
+
+
+def plan_of(preset: str, *overrides: str) -> Plan:
+    return make_plan(load_spec(preset, overrides))
+
+
+def refusal(preset: str, *overrides: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        plan_of(preset, *overrides)
+    return str(caught.value)
+
+
+# Cells
+
+
+def test_quickstart_is_fifteen_shapes_times_three_seeds() -> None:
+    plan = plan_of("quickstart")
+    assert len(plan.cells) == plan.cell_count == 45
+    assert len({planned.cell.key for planned in plan.cells}) == 45
+    assert {planned.cell.seed for planned in plan.cells} == {0, 1, 2}
+    assert len({planned.cell.shape for planned in plan.cells}) == 15
+    assert plan.vocabulary == 9
+
+
+def test_cells_are_in_the_order_of_budget_depth_factor_and_seed() -> None:
+    plan = plan_of("quickstart", "search.lr_factors=[0.5, 2]")
+    order = [(p.budget, p.cell.shape.depth, p.lr_factor, p.cell.seed) for p in plan.cells]
+    assert order == sorted(order)
+    assert len(order) == 90
+
+
+def test_every_cell_carries_exact_counts() -> None:
+    for planned in plan_of("quickstart").cells:
+        cell = planned.cell
+        assert planned.parameters == parameters(cell.shape, 9, 64)
+        assert planned.tokens == 1_228_800
+        assert planned.flops == flops(cell.shape, 9, 64).training * 1_228_800
+        assert planned.memory_bytes == memory(cell.shape, 9, 64, 16, "fp32").total
+        assert planned.micro_batch == 16
+        assert planned.tensor_parallel == 1
+        assert abs(cell.shape.budget_params / planned.budget - 1) <= 0.12
+
+
+def test_the_learning_rate_is_the_rule_times_the_factor() -> None:
+    plan = plan_of("quickstart", "search.lr_factors=[0.5, 1, 4]")
+    for planned in plan.cells:
+        rule = min(0.04, 0.4 / planned.cell.shape.width)
+        assert planned.cell.lr == pytest.approx(rule * planned.lr_factor)
+    assert {planned.lr_factor for planned in plan.cells} == {0.5, 1.0, 4.0}
+
+
+def test_rates_by_table_reach_the_cells() -> None:
+    table = "{L1-d16: 0.01, L2-d12: 0.02}"
+    plan = plan_of(
+        "quickstart",
+        "frontier.budgets=[3200]",
+        "frontier.depths=[1, 2]",
+        "training.lr.rule=table",
+        f"training.lr.values={table}",
+    )
+    assert {p.cell.name[:-3]: p.cell.lr for p in plan.cells} == {"L1-d16": 0.01, "L2-d12": 0.02}
+
+
+def test_flags_mark_exactly_the_widths_above_the_vocabulary() -> None:
+    for planned in plan_of("quickstart").cells:
+        wide = planned.cell.shape.width > 9
+        assert planned.flags == (("width above the vocabulary of 9",) if wide else ())
+    assert not any("vocabulary" in flag for p in plan_of("levine2020").cells for flag in p.flags)
+
+
+# Protocol
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.steps=1201",
+        "training.lr.cap=0.03",
+        "training.init=gpt2",
+        "data.grammar_seed=1",
+        "training.batch=8",
+    ],
+)
+def test_the_protocol_changes_with_what_compared_cells_must_share(override: str) -> None:
+    assert plan_of("quickstart", override).protocol != plan_of("quickstart").protocol
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.seeds=1",
+        "frontier.depths=[1]",
+        "name=other",
+        "resources.slots=1",
+        "search.lr_factors=[1, 2]",
+    ],
+)
+def test_the_protocol_does_not_depend_on_shapes_seeds_or_machines(override: str) -> None:
+    assert plan_of("quickstart", override).protocol == plan_of("quickstart").protocol
+
+
+def test_the_same_cell_has_the_same_key_in_another_study() -> None:
+    small = {p.cell.key for p in plan_of("quickstart", "frontier.depths=[1, 2]", "training.seeds=1").cells}
+    assert small < {p.cell.key for p in plan_of("quickstart").cells}
+
+
+def test_relative_paths_start_from_the_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Path] = []
+
+    def data_key(spec: Any, context: int, base: Path) -> str:
+        seen.append(base)
+        return "key"
+
+    monkeypatch.setitem(vars(trainables.data), "data_key", data_key)
+    make_plan(load_spec("text", ["data.path=a.txt"]), base=tmp_path)
+    assert seen == [tmp_path]
+
+
+# Costs
+
+
+def test_the_floor_is_the_entropy_of_the_grammar() -> None:
+    assert plan_of("quickstart").floor == pytest.approx((math.log(8) + 31 * math.log(2)) / 32)
+    assert plan_of("text").floor is None
+
+
+def test_a_batch_too_large_for_the_device_is_cut_into_equal_pieces_that_fit() -> None:
+    usable = usable_memory(DEVICES["a100-80gb"])
+    plan = plan_of("levine2020")
+    assert {planned.micro_batch for planned in plan.cells} > {512}
+    for planned in plan.cells:
+        shape, micro_batch = planned.cell.shape, planned.micro_batch
+        assert 512 % micro_batch == 0
+        assert planned.memory_bytes <= usable
+        assert planned.memory_bytes == memory(shape, 2000, 128, micro_batch, "bf16").total
+        if micro_batch < 512:
+            assert memory(shape, 2000, 128, 2 * micro_batch, "bf16").total > usable
+            assert f"batch in {512 // micro_batch} pieces of {micro_batch}" in planned.flags
+
+
+def test_what_cannot_fit_even_one_sequence_at_a_time_is_refused() -> None:
+    message = refusal("levine2020", "frontier.widths={48: [4096]}")
+    assert "`resources.device` a100-80gb cannot train depth 48, width 4096" in message
+    assert "with one sequence at a time it needs" in message
+    assert "72 GB of usable memory" in message
+    message = refusal("levine2020", "frontier.widths={48: [3072]}")
+    assert "Take a larger device (h200-141gb" in message
+
+
+def test_a_cpu_study_beyond_this_machines_memory_is_refused() -> None:
+    message = refusal("quickstart", "frontier.widths={48: [20000]}", "resources.slots=2")
+    assert "`resources.device` cpu cannot train depth 48, width 20000" in message
+    assert "for each of 2 slots" in message
+
+
+def test_slots_are_the_cores_with_a_gigabyte_each_unless_said() -> None:
+    cores = len(os.sched_getaffinity(0))
+    memory_slots = usable_memory(DEVICES["cpu"]) // 10**9
+    assert plan_of("quickstart").slots == min(cores, memory_slots)
+    assert plan_of("quickstart", "resources.cpus_per_trial=1000").slots == 1
+    assert plan_of("quickstart", "resources.slots=7").slots == 7
+
+
+def test_hours_are_the_work_over_the_slots_but_never_below_the_longest_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(study.plan, "usable_memory", lambda *_: 10**12)
+    one, four, many = (plan_of("quickstart", f"resources.slots={n}") for n in (1, 4, 1000))
+    assert one.hours == pytest.approx(sum(p.seconds for p in one.cells) / 3600)
+    assert four.hours == pytest.approx(one.hours / 4)
+    assert many.hours == pytest.approx(max(p.seconds for p in many.cells) / 3600)
+
+
+def test_quickstart_is_planned_for_the_minutes_it_was_rehearsed_for() -> None:
+    # The pilot: 660 CPU-seconds for the 45 cells, before DeepSpeed's 1-2 ms a step (45 x 1,200 steps).
+    seconds = plan_of("quickstart").device_hours * 3600
+    assert 500 < seconds < 660 + 45 * 1200 * 2e-3 + 150
+
+
+def test_cost_is_the_price_times_the_hours() -> None:
+    plan = plan_of("quickstart", "resources.price_per_hour=3")
+    assert plan.cost == pytest.approx(3 * plan.device_hours)
+    assert plan_of("quickstart").cost is None
+    assert plan_of("quickstart", "resources.price_per_hour=0").cost == 0
+
+
+def test_measured_utilisation_replaces_the_assumed_one() -> None:
+    assumed = plan_of("levine2020-wikipedia")
+    measured = plan_of("levine2020-wikipedia", "resources.utilisation=0.1")
+    assert any("35%" in note for note in assumed.notes)
+    assert not any("35%" in note for note in measured.notes)
+    assert measured.device_hours > 2 * assumed.device_hours
+
+
+def test_totals_are_those_of_the_cells() -> None:
+    plan = plan_of("quickstart")
+    assert plan.tokens == 45 * 1_228_800
+    assert plan.flops == pytest.approx(sum(p.flops for p in plan.cells))
+
+
+def test_a_search_lists_all_candidates_and_counts_those_it_tries() -> None:
+    overrides = ("search.lr_factors=[0.5, 1, 2]", "search.sampler=tpe", "search.trials=4")
+    plan = plan_of("quickstart", *overrides)
+    assert len(plan.cells) == 5 * 3 * 3 * 3
+    assert plan.cell_count == 5 * 4 * 3
+    assert plan.trials == 4
+    full = plan_of("quickstart", overrides[0])
+    assert plan.tokens == pytest.approx(full.tokens * 4 / 9)
+    more = plan_of("quickstart", *overrides[:2], "search.trials=100")
+    assert more.cell_count == len(more.cells)
+
+
+def test_repeated_passes_over_the_data_are_noted() -> None:
+    assert not any("passes" in note for note in plan_of("quickstart").notes)
+    (note,) = plan_of("quickstart", "data.sequences=9600").notes
+    assert note == "each cell reads 1,228,800 tokens of at most 614,400 there are: 2.0 passes"
+
+
+def test_depths_without_a_shape_are_listed_and_noted() -> None:
+    plan = plan_of("quickstart", "frontier.tolerance=0.1")
+    assert [(round(m.budget), m.depth, m.nearest_width) for m in plan.misses] == [(6197, 4, 12)]
+    assert any("depth 4 at budget 6196.77" in note and "+12% off" in note for note in plan.notes)
+    assert plan.to_json()["misses"][0]["deviation"] == pytest.approx(0.115, abs=1e-3)
+
+
+# Output
+
+
+def test_json_holds_everything_and_nothing_that_is_not_json() -> None:
+    plan = plan_of("quickstart", "resources.price_per_hour=3")
+    document = json.loads(json.dumps(plan.to_json(), allow_nan=False))
+    assert document["totals"]["cells"] == 45
+    assert document["totals"]["cost"] == pytest.approx(plan.cost)
+    assert [row["cell"] for row in document["cells"]] == [p.cell.key for p in plan.cells]
+    row = document["cells"][0]
+    assert (
+        row["total_params"] == row["embedding_params"] + row["position_params"] + row["non_embedding_params"]
+    )
+    assert row["params"] == 12 * row["depth"] * row["width"] ** 2
+
+
+def test_the_table_has_a_line_a_shape_and_fits_a_terminal() -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    plan = plan_of("quickstart")
+    console.print(plan_table(plan))
+    text = console.export_text()
+    assert sum(" h2 " in line for line in text.splitlines()) == 15
+    assert "…" not in text
+    assert "24,576" in text
+    assert "27,808" in text
+    assert "width above the vocabulary of 9" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(7, "7 s"), (99.4, "99 s"), (150, "2 min"), (5400, "90 min"), (8640, "2.4 h"), (31 * 86400, "31 days")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(12, "12"), (1600, "1.6k"), (2.5e9, "2.5G"), (5.31e21, "5.31Z")])
+def test_short_numbers(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+# Size
+
+
+def test_ten_thousand_cells_are_planned_in_three_seconds() -> None:
+    spec = load_spec(
+        "quickstart",
+        [
+            "frontier.budgets={min: 1e7, max: 1e9, points: 100}",
+            "frontier.depths=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]",
+            "training.seeds=10",
+            "resources.device=b200-180gb",
+        ],
+    )
+    start = time.perf_counter()
+    plan = make_plan(spec)
+    keys = {planned.cell.key for planned in plan.cells}
+    document = json.dumps(plan.to_json())
+    elapsed = time.perf_counter() - start
+    assert len(keys) == len(plan.cells) == 10_000
+    assert len(document) > 1_000_000
+    assert elapsed < 3

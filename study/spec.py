@@ -38,12 +38,18 @@ class Section(BaseModel):
         return values
 
 
+#: Bounds no study reaches: they turn a slip of the keyboard into a refusal instead of an endless plan.
+Budget = Annotated[float, Field(gt=0, le=1e15)]
+Depth = Annotated[int, Field(ge=1, le=10_000)]
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class BudgetRange(Section):
     """Budgets from `min` to `max`, each the same factor above the one before."""
 
-    min: float = Field(gt=0, description="smallest budget")
-    max: float = Field(gt=0, description="largest budget")
-    points: int = Field(ge=2, description="how many budgets, both ends counted")
+    min: Budget = Field(description="smallest budget")
+    max: Budget = Field(description="largest budget")
+    points: int = Field(ge=2, le=10_000, description="how many budgets, both ends counted")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -65,27 +71,32 @@ class FrontierSection(Section):
 
     budgets: (
         Annotated[
-            Annotated[tuple[Annotated[float, Field(gt=0)], ...], Tag("list")]
-            | Annotated[BudgetRange, Tag("table")],
+            Annotated[tuple[Budget, ...], Tag("list")] | Annotated[BudgetRange, Tag("table")],
             Discriminator(_list_or_table),
         ]
         | None
     ) = Field(default=None, description="targets of N = 12·L·d², as a list or as {min, max, points}")
-    depths: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, description="layers L")
-    widths: dict[Annotated[int, Field(ge=1)], tuple[Annotated[int, Field(ge=1)], ...]] | None = Field(
+    depths: tuple[Depth, ...] | None = Field(default=None, description="layers L")
+    widths: dict[Depth, tuple[Width, ...]] | None = Field(
         default=None,
         description="instead of budgets: the widths of each depth; the budget of a shape is its own N. "
         "`depths`, if given, says which of them are used",
     )
-    heads: int | None = Field(default=None, ge=1, description="attention heads of every layer (the paper: 2)")
-    head_dim: int | None = Field(default=None, ge=1, description="instead of heads: the width of one head")
+    heads: int | None = Field(
+        default=None, ge=1, le=10_000, description="attention heads of every layer (the paper: 2)"
+    )
+    head_dim: int | None = Field(
+        default=None, ge=1, le=10_000, description="instead of heads: the width of one head"
+    )
     tolerance: float = Field(
         default=0.1,
         gt=0,
         lt=1,
         description="how far N of a shape may be from its budget, as a share of the budget",
     )
-    width_multiple: int = Field(default=1, ge=1, description="widths are multiples of this, and of the heads")
+    width_multiple: int = Field(
+        default=1, ge=1, le=10_000, description="widths are multiples of this, and of the heads"
+    )
 
     @property
     def budget_values(self) -> tuple[float, ...]:
@@ -275,7 +286,7 @@ class TrainingSection(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     lr: LearningRate = Field(description="rule of the peak learning rate")
     seeds: Annotated[
-        Annotated[int, Field(ge=1), Tag("count")]
+        Annotated[int, Field(ge=1, le=10_000), Tag("count")]
         | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Tag("list")],
         Discriminator(_list_or_count),
     ] = Field(default=1, description="how many (0, 1, …), or which")
@@ -503,21 +514,25 @@ class StudySpec(Section):
 
 
 def _check_grammar(data: HierarchyData, context: int) -> None:
+    # Compared by logarithms first: the powers themselves may have millions of digits.
+    if data.levels * math.log(data.branching) > math.log(context) + 1e-9:
+        fitting = int(math.log(context) / math.log(data.branching) + 1e-9)
+        raise ValueError(
+            f"the grammar's strings have branching^levels = {data.branching}^{data.levels} symbols, more than "
+            f"`training.context` {context}; take at most {fitting} `levels`, or a longer context"
+        )
     length: int = data.branching**data.levels
     if context % length:
         below = context // length * length
-        nearest = f"{below} or {below + length}" if below else f"{length}"
         raise ValueError(
-            f"`training.context` {context} is not a multiple of {length}, the length of the grammar's "
-            f"strings "
-            f"(branching^levels = {data.branching}^{data.levels}); take {nearest}"
+            f"`training.context` {context} is not a multiple of {length}, the length of the grammar's strings "
+            f"(branching^levels = {data.branching}^{data.levels}); take {below} or {below + length}"
         )
-    strings = data.vocabulary**data.branching
-    if data.synonyms * data.vocabulary > strings:
+    if math.log(data.synonyms) > (data.branching - 1) * math.log(data.vocabulary) + 1e-9:
+        most: int = data.vocabulary ** (data.branching - 1)
         raise ValueError(
             f"`data.synonyms` {data.synonyms} x `data.vocabulary` {data.vocabulary} rules need more than the "
-            f"{strings} strings of {data.branching} symbols there are; take at most "
-            f"{strings // data.vocabulary} synonyms"
+            f"{most * data.vocabulary} strings of {data.branching} symbols there are; take at most {most} synonyms"
         )
 
 

@@ -505,8 +505,6 @@ class StudySpec(Section):
         for source in sources:
             if isinstance(source, HierarchyData):
                 _check_grammar(source, self.training.context)
-        if not isinstance(self.data, HierarchyData):
-            _check_vocabulary(self.data.tokenizer, self.data.vocabulary)
         if isinstance(self.training.lr, TableRate):
             for found in shapes(self.frontier):
                 self.training.lr.rate(found.shape)
@@ -533,17 +531,6 @@ def _check_grammar(data: HierarchyData, context: int) -> None:
         raise ValueError(
             f"`data.synonyms` {data.synonyms} x `data.vocabulary` {data.vocabulary} rules need more than the "
             f"{most * data.vocabulary} strings of {data.branching} symbols there are; take at most {most} synonyms"
-        )
-
-
-def _check_vocabulary(tokenizer: str, vocabulary: int | None) -> None:
-    if tokenizer == "bpe" and vocabulary is None:
-        raise ValueError("`data.tokenizer` bpe needs `data.vocabulary`, its size, for example 1024")
-    if tokenizer == "bytes" and vocabulary is not None and vocabulary != 257:
-        raise ValueError(
-            f"`data.vocabulary` is {vocabulary}, but the tokenizer `bytes` always has 257 symbols (256 "
-            f"and end of text); "
-            "take `vocabulary` out, or set `data.tokenizer: bpe`"
         )
 
 

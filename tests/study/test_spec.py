@@ -206,7 +206,11 @@ def test_gpu_without_gpus_is_refused() -> None:
         ("training", {"lr": {"rule": "table", "values": {"2x16": 0.1}}}, "`2x16` names no shape"),
         ("training", {"lr": {"rule": "table", "values": {"L1-d16": 0.1}}}, "no rate for L2-d12"),
         ("data", {"kind": None}, "`data.kind` is"),
-        ("data", {"kind": "python-source", "tokenizer": "bpe"}, "bpe needs `data.vocabulary`"),
+        (
+            "data",
+            {"kind": "python-source", "tokenizer": "bpe"},
+            "In `data`: the tokenizer `bpe` needs `vocabulary`",
+        ),
         ("data", {"kind": "python-source", "vocabulary": 999}, "`bytes` always has 257 symbols"),
     ],
 )

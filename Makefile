@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+RESULTS ?= results
 
 .PHONY: help study test test-slow lint format bench clean
 .DEFAULT_GOAL := help
@@ -16,7 +17,7 @@ help:
 	@echo "make clean      remove what was built; results/ and .venv stay"
 
 study: $(INSTALLED)
-	@$(BIN)/interplay run quickstart
+	@$(BIN)/interplay run quickstart --results $(RESULTS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow"

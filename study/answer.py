@@ -107,10 +107,18 @@ def fit_table(result: Fit) -> RenderableType:
     for shape in result.best:
         others = [str(depth) for depth in shape.near or () if depth != shape.depth]
         near = "no noise estimate" if shape.near is None else ", ".join(others) or "-"
-        best.add_row(f"{shape.params:,.0f}", str(shape.depth), f"{shape.width:.0f}", f"{shape.loss:.4f}", near)
+        best.add_row(
+            f"{shape.params:,.0f}", str(shape.depth), f"{shape.width:.0f}", f"{shape.loss:.4f}", near
+        )
     lines = [Text(text, style="yellow") for text in result.warnings]
     starred = [Text("* not neighbours among the depths of the study", style="dim")]
-    return Group(crossings, *(starred if any(not c.adjacent for c in result.crossings) else []), _law(result), best, *lines)
+    return Group(
+        crossings,
+        *(starred if any(not c.adjacent for c in result.crossings) else []),
+        _law(result),
+        best,
+        *lines,
+    )
 
 
 def recommendation_table(law: Law, shapes: list[dict[str, Any]]) -> RenderableType:
@@ -125,7 +133,9 @@ def recommendation_table(law: Law, shapes: list[dict[str, Any]]) -> RenderableTy
             _interval(shape["depth_interval"]),
             str(shape["width"]),
             _interval(shape["width_interval"]),
-            Text("outside the data", style="yellow") if shape["extrapolated"] else Text("inside the data", style="dim"),
+            Text("outside the data", style="yellow")
+            if shape["extrapolated"]
+            else Text("inside the data", style="dim"),
         )
     return table
 

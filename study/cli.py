@@ -34,7 +34,8 @@ SetOption = Annotated[
 ResultsOption = Annotated[Path, typer.Option("--results", help="root of everything that is written")]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on stdout and nothing else")]
 ColumnOption = Annotated[
-    list[str] | None, typer.Option("--column", metavar="OURS=THEIRS", help="the name of a column in a foreign table")
+    list[str] | None,
+    typer.Option("--column", metavar="OURS=THEIRS", help="the name of a column in a foreign table"),
 ]
 
 
@@ -56,6 +57,10 @@ def plan(
     spec: SpecArgument,
     overrides: SetOption = None,
     as_json: JsonOption = False,
+    cell: Annotated[
+        str | None,
+        typer.Option("--cell", metavar="KEY", help="print one cell as JSON, for `python -m trainables`"),
+    ] = None,
 ) -> None:
     """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Runs nothing."""
     from study.plan import make_plan
@@ -63,7 +68,9 @@ def plan(
     from study.tables import plan_table
 
     made = make_plan(load_spec(spec, overrides or ()))
-    if as_json:
+    if cell:
+        print(made.cell(cell).model_dump_json(indent=2))
+    elif as_json:
         _print_json(made.to_json())
     else:
         Console().print(plan_table(made))
@@ -79,6 +86,7 @@ def run(
     from study.spec import load_spec
 
     loaded = load_spec(spec, overrides or ())
+    from analysis.wording import headlines
     from study.runner import run_study
 
     console = Console(highlight=False)
@@ -88,7 +96,7 @@ def run(
         console.print(f"Stopped. Nothing is lost; go on with: [bold]interplay run {arguments}[/]")
         raise typer.Exit(STOPPED)
     if summary.fit and summary.report:
-        for line in summary.fit.headlines():
+        for line in headlines(summary.fit):
             console.print(Text(line))
         console.print(f"Report: [bold]{_relative(summary.report)}[/]")
     if summary.failed:
@@ -157,7 +165,10 @@ def report(
 
 @app.command()
 def recommend(
-    params: Annotated[list[float], typer.Option("--params", help="sizes N in non-embedding parameters, e.g. 7e9")],
+    params: Annotated[
+        list[float], typer.Option("--params", metavar="N ...", help="sizes in non-embedding parameters: 1e9 7e9")
+    ],
+    more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
     fit_file: Annotated[Path | None, typer.Option("--fit", help="a fit.json of a study")] = None,
     law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020")] = None,
     as_json: JsonOption = False,
@@ -167,7 +178,7 @@ def recommend(
     from study.answer import law_of, recommendation_table
 
     chosen = law_of(fit_file, law)
-    shapes = project(chosen, params)
+    shapes = project(chosen, [*params, *(more or ())])
     if as_json:
         _print_json(shapes)
     else:
@@ -177,7 +188,9 @@ def recommend(
 @app.command()
 def ui(
     results: ResultsOption = Path("results"),
-    host: Annotated[str, typer.Option(help="address to bind; anything but loopback opens it to others")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="address to bind; anything but loopback opens it to others")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the page")] = 5000,
 ) -> None:
     """Open MLflow's own web page on the studies of a results folder."""

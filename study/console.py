@@ -57,7 +57,9 @@ class Board:
         missing = [
             p
             for p in self.plan.cells
-            if p.cell.key not in self.losses and p.cell.key not in self.failed and p.cell.key not in self.running
+            if p.cell.key not in self.losses
+            and p.cell.key not in self.failed
+            and p.cell.key not in self.running
         ]
         # An adaptive search tries only some of the candidates.
         wanted = max(0, self.total - self.ended - len(self.running))
@@ -109,7 +111,9 @@ class Viewer:
             board.measured += result.train_seconds
             board.estimated += planned.seconds
         outcome = f"loss {result.loss:.4f}" if result.loss is not None else f"diverged: {result.reason}"
-        self._line(f"{planned.cell.name}  N={planned.cell.shape.budget_params:,}  {outcome}", result.train_seconds)
+        self._line(
+            f"{planned.cell.name}  N={planned.cell.shape.budget_params:,}  {outcome}", result.train_seconds
+        )
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         """A cell failed for good in this run."""

@@ -1,5 +1,6 @@
 """`interplay run`: fill in the missing rows of a study, then fit and report."""
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,11 +24,16 @@ from trainables import checkpoint
 from trainables.data.store import open_store
 from trainables.progress import Progress, Result
 
+
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended."""
+    """How a run ended; seconds are of the cells trained in this run."""
 
     plan: Plan
+    wall_seconds: float
+    """From Ray being up to the end of the last trial."""
+    train_seconds: float
+    """Sum over the trials of the time in their own training steps and evaluations."""
     trained: int
     failed: Mapping[str, str]
     finished: bool
@@ -48,7 +54,9 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         (where.folder / "spec.yaml").write_text(spec.to_yaml())
         uri, store = connect(spec, where)
         if store is None:
-            console.print(f"[yellow]The tracking server {uri} does not answer.[/] Rows are kept in {where.folder}.")
+            console.print(
+                f"[yellow]The tracking server {uri} does not answer.[/] Rows are kept in {where.folder}."
+            )
         tracker = Tracker(store, uri, spec.experiment, where.outbox, where.artifacts)
         rows = known_rows(plan, store, where)
         listener = _Listener(plan, rows, tracker, where)
@@ -67,14 +75,14 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         fit, report = None, None
         if finished and rows:
             fit, report = answer(spec, plan, run_table(plan, rows), where, curves(rows, tracker.store))
-            console.print(f"[dim]{listener.trained} cells trained, {len(rows)} rows in the run table.[/]")
+            console.print(_tally(listener, plan.slots, len(rows)))
         tracker.finish("FINISHED" if finished else "KILLED", _artifacts(where))
         if tracker.problem:
             console.print(
                 f"[yellow]MLflow:[/] {tracker.problem} {len(where.outbox.rows())} rows wait in {where.outbox.folder}; "
                 "the next run sends them."
             )
-    return Summary(plan, listener.trained, failed, finished, fit, report)
+    return Summary(plan, listener.wall_seconds, listener.train_seconds, listener.trained, failed, finished, fit, report)
 
 
 def curves(rows: Mapping[str, Row], store: Store | None) -> pd.DataFrame:
@@ -93,6 +101,7 @@ class _Listener:
         self.plan, self.rows, self.tracker, self.where = plan, rows, tracker, where
         self.viewer: Viewer | None = None
         self.trained = 0
+        self.wall_seconds = self.train_seconds = 0.0
 
     def started(self, planned: PlannedCell) -> None:
         self.tracker.live(Live(planned.cell.key, planned.cell.name, self._params(planned)))
@@ -114,6 +123,7 @@ class _Listener:
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
         self.trained += 1
+        self.train_seconds += result.train_seconds
         metrics = {
             "train_seconds": result.train_seconds,
             "tokens_per_second": result.tokens_per_second,
@@ -210,14 +220,28 @@ def _train(
         with console.status("starting Ray"):
             stack.enter_context(ray_session(slots))
         listener.viewer = stack.enter_context(Viewer(board, console))
-        return run_cells(search, slots, settings, resources.max_retries, listener, where.folder / "tune")
+        began = time.monotonic()
+        try:
+            return run_cells(search, slots, settings, resources.max_retries, listener, where.folder / "tune")
+        finally:
+            listener.wall_seconds = time.monotonic() - began
+
+
+def _tally(listener: _Listener, slots: int, rows: int) -> str:
+    """One line on what was trained, and how much of the slots' time went into training."""
+    if not listener.trained:
+        return f"[dim]nothing to train: all {rows} rows are there.[/]"
+    share = listener.train_seconds / (listener.wall_seconds * slots)
+    return f"[dim]{listener.trained} cells in {duration(listener.wall_seconds)}, {share:.0%} of it in training steps.[/]"
 
 
 def _announce(plan: Plan, rows: Mapping[str, Row], total: int, console: Console) -> None:
     known = sum(row.status != "failed" for row in rows.values())
     again = sum(row.status == "failed" for row in rows.values())
     text = f"{total} cells, {known} done" + (f", {again} failed before and tried again" if again else "")
-    console.print(f"[bold]{plan.name}[/]: {text}, about {duration(plan.hours * 3600)} for all on {plan.slots} slots.")
+    console.print(
+        f"[bold]{plan.name}[/]: {text}, about {duration(plan.hours * 3600)} for all on {plan.slots} slots."
+    )
 
 
 def _tags(spec: StudySpec, plan: Plan) -> dict[str, str]:

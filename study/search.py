@@ -128,7 +128,8 @@ class FrontierSearch:
     def total(self) -> int:
         """Cells of all candidates that will be tried, those already known included."""
         return sum(
-            sum(sorted((len(c.cells) for c in b.candidates.values()), reverse=True)[: b.limit]) for b in self._budgets
+            sum(sorted((len(c.cells) for c in b.candidates.values()), reverse=True)[: b.limit])
+            for b in self._budgets
         )
 
     def trials(self) -> dict[float, list[optuna.trial.FrozenTrial]]:
@@ -229,7 +230,9 @@ class FrontierSearch:
         losses = [
             outcome.loss
             for key in candidate.keys
-            if (outcome := self._outcomes.get(key)) and outcome.loss is not None and math.isfinite(outcome.loss)
+            if (outcome := self._outcomes.get(key))
+            and outcome.loss is not None
+            and math.isfinite(outcome.loss)
         ]
         return sum(losses) / len(losses) if losses else None
 

@@ -34,7 +34,9 @@ def read_source(
             raise SpecError(f"--set changes a spec, but {source} is a table of runs; leave it out.")
         uri = store_uri("auto", results)
         if source.startswith("mlflow:") and not (results / "mlflow.db").is_file():
-            raise SpecError(f"there is no MLflow store in {results} (mlflow.db); name its folder with --results DIR.")
+            raise SpecError(
+                f"there is no MLflow store in {results} (mlflow.db); name its folder with --results DIR."
+            )
         return read_runs(source, mapping(columns), tracking_uri=uri), {}
     if columns:
         raise SpecError(f"--column renames the columns of a table, but {source} is a spec; leave it out.")
@@ -42,11 +44,15 @@ def read_source(
     plan = make_plan(spec)
     where = places(spec, results.resolve())
     if spec.tracking.uri == "auto" and not (results / "mlflow.db").is_file():
-        raise SpecError(f"the study {spec.name!r} has no rows in {results} yet; run it with `interplay run {source}`.")
+        raise SpecError(
+            f"the study {spec.name!r} has no rows in {results} yet; run it with `interplay run {source}`."
+        )
     _, store = connect(spec, where)
     rows = known_rows(plan, store, where)
     if not rows:
-        raise SpecError(f"the study {spec.name!r} has no rows in {results} yet; run it with `interplay run {source}`.")
+        raise SpecError(
+            f"the study {spec.name!r} has no rows in {results} yet; run it with `interplay run {source}`."
+        )
     from study.answer import facts
     from study.runner import curves
 

@@ -35,7 +35,7 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     rows = known_rows(plan, store, where)
     driver = where.driver()
     running = _running(store) if store and driver else set()
-    states = {}
+    states: dict[str, str] = {}
     for planned in plan.cells:
         key = planned.cell.key
         states[key] = "running" if key in running else rows[key].status if key in rows else "missing"
@@ -81,11 +81,17 @@ def status_table(state: StudyStatus) -> RenderableType:
     for planned in state.plan.cells:
         row = state.rows.get(planned.cell.key)
         if row and row.reason:
-            lines.append(Text(f"{row.status} {planned.cell.name} ({planned.cell.key}): {row.reason}", style="red"))
+            lines.append(
+                Text(f"{row.status} {planned.cell.name} ({planned.cell.key}): {row.reason}", style="red")
+            )
     if state.waiting:
         lines.append(Text(f"{state.waiting} rows wait to be sent to MLflow", style="yellow"))
     if not state.online:
-        lines.append(Text("the tracking server does not answer: this is the state of the last run table", style="yellow"))
+        lines.append(
+            Text(
+                "the tracking server does not answer: this is the state of the last run table", style="yellow"
+            )
+        )
     return Group(lines[0], table, *lines[1:])
 
 

@@ -7,7 +7,6 @@ when the server is back.
 """
 
 import contextlib
-import json
 import logging
 import os
 import queue
@@ -132,7 +131,9 @@ class Store:
         """Yield all runs that fulfil an MLflow filter, page by page."""
         token = None
         while True:
-            page = self.client.search_runs([self.experiment_id], condition, max_results=PAGE, page_token=token)
+            page = self.client.search_runs(
+                [self.experiment_id], condition, max_results=PAGE, page_token=token
+            )
             yield from page
             token = page.token
             if not token:
@@ -283,7 +284,9 @@ class Outbox:
 class Tracker:
     """Sends a running study to MLflow from a thread; the driver only ever puts things into a queue."""
 
-    def __init__(self, store: Store | None, uri: str, experiment: str, outbox: Outbox, artifacts: Path) -> None:
+    def __init__(
+        self, store: Store | None, uri: str, experiment: str, outbox: Outbox, artifacts: Path
+    ) -> None:
         """`store` is None where the server was away at the start; it is tried again while the study runs."""
         self.uri, self.experiment, self.outbox, self.artifacts = uri, experiment, outbox, artifacts
         self.store = store
@@ -307,7 +310,7 @@ class Tracker:
         self._thread.start()
 
     def live(self, live: Live) -> None:
-        """Queue new parts of a running cell's curve; they may be dropped if the server is away, the row has them all."""
+        """Queue new parts of a running cell's curve; they may be dropped, because its row will have them all."""
         self._queue.put(live)
 
     def ended(self, row: Row) -> None:
@@ -350,7 +353,8 @@ class Tracker:
                     live = merged.setdefault(item.cell, Live(item.cell, item.name, item.params))
                     live.points += item.points
                     live.evaluations += item.evaluations
-            for thing in (*rows, *merged.values()):
+            things: list[Live | Row] = [*rows, *merged.values()]
+            for thing in things:
                 if self._connected():
                     self._send(thing)
 
@@ -391,7 +395,7 @@ class Tracker:
             self.problem = _sentence(error)
 
 
-def open_store(uri: str, experiment: str, artifacts: Path) -> Store | None:
+def open_store(uri: str, experiment: str, artifacts: Path | None) -> Store | None:
     """Open the store, or return None where its server does not answer within two seconds."""
     if not reachable(uri):
         return None
@@ -440,8 +444,3 @@ def _sentence(error: BaseException) -> str:
     """The first line of an error, for people."""
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__)[:300]
-
-
-def read_json(path: Path) -> Any:
-    """Read one JSON document."""
-    return json.loads(path.read_text())

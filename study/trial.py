@@ -31,9 +31,14 @@ class Report(BaseModel):
     failure: str | None = None
 
 
-def trial_config(cell: Cell, settings: TrialSettings) -> dict[str, str]:
-    """Return the Tune configuration of a cell: strings only, because Tune walks and flattens everything else."""
-    return {"key": cell.key, "cell": cell.model_dump_json(), "settings": settings.model_dump_json()}
+def trial_config(cell: Cell, micro_batch: int, settings: TrialSettings) -> dict[str, str | int]:
+    """Return the Tune configuration of a cell: flat, because Tune walks and flattens everything else."""
+    return {
+        "key": cell.key,
+        "cell": cell.model_dump_json(),
+        "micro_batch": micro_batch,
+        "settings": settings.model_dump_json(),
+    }
 
 
 def run_trial(config: dict[str, Any]) -> None:
@@ -59,6 +64,7 @@ def run_trial(config: dict[str, Any]) -> None:
             checkpoints=settings.checkpoint_root / cell.key,
             checkpoint_every=settings.checkpoint_every,
             evaluations=settings.evaluations,
+            micro_batch=config["micro_batch"],
             report=lambda progress: send(progress=progress),
         )
     except InputError as error:

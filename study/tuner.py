@@ -31,7 +31,11 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 #: Set in every trial's process before torch is loaded.
-TRIAL_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+TRIAL_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 OBJECT_STORE_BYTES = 128 << 20
 
 
@@ -163,12 +167,12 @@ class _Adapter:
         self.source, self.settings = source, settings
         self.running: dict[str, PlannedCell] = {}
 
-    def suggest(self, trial_id: str) -> dict[str, str] | str | None:
+    def suggest(self, trial_id: str) -> dict[str, str | int] | str | None:
         planned = self.source.take()
         if planned is None:
             return "FINISHED" if self.source.done else None
         self.running[trial_id] = planned
-        return trial_config(planned.cell, self.settings)
+        return trial_config(planned.cell, planned.micro_batch, self.settings)
 
     def end(self, trial_id: str, loss: float | None) -> PlannedCell | None:
         """Forget a trial and tell the source, once; None for a trial that has ended already."""
@@ -178,16 +182,23 @@ class _Adapter:
         return planned
 
 
+class _NotPickled:
+    """Pickles to nothing: Tune pickles searcher and callbacks for `Tuner.restore`, which no study relies on."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return object, ()
+
+
 def _searcher(adapter: _Adapter) -> Any:
     from ray.tune.search import Searcher
 
-    class CellSearcher(Searcher):  # type: ignore[misc, unused-ignore]
+    class CellSearcher(_NotPickled, Searcher):  # type: ignore[misc, unused-ignore]
         """Gives Tune the cells of a source. Its state is the run table's, so there is nothing to save."""
 
         def __init__(self) -> None:
             super().__init__()
 
-        def suggest(self, trial_id: str) -> dict[str, str] | str | None:
+        def suggest(self, trial_id: str) -> dict[str, str | int] | str | None:
             return adapter.suggest(trial_id)
 
         def on_trial_complete(
@@ -208,7 +219,7 @@ def _searcher(adapter: _Adapter) -> Any:
 def _callback(adapter: _Adapter, listener: Listener) -> Any:
     from ray.tune import Callback
 
-    class CellCallback(Callback):  # type: ignore[misc, unused-ignore]
+    class CellCallback(_NotPickled, Callback):  # type: ignore[misc, unused-ignore]
         """Turns Tune's events into the listener's."""
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -262,7 +273,7 @@ def failure_reason(trial: Any) -> str:
 
 
 def _error(trial: Any) -> BaseException | None:
-    """The exception that ended a trial's last try; read where Tune's driver wrote it, before it is copied to storage."""
+    """The exception that ended a trial's last try, read where the driver wrote it before it is copied to storage."""
     path = Path(trial.pickled_error_file or "")
     if not path.is_file():
         return None
@@ -277,7 +288,7 @@ def _silence_raylet() -> None:
 
     `log_to_driver=False` does not cover these messages (Ray 2.60).
     """
-    worker = importlib.import_module("ray._private.worker")
+    worker: Any = importlib.import_module("ray._private.worker")
     worker.print_to_stdstream = lambda *_, **__: None
 
 

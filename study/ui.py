@@ -29,7 +29,9 @@ def serve(results: Path, host: str, port: int, console: Console) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise SpecError(f"port {port} of {host} cannot be used ({error.strerror}); try --port {port + 1}.") from error
+            raise SpecError(
+                f"port {port} of {host} cannot be used ({error.strerror}); try --port {port + 1}."
+            ) from error
     command = [
         *(sys.executable, "-m", "mlflow", "server"),
         *("--backend-store-uri", store_uri("auto", results)),

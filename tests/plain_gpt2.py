@@ -1,4 +1,4 @@
-"""A minimal hand-written GPT-2 in plain torch: the reference our trainer must equal, and the rival it is timed against."""
+"""A minimal hand-written GPT-2 in plain torch: the reference our trainer must equal, and its rival in speed."""
 
 import math
 
@@ -58,11 +58,16 @@ class PlainGPT2(nn.Module):
 class PlainTrainer:
     """AdamW, clipping to one, linear warm-up and cosine to zero: what a careful person writes in thirty lines."""
 
-    def __init__(self, model: PlainGPT2, lr: float, steps: int, warmup: int, weight_decay: float = 0.01) -> None:
+    def __init__(
+        self, model: PlainGPT2, lr: float, steps: int, warmup: int, weight_decay: float = 0.01
+    ) -> None:
         self.model, self.lr, self.steps, self.warmup, self.step_number = model, lr, steps, warmup, 0
         matrices = [p for p in model.parameters() if p.ndim >= 2]
         vectors = [p for p in model.parameters() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        groups = [
+            {"params": matrices, "weight_decay": weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> float:

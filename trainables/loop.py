@@ -17,7 +17,7 @@ from trainables.counts import flops, parameters
 from trainables.data.batches import batch, validation_batches
 from trainables.data.store import TokenStore, open_store
 from trainables.engine import build_engine, device, prepare_process
-from trainables.errors import DataError
+from trainables.errors import DataError, InputError
 from trainables.model import build_model
 from trainables.progress import Evaluation, Point, Progress, Result
 from trainables.throughput import matmul_flops_per_second, peak_memory
@@ -35,6 +35,7 @@ def train(
     checkpoints: Path | None = None,
     checkpoint_every: float = 10.0,
     evaluations: int = 4,
+    micro_batch: int | None = None,
     report: Callable[[Progress], None] | None = None,
     report_every: float = 2.0,
 ) -> Result:
@@ -46,6 +47,7 @@ def train(
         checkpoints: folder of this cell's checkpoints; None keeps none.
         checkpoint_every: seconds between checkpoints.
         evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
+        micro_batch: sequences worked on at once, a divisor of the batch; by default the whole batch.
         report: called with what is new, at most every `report_every` seconds.
         report_every: seconds.
 
@@ -56,9 +58,16 @@ def train(
     recipe = cell.recipe
     store = open_store(cell.data, context=recipe.context, root=data_root, key=cell.data_key)
     torch.manual_seed(cell.seed)
-    engine = build_engine(build_model(cell.shape, recipe, store.vocabulary, cell.seed), recipe, cell.lr)
+    micro_batch = micro_batch or recipe.batch
+    if recipe.batch % micro_batch:
+        raise InputError(f"micro_batch {micro_batch} does not divide the batch of {recipe.batch} sequences.")
+    model = build_model(cell.shape, recipe, store.vocabulary, cell.seed)
+    engine = build_engine(model, recipe, cell.lr, micro_batch)
+    training = _Training(
+        cell, store, engine, micro_batch, checkpoints, checkpoint_every, report, report_every
+    )
     try:
-        return _Training(cell, store, engine, checkpoints, checkpoint_every, report, report_every).run(evaluations)
+        return training.run(evaluations)
     finally:
         engine.destroy()
 
@@ -71,6 +80,7 @@ class _Training:
         cell: Cell,
         store: TokenStore,
         engine: Any,
+        micro_batch: int,
         checkpoints: Path | None,
         checkpoint_every: float,
         report: Callable[[Progress], None] | None,
@@ -79,7 +89,7 @@ class _Training:
         self.cell, self.store, self.engine = cell, store, engine
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
         self.report, self.report_every = report, report_every
-        self.device = device()
+        self.micro_batch, self.device = micro_batch, device()
         self.step = 0
         self.seconds = 0.0
         self.first_loss: float | None = None
@@ -103,7 +113,12 @@ class _Training:
             if self.step in evaluate_at and reason is None:
                 self._evaluate()
             now = time.monotonic()
-            if self.checkpoints and reason is None and self.step < steps and now - last_checkpoint > self.checkpoint_every:
+            if (
+                self.checkpoints
+                and reason is None
+                and self.step < steps
+                and now - last_checkpoint > self.checkpoint_every
+            ):
                 self._save()
                 last_checkpoint = time.monotonic()
             if self.report and now - last_report > self.report_every:
@@ -117,16 +132,22 @@ class _Training:
         start, first_step = time.perf_counter(), self.step
         total = torch.zeros((), device=self.device)
         norm = float("nan")
+        pieces = recipe.batch // self.micro_batch
         while self.step < until:
-            x, y = self._batch()
-            logits = engine(input_ids=x).logits
-            loss = functional.cross_entropy(logits.view(-1, logits.shape[-1]).float(), y.view(-1))
-            engine.backward(loss)
-            if self.step == until - 1 and recipe.precision == "fp32":
-                # DeepSpeed has no norm to give in fp32 at stage 0 (its issue 7255), and clips in the step below.
-                norm = _gradient_norm(engine)
-            engine.step()
-            total += loss.detach()
+            inputs, targets = self._batch()
+            for x, y in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
+                logits = engine(input_ids=x).logits
+                loss = functional.cross_entropy(logits.view(-1, logits.shape[-1]).float(), y.reshape(-1))
+                engine.backward(loss)
+                total += loss.detach() / pieces
+                if (
+                    self.step == until - 1
+                    and engine.is_gradient_accumulation_boundary()
+                    and recipe.precision == "fp32"
+                ):
+                    # DeepSpeed has no norm to give in fp32 at stage 0 (its issue 7255), and clips in the step below.
+                    norm = _gradient_norm(engine)
+                engine.step()
             self.step += 1
         if recipe.precision != "fp32":
             norm = float(engine.get_global_grad_norm())
@@ -163,7 +184,7 @@ class _Training:
         total, tokens = 0.0, 0
         engine.eval()
         with torch.no_grad():
-            for x, y in validation_batches(self.store, context=recipe.context, batch=recipe.batch):
+            for x, y in validation_batches(self.store, context=recipe.context, batch=self.micro_batch):
                 logits = engine(input_ids=self._tensor(x)).logits
                 targets = self._tensor(y).view(-1)
                 loss = functional.cross_entropy(
@@ -172,7 +193,9 @@ class _Training:
                 total, tokens = total + float(loss), tokens + targets.numel()
         engine.train()
         if not tokens:
-            raise DataError(f"the validation set in {self.store.path} is empty; raise data.validation_fraction")
+            raise DataError(
+                f"the validation set in {self.store.path} is empty; raise data.validation_fraction"
+            )
         self.evaluations.append(Evaluation(step=self.step, loss=total / tokens))
         self.seconds += time.perf_counter() - start
 

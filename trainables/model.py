@@ -73,10 +73,8 @@ def initialise(model: nn.Module, init: Initialisation, depth: int, seed: int) ->
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in _matrices(model):
-            if init == "gpt2" or "wte" in name or "wpe" in name:
-                std = GPT2_STD
-            else:
-                std = 1 / math.sqrt(parameter.shape[1])
+            is_flat = init == "gpt2" or "wte" in name or "wpe" in name
+            std = GPT2_STD if is_flat else 1 / math.sqrt(parameter.shape[1])
             if name.endswith("c_proj.weight"):
                 std /= math.sqrt(2 * depth)
             parameter.normal_(0.0, std, generator=generator)

@@ -1,0 +1,50 @@
+"""The whole quickstart: how much wall time the orchestration takes, and the memory of all processes."""
+
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from study.runner import run_study
+from study.spec import load_spec
+
+
+class MemoryWatch(threading.Thread):
+    """Samples the memory of this process and all it started, Ray's included; shared pages are counted once."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak = 0
+        self.stopped = threading.Event()
+        self.me = psutil.Process()
+
+    def run(self) -> None:
+        while not self.stopped.wait(1.0):
+            self.peak = max(self.peak, sum(map(_pss, [self.me, *self.me.children(recursive=True)])))
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def measure(folder: Path) -> list[dict[str, object]]:
+    """Run the quickstart in an empty results folder."""
+    watch = MemoryWatch()
+    watch.start()
+    start = time.monotonic()
+    summary = run_study(load_spec("quickstart"), folder, Console(quiet=True))
+    wall = time.monotonic() - start
+    watch.stopped.set()
+    watch.join()
+    tax = summary.wall_seconds * summary.plan.slots / summary.train_seconds
+    common = {"ours": "", "rival": "", "rival_name": ""}
+    return [
+        {"what": "quickstart: wall time x slots over training time", "value": tax, "unit": "ratio", "limit": 1.15, **common},
+        {"what": "quickstart: peak memory of all processes", "value": watch.peak / 2**30, "unit": "GiB", "limit": 6.0, **common},
+        {"what": "quickstart: from start to report", "value": wall / 60, "unit": "min", "limit": 8.0, **common},
+    ]  # fmt: skip

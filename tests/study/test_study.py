@@ -1,0 +1,261 @@
+"""Whole studies by the real command in processes of their own: run, killed, stopped, without a tracking server."""
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from study.tracking import Outbox, Store, store_uri
+
+pytestmark = pytest.mark.slow
+
+SPEC = """
+name: tiny
+data: {kind: hierarchy, vocabulary: 8, branching: 2, levels: 4, synonyms: 2, sequences: 4000, validation_sequences: 64}
+frontier: {depths: [1, 2], heads: 2, budgets: [1600, 6200], tolerance: 0.15}
+training: {steps: 80, batch: 8, context: 32, lr: {rule: width, base: 0.4, cap: 0.04}, seeds: 2}
+resources: {device: cpu, slots: 2, checkpoint_every_seconds: 0.5}
+"""
+#: Long enough to be killed in the middle, short enough to be run twice.
+LONG = ("training.steps=1500", "frontier.budgets=[6200]", "frontier.depths=[2]")
+
+
+class Laptop:
+    """A folder with a spec, a home of its own, and the command."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "tiny.yaml").write_text(SPEC)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "MLFLOW_"))}
+        self.environment = {**kept, "HOME": str(folder / "home"), "COLUMNS": "120"}
+        self.results = folder / "results"
+
+    def command(self, *arguments):
+        return [sys.executable, "-m", "study", *arguments]
+
+    def run(self, *arguments, timeout=240):
+        return subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            self.command(*arguments), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def overrides(self, values):
+        return [text for value in values for text in ("--set", value)]
+
+    def rows(self):
+        with (self.results / "tiny" / "runs.csv").open() as file:
+            return list(csv.DictReader(file))
+
+    def runs(self):
+        """MLflow's runs: (study runs, trial runs)."""
+        store = Store(store_uri("auto", self.results), "tiny")
+        runs = list(store.runs("attributes.status != 'nothing'"))
+        kinds = [run.data.tags["interplay.kind"] for run in runs]
+        assert set(kinds) <= {"study", "trial"}
+        return [[r for r, k in zip(runs, kinds, strict=True) if k == kind] for kind in ("study", "trial")]
+
+    def wait_for(self, condition, process, timeout=120):
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline, "nothing happened"
+            time.sleep(0.1)
+
+    def checkpoints(self):
+        return list(self.results.glob("tiny/checkpoints/*/*/complete.json"))
+
+
+@pytest.fixture
+def laptop(tmp_path):
+    return Laptop(tmp_path)
+
+
+def test_a_study_from_nothing_to_its_report_and_again(laptop):
+    done = laptop.run("run", "tiny.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == "", "no library noise"
+    folder = laptop.results / "tiny"
+    assert {"report.html", "fit.json", "runs.csv", "figures", "spec.yaml"} <= {p.name for p in folder.iterdir()}
+    rows = laptop.rows()
+    assert len(rows) == len({r["cell"] for r in rows}) == 8
+    assert {r["status"] for r in rows} == {"done"}
+    assert all(0.7 < float(r["loss"]) < 2.3 for r in rows), "better than chance, worse than the entropy"
+    fit = json.loads((folder / "fit.json").read_text())
+    assert fit["rows"]["used"] == 8
+    assert {"crossings", "law", "rivals"} <= set(fit)
+    studies, trials = laptop.runs()
+    assert [r.info.status for r in studies] == ["FINISHED"]
+    assert [r.info.status for r in trials] == ["FINISHED"] * 8
+    assert {r.data.tags["mlflow.parentRunId"] for r in trials} == {studies[0].info.run_id}
+    assert {r.data.tags["interplay.cell"] for r in trials} == {r["cell"] for r in rows}
+    assert "interplay.revision" in studies[0].data.tags
+    assert not laptop.checkpoints()
+    assert not (laptop.folder / "home" / ".ray").exists()
+
+    before = {r["cell"]: r["loss"] for r in rows}
+    start = time.monotonic()
+    again = laptop.run("run", "tiny.yaml")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "nothing to train" in again.stdout
+    assert time.monotonic() - start < 30
+    assert {r["cell"]: r["loss"] for r in laptop.rows()} == before
+
+    more = laptop.run("run", "tiny.yaml", "--set", "training.seeds=3")
+    assert more.returncode == 0, more.stdout + more.stderr
+    assert "4 cells in" in more.stdout
+    assert len(laptop.rows()) == 12
+    assert before.items() <= {r["cell"]: r["loss"] for r in laptop.rows()}.items()
+
+    status = json.loads(laptop.run("status", "tiny.yaml", "--json").stdout)
+    assert status["counts"] == {"done": 8}
+    fit_again = laptop.run("fit", "tiny.yaml", "--json")
+    assert json.loads(fit_again.stdout)["rows"]["used"] == 8
+    from_mlflow = json.loads(laptop.run("fit", "mlflow:tiny", "--json").stdout)
+    assert from_mlflow["rows"]["used"] == 12
+    report = laptop.run("report", "results/tiny/runs.csv", "--out", "elsewhere")
+    assert report.returncode == 0, report.stderr
+    assert (laptop.folder / "elsewhere" / "report.html").stat().st_size > 10_000
+
+
+def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
+    overrides = laptop.overrides([*LONG, "training.seeds=1"])
+    process = laptop.start("run", "tiny.yaml", *overrides)
+    laptop.wait_for(laptop.checkpoints, process)
+    trials = [p for p in psutil.Process(process.pid).children(recursive=True) if "ray::ImplicitFunc" in " ".join(p.cmdline())]
+    assert trials
+    for trial in trials:
+        trial.send_signal(signal.SIGKILL)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "again" in output
+    assert "ActorDiedError" in output
+    _, runs = laptop.runs()
+    assert [r.info.status for r in runs] == ["FINISHED"]
+    assert int(runs[0].data.tags["interplay.resumed_from"]) > 0
+    steps = [m.step for m in Store(store_uri("auto", laptop.results), "tiny").client.get_metric_history(runs[0].info.run_id, "train_loss")]  # fmt: skip
+    assert steps == sorted(set(steps)), "each point of the curve once"
+    assert steps[-1] == 1500
+    killed = laptop.rows()[0]["loss"]
+
+    whole = laptop.run("run", "tiny.yaml", *overrides, "--results", "whole")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    laptop.results = laptop.folder / "whole"
+    assert laptop.rows()[0]["loss"] == killed
+
+
+def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
+    overrides = laptop.overrides([*LONG, "training.seeds=4"])
+    process = laptop.start("run", "tiny.yaml", *overrides)
+    laptop.wait_for(lambda: list(laptop.results.glob("tiny/checkpoints/*/*/complete.json")), process)
+    ray = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(ray, timeout=30)
+    assert not alive, "Ray ends with its driver"
+    again = laptop.run("run", "tiny.yaml", *overrides)
+    assert again.returncode == 0, again.stdout + again.stderr
+    rows = laptop.rows()
+    assert len(rows) == len({r["cell"] for r in rows}) == 4
+    studies, trials = laptop.runs()
+    assert [r.info.status for r in studies] == ["FINISHED"]
+    assert [r.info.status for r in trials] == ["FINISHED"] * 4
+    assert any("interplay.resumed_from" in r.data.tags for r in trials)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop):
+    overrides = laptop.overrides([*LONG, "training.seeds=4"])
+    process = laptop.start("run", "tiny.yaml", *overrides)
+    laptop.wait_for(laptop.checkpoints, process)
+    process.send_signal(stop)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert f"interplay run tiny.yaml {' '.join(overrides)}" in output.replace("\n", " ")
+    studies, trials = laptop.runs()
+    assert [r.info.status for r in studies] == ["KILLED"]
+    assert "RUNNING" not in {r.info.status for r in trials}
+    again = laptop.run("run", "tiny.yaml", *overrides)
+    assert again.returncode == 0, again.stdout + again.stderr
+    studies, trials = laptop.runs()
+    assert [r.info.status for r in (*studies, *trials)] == ["FINISHED"] * 5
+
+
+def test_two_drivers_of_one_study_are_refused(laptop):
+    overrides = laptop.overrides([*LONG, "training.seeds=2"])
+    process = laptop.start("run", "tiny.yaml", *overrides)
+    laptop.wait_for(laptop.checkpoints, process)
+    status = json.loads(laptop.run("status", "tiny.yaml", *overrides, "--json").stdout)
+    second = laptop.run("run", "tiny.yaml", *overrides)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert second.returncode == 2
+    assert f"process {process.pid}" in second.stderr
+    assert status["driver"] == process.pid
+    assert "running" in status["counts"]
+
+
+def test_a_dead_tracking_server_neither_stops_nor_slows_a_study_and_gets_its_rows_later(laptop):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = ["--set", f"tracking.uri=http://127.0.0.1:{port}"]
+    done = laptop.run("run", "tiny.yaml", *where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "does not answer" in done.stdout
+    assert len(laptop.rows()) == 8
+    assert len(Outbox(laptop.results / "tiny" / "outbox").rows()) == 8
+
+    again = laptop.run("run", "tiny.yaml", *where)
+    assert "nothing to train" in again.stdout
+
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store_uri("auto", laptop.folder),
+         "--default-artifact-root", (laptop.folder / "art").as_uri(), "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
+        cwd=laptop.folder, env=laptop.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        laptop.wait_for(lambda: _answers(port), server)
+        back = laptop.run("run", "tiny.yaml", *where)
+        assert back.returncode == 0, back.stdout + back.stderr
+    finally:
+        for child in psutil.Process(server.pid).children(recursive=True):
+            child.terminate()
+        server.terminate()
+        server.wait(30)
+    assert "nothing to train" in back.stdout
+    assert not Outbox(laptop.results / "tiny" / "outbox").rows()
+    assert len(Store(store_uri("auto", laptop.folder), "tiny").rows()) == 8
+
+
+def _answers(port):
+    import urllib.error
+    import urllib.request
+
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def test_a_diverged_cell_is_an_outcome_not_a_failure(laptop):
+    done = laptop.run("run", "tiny.yaml", "--set", "training.lr={rule: fixed, value: 1000}", "--set", "training.clip=0")
+    assert done.returncode in (0, 2), done.stdout + done.stderr
+    rows = laptop.rows()
+    assert {r["status"] for r in rows} == {"diverged"}
+    assert all(r["reason"].startswith("the training loss") and not r["loss"] for r in rows)
+    assert (Path(laptop.results) / "tiny" / "runs.csv").exists()

@@ -1,0 +1,205 @@
+import shutil
+import socket
+import time
+
+import pytest
+
+from study.errors import SpecError
+from study.tracking import Live, Outbox, Row, Store, Tracker, open_store, reachable, store_uri
+from trainables.progress import Evaluation, Point
+
+
+def point(step, loss=1.0):
+    return Point(step=step, train_loss=loss, lr=0.1, grad_norm=2.0, tokens_per_second=3.0)
+
+
+def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None):
+    return Row(
+        cell=cell,
+        name=f"L1-d8-{cell}",
+        protocol="p",
+        status=status,
+        reason=reason,
+        params={"depth": 1, "lr": 0.25, "init": "fan_in", "nothing": None},
+        metrics={"loss": loss, "train_seconds": 2.0} if status == "done" else {"train_seconds": 2.0},
+        tags={"interplay.device": "cpu"},
+        points=tuple(point(s) for s in steps),
+        evaluations=tuple(Evaluation(step=s, loss=0.9) for s in steps),
+    )
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A database with MLflow's tables in it; making one takes seconds, copying one does not."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    Store(store_uri("auto", folder), "template", folder / "artifacts")
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def uri(template, tmp_path):
+    shutil.copy(template, tmp_path / "mlflow.db")
+    return store_uri("auto", tmp_path)
+
+
+@pytest.fixture
+def store(uri, tmp_path):
+    return Store(uri, "study", tmp_path / "artifacts")
+
+
+def all_runs(store, condition="attributes.status != 'nothing'"):
+    return list(store.runs(condition))
+
+
+def dead_uri():
+    """The address of a port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_a_row_survives_the_store_unchanged(store):
+    parent = store.begin_study("study", {})
+    sent = row()
+    run = store.trial_run(parent, sent.cell, sent.name, sent.params)
+    store.log_curves(run, sent.points, sent.evaluations, (-1, -1))
+    assert store.rows() == {}, "a running trial is no row"
+    store.end_trial(run, sent)
+    found = store.rows()["aaaa"]
+    assert (found.status, found.loss, found.protocol, found.reason) == ("done", 0.5, "p", None)
+    assert found.params == {"depth": 1, "lr": 0.25, "init": "fan_in"}
+    assert found.metrics["train_seconds"] == 2.0
+    assert store.curves(["aaaa"]) == {"aaaa": [(10, 0.9), (20, 0.9)]}
+
+
+@pytest.mark.parametrize("status", ["diverged", "failed"])
+def test_an_ending_other_than_done_has_its_reason_and_no_loss(store, status):
+    parent = store.begin_study("study", {})
+    sent = row(status=status, reason="the loss is nan")
+    store.end_trial(store.trial_run(parent, sent.cell, sent.name, sent.params), sent)
+    found = store.rows()["aaaa"]
+    assert (found.status, found.reason, found.loss) == (status, "the loss is nan", None)
+
+
+def test_study_and_trial_runs_are_found_again_not_made_again(store):
+    first = store.begin_study("study", {"interplay.revision": "one"})
+    trial = store.trial_run(first, "aaaa", "name", {"depth": 1})
+    store.log_curves(trial, [point(5), point(10)], [], (-1, -1))
+    assert store.begin_study("study", {"interplay.revision": "two"}) == first
+    assert store.trial_run(first, "aaaa", "name", {"depth": 1}) == trial
+    assert store.logged(trial) == (10, -1)
+    assert len(all_runs(store)) == 2
+    assert store.client.get_run(first).data.tags["interplay.revision"] == "two"
+
+
+def test_a_curve_is_logged_once_however_often_it_is_sent(store):
+    parent = store.begin_study("study", {})
+    run = store.trial_run(parent, "aaaa", "name", {})
+    after = store.log_curves(run, [point(5), point(10)], [], (-1, -1))
+    store.log_curves(run, [point(5), point(10), point(15)], [Evaluation(step=15, loss=1)], after)
+    steps = [m.step for m in store.client.get_metric_history(run, "train_loss")]
+    assert steps == [5, 10, 15]
+
+
+def test_runs_left_running_by_a_killed_driver_are_ended(store):
+    parent = store.begin_study("study", {})
+    for cell in ("aaaa", "bbbb"):
+        store.trial_run(parent, cell, cell, {})
+    store.end_stale(parent, keep=["bbbb"])
+    states = {
+        r.data.tags["interplay.cell"]: r.info.status
+        for r in all_runs(store)
+        if "interplay.cell" in r.data.tags
+    }
+    assert states == {"aaaa": "KILLED", "bbbb": "RUNNING"}
+
+
+def test_a_deleted_experiment_is_refused_with_the_way_out(store, uri, tmp_path):
+    store.client.delete_experiment(store.experiment_id)
+    with pytest.raises(SpecError, match=r"deleted.*restore.*tracking\.experiment"):
+        Store(uri, "study", tmp_path)
+
+
+def test_a_store_that_is_no_database_is_refused_with_the_key(tmp_path):
+    (tmp_path / "mlflow.db").write_text("this is not a database, whatever its name says")
+    with pytest.raises(SpecError, match=r"cannot be opened.*tracking\.uri"):
+        open_store(store_uri("auto", tmp_path), "study", tmp_path)
+
+
+def test_outbox_keeps_whole_rows_and_ignores_half_written_ones(tmp_path):
+    outbox = Outbox(tmp_path / "outbox")
+    assert outbox.rows() == {}
+    outbox.put(row())
+    (tmp_path / "outbox" / ".bbbb.part").write_text('{"cell": "bb')
+    assert outbox.rows() == {"aaaa": row()}
+    outbox.remove("aaaa")
+    outbox.remove("aaaa")
+    assert outbox.rows() == {}
+
+
+def tracker_for(uri, store, tmp_path):
+    return Tracker(store, uri, "study", Outbox(tmp_path / "outbox"), tmp_path / "artifacts")
+
+
+def test_tracker_sends_live_curves_and_rows_and_ends_every_run(uri, store, tmp_path, monkeypatch):
+    monkeypatch.setattr("study.tracking.BATCH_SECONDS", 0.05)
+    tracker = tracker_for(uri, store, tmp_path)
+    tracker.start("study", {})
+    tracker.live(Live("aaaa", "L1", {"depth": 1}, [point(10)]))
+    time.sleep(0.5)
+    tracker.live(Live("cccc", "L1", {"depth": 1}, [point(10)]))
+    tracker.ended(row("aaaa", steps=(10, 20)))
+    tracker.ended(row("bbbb", status="failed", reason="boom"))
+    tracker.close()
+    (tmp_path / "runs.csv").write_text("cell\n")
+    tracker.finish("FINISHED", [tmp_path / "runs.csv", tmp_path / "absent"])
+    assert tracker.problem is None
+    assert tracker.outbox.rows() == {}
+    runs = {r.data.tags.get("interplay.cell"): r for r in all_runs(store)}
+    assert {k: r.info.status for k, r in runs.items()} == {
+        None: "FINISHED",
+        "aaaa": "FINISHED",
+        "bbbb": "FAILED",
+        "cccc": "KILLED",
+    }
+    assert runs["aaaa"].data.tags["mlflow.parentRunId"] == runs[None].info.run_id
+    steps = [m.step for m in store.client.get_metric_history(runs["aaaa"].info.run_id, "train_loss")]
+    assert steps == [10, 20]
+    assert [f.path for f in store.client.list_artifacts(runs[None].info.run_id)] == ["runs.csv"]
+
+
+def test_a_dead_server_delays_nothing_and_loses_nothing(uri, store, tmp_path):
+    dead = dead_uri()
+    assert not reachable(dead)
+    start = time.monotonic()
+    away = open_store(dead, "study", tmp_path)
+    tracker = tracker_for(dead, away, tmp_path)
+    tracker.start("study", {})
+    for index in range(20):
+        tracker.live(Live(f"cell{index}", "L1", {}, [point(10)]))
+        tracker.ended(row(f"cell{index}"))
+    tracker.close()
+    tracker.finish("FINISHED", [])
+    assert time.monotonic() - start < 5 + 5, "five seconds for the driver, five for a batch of the sender"
+    assert away is None
+    assert "does not answer" in tracker.problem
+    assert len(tracker.outbox.rows()) == 20
+
+    back = tracker_for(uri, store, tmp_path)
+    back.start("study", {})
+    back.close()
+    assert back.outbox.rows() == {}
+    assert len(store.rows()) == 20
+
+
+def test_a_store_that_fails_while_it_is_used_keeps_the_row(uri, store, tmp_path, monkeypatch):
+    def broken(*_):
+        raise ConnectionError("the server went away\nwith a long story")
+
+    monkeypatch.setattr(store, "end_trial", broken)
+    tracker = tracker_for(uri, store, tmp_path)
+    tracker.start("study", {})
+    tracker.ended(row())
+    tracker.close()
+    assert tracker.problem == "the server went away"
+    assert list(tracker.outbox.rows()) == ["aaaa"]

@@ -1,1 +1,30 @@
-"""Corpora, tokenizers, the packed token store, and batches as a pure function of (seed, step)."""
+"""Corpora, tokenizers, the packed token store, and batches as a pure function of (seed, step).
+
+What the rest of the project needs is named here and imported on first use, so that reading a spec or a plan
+loads neither numpy nor `datasets`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainables.data.batches import batch, validation_batches
+    from trainables.data.identity import data_key, vocabulary_size
+    from trainables.data.store import TokenStore, open_store
+
+_HOMES = {
+    "batch": "batches",
+    "validation_batches": "batches",
+    "data_key": "identity",
+    "vocabulary_size": "identity",
+    "TokenStore": "store",
+    "open_store": "store",
+}
+
+__all__ = ["TokenStore", "batch", "data_key", "open_store", "validation_batches", "vocabulary_size"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

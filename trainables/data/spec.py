@@ -1,8 +1,11 @@
 """What text or token source a cell is trained on. Pure descriptions: nothing here reads or imports data."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+#: Symbols of the tokenizer `bytes`: 256 bytes, then end of text.
+BYTES_VOCABULARY = 257
 
 
 class _Data(BaseModel):
@@ -13,12 +16,28 @@ class _Text(_Data):
     """What all sources of text share."""
 
     tokenizer: Literal["bytes", "bpe"] = Field(
-        default="bytes", description="bytes (256 + end of text), or byte-level BPE trained on the training split"
+        default="bytes",
+        description="bytes (256 + end of text), or byte-level BPE trained on the training split",
     )
     vocabulary: int | None = Field(default=None, ge=257, description="size of the BPE vocabulary")
     validation_fraction: float = Field(default=0.05, gt=0, lt=1, description="share of the text held out")
-    validation_tokens: int = Field(default=65_536, ge=1, description="most tokens of the fixed validation set")
-    max_tokens: int | None = Field(default=None, ge=1, description="stop packing after this many training tokens")
+    validation_tokens: int = Field(
+        default=65_536, ge=1, description="most tokens of the fixed validation set"
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="stop packing after this many training tokens"
+    )
+
+    @model_validator(mode="after")
+    def _vocabulary_fits_the_tokenizer(self) -> Self:
+        if self.tokenizer == "bpe" and self.vocabulary is None:
+            raise ValueError("the tokenizer `bpe` needs `vocabulary`, its size, for example 1024")
+        if self.tokenizer == "bytes" and self.vocabulary not in (None, BYTES_VOCABULARY):
+            raise ValueError(
+                f"`vocabulary` is {self.vocabulary}, but the tokenizer `bytes` always has {BYTES_VOCABULARY} "
+                "symbols (256 and end of text); take `vocabulary` out, or set `tokenizer: bpe`"
+            )
+        return self
 
 
 class HierarchyData(_Data):
@@ -33,7 +52,9 @@ class HierarchyData(_Data):
     vocabulary: int = Field(default=8, ge=2, description="symbols of a level, v")
     branching: int = Field(default=2, ge=2, description="symbols a rule writes, s")
     levels: int = Field(default=5, ge=1, description="rewritings from root to leaves")
-    synonyms: int = Field(default=2, ge=1, description="rules of a symbol, m; m*v <= v^s keeps parsing unambiguous")
+    synonyms: int = Field(
+        default=2, ge=1, description="rules of a symbol, m; m*v <= v^s keeps parsing unambiguous"
+    )
     grammar_seed: int = Field(default=0, ge=0)
     sequences: int = Field(default=40_000, ge=1, description="training sequences generated")
     validation_sequences: int = Field(default=512, ge=1, description="sequences of the fixed validation set")
@@ -79,6 +100,18 @@ class MixtureData(_Text):
 
     kind: Literal["mixture"] = "mixture"
     parts: tuple[MixturePart, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _limits_are_the_mixtures(self) -> Self:
+        for index, part in enumerate(self.parts):
+            for name, field in _Text.model_fields.items():
+                own = getattr(part.data, name, None) if isinstance(part.data, _Text) else None
+                if own not in (None, field.default, getattr(self, name)):
+                    raise ValueError(
+                        f"part {index} sets `{name}` to {own}, but the mixture's own value, {getattr(self, name)}, "
+                        f"holds for all parts; set `{name}` on the mixture"
+                    )
+        return self
 
 
 DataSpec = Annotated[

@@ -1,0 +1,110 @@
+"""Batches as a pure function of (seed, step): no state to save, any step at once, the same on every machine."""
+
+import functools
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.permutation import mix, permute
+from trainables.data.store import Tokens, TokenStore
+from trainables.errors import DataError
+
+Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+#: Positions of the order computed at once: a few milliseconds of numpy, shared by many small steps.
+CHUNK = 4096
+
+
+def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) -> Batch:
+    """The training batch of a step.
+
+    The training split is cut into windows of `context` + 1 tokens (neighbours share one token, the last target of
+    one being the first input of the next; rows of the hierarchy share none). Each epoch takes every window once, in
+    an order of its own; a batch may end one epoch and begin the next.
+
+    Args:
+        store: the packed tokens.
+        context: tokens of a sequence, T.
+        batch: sequences, B.
+        seed: of the order.
+        step: counted from 0.
+
+    Returns:
+        inputs and targets, int64 [B, T]; targets are inputs one token later.
+
+    Raises:
+        DataError: the training split is shorter than one window.
+    """
+    windows = _windows(store, store.train, context, "train")
+    position = step * batch
+    chosen = np.empty(batch, np.int64)
+    filled = 0
+    while filled < batch:
+        chunk, offset = divmod(position + filled, CHUNK)
+        taken = _order(len(windows), seed, chunk)[offset : offset + batch - filled]
+        chosen[filled : filled + len(taken)] = taken
+        filled += len(taken)
+    return _pair(windows[chosen])
+
+
+def validation_batches(store: TokenStore, *, context: int, batch: int) -> Iterator[Batch]:
+    """The whole validation set, in order, each window once; the last batch may have fewer sequences.
+
+    A tail of fewer than `context` targets at the very end is left out, so that all sequences have one length.
+
+    Raises:
+        DataError: the validation split is shorter than one window.
+    """
+    windows = _windows(store, store.validation, context, "validation")
+    for start in range(0, len(windows), batch):
+        yield _pair(windows[start : start + batch])
+
+
+def window_count(tokens: int, context: int, row: int | None) -> int:
+    """Windows of a split of so many tokens; `row` is the length of a row when the split is made of rows."""
+    return tokens // row if row else max(0, tokens - 1) // context
+
+
+def _windows(store: TokenStore, tokens: Tokens, context: int, split: str) -> Tokens:
+    """All windows as one view [windows, context + 1] of the memory map; nothing is read yet."""
+    row = store.row
+    if row is not None and row != context + 1:
+        raise DataError(
+            f"the token store {store.path} has rows of {row - 1} + 1 tokens and cannot give a context of {context}; "
+            "open a store for that context"
+        )
+    count = window_count(len(tokens), context, row)
+    if not count:
+        raise too_short(store, split, len(tokens), context)
+    item = tokens.itemsize
+    # The constructor is several times cheaper than `as_strided`, and its bounds are checked against the buffer.
+    return np.ndarray((count, context + 1), tokens.dtype, tokens, 0, ((row or context) * item, item))
+
+
+def too_short(store: TokenStore, split: str, tokens: int, context: int) -> DataError:
+    """The error for a split that does not hold one window."""
+    share = (
+        "data.validation_fraction" if split == "validation" else "max_tokens or the share kept for training"
+    )
+    return DataError(
+        f"the {split} split in {store.path} has {tokens} tokens, fewer than one window of {context} + 1; give more "
+        f"text, raise {share}, or lower the context"
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _order(size: int, seed: int, chunk: int) -> NDArray[np.int64]:
+    """Windows at the positions of one chunk of the endless sequence of epochs."""
+    position = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK, dtype=np.uint64)
+    epoch, index = np.divmod(position, np.uint64(size))
+    root = np.frombuffer(hashlib.sha256(f"order {seed}".encode()).digest()[:8], "<u8")
+    order = permute(index, size, mix(root + mix(epoch)))
+    order.setflags(write=False)
+    return order
+
+
+def _pair(windows: Tokens) -> Batch:
+    wide = windows.astype(np.int64)
+    return np.ascontiguousarray(wide[:, :-1]), np.ascontiguousarray(wide[:, 1:])

@@ -1,0 +1,137 @@
+"""Local text, JSONL and Parquet as a source of text, read through `datasets`."""
+
+import codecs
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainables.data.datasets_reader import quiet_datasets, rows_of_text
+from trainables.data.hashing import FULL, file_sha256, unreadable
+from trainables.data.listing import COMPRESSIONS, ListedFile, list_files
+from trainables.data.source import Source, Stretch
+from trainables.data.spec import FilesData
+from trainables.errors import DataError
+
+#: Text files up to this size are read whole, many in one go; larger ones line by line.
+SMALL = 4 << 20
+#: Small text files handed to `datasets` at once: opening a data set costs some milliseconds.
+GROUP = 256
+#: Lines of a large file taken at a time.
+LINES = 4096
+
+
+def files_source(spec: FilesData, base: Path) -> Source:
+    """The files of a spec. A text file is one document; of JSONL and Parquet each row is one.
+
+    Line ends become `\\n`, as in all text that Python reads.
+
+    Raises:
+        DataError: see `list_files`; or a file may not be read; later, from the stream, a file that is not UTF-8,
+            is not in its format, or lacks the field.
+    """
+    files = list_files(spec, base)
+    notes: list[str] = []
+    record = {
+        "kind": "files",
+        "files": [{"path": str(f.path), "format": f.format, "sha256": file_sha256(f.path)} for f in files],
+    }
+    size = sum(f.path.stat().st_size for f in files)
+
+    def stretches(temporary: Path) -> Iterator[Stretch]:
+        for group in _groups(files):
+            yield from _read(group, spec.field, temporary, notes)
+
+    return Source(str(spec.path), stretches, size, record, notes)
+
+
+def _groups(files: list[ListedFile]) -> Iterator[list[ListedFile]]:
+    """Neighbouring small text files together, every other file alone."""
+    group: list[ListedFile] = []
+    for file in files:
+        if file.path.stat().st_size == 0:
+            continue
+        if _small_text(file):
+            group.append(file)
+        if group and (len(group) == GROUP or not _small_text(file)):
+            yield group
+            group = []
+        if not _small_text(file):
+            yield [file]
+    if group:
+        yield group
+
+
+def _small_text(file: ListedFile) -> bool:
+    return file.format == "text" and file.path.stat().st_size <= SMALL
+
+
+def _read(group: list[ListedFile], field: str, temporary: Path, notes: list[str]) -> Iterator[Stretch]:
+    first = group[0]
+    # Not only the errors of `datasets` but those of pandas, pyarrow and the codecs under it come through here.
+    try:
+        with quiet_datasets() as datasets:
+            if first.format == "text" and _small_text(first):
+                data = _load(datasets, "text", group, temporary, sample_by="document")
+                for row in data:
+                    yield Stretch(row["text"], last=True)
+            elif first.format == "text":
+                data = _load(datasets, "text", group, temporary, sample_by="line", keep_linebreaks=True)
+                for lines in data.iter(batch_size=LINES):
+                    yield Stretch("".join(lines["text"]), last=False)
+                yield Stretch("", last=True)
+            else:
+                loader = "json" if first.format == "jsonl" else "parquet"
+                data = _load(datasets, loader, group, temporary)
+                yield from rows_of_text(data, field, str(first.path), notes)
+    except DataError:
+        raise
+    except UnicodeDecodeError as error:
+        raise _not_utf8(group, error) from error
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise unreadable(first.path, error) from error
+    except (ValueError, TypeError, RuntimeError, EOFError, StopIteration, ImportError) as error:
+        raise DataError(
+            f"the file {first.path} cannot be read as {first.format}: {type(error).__name__}: {error}; mend the "
+            "file, or set data.format to what it is"
+        ) from error
+
+
+def _load(datasets: Any, loader: str, group: list[ListedFile], temporary: Path, **options: object) -> Any:
+    return datasets.load_dataset(
+        loader,
+        # `datasets` takes names as glob patterns: `a[1].txt` would silently be no file at all.
+        data_files=[glob.escape(str(f.path.resolve())) for f in group],
+        split="train",
+        streaming=True,
+        cache_dir=str(temporary),
+        **options,
+    )
+
+
+def _not_utf8(group: list[ListedFile], error: UnicodeDecodeError) -> DataError:
+    """The error with the file and the offset in it, which `datasets` counts within its own pieces."""
+    for file in group:
+        if file.path.suffix.lower() in COMPRESSIONS:
+            continue
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        done = 0
+        with file.path.open("rb") as stream:
+            while True:
+                piece = stream.read(1 << 20)
+                waiting = len(decoder.getstate()[0])
+                try:
+                    decoder.decode(piece, final=not piece)
+                except UnicodeDecodeError as found:
+                    return DataError(
+                        f"the file {file.path} is not UTF-8 text: byte {done - waiting + found.start} "
+                        f"(0x{found.object[found.start]:02x}) does not belong; convert it, for example with "
+                        f"iconv -t UTF-8, or leave it out"
+                    )
+                done += len(piece)
+                if not piece:
+                    break
+    names = ", ".join(str(f.path) for f in group[:3])
+    return DataError(f"{names} is not UTF-8 text ({error}); convert it to UTF-8 or leave it out")

@@ -1,0 +1,41 @@
+"""SHA-256 of files, streamed, and remembered within the process while size and modification time stay."""
+
+import errno
+import hashlib
+from pathlib import Path
+
+from trainables.errors import DataError
+
+_KNOWN: dict[tuple[str, int, int], str] = {}
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex.
+
+    Raises:
+        DataError: the file is missing or may not be read.
+    """
+    try:
+        status = path.stat()
+        known = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+        if known not in _KNOWN:
+            with path.open("rb") as file:
+                _KNOWN[known] = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return _KNOWN[known]
+
+
+#: A full disk or quota: not the fault of the file that is being read.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """The error for a file that the system does not let us read."""
+    if isinstance(error, PermissionError):
+        return DataError(
+            f"the file {path} may not be read by this user; give read permission (chmod u+r) or a copy"
+        )
+    return DataError(
+        f"the file {path} cannot be read: {error.strerror or error}; check the path and the disk"
+    )

@@ -1,0 +1,289 @@
+"""Packing: from a source to two files of token ids and a manifest, in a folder that becomes the store."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.files import files_source
+from trainables.data.hierarchy import entropy_per_token, random_grammar, rows, strings_per_row
+from trainables.data.hub import hub_source
+from trainables.data.identity import DATA_VERSION, outline, vocabulary_size
+from trainables.data.mixture import hierarchy_text, interleave
+from trainables.data.python_source import python_source
+from trainables.data.source import Source
+from trainables.data.spec import DataSpec, FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
+from trainables.data.split import Block, split
+from trainables.data.spool import Piece, Spool
+from trainables.data.tokenizer import Encoder, bytes_encoder, train_bpe
+from trainables.errors import DataError
+
+SPLITS = ("train", "validation")
+#: Ids gathered before they are written.
+BUFFER = 1 << 20
+#: Bytes of text read for each token asked for by `max_tokens`; with BPE more than a token of a common vocabulary holds.
+BYTES_A_TOKEN = {"bytes": 1.02, "bpe": 8.0}
+#: How much more of a part than its share of bytes is read, because with BPE parts differ in bytes a token.
+SLACK = {"bytes": 1.02, "bpe": 4.0}
+
+
+def token_type(vocabulary: int) -> np.dtype[Any]:
+    """The smallest unsigned integer that holds all ids."""
+    return np.dtype(np.uint8 if vocabulary <= 1 << 8 else np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+
+
+def pack(spec: DataSpec, context: int, base: Path, key: str, folder: Path) -> None:
+    """Write `train.bin`, `validation.bin`, `manifest.json` and, for BPE, `tokenizer.json` into an empty folder.
+
+    Raises:
+        DataError: the data cannot be used.
+        OSError: the folder cannot be written, for example because the disk is full.
+    """
+    packed = (
+        _pack_hierarchy(spec, context, folder)
+        if isinstance(spec, HierarchyData)
+        else (_pack_text(spec, context, base, folder))
+    )
+    manifest = {
+        "version": DATA_VERSION,
+        "key": key,
+        "outline": outline(spec, context),
+        "spec": spec.model_dump(mode="json"),
+        "context": context,
+        "vocabulary": vocabulary_size(spec),
+        "dtype": token_type(vocabulary_size(spec)).name,
+        **packed,
+    }
+    # Last, so that a folder with a manifest is complete.
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def estimate_bytes(spec: DataSpec, context: int, base: Path) -> int | None:
+    """Disk space that packing needs at its peak, as far as it is known beforehand."""
+    item = token_type(vocabulary_size(spec)).itemsize
+    if isinstance(spec, HierarchyData):
+        return (spec.sequences + spec.validation_sequences) * (context + 1) * item
+    sizes = [source.bytes for _, source in _sources(spec, context, base)]
+    known = [size for size in sizes if size is not None]
+    # The text itself, kept until it is packed, and at most one id a byte.
+    return sum(known) * (1 + item) if len(known) == len(sizes) else None
+
+
+class TokenFile:
+    """A growing file of token ids, up to a limit."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], limit: int | None = None) -> None:
+        self._file: BinaryIO = path.open("wb")
+        self._dtype, self._limit = dtype, limit
+        self._hash = hashlib.sha256()
+        self._waiting: list[NDArray[Any]] = []
+        self._buffered = 0
+        self.tokens = 0
+
+    def add(self, ids: NDArray[Any]) -> int:
+        """Append ids as far as the limit allows, and return how many were taken."""
+        if self._limit is not None:
+            ids = ids[: self._limit - self.tokens]
+        self._waiting.append(ids.astype(self._dtype))
+        self.tokens += len(ids)
+        self._buffered += len(ids)
+        if self._buffered >= BUFFER:
+            self._flush()
+        return len(ids)
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit is not None and self.tokens >= self._limit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def close(self) -> str:
+        """Write everything out and return the SHA-256 of the file."""
+        self._flush()
+        self._file.close()
+        return self._hash.hexdigest()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            raw = np.concatenate(self._waiting).astype(self._dtype.newbyteorder("<")).tobytes()
+            # Written, not mapped: a full disk is then an error and not a dead process.
+            self._file.write(raw)
+            self._hash.update(raw)
+            self._waiting, self._buffered = [], 0
+
+
+def _pack_hierarchy(spec: HierarchyData, context: int, folder: Path) -> dict[str, Any]:
+    dtype = token_type(vocabulary_size(spec))
+    counts, hashes = {}, {}
+    for name, stream in zip(SPLITS, rows(spec, context), strict=True):
+        with TokenFile(folder / f"{name}.bin", dtype) as file:
+            for piece in stream:
+                file.add(piece.reshape(-1))
+            hashes[name], counts[name] = file.close(), file.tokens
+    return {
+        "tokens": counts,
+        "sha256": hashes,
+        "row": context + 1,
+        "floor": entropy_per_token(random_grammar(spec)),
+        "bytes_per_token": None,
+        "start_of_text": spec.vocabulary,
+        "strings_per_row": strings_per_row(spec, context),
+        "notes": [],
+    }
+
+
+@dataclass(frozen=True)
+class _Part:
+    weight: float
+    source: Source
+    spool: Spool
+
+
+def _pack_text(
+    spec: FilesData | HubData | PythonSourceData | MixtureData, context: int, base: Path, folder: Path
+) -> dict[str, Any]:
+    work = folder / "work"
+    work.mkdir()
+    with contextlib.ExitStack() as spools:
+        parts = [
+            _Part(weight, source, spools.enter_context(Spool(work, str(index))))
+            for index, (weight, source) in enumerate(_sources(spec, context, base))
+        ]
+        _read(parts, spec, work)
+    encoder = _encoder(spec, parts, folder)
+    dtype = token_type(encoder.vocabulary)
+    limits = {"train": spec.max_tokens, "validation": spec.validation_tokens}
+    counts, hashes, shares = {}, {}, {}
+    for name in SPLITS:
+        taken = [0] * len(parts)
+        streams = [encoder.encode(pieces) for pieces in _pieces(parts, held_out=name == "validation")]
+        with TokenFile(folder / f"{name}.bin", dtype, limits[name]) as file:
+            for index, ids in interleave(streams, [p.weight for p in parts], len):
+                taken[index] += file.add(ids)
+                if file.full:
+                    break
+            hashes[name], counts[name], shares[name] = file.close(), file.tokens, taken
+    validation = np.fromfile(folder / "validation.bin", dtype)
+    text = int(np.bincount(validation, minlength=encoder.vocabulary) @ encoder.lengths)
+    shutil.rmtree(work)
+    return {
+        "tokens": counts,
+        "sha256": hashes,
+        "row": None,
+        "floor": None,
+        "bytes_per_token": text / len(validation),
+        "end_of_text": encoder.end_of_text,
+        "sources": [
+            {
+                **part.source.record,
+                "weight": part.weight,
+                "bytes": {name: part.spool.bytes[side] for side, name in enumerate(SPLITS)},
+                "tokens": {name: shares[name][index] for name in SPLITS},
+                "share": {name: shares[name][index] / max(1, counts[name]) for name in SPLITS},
+            }
+            for index, part in enumerate(parts)
+        ],
+        "notes": [note for part in parts for note in part.source.notes],
+    }
+
+
+def _sources(
+    spec: FilesData | HubData | PythonSourceData | MixtureData, context: int, base: Path
+) -> list[tuple[float, Source]]:
+    """Sources and their shares."""
+    if isinstance(spec, MixtureData):
+        total = sum(part.weight for part in spec.parts)
+        return [(part.weight / total, _source(part.data, context, base)) for part in spec.parts]
+    return [(1.0, _source(spec, context, base))]
+
+
+def _source(spec: HierarchyData | FilesData | HubData | PythonSourceData, context: int, base: Path) -> Source:
+    if isinstance(spec, HierarchyData):
+        return hierarchy_text(spec, context)
+    if isinstance(spec, FilesData):
+        return files_source(spec, base)
+    if isinstance(spec, HubData):
+        return hub_source(spec, base)
+    return python_source(spec)
+
+
+def _read(
+    parts: Sequence[_Part], spec: FilesData | HubData | PythonSourceData | MixtureData, work: Path
+) -> None:
+    """Fill the spools: each part to its share of the bytes, until one is exhausted or enough is read.
+
+    Raises:
+        DataError: a part has no text, or one of its sides got none.
+    """
+    streams = [split(part.source.stretches(work), spec.validation_fraction) for part in parts]
+    # Bytes over weight is how far a part has come; the goal is the same for all.
+    goal = float("inf")
+    if spec.max_tokens is not None:
+        held_out = spec.validation_fraction
+        tokens = max(spec.max_tokens / (1 - held_out), spec.validation_tokens / held_out)
+        goal = tokens * BYTES_A_TOKEN[spec.tokenizer]
+    come = [0.0] * len(parts)
+    running = set(range(len(parts)))
+    while running:
+        index = min(running, key=come.__getitem__)
+        if come[index] >= goal:
+            break
+        block = next(streams[index], None)
+        if block is None:
+            running.discard(index)
+            goal = min(goal, come[index] * SLACK[spec.tokenizer])
+            continue
+        parts[index].spool.add(block)
+        come[index] += _weighed(block) / parts[index].weight
+    for part in parts:
+        part.spool.close()
+        _check_sides(part, spec.validation_fraction)
+
+
+def _weighed(block: Block) -> int:
+    """Bytes of a block, end of text counted as one."""
+    return len(block.content) + block.last
+
+
+def _check_sides(part: _Part, fraction: float) -> None:
+    train, validation = part.spool.bytes
+    if not train and not validation:
+        reason = f" ({'; '.join(part.source.notes)})" if part.source.notes else ""
+        raise DataError(f"{part.source.name} holds no text{reason}; name other files or another field")
+    if not train or not validation:
+        empty = "validation" if train else "training"
+        raise DataError(
+            f"{part.source.name} holds only {train + validation} bytes of text, too few to split: with "
+            f"data.validation_fraction {fraction:g} nothing fell to the {empty} side; give more text, or "
+            f"{'raise' if train else 'lower'} data.validation_fraction"
+        )
+
+
+def _pieces(parts: Sequence[_Part], *, held_out: bool) -> list[Iterator[Piece]]:
+    # In a mixture, documents longer than a piece are cut into several, or the shares would be coarse.
+    return [part.spool.pieces(held_out=held_out, cut_documents=len(parts) > 1) for part in parts]
+
+
+def _encoder(
+    spec: FilesData | HubData | PythonSourceData | MixtureData, parts: Sequence[_Part], folder: Path
+) -> Encoder:
+    if spec.tokenizer == "bytes":
+        return bytes_encoder()
+    mixed = interleave(
+        _pieces(parts, held_out=False), [p.weight for p in parts], lambda piece: len(piece.content)
+    )
+    encoder = train_bpe((piece.content.decode() for _, piece in mixed), vocabulary_size(spec))
+    (folder / "tokenizer.json").write_text(encoder.bpe.to_str(pretty=True))
+    return encoder

@@ -1,6 +1,8 @@
 """From the run table to the answer: fit, recommendations and the report of a study."""
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from rich.text import Text
 
 from analysis.errors import InputError
 from analysis.fit import Fit, fit
-from analysis.projection import LEVINE2020, Law
+from analysis.projection import LEVINE2020
+from analysis.projection import recommend as project
 from analysis.report import write_report
 from analysis.runs import RunTable
 from study.ledger import Places
@@ -55,36 +58,86 @@ def facts(spec: StudySpec, plan: Plan) -> dict[str, str]:
 PUBLISHED = {"levine2020": LEVINE2020}
 
 
-def law_of(fit_file: Path | None, name: str | None) -> Law:
-    """Return the law to project with: of a fit file, or a published one by its name.
+def recommend(
+    fit_file: Path | None, name: str | None, params: Sequence[float]
+) -> tuple[str, list[dict[str, Any]]]:
+    """Return what is recommended from, in words, and the best shape for each N.
+
+    From a fit, an N inside the measured sizes also has `measured`: what the data say there without a law (the depth
+    of the lowest loss, and the depths that cannot be told from it). Where the fit has no law, that is the answer.
 
     Raises:
-        InputError: neither or both are given, the file cannot be read, or its fit has no law.
+        InputError: neither or both sources are given, the law is unknown, the file cannot be read, or its fit can say
+            nothing about one of the sizes.
     """
     if (fit_file is None) == (name is None):
         raise InputError(
-            "Say which law to use: --fit results/NAME/fit.json for a study's own, or --law levine2020 for the "
-            "published one (not both)."
+            "Say what to recommend from: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for "
+            "the published one (not both)."
         )
     if name is not None:
         if name not in PUBLISHED:
             raise InputError(f"There is no published law {name!r}; there is: {', '.join(PUBLISHED)}.")
-        return PUBLISHED[name]
+        law = PUBLISHED[name]
+        return f"law of {law.source}", project(law, params)
     assert fit_file is not None
+    result = read_fit(fit_file)
+    measured = [_measured(result, value) for value in params]
+    own = result.projection_law()
+    if own is not None and own.b > 0:
+        shapes = project(own, params)
+        return f"law of {fit_file}", [{**s, "measured": m} for s, m in zip(shapes, measured, strict=True)]
+    if missing := [f"{value:g}" for value, found in zip(params, measured, strict=True) if found is None]:
+        sizes = [shape.params for shape in result.best]
+        why = result.law.reason or "its slope is not positive"
+        inside = f" from {min(sizes):,.0f} to {max(sizes):,.0f}" if sizes else ""
+        raise InputError(
+            f"The fit in {fit_file} has no law that reaches N = {', '.join(missing)}: {why}. "
+            f"It knows only the sizes it measured{inside}. Use --law levine2020 for the published law, or add depths, "
+            "budgets or seeds to the study."
+        )
+    return f"measured sizes of {fit_file}", [_without_law(found) for found in measured if found]
+
+
+def read_fit(path: Path) -> Fit:
+    """Read a fit file.
+
+    Raises:
+        InputError: it is missing, no JSON, or no fit.
+    """
     try:
-        result = Fit.from_json(json.loads(fit_file.read_text()))
+        return Fit.from_json(json.loads(path.read_text()))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(
-            f"The fit file {fit_file} cannot be read: {error}. `interplay run SPEC` writes one to "
+            f"The fit file {path} cannot be read: {error}. `interplay run SPEC` writes one to "
             "results/NAME/fit.json, `interplay fit RUNS --out FILE` any other."
         ) from error
-    law = result.projection_law()
-    if law is None:
-        raise InputError(
-            f"The fit in {fit_file} has no law to project with: {result.law.reason}. Its measured best shapes are "
-            "under `best`; use --law levine2020 for the published law, or add depths or budgets to the study."
-        )
-    return law
+
+
+def _measured(result: Fit, params: float) -> dict[str, Any] | None:
+    """The best measured shape at the budget nearest to N; None outside the measured sizes (a tenth of grace)."""
+    if not result.best:
+        return None
+    sizes = [shape.params for shape in result.best]
+    if not min(sizes) / 1.1 <= params <= max(sizes) * 1.1:
+        return None
+    nearest = min(result.best, key=lambda shape: abs(math.log(shape.params / params)))
+    return {"params": nearest.params, "depth": nearest.depth, "near": list(nearest.near or [nearest.depth])}
+
+
+def _without_law(found: dict[str, Any]) -> dict[str, Any]:
+    """A measured shape in the form of a recommendation; its band are the depths that cannot be told apart."""
+    params, near = found["params"], found["near"]
+    widths = [math.sqrt(params / (12 * depth)) for depth in (max(near), min(near))]
+    return {
+        "params": params,
+        "depth": found["depth"],
+        "width": round(math.sqrt(params / (12 * found["depth"]))),
+        "depth_interval": [min(near), max(near)],
+        "width_interval": widths,
+        "extrapolated": False,
+        "measured": found,
+    }
 
 
 def fit_table(result: Fit) -> RenderableType:
@@ -121,21 +174,27 @@ def fit_table(result: Fit) -> RenderableType:
     )
 
 
-def recommendation_table(law: Law, shapes: list[dict[str, Any]]) -> RenderableType:
-    """Return the projected shapes as a table for a terminal."""
-    table = Table(box=None, header_style="dim", title=f"law of {law.source}", title_justify="left")
-    for name in ("N", "depth", "band", "width", "band", ""):
+def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> RenderableType:
+    """Return recommended shapes as a table for a terminal."""
+    table = Table(box=None, header_style="dim", title=source, title_justify="left")
+    for name in ("N", "depth", "band", "width", "band", "", "measured there"):
         table.add_column(name, justify="right")
     for shape in shapes:
+        where = (
+            Text("outside the data", style="yellow")
+            if shape["extrapolated"]
+            else Text("inside the data", style="dim")
+        )
+        found = shape.get("measured")
+        others = [str(depth) for depth in found["near"] if depth != found["depth"]] if found else []
         table.add_row(
             f"{shape['params']:.3g}",
             str(shape["depth"]),
             _interval(shape["depth_interval"]),
             str(shape["width"]),
             _interval(shape["width_interval"]),
-            Text("outside the data", style="yellow")
-            if shape["extrapolated"]
-            else Text("inside the data", style="dim"),
+            where,
+            f"depth {found['depth']}" + (f" (or {', '.join(others)})" if others else "") if found else "-",
         )
     return table
 

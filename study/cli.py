@@ -166,7 +166,8 @@ def report(
 @app.command()
 def recommend(
     params: Annotated[
-        list[float], typer.Option("--params", metavar="N ...", help="sizes in non-embedding parameters: 1e9 7e9")
+        list[float],
+        typer.Option("--params", metavar="N ...", help="sizes in non-embedding parameters: 1e9 7e9"),
     ],
     more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
     fit_file: Annotated[Path | None, typer.Option("--fit", help="a fit.json of a study")] = None,
@@ -174,15 +175,14 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size, with a band, from a study's fit or a published law."""
-    from analysis.projection import recommend as project
-    from study.answer import law_of, recommendation_table
+    from study.answer import recommend as choose
+    from study.answer import recommendation_table
 
-    chosen = law_of(fit_file, law)
-    shapes = project(chosen, [*params, *(more or ())])
+    source, shapes = choose(fit_file, law, [*params, *(more or ())])
     if as_json:
         _print_json(shapes)
     else:
-        Console().print(recommendation_table(chosen, shapes))
+        Console().print(recommendation_table(source, shapes))
 
 
 @app.command()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from study.plan import Plan, PlannedCell
+from study.tables import duration
 from trainables.progress import Progress, Result
 
 #: More rows than this do not fit a screen; the table then counts cells by depth only.
@@ -190,14 +191,3 @@ class Viewer:
         if mean is None:
             return Text(f"·{count}", style="dim")
         return Text.assemble((f"{mean:.4f}", "bold green" if best else ""), (count, "dim"))
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time for people: `42 s`, `6 min`, `3 h 20 min`, `12 days`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-    return f"{seconds / 86400:,.0f} days"

@@ -11,12 +11,13 @@ from rich.console import Console
 
 from analysis.fit import Fit
 from study.answer import answer
-from study.console import Board, Viewer, duration
+from study.console import Board, Viewer
 from study.ledger import Places, connect, known_rows, outcomes, places, run_table
 from study.plan import Plan, PlannedCell, make_plan
 from study.provenance import revision, versions
 from study.search import FrontierSearch
 from study.spec import StudySpec
+from study.tables import duration
 from study.tracking import Live, Row, Store, Tracker
 from study.trial import TrialSettings
 from study.tuner import Slots, ray_session, run_cells
@@ -66,7 +67,7 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         try:
             if not search.done:
                 _announce(plan, rows, search.total, console)
-                finished = _train(spec, plan, where, search, listener, console)
+                finished = _train(spec, plan, where, base, search, listener, console)
         finally:
             tracker.close()
             if rows:
@@ -82,7 +83,9 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
                 f"[yellow]MLflow:[/] {tracker.problem} {len(where.outbox.rows())} rows wait in {where.outbox.folder}; "
                 "the next run sends them."
             )
-    return Summary(plan, listener.wall_seconds, listener.train_seconds, listener.trained, failed, finished, fit, report)
+    return Summary(
+        plan, listener.wall_seconds, listener.train_seconds, listener.trained, failed, finished, fit, report
+    )
 
 
 def curves(rows: Mapping[str, Row], store: Store | None) -> pd.DataFrame:
@@ -201,13 +204,21 @@ class _Listener:
 
 
 def _train(
-    spec: StudySpec, plan: Plan, where: Places, search: FrontierSearch, listener: _Listener, console: Console
+    spec: StudySpec,
+    plan: Plan,
+    where: Places,
+    base: Path,
+    search: FrontierSearch,
+    listener: _Listener,
+    console: Console,
 ) -> bool:
     """Pack the data, start Ray and run the cells the search gives; False if the user stopped it."""
     resources = spec.resources
     slots = Slots(plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
     with console.status("packing the data"):
-        open_store(spec.data, context=spec.training.context, root=where.data, key=plan.cells[0].cell.data_key)
+        # Trials open the store by its key alone, so a relative path need mean nothing where they run.
+        key = plan.cells[0].cell.data_key
+        open_store(spec.data, context=spec.training.context, root=where.data, key=key, base=base)
     settings = TrialSettings(
         data_root=where.data,
         checkpoint_root=where.checkpoints,
@@ -232,7 +243,8 @@ def _tally(listener: _Listener, slots: int, rows: int) -> str:
     if not listener.trained:
         return f"[dim]nothing to train: all {rows} rows are there.[/]"
     share = listener.train_seconds / (listener.wall_seconds * slots)
-    return f"[dim]{listener.trained} cells in {duration(listener.wall_seconds)}, {share:.0%} of it in training steps.[/]"
+    wall = duration(listener.wall_seconds)
+    return f"[dim]{listener.trained} cells in {wall}, {share:.0%} of it in training steps.[/]"
 
 
 def _announce(plan: Plan, rows: Mapping[str, Row], total: int, console: Console) -> None:

@@ -25,8 +25,10 @@ from study.errors import SpecError
 from trainables.progress import Evaluation, Point
 
 Status = Literal["done", "diverged", "failed"]
-#: MLflow's own defaults block for minutes on a dead port (7 retries, back-off 2, 120 s each).
-HTTP_PATIENCE = {
+#: Read by MLflow when it is imported. Its own defaults block for minutes on a dead port (7 retries, back-off 2,
+#: 120 s each) and write of every migration to the terminal.
+ENVIRONMENT = {
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -75,7 +77,7 @@ class Live:
 
 def quiet() -> None:
     """Keep MLflow and its database layer from writing to the terminal, and its HTTP client from waiting."""
-    for key, value in HTTP_PATIENCE.items():
+    for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     for name in ("mlflow", "alembic", "sqlalchemy"):
         logging.getLogger(name).setLevel(logging.ERROR)

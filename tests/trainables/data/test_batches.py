@@ -1,0 +1,134 @@
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainables.data.batches import batch, validation_batches
+from trainables.data.permutation import mix, permute
+from trainables.data.store import TokenStore
+from trainables.errors import DataError
+
+FIRST_WINDOWS = [43, 254, 455, 697, 734, 255, 226, 183]
+
+
+def store_of(train, validation=1000, row=None):
+    return TokenStore(
+        path=Path("store"),
+        vocabulary=60_000,
+        train=np.arange(train, dtype=np.uint16),
+        validation=np.arange(validation, dtype=np.uint16),
+        floor=None,
+        bytes_per_token=None,
+        row=row,
+        manifest={},
+    )
+
+
+@pytest.mark.parametrize("size", [*range(1, 70), 127, 128, 129, 1000, 40_000, 65_537])
+def test_the_permutation_is_a_bijection(size):
+    index = np.arange(size, dtype=np.uint64)
+    for key in (0, 1, 2**63):
+        out = permute(index, size, np.full(size, key, np.uint64))
+        assert np.array_equal(np.sort(out), np.arange(size))
+
+
+def test_the_permutation_works_at_a_size_no_memory_holds():
+    size = 10**14 + 7
+    index = np.random.default_rng(0).integers(0, size, 10_000).astype(np.uint64)
+    out = permute(index, size, np.full(len(index), 5, np.uint64))
+    assert 0 <= out.min()
+    assert out.max() < size
+    assert len(np.unique(out)) == len(np.unique(index))
+
+
+@pytest.mark.parametrize("size", [5, 37, 1000])
+def test_the_permutation_sends_every_point_everywhere_equally_often(size):
+    keys = mix(np.arange(200 * size, dtype=np.uint64))
+    for point in (0, size - 1):
+        out = permute(np.full(len(keys), point, np.uint64), size, keys)
+        counts = np.bincount(out, minlength=size)
+        chi2 = ((counts - 200) ** 2 / 200).sum()
+        # Mean size - 1, variance 2 (size - 1); five deviations.
+        assert chi2 < size - 1 + 5 * np.sqrt(2 * (size - 1))
+
+
+def test_neighbours_do_not_stay_neighbours():
+    size = 10_000
+    out = permute(np.arange(size, dtype=np.uint64), size, np.full(size, 3, np.uint64))
+    assert abs(np.corrcoef(np.arange(size), out)[0, 1]) < 0.05
+    assert (np.abs(np.diff(out)) < 3).mean() < 0.01
+
+
+@pytest.mark.parametrize(("tokens", "row"), [(64 * 50 + 1, None), (64 * 50 + 40, None), (65 * 50, 65)])
+@pytest.mark.parametrize("size", [1, 7, 16, 120])
+def test_an_epoch_has_every_window_exactly_once(tokens, row, size):
+    store = store_of(tokens, row=row)
+    starts = [
+        x[:, 0]
+        for step in range(-(-150 // size))
+        for x, _ in [batch(store, context=64, batch=size, seed=3, step=step)]
+    ]
+    starts = np.concatenate(starts)[:150].reshape(3, 50)
+    for epoch in starts:
+        assert np.array_equal(np.sort(epoch), np.arange(50) * (row or 64))
+    assert not np.array_equal(starts[0], starts[1]), "each epoch has an order of its own"
+
+
+def test_targets_are_inputs_one_token_later():
+    x, y = batch(store_of(10_000), context=64, batch=16, seed=0, step=5)
+    assert x.shape == y.shape == (16, 64)
+    assert x.dtype == y.dtype == np.int64
+    assert np.array_equal(x + 1, y)
+    assert x.flags.c_contiguous
+    assert y.flags.writeable
+
+
+def test_a_batch_depends_on_seed_and_step_only():
+    store = store_of(50_000)
+    forward = [batch(store, context=64, batch=16, seed=1, step=i)[0] for i in range(600)]
+    for i in (599, 3, 256, 0):
+        again = store_of(50_000)
+        assert np.array_equal(batch(again, context=64, batch=16, seed=1, step=i)[0], forward[i])
+    other = batch(store, context=64, batch=16, seed=2, step=0)[0]
+    assert not np.array_equal(np.sort(other[:, 0]), np.sort(forward[0][:, 0]))
+
+
+def test_the_order_of_a_seed_never_changes():
+    """Numbers written down once: another order would be another cell under the same key."""
+    x, _ = batch(store_of(50_000), context=64, batch=8, seed=0, step=0)
+    assert (x[:, 0] // 64).tolist() == FIRST_WINDOWS
+
+
+def test_validation_has_every_window_once_in_order_and_a_smaller_last_batch():
+    sizes, starts = [], []
+    for x, y in validation_batches(store_of(100, 64 * 10 + 5), context=64, batch=4):
+        sizes.append(len(x))
+        starts += x[:, 0].tolist()
+        assert np.array_equal(x + 1, y)
+    assert sizes == [4, 4, 2]
+    assert starts == [64 * i for i in range(10)]
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_split_shorter_than_one_window_is_an_error(split):
+    store = store_of(**{"train": 1000, "validation": 1000, split: 64})
+    with pytest.raises(DataError, match=f"{split} split in store has 64 tokens, fewer than one window of 64"):
+        batch(store, context=64, batch=2, seed=0, step=0)
+        list(validation_batches(store, context=64, batch=2))
+
+
+def test_rows_of_another_context_are_refused():
+    with pytest.raises(DataError, match=r"rows of 64 \+ 1 tokens"):
+        batch(store_of(650, row=65), context=32, batch=2, seed=0, step=0)
+
+
+def test_a_batch_takes_less_than_a_tenth_of_a_millisecond():
+    store = store_of(60_000)
+    best = 1.0
+    for _ in range(5):
+        start = time.perf_counter()
+        for step in range(300):
+            batch(store, context=64, batch=16, seed=0, step=step)
+        best = min(best, (time.perf_counter() - start) / 300)
+    assert best < 1e-4

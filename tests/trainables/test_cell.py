@@ -1,0 +1,81 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from trainables.cell import Cell, Recipe, Shape, digest
+from trainables.data.spec import FilesData, HierarchyData
+
+
+def cell(**changes):
+    values = {
+        "shape": Shape(depth=2, width=16, heads=2),
+        "recipe": Recipe(steps=60, batch=8, context=32),
+        "data": HierarchyData(),
+        "data_key": "abc",
+        "lr": 0.02,
+        "seed": 0,
+    }
+    return Cell(**{**values, **changes})
+
+
+CHANGES = [
+    {"shape": Shape(depth=3, width=16, heads=2)},
+    {"shape": Shape(depth=2, width=18, heads=2)},
+    {"shape": Shape(depth=2, width=16, heads=4)},
+    {"data_key": "abd"},
+    {"lr": 0.021},
+    {"seed": 1},
+    *(
+        {"recipe": Recipe(**{**Recipe(steps=60, batch=8, context=32).model_dump(), **change})}
+        for change in (
+            {"steps": 61}, {"batch": 9}, {"context": 33}, {"beta1": 0.8}, {"beta2": 0.99}, {"epsilon": 1e-7},
+            {"weight_decay": 0.0}, {"warmup": 0.2}, {"floor": 0.1}, {"clip": 0.0}, {"precision": "bf16"},
+            {"init": "gpt2"}, {"dropout": 0.1},
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
+def test_whatever_can_change_the_loss_changes_the_key(change):
+    assert cell(**change).key != cell().key
+
+
+def test_every_field_of_a_recipe_is_among_the_changes_above():
+    tried = {name for change in CHANGES if (r := change.get("recipe")) for name in r.model_fields_set
+             if getattr(r, name) != getattr(Recipe(steps=60, batch=8, context=32), name)}  # fmt: skip
+    assert tried == set(Recipe.model_fields) - {"optimizer"}
+
+
+def test_where_the_data_lies_is_not_part_of_the_key():
+    assert cell(data=FilesData(path="elsewhere.txt")).key == cell().key
+
+
+def test_the_key_is_the_same_in_every_process_and_after_json():
+    one = cell()
+    program = f"from trainables.cell import Cell; print(Cell.model_validate_json({one.model_dump_json()!r}).key)"
+    for seed in ("0", "1"):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed})
+        assert done.stdout.strip() == one.key
+    assert len(one.key) == 16
+
+
+def test_digest_does_not_depend_on_the_order_of_keys():
+    assert digest({"a": 1, "b": [1, 2]}) == digest(json.loads('{"b": [1, 2], "a": 1}'))
+    assert digest({"a": 1}) != digest({"a": 2})
+
+
+def test_a_shape_counts_the_papers_parameters_and_refuses_odd_heads():
+    assert Shape(depth=96, width=12288, heads=96).budget_params == 12 * 96 * 12288**2
+    with pytest.raises(ValidationError, match="width 15 is not divisible by 2 heads"):
+        Shape(depth=1, width=15, heads=2)
+
+
+def test_a_cell_cannot_be_changed_and_takes_no_unknown_keys():
+    with pytest.raises(ValidationError):
+        cell().seed = 3
+    with pytest.raises(ValidationError, match="stps"):
+        Recipe(steps=1, batch=1, context=2, stps=3)

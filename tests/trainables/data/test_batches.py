@@ -37,7 +37,7 @@ def test_the_permutation_works_at_a_size_no_memory_holds():
     size = 10**14 + 7
     index = np.random.default_rng(0).integers(0, size, 10_000).astype(np.uint64)
     out = permute(index, size, np.full(len(index), 5, np.uint64))
-    assert 0 <= out.min()
+    assert out.min() >= 0
     assert out.max() < size
     assert len(np.unique(out)) == len(np.unique(index))
 
@@ -110,12 +110,12 @@ def test_validation_has_every_window_once_in_order_and_a_smaller_last_batch():
     assert starts == [64 * i for i in range(10)]
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_split_shorter_than_one_window_is_an_error(split):
-    store = store_of(**{"train": 1000, "validation": 1000, split: 64})
-    with pytest.raises(DataError, match=f"{split} split in store has 64 tokens, fewer than one window of 64"):
-        batch(store, context=64, batch=2, seed=0, step=0)
-        list(validation_batches(store, context=64, batch=2))
+def test_a_split_shorter_than_one_window_is_an_error():
+    message = "{} split in store has 64 tokens, fewer than one window of 64"
+    with pytest.raises(DataError, match=message.format("train")):
+        batch(store_of(64), context=64, batch=2, seed=0, step=0)
+    with pytest.raises(DataError, match=message.format("validation")):
+        list(validation_batches(store_of(1000, 64), context=64, batch=2))
 
 
 def test_rows_of_another_context_are_refused():

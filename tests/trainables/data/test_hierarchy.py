@@ -173,7 +173,7 @@ def test_rules_are_distinct_and_differ_by_seed(v, s, m):
     grammar = random_grammar(spec)
     assert grammar.unambiguous
     assert [level.shape for level in grammar.rules] == [(v, m, s)] * 2
-    assert all(0 <= level.min() and level.max() < v for level in grammar.rules)
+    assert all(level.min() >= 0 and level.max() < v for level in grammar.rules)
     other = random_grammar(spec.model_copy(update={"grammar_seed": 1}))
     assert not np.array_equal(grammar.rules[0], other.rules[0])
 

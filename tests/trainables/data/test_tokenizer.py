@@ -8,12 +8,12 @@ from trainables.data.spool import Piece
 from trainables.data.tokenizer import BPE_END, bytes_encoder, train_bpe
 from trainables.errors import DataError
 
-WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
+WORDS = ["".join(random.Random(i).choices("abcdefghij", k=7)) for i in range(60)]
 
 
 def text(seed=0, words=3000):
     draw = random.Random(seed)
-    return " ".join(draw.choice(WORDS) + str(draw.randrange(30)) for _ in range(words))
+    return " ".join(draw.choice(WORDS) for _ in range(words))
 
 
 TRICKY = "naïve 漢字 🙂\t\r\n\x00  <|endoftext|> def f(x):\n    return x\n"

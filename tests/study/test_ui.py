@@ -1,0 +1,68 @@
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+from rich.console import Console
+
+from study.errors import SpecError
+from study.tracking import Store, store_uri
+from study.ui import serve
+
+
+def test_a_folder_without_a_store_is_refused_with_what_to_run(tmp_path):
+    with pytest.raises(SpecError, match=r"no MLflow store.*interplay run"):
+        serve(tmp_path, "127.0.0.1", 5000, Console(quiet=True))
+
+
+def test_a_port_in_use_is_refused_with_another_one(tmp_path):
+    (tmp_path / "mlflow.db").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SpecError, match=rf"port {port}.*--port {port + 1}"):
+            serve(tmp_path, "127.0.0.1", port, Console(quiet=True))
+
+
+@pytest.mark.slow
+def test_the_page_comes_up_on_loopback_and_ends_with_ctrl_c(tmp_path):
+    (tmp_path / "results").mkdir()
+    Store(store_uri("auto", tmp_path / "results"), "shown")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "study", "ui", "--port", str(port)], cwd=tmp_path, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                page = urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).read().decode()
+                break
+            except (urllib.error.URLError, OSError):
+                assert time.monotonic() < deadline
+                assert process.poll() is None, process.stdout.read()
+                time.sleep(0.5)
+        assert "MLflow" in page
+        listening = [
+            c.laddr.ip
+            for p in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            for c in p.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+        ]
+        assert set(listening) == {"127.0.0.1"}
+    finally:
+        group = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in group:
+            one.send_signal(2)
+        _, alive = psutil.wait_procs(group, timeout=40)
+        for one in alive:
+            one.kill()
+    assert not alive, "Ctrl-C ends it"

@@ -1,0 +1,101 @@
+"""The promise of the README: `make study` ends in a report whose crossings are bracketed, and doing it again is free."""
+
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import AFTER_QUICKSTART
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+ROOT = Path(__file__).parent.parent
+
+
+def make_study(folder):
+    environment = {**os.environ, "HOME": str(folder)}
+    command = ["make", "-C", str(ROOT), "study", f"RESULTS={folder / 'results'}"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quickstart")
+    done = make_study(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "output.txt").write_text(done.stdout)
+    return folder
+
+
+def fit_of(folder):
+    return json.loads((folder / "results" / "quickstart" / "fit.json").read_text())
+
+
+def test_both_crossings_are_bracketed(folder):
+    crossings = {(c["shallow"], c["deep"]): c for c in fit_of(folder)["crossings"]}
+    for pair in ((1, 2), (2, 4)):
+        crossing = crossings[pair]
+        assert crossing["status"] == "bracketed", crossing["reason"]
+        low, high = crossing["params_interval"]
+        assert low < crossing["params"] < high
+        assert crossing["width"] == pytest.approx(math.sqrt(crossing["params"] / (12 * pair[0])))
+    assert crossings[1, 2]["params"] < crossings[2, 4]["params"], "deeper pairs cross at larger sizes"
+
+
+def test_the_best_depth_grows_with_the_budget(folder):
+    best = [shape["depth"] for shape in fit_of(folder)["best"]]
+    assert best[0] == 1
+    assert best[-1] == 4
+    assert fit_of(folder)["rows"]["left_out"] == []
+
+
+def test_every_file_is_there_and_the_output_says_where(folder):
+    study = folder / "results" / "quickstart"
+    assert {"report.html", "fit.json", "runs.csv", "figures", "spec.yaml"} <= {p.name for p in study.iterdir()}
+    assert {p.suffix for p in (study / "figures").iterdir()} == {".svg", ".png", ".csv"}
+    assert "report.html" in (folder / "output.txt").read_text()
+    assert not list((study / "outbox").glob("*"))
+
+
+def test_a_second_time_trains_nothing_and_takes_less_than_half_a_minute(folder):
+    before = (folder / "results" / "quickstart" / "runs.csv").read_text()
+    start = time.monotonic()
+    again = make_study(folder)
+    assert time.monotonic() - start < 30
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "nothing to train" in again.stdout
+    assert (folder / "results" / "quickstart" / "runs.csv").read_text() == before
+
+
+@pytest.mark.parametrize("command", AFTER_QUICKSTART)
+def test_commands_of_the_readme_that_need_its_rows(folder, command):
+    arguments = shlex.split(command)[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "study", *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "HOME": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+def test_the_report_opens_in_a_browser(folder):
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("no Chromium on this machine")
+    with tempfile.TemporaryDirectory() as profile:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+        page = (folder / "results" / "quickstart" / "report.html").as_uri()
+        done = subprocess.run(
+            [chromium, *flags, f"--user-data-dir={profile}", "--dump-dom", page],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+    assert "overtakes" in done.stdout
+    assert done.stdout.count("<svg") >= 5
+    assert "http://" not in done.stdout.replace("http://www.w3.org", ""), "the page asks the network for nothing"

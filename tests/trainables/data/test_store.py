@@ -1,0 +1,364 @@
+import errno
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from tokenizers import Tokenizer
+
+from trainables.data import data_key, open_store
+from trainables.data.batches import validation_batches
+from trainables.data.spec import FilesData, HierarchyData
+from trainables.data.tokenizer import BPE_END, BYTES_END
+from trainables.errors import DataError, InputError
+
+SMALL = HierarchyData(sequences=300, validation_sequences=40)
+HIERARCHY_FLOOR = (math.log(8) + 31 * math.log(2)) / 32
+
+
+def prose(seed=0, lines=2000):
+    draw = np.random.default_rng(seed)
+    words = ["".join(chr(97 + c) for c in draw.integers(0, 20, 5)) for _ in range(300)]
+    return "".join(" ".join(words[i] for i in draw.integers(0, 300, 9)) + "\n" for _ in range(lines))
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(prose())
+    return path
+
+
+def test_a_hierarchy_store_has_rows_a_floor_and_no_bytes(tmp_path):
+    store = open_store(SMALL, context=64, root=tmp_path)
+    assert store.path == tmp_path / data_key(SMALL, 64)
+    assert store.train.shape == (300 * 65,)
+    assert store.validation.shape == (40 * 65,)
+    assert store.train.dtype == np.uint8
+    assert store.vocabulary == 9
+    assert store.floor == pytest.approx(HIERARCHY_FLOOR)
+    assert store.bytes_per_token is None
+    assert (store.train.reshape(-1, 65)[:, 0] == 8).all()
+    assert sum(x.size for x, _ in validation_batches(store, context=64, batch=16)) == 40 * 64
+    with pytest.raises(ValueError, match="read-only"):
+        store.train[0] = 1
+
+
+def test_a_text_store_of_bytes_holds_the_text_and_its_splits_share_no_line(tmp_path, text_file):
+    store = open_store(FilesData(path=str(text_file)), context=64, root=tmp_path / "stores")
+    assert store.train.dtype == np.uint16
+    assert store.floor is None
+    sides = []
+    for tokens in (store.train, store.validation):
+        assert tokens[-1] == BYTES_END
+        sides.append(bytes(tokens[tokens != BYTES_END].astype(np.uint8)).decode().splitlines())
+    assert sorted(sides[0] + sides[1]) == sorted(text_file.read_text().splitlines())
+    assert not set(sides[0]) & set(sides[1])
+    assert 0.02 < len(sides[1]) / 2000 < 0.1
+    text_bytes = (store.validation != BYTES_END).sum()
+    assert store.bytes_per_token == pytest.approx(text_bytes / len(store.validation))
+
+
+def test_a_bpe_store_gives_its_text_back_through_its_tokenizer(tmp_path, text_file):
+    spec = FilesData(path=str(text_file), tokenizer="bpe", vocabulary=500)
+    store = open_store(spec, context=64, root=tmp_path / "stores")
+    tokenizer = Tokenizer.from_file(str(store.path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == store.vocabulary == 500
+    assert store.manifest["end_of_text"] == BPE_END
+    whole = "".join(
+        tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        for tokens in (store.train, store.validation)
+    )
+    assert sorted(whole.splitlines()) == sorted(text_file.read_text().splitlines())
+    validation = tokenizer.decode(store.validation.tolist(), skip_special_tokens=True)
+    assert store.bytes_per_token == pytest.approx(len(validation.encode()) / len(store.validation))
+    assert store.bytes_per_token > 2
+
+
+def test_the_tokenizer_learns_from_the_training_split_only(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(prose())
+    spec = FilesData(path=str(path), tokenizer="bpe", vocabulary=400)
+    first = open_store(spec, context=64, root=tmp_path / "stores")
+    tokenizer = Tokenizer.from_file(str(first.path / "tokenizer.json"))
+    held_out = tokenizer.decode(first.validation.tolist()).splitlines()
+    # A word put into the held-out lines alone, and often: their hash changes, so some move to the training split.
+    kept = [line for line in path.read_text().splitlines() if line not in set(held_out)]
+    train = tokenizer.decode(first.train.tolist()).splitlines()
+    assert sorted(kept) == sorted(train)
+
+
+def test_limits_hold_exactly_and_end_the_reading(tmp_path, text_file):
+    for options in ({}, {"tokenizer": "bpe", "vocabulary": 300}):
+        spec = FilesData(path=str(text_file), max_tokens=5000, validation_tokens=700, **options)
+        store = open_store(spec, context=64, root=tmp_path / "stores")
+        assert len(store.train) == 5000
+        assert len(store.validation) == 700
+        assert store.manifest["tokens"] == {"train": 5000, "validation": 700}
+        assert store.manifest["sources"][0]["tokens"] == {"train": 5000, "validation": 700}
+
+
+def test_documents_end_with_one_end_of_text(tmp_path):
+    lines = [json.dumps({"text": f"document {i} " + "x" * (i % 7)}) for i in range(3000)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    store = open_store(FilesData(path=str(tmp_path / "a.jsonl")), context=16, root=tmp_path / "stores")
+    texts = []
+    for tokens in (store.train, store.validation):
+        *documents, rest = bytes(np.where(tokens == BYTES_END, 0, tokens).astype(np.uint8)).split(b"\0")
+        assert rest == b""
+        texts += documents
+    assert sorted(texts) == sorted(json.loads(line)["text"].encode() for line in lines)
+
+
+def test_the_manifest_tells_what_was_packed(tmp_path, text_file):
+    spec = FilesData(path=str(text_file))
+    store = open_store(spec, context=64, root=tmp_path / "stores")
+    manifest = json.loads((store.path / "manifest.json").read_text())
+    assert manifest == store.manifest
+    assert manifest["key"] == store.path.name == data_key(spec, 64)
+    assert FilesData.model_validate(manifest["spec"]) == spec
+    assert manifest["sources"][0]["files"][0]["path"] == str(text_file)
+    assert len(manifest["sha256"]["train"]) == 64
+    assert {p.name for p in store.path.iterdir()} == {"train.bin", "validation.bin", "manifest.json"}
+
+
+def test_a_split_shorter_than_a_window_is_refused_at_once(tmp_path, text_file):
+    with pytest.raises(DataError, match="validation split .* fewer than one window of 50000"):
+        open_store(FilesData(path=str(text_file)), context=50_000, root=tmp_path / "stores")
+
+
+def test_an_impossible_grammar_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match="not a multiple of 32"):
+        open_store(SMALL, context=50, root=tmp_path)
+
+
+# What happens to stores
+
+
+def test_a_planned_store_is_opened_without_its_source_but_not_made_from_another(tmp_path, text_file):
+    spec = FilesData(path=str(text_file))
+    key = data_key(spec, 64)
+    text_file.write_text(prose(seed=1))
+    with pytest.raises(DataError, match=f"changed since it was planned: its key was {key}.*plan again"):
+        open_store(spec, context=64, root=tmp_path / "stores", key=key)
+    assert not (tmp_path / "stores").exists()
+    key = data_key(spec, 64)
+    packed = open_store(spec, context=64, root=tmp_path / "stores", key=key)
+    text_file.unlink()
+    again = open_store(spec, context=64, root=tmp_path / "stores", key=key)
+    assert again.manifest == packed.manifest
+
+
+def test_a_key_does_not_open_the_store_of_another_spec(tmp_path, text_file):
+    key = data_key(SMALL, 64)
+    open_store(SMALL, context=64, root=tmp_path, key=key)
+    with pytest.raises(DataError, match="changed since it was planned"):
+        open_store(SMALL.model_copy(update={"sequences": 301}), context=64, root=tmp_path, key=key)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "bad manifest", "empty manifest", "no tokenizer"])
+def test_a_damaged_store_is_packed_again(tmp_path, text_file, damage):
+    spec = FilesData(path=str(text_file), tokenizer="bpe", vocabulary=300)
+    root = tmp_path / "stores"
+    store = open_store(spec, context=64, root=root)
+    before, path = store.train.tobytes(), store.path
+    del store
+    if damage == "truncated":
+        with (path / "train.bin").open("r+b") as file:
+            file.truncate(len(before) - 1)
+    elif damage == "missing":
+        (path / "validation.bin").unlink()
+    elif damage == "no tokenizer":
+        (path / "tokenizer.json").unlink()
+    else:
+        (path / "manifest.json").write_text('{"key": "x"}' if damage == "bad manifest" else "")
+    again = open_store(spec, context=64, root=root, key=path.name)
+    assert again.train.tobytes() == before
+    assert (path / "tokenizer.json").exists()
+    assert not [p for p in (root / "tmp").iterdir() if p.is_dir()]
+
+
+def _open_in_process(path, root, barrier, results):
+    barrier.wait()
+    store = open_store(FilesData(path=path, tokenizer="bpe", vocabulary=600), context=64, root=Path(root))
+    results.put((store.manifest["sha256"], (store.path / "manifest.json").stat().st_ino))
+
+
+def test_several_processes_want_it_at_once_and_one_packs(tmp_path, text_file):
+    count = 4
+    processes = multiprocessing.get_context("spawn")
+    barrier, results = processes.Barrier(count), processes.Queue()
+    root = tmp_path / "stores"
+    workers = [
+        processes.Process(target=_open_in_process, args=(str(text_file), str(root), barrier, results))
+        for _ in range(count)
+    ]
+    for worker in workers:
+        worker.start()
+    found = [results.get(timeout=120) for _ in range(count)]
+    for worker in workers:
+        worker.join()
+    assert all(one == found[0] for one in found), "one store: the same bytes and the same file"
+    assert len([p for p in root.iterdir() if p.name != "tmp"]) == 1
+
+
+PACK = """
+import sys
+from pathlib import Path
+from trainables.data import open_store
+from trainables.data.spec import HierarchyData
+open_store(HierarchyData(sequences=int(sys.argv[2])), context=64, root=Path(sys.argv[1]))
+"""
+
+
+def _killed_while_packing(root, sequences):
+    builder = subprocess.Popen([sys.executable, "-c", PACK, str(root), str(sequences)])
+    try:
+        deadline = time.monotonic() + 60
+        while not list(root.glob("tmp/*/train.bin")):
+            assert time.monotonic() < deadline
+            assert builder.poll() is None
+            time.sleep(0.002)
+    finally:
+        builder.send_signal(signal.SIGKILL)
+        builder.wait()
+    return list(root.glob("tmp/*/train.bin"))
+
+
+def test_a_builder_killed_midway_leaves_nothing_that_is_mistaken_for_a_store(tmp_path):
+    spec = HierarchyData(sequences=150_000)
+    left = _killed_while_packing(tmp_path, spec.sequences)
+    assert left, "it was killed midway"
+    assert not (tmp_path / data_key(spec, 64)).exists()
+    store = open_store(spec, context=64, root=tmp_path)
+    assert len(store.train) == 150_000 * 65
+    assert not [p for p in (tmp_path / "tmp").iterdir() if p.is_dir()]
+
+
+def test_the_next_builder_of_other_data_clears_up_but_leaves_a_living_builder_alone(tmp_path):
+    dead = tmp_path / "tmp" / "0123456789abcdef.1"
+    living = tmp_path / "tmp" / "fedcba9876543210.1"
+    dead.mkdir(parents=True)
+    living.mkdir()
+    (dead / "train.bin").write_text("half")
+    held = FileLock(tmp_path / "tmp" / "fedcba9876543210.lock")
+    with held:
+        done = threading.Thread(target=open_store, args=(SMALL,), kwargs={"context": 64, "root": tmp_path})
+        done.start()
+        done.join(30)
+    assert not done.is_alive()
+    assert not dead.exists()
+    assert living.exists()
+
+
+FULL_DISK = """
+import subprocess, sys
+from pathlib import Path
+from trainables.data import open_store
+from trainables.data.spec import FilesData, HierarchyData
+from trainables.errors import DataError
+root, text = Path(sys.argv[1]), sys.argv[2]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(root)], check=True)
+for spec in (
+    HierarchyData(),
+    FilesData(path=text),
+    FilesData(path=text, tokenizer="bpe", vocabulary=300),
+):
+    try:
+        open_store(spec, context=64, root=root)
+    except DataError as error:
+        print(error)
+    assert not [p for p in root.rglob("*") if p.suffix != ".lock" and p.name != "tmp"], "nothing half-built"
+small = HierarchyData(sequences=300, validation_sequences=40)
+print(len(open_store(small, context=64, root=root).train))
+"""
+
+
+def _own_mounts():
+    """The command that runs another with mounts of its own, or None where none is allowed."""
+    for command in (["unshare", "-m"], ["unshare", "-rm"]):
+        try:
+            probe = subprocess.run(
+                [*command, "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True, check=False
+            )
+        except FileNotFoundError:
+            return None
+        if probe.returncode == 0:
+            return command
+    return None
+
+
+def test_a_full_disk_is_an_error_that_says_how_much_is_needed_and_leaves_room(tmp_path):
+    command = _own_mounts()
+    if command is None:
+        pytest.skip("neither `unshare -m` nor `unshare -rm` may mount a small disk here")
+    root = tmp_path / "small-disk"
+    root.mkdir()
+    text = tmp_path / "text.txt"
+    text.write_text(prose(lines=10_000))
+    out = subprocess.run(
+        [*command, sys.executable, "-c", FULL_DISK, str(root), str(text)], capture_output=True, text=True
+    )
+    *errors, trained = out.stdout.splitlines()
+    assert len(errors) == 3, out.stdout + out.stderr
+    assert "the disk is full" in errors[0]
+    assert f"{root} needs about 2.63 MB there" in errors[0]
+    for error in errors[1:]:
+        assert f"needs about {3 * text.stat().st_size / 1e6:.3g} MB" in error
+        assert "0.2" in error.split("there, and ")[1], "what is free after clearing up"
+    assert trained == str(300 * 65), "after the errors the disk has room again"
+
+
+def test_other_troubles_of_the_disk_are_named(tmp_path, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "store")
+
+    monkeypatch.setattr("trainables.data.pack.pack", failing)
+    with pytest.raises(DataError, match=r"cannot be packed into .*: Read-only file system \(store\)"):
+        open_store(SMALL, context=64, root=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be packed into"):
+        open_store(SMALL, context=64, root=tmp_path / "file")
+
+
+DETERMINED = """
+import json, sys
+from pathlib import Path
+from trainables.data import open_store
+from trainables.data.spec import FilesData, HierarchyData
+for spec in (
+    HierarchyData(sequences=300, validation_sequences=40),
+    FilesData(path=sys.argv[2]),
+    FilesData(path=sys.argv[2], tokenizer="bpe", vocabulary=700),
+):
+    store = open_store(spec, context=64, root=Path(sys.argv[1]))
+    tokenizer = store.path / "tokenizer.json"
+    print(store.path.name, store.manifest["sha256"], tokenizer.exists() and hash(tokenizer.read_bytes()) * 0)
+"""
+
+
+def test_two_processes_pack_the_same_bytes(tmp_path, text_file):
+    outputs, tokenizers = [], []
+    for hash_seed in ("1", "2"):
+        root = tmp_path / hash_seed
+        out = subprocess.run(
+            [sys.executable, "-c", DETERMINED, str(root), str(text_file)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outputs.append(out.stdout)
+        tokenizers += [path.read_bytes() for path in root.glob("*/tokenizer.json")]
+    assert outputs[0] == outputs[1]
+    assert len(tokenizers) == 2
+    assert tokenizers[0] == tokenizers[1]

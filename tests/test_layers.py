@@ -11,7 +11,17 @@ ROOT = Path(__file__).parent.parent
 OURS = {"study", "trainables", "analysis", "tests"}
 #: What a package may never import, at the top of a module or inside a function.
 FORBIDDEN = {
-    "analysis": {"study", "trainables", "tests", "torch", "ray", "optuna", "deepspeed", "transformers", "datasets"},
+    "analysis": {
+        "study",
+        "trainables",
+        "tests",
+        "torch",
+        "ray",
+        "optuna",
+        "deepspeed",
+        "transformers",
+        "datasets",
+    },
     "trainables": {"study", "analysis", "tests", "ray", "mlflow", "optuna"},
     "study": {"tests"},
 }
@@ -45,5 +55,7 @@ def test_a_package_imports_only_what_its_place_allows(package):
 def test_light_modules_stay_light(module, heavy):
     """A plan or a fit answers in a second: nothing heavy is imported before it is needed."""
     program = f"import {module}, sys; print(*sorted(set(sys.modules) & {heavy!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.split() == []

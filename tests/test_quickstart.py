@@ -1,4 +1,4 @@
-"""The promise of the README: `make study` ends in a report whose crossings are bracketed, and doing it again is free."""
+"""The promise of the README: `make study` ends in a report with bracketed crossings, and doing it again is free."""
 
 import json
 import math
@@ -58,7 +58,9 @@ def test_the_best_depth_grows_with_the_budget(folder):
 
 def test_every_file_is_there_and_the_output_says_where(folder):
     study = folder / "results" / "quickstart"
-    assert {"report.html", "fit.json", "runs.csv", "figures", "spec.yaml"} <= {p.name for p in study.iterdir()}
+    assert {"report.html", "fit.json", "runs.csv", "figures", "spec.yaml"} <= {
+        p.name for p in study.iterdir()
+    }
     assert {p.suffix for p in (study / "figures").iterdir()} == {".svg", ".png", ".csv"}
     assert "report.html" in (folder / "output.txt").read_text()
     assert not list((study / "outbox").glob("*"))
@@ -90,7 +92,13 @@ def test_the_report_opens_in_a_browser(folder):
     if not chromium:
         pytest.skip("no Chromium on this machine")
     with tempfile.TemporaryDirectory() as profile:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--no-first-run",
+        ]
         page = (folder / "results" / "quickstart" / "report.html").as_uri()
         done = subprocess.run(
             [chromium, *flags, f"--user-data-dir={profile}", "--dump-dom", page],
@@ -98,4 +106,6 @@ def test_the_report_opens_in_a_browser(folder):
         )  # fmt: skip
     assert "overtakes" in done.stdout
     assert done.stdout.count("<svg") >= 5
-    assert "http://" not in done.stdout.replace("http://www.w3.org", ""), "the page asks the network for nothing"
+    assert "http://" not in done.stdout.replace("http://www.w3.org", ""), (
+        "the page asks the network for nothing"
+    )

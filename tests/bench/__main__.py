@@ -5,10 +5,14 @@ import json
 import platform
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from study.devices import cores
+from tests.bench.figure import Figure
 
 #: Parts by name; the whole quickstart takes minutes, the others seconds.
 PARTS = ("step", "trial", "memory", "plan", "quickstart")
@@ -23,26 +27,24 @@ def main() -> int:
     chosen = options.parts or list(PARTS)
     if unknown := sorted(set(chosen) - set(PARTS)):
         parser.error(f"unknown part {', '.join(unknown)}; choose among {', '.join(PARTS)}")
-    rows: list[dict[str, object]] = []
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="interplay-bench-") as folder:
         for part in chosen:
-            rows += _measure(part, Path(folder) / part)
-    table = Table(title=f"bench on {platform.processor() or platform.machine()}, {_cores()} cores", box=None)
+            figures += _measure(part, Path(folder) / part)
+    table = Table(title=f"bench on {platform.processor() or platform.machine()}, {cores()} cores", box=None)
     for name in ("figure", "ours", "rival", "value", "limit", ""):
         table.add_column(name, justify="left" if name == "figure" else "right")
-    over = 0
-    for row in rows:
-        value, limit = float(str(row["value"])), float(str(row["limit"]))
-        over += value > limit
-        verdict = "[red]over[/]" if value > limit else "[green]ok[/]"
-        rival = f"{row['rival']} ({row['rival_name']})" if row["rival"] else ""
-        table.add_row(str(row["what"]), str(row["ours"]), rival, f"{value:.3g} {row['unit']}", f"{limit:g}", verdict)
+    for figure in figures:
+        verdict = "[red]over[/]" if figure.over else "[green]ok[/]"
+        value = f"{figure.value:.3g} {figure.unit}"
+        table.add_row(figure.what, figure.ours, figure.rival, value, f"{figure.limit:g}", verdict)
     Console().print(table)
-    options.out.write_text(json.dumps({"cores": _cores(), "machine": platform.platform(), "rows": rows}, indent=2))
-    return 1 if over else 0
+    document = {"cores": cores(), "machine": platform.platform(), "figures": [asdict(f) for f in figures]}
+    options.out.write_text(json.dumps(document, indent=2))
+    return 1 if any(figure.over for figure in figures) else 0
 
 
-def _measure(part: str, folder: Path) -> list[dict[str, object]]:
+def _measure(part: str, folder: Path) -> list[Figure]:
     from tests.bench import scheduling, step, whole
 
     folder.mkdir(parents=True)
@@ -55,12 +57,6 @@ def _measure(part: str, folder: Path) -> list[dict[str, object]]:
     if part == "plan":
         return [scheduling.plan_time()]
     return whole.measure(folder)
-
-
-def _cores() -> int:
-    from study.devices import cores
-
-    return cores()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the scheduling costs: a trial beyond its own steps, a plan of 10,000 cells, memory over 1,000 trials."""
 
+import itertools
 import os
 import statistics
 import time
@@ -13,6 +14,8 @@ from study.search import Outcome
 from study.spec import load_spec
 from study.trial import Report, TrialSettings
 from study.tuner import Slots, ray_session, run_cells
+from tests.bench.figure import Figure
+from tests.stubs import stub_result
 from trainables.data.store import open_store
 from trainables.progress import Progress, Result
 
@@ -67,15 +70,10 @@ def stub(config: dict[str, Any]) -> None:
     """A trial that trains nothing."""
     from ray import tune
 
-    result = Result(
-        status="done", reason=None, loss=1.0, train_loss=1.0, step=1, tokens=1, params=1, total_params=1,
-        vocabulary=9, floor=None, bytes_per_token=None, train_seconds=0.0, tokens_per_second=1.0, utilisation=0.1,
-        memory_bytes=1, resumed_from=0, device="cpu", notes=(), points=(), evaluations=(),
-    )  # fmt: skip
-    tune.report({"report": Report(result=result).model_dump_json()})
+    tune.report({"report": Report(result=stub_result()).model_dump_json()})
 
 
-def trial_cost(folder: Path) -> dict[str, object]:
+def trial_cost(folder: Path) -> Figure:
     """Median seconds between the ends of two trials on one warm actor, less the second one's training."""
     seeds = TRIALS + 3
     spec = load_spec("quickstart", ["training.steps=100", f"training.seeds={seeds}", "frontier.depths=[1]"])
@@ -86,11 +84,13 @@ def trial_cost(folder: Path) -> dict[str, object]:
     with ray_session(Slots(1, 1, 0)):
         run_cells(Queue(cells), Slots(1, 1, 0), _settings(folder), 0, watch, folder / "tune")
     ends = watch.ends[-TRIALS - 1 :]
-    costs = [b[0] - a[0] - b[1] for a, b in zip(ends, ends[1:], strict=False)]
-    return _row(f"cost of a trial beyond its steps, median of {len(costs)}", statistics.median(costs), "s", 0.5)
+    costs = [b[0] - a[0] - b[1] for a, b in itertools.pairwise(ends)]
+    return Figure(
+        f"cost of a trial beyond its steps, median of {len(costs)}", statistics.median(costs), "s", 0.5
+    )
 
 
-def driver_memory(folder: Path) -> dict[str, object]:
+def driver_memory(folder: Path) -> Figure:
     """Growth of the driver's memory over the second half of 1,000 trials that train nothing."""
     spec = load_spec("quickstart", [f"training.seeds={STUB_TRIALS}", "frontier.depths=[1]"])
     cells = list(make_plan(spec).cells[:STUB_TRIALS])
@@ -102,10 +102,10 @@ def driver_memory(folder: Path) -> dict[str, object]:
     half = len(watch.memory) // 2
     growth = statistics.median(watch.memory[-3:]) / statistics.median(watch.memory[half - 2 : half + 1])
     what = f"driver's memory at the end of {STUB_TRIALS} stub trials over its memory half-way"
-    return _row(what, growth, "ratio", 1.05)
+    return Figure(what, growth, "ratio", 1.05)
 
 
-def plan_time() -> dict[str, object]:
+def plan_time() -> Figure:
     """Seconds to plan 10,000 cells."""
     budgets = "{min: 1.0e6, max: 1.0e9, points: 50}"
     spec = load_spec(
@@ -121,14 +121,15 @@ def plan_time() -> dict[str, object]:
     start = time.perf_counter()
     plan = make_plan(spec)
     seconds = time.perf_counter() - start
-    return _row(f"plan of {len(plan.cells):,} cells", seconds * 10_000 / len(plan.cells), "s for 10,000", 3.0)
+    return Figure(
+        f"plan of {len(plan.cells):,} cells", seconds * 10_000 / len(plan.cells), "s for 10,000", 3.0
+    )
 
 
 def _settings(folder: Path) -> TrialSettings:
     return TrialSettings(
-        data_root=folder.resolve(), checkpoint_root=folder.resolve() / "checkpoints", checkpoint_every=60, evaluations=1
+        data_root=folder.resolve(),
+        checkpoint_root=folder.resolve() / "checkpoints",
+        checkpoint_every=60,
+        evaluations=1,
     )
-
-
-def _row(what: str, value: float, unit: str, limit: float) -> dict[str, object]:
-    return {"what": what, "ours": "", "rival": "", "rival_name": "", "value": value, "unit": unit, "limit": limit}

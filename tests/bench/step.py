@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tests.bench.figure import Figure
 from tests.plain_gpt2 import PlainGPT2, PlainTrainer
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
@@ -19,14 +20,14 @@ from trainables.model import build_model
 CASES = ((4, 128, 32, 128, 8, 7, 1.15), (2, 32, 16, 64, 200, 9, 1.5))
 
 
-def measure(folder: Path) -> list[dict[str, object]]:
-    """Return a row a case: milliseconds of a step of both, and the median over rounds of their ratio."""
+def measure(folder: Path) -> list[Figure]:
+    """Return a figure a case: milliseconds of a step of both, and the median over rounds of their ratio."""
     return [_case(folder, *case) for case in CASES]
 
 
 def _case(
     folder: Path, depth: int, width: int, sequences: int, context: int, steps: int, rounds: int, limit: float
-) -> dict[str, object]:
+) -> Figure:
     data = HierarchyData(sequences=steps * sequences, validation_sequences=sequences)
     cell = Cell(
         shape=Shape(depth=depth, width=width, heads=2),
@@ -45,15 +46,14 @@ def _case(
         ours.append(statistics.median(sequences * context / p.tokens_per_second for p in points))
         plain.append(_plain_step(cell, folder))
     ratios = [a / b for a, b in zip(ours, plain, strict=True)]
-    return {
-        "what": f"step time, L={depth} d={width}, batch {sequences}x{context}",
-        "ours": f"{1000 * statistics.median(ours):.2f} ms",
-        "rival": f"{1000 * statistics.median(plain):.2f} ms",
-        "rival_name": "hand-written GPT-2 loop in plain torch",
-        "value": statistics.median(ratios),
-        "unit": "ratio",
-        "limit": limit,
-    }
+    return Figure(
+        what=f"step time, L={depth} d={width}, batch {sequences}x{context}",
+        value=statistics.median(ratios),
+        unit="ratio",
+        limit=limit,
+        ours=f"{1000 * statistics.median(ours):.2f} ms",
+        rival=f"{1000 * statistics.median(plain):.2f} ms (hand-written GPT-2 in plain torch)",
+    )
 
 
 def _plain_step(cell: Cell, folder: Path) -> float:

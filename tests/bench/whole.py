@@ -9,6 +9,7 @@ from rich.console import Console
 
 from study.runner import run_study
 from study.spec import load_spec
+from tests.bench.figure import Figure
 
 
 class MemoryWatch(threading.Thread):
@@ -32,7 +33,7 @@ def _pss(process: psutil.Process) -> int:
         return 0
 
 
-def measure(folder: Path) -> list[dict[str, object]]:
+def measure(folder: Path) -> list[Figure]:
     """Run the quickstart in an empty results folder."""
     watch = MemoryWatch()
     watch.start()
@@ -42,9 +43,8 @@ def measure(folder: Path) -> list[dict[str, object]]:
     watch.stopped.set()
     watch.join()
     tax = summary.wall_seconds * summary.plan.slots / summary.train_seconds
-    common = {"ours": "", "rival": "", "rival_name": ""}
     return [
-        {"what": "quickstart: wall time x slots over training time", "value": tax, "unit": "ratio", "limit": 1.15, **common},
-        {"what": "quickstart: peak memory of all processes", "value": watch.peak / 2**30, "unit": "GiB", "limit": 6.0, **common},
-        {"what": "quickstart: from start to report", "value": wall / 60, "unit": "min", "limit": 8.0, **common},
-    ]  # fmt: skip
+        Figure("quickstart: wall time x slots over training time", tax, "ratio", 1.15),
+        Figure("quickstart: peak memory of all processes", watch.peak / 2**30, "GiB", 6.0),
+        Figure("quickstart: from start to report", wall / 60, "min", 8.0),
+    ]

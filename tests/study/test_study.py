@@ -89,7 +89,9 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == "", "no library noise"
     folder = laptop.results / "tiny"
-    assert {"report.html", "fit.json", "runs.csv", "figures", "spec.yaml"} <= {p.name for p in folder.iterdir()}
+    assert {"report.html", "fit.json", "runs.csv", "figures", "spec.yaml"} <= {
+        p.name for p in folder.iterdir()
+    }
     rows = laptop.rows()
     assert len(rows) == len({r["cell"] for r in rows}) == 8
     assert {r["status"] for r in rows} == {"done"}
@@ -135,7 +137,11 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
     overrides = laptop.overrides([*LONG, "training.seeds=1"])
     process = laptop.start("run", "tiny.yaml", *overrides)
     laptop.wait_for(laptop.checkpoints, process)
-    trials = [p for p in psutil.Process(process.pid).children(recursive=True) if "ray::ImplicitFunc" in " ".join(p.cmdline())]
+    trials = [
+        p
+        for p in psutil.Process(process.pid).children(recursive=True)
+        if "ray::ImplicitFunc" in " ".join(p.cmdline())
+    ]
     assert trials
     for trial in trials:
         trial.send_signal(signal.SIGKILL)
@@ -146,7 +152,8 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
     _, runs = laptop.runs()
     assert [r.info.status for r in runs] == ["FINISHED"]
     assert int(runs[0].data.tags["interplay.resumed_from"]) > 0
-    steps = [m.step for m in Store(store_uri("auto", laptop.results), "tiny").client.get_metric_history(runs[0].info.run_id, "train_loss")]  # fmt: skip
+    client = Store(store_uri("auto", laptop.results), "tiny").client
+    steps = [m.step for m in client.get_metric_history(runs[0].info.run_id, "train_loss")]
     assert steps == sorted(set(steps)), "each point of the curve once"
     assert steps[-1] == 1500
     killed = laptop.rows()[0]["loss"]
@@ -224,10 +231,27 @@ def test_a_dead_tracking_server_neither_stops_nor_slows_a_study_and_gets_its_row
     assert "nothing to train" in again.stdout
 
     server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store_uri("auto", laptop.folder),
-         "--default-artifact-root", (laptop.folder / "art").as_uri(), "--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
-        cwd=laptop.folder, env=laptop.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            *(
+                sys.executable,
+                "-m",
+                "mlflow",
+                "server",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--workers",
+                "1",
+            ),
+            *("--backend-store-uri", store_uri("auto", laptop.folder)),
+            *("--default-artifact-root", (laptop.folder / "art").as_uri()),
+        ],
+        cwd=laptop.folder,
+        env=laptop.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         laptop.wait_for(lambda: _answers(port), server)
         back = laptop.run("run", "tiny.yaml", *where)
@@ -253,7 +277,9 @@ def _answers(port):
 
 
 def test_a_diverged_cell_is_an_outcome_not_a_failure(laptop):
-    done = laptop.run("run", "tiny.yaml", "--set", "training.lr={rule: fixed, value: 1000}", "--set", "training.clip=0")
+    done = laptop.run(
+        "run", "tiny.yaml", "--set", "training.lr={rule: fixed, value: 1000}", "--set", "training.clip=0"
+    )
     assert done.returncode in (0, 2), done.stdout + done.stderr
     rows = laptop.rows()
     assert {r["status"] for r in rows} == {"diverged"}

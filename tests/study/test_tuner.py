@@ -13,18 +13,9 @@ from study.plan import make_plan
 from study.spec import load_spec
 from study.trial import Report, TrialSettings
 from study.tuner import Slots, ray_session, run_cells
-from trainables.progress import Result
+from tests.stubs import stub_result
 
 pytestmark = pytest.mark.slow
-
-
-def result(**changes):
-    values = dict(
-        status="done", reason=None, loss=1.0, train_loss=1.0, step=1, tokens=1, params=1, total_params=1,
-        vocabulary=9, floor=None, bytes_per_token=None, train_seconds=0.0, tokens_per_second=1.0, utilisation=0.1,
-        memory_bytes=1, resumed_from=0, device="cpu", notes=(), points=(), evaluations=(),
-    )  # fmt: skip
-    return Result(**{**values, **changes})
 
 
 def trial(config):
@@ -47,7 +38,7 @@ def trial(config):
     if seed == 4:
         return
     time.sleep(0.1)
-    tune.report({"report": Report(result=result(loss=float(seed))).model_dump_json()})
+    tune.report({"report": Report(result=stub_result(loss=float(seed))).model_dump_json()})
 
 
 class Source:
@@ -90,11 +81,15 @@ class Listener:
 
 
 def test_trials_end_each_in_its_own_way_and_ray_stays_silent(tmp_path, capfd):
-    plan = make_plan(load_spec("quickstart", ["training.seeds=7", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
+    plan = make_plan(
+        load_spec("quickstart", ["training.seeds=7", "frontier.depths=[1]", "frontier.budgets=[1600]"])
+    )
     source, listener = Source(plan.cells), Listener()
     settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
     with ray_session(Slots(2, 1, 0)):
-        finished = run_cells(source, Slots(2, 1, 0), settings, 1, listener, tmp_path / "tune", trainable=trial)
+        finished = run_cells(
+            source, Slots(2, 1, 0), settings, 1, listener, tmp_path / "tune", trainable=trial
+        )
     by_key = {p.cell.key: p.cell.seed for p in plan.cells}
     told = {by_key[key]: loss for key, loss in source.told.items()}
     assert finished
@@ -133,7 +128,12 @@ def test_ray_session_leaves_the_users_token_alone_and_ends_its_processes(tmp_pat
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     environment = {**kept, "HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["left", "0"]

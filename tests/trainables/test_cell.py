@@ -56,9 +56,12 @@ def test_where_the_data_lies_is_not_part_of_the_key():
 
 def test_the_key_is_the_same_in_every_process_and_after_json():
     one = cell()
-    program = f"from trainables.cell import Cell; print(Cell.model_validate_json({one.model_dump_json()!r}).key)"
+    program = (
+        f"from trainables.cell import Cell; print(Cell.model_validate_json({one.model_dump_json()!r}).key)"
+    )
     for seed in ("0", "1"):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed})
+        command, environment = [sys.executable, "-c", program], {"PYTHONHASHSEED": seed}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         assert done.stdout.strip() == one.key
     assert len(one.key) == 16
 

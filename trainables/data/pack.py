@@ -20,7 +20,7 @@ from trainables.data.mixture import hierarchy_text, interleave
 from trainables.data.python_source import python_source
 from trainables.data.source import Source
 from trainables.data.spec import DataSpec, FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
-from trainables.data.split import Block, split
+from trainables.data.split import BLOCKS, Block, split
 from trainables.data.spool import Piece, Spool
 from trainables.data.tokenizer import Encoder, bytes_encoder, train_bpe
 from trainables.errors import DataError
@@ -156,12 +156,7 @@ def _pack_text(
 ) -> dict[str, Any]:
     work = folder / "work"
     work.mkdir()
-    with contextlib.ExitStack() as spools:
-        parts = [
-            _Part(weight, source, spools.enter_context(Spool(work, str(index))))
-            for index, (weight, source) in enumerate(_sources(spec, context, base))
-        ]
-        _read(parts, spec, work)
+    parts = _read(_sources(spec, context, base), spec, work)
     encoder = _encoder(spec, parts, folder)
     dtype = token_type(encoder.vocabulary)
     limits = {"train": spec.max_tokens, "validation": spec.validation_tokens}
@@ -220,14 +215,45 @@ def _source(spec: HierarchyData | FilesData | HubData | PythonSourceData, contex
 
 
 def _read(
-    parts: Sequence[_Part], spec: FilesData | HubData | PythonSourceData | MixtureData, work: Path
-) -> None:
-    """Fill the spools: each part to its share of the bytes, until one is exhausted or enough is read.
+    sources: Sequence[tuple[float, Source]],
+    spec: FilesData | HubData | PythonSourceData | MixtureData,
+    work: Path,
+) -> list[_Part]:
+    """Read the sources into spools, in blocks small enough that both sides of each get some.
 
     Raises:
-        DataError: a part has no text, or one of its sides got none.
+        DataError: a source has no text, or too little for two sides.
     """
-    streams = [split(part.source.stretches(work), spec.validation_fraction) for part in parts]
+    for largest in BLOCKS:
+        for _, source in sources:
+            source.notes.clear()
+        with contextlib.ExitStack() as spools:
+            parts = [
+                _Part(weight, source, spools.enter_context(Spool(work, str(index))))
+                for index, (weight, source) in enumerate(sources)
+            ]
+            ended = _fill(parts, spec, work, largest)
+        for part in parts:
+            _check_not_empty(part)
+        if all(all(part.spool.bytes) for part in parts):
+            return parts
+    for part in parts:
+        _check_sides(part, spec.validation_fraction, [name for name in ended if name != part.source.name])
+    raise AssertionError("a side is empty, or _check_sides has raised")
+
+
+def _fill(
+    parts: Sequence[_Part],
+    spec: FilesData | HubData | PythonSourceData | MixtureData,
+    work: Path,
+    largest: int,
+) -> list[str]:
+    """Fill the spools, each part to its share of the bytes, until one is exhausted or enough is read.
+
+    Returns:
+        names of the exhausted parts.
+    """
+    streams = [split(part.source.stretches(work), spec.validation_fraction, largest) for part in parts]
     # Bytes over weight is how far a part has come; the goal is the same for all.
     goal = float("inf")
     if spec.max_tokens is not None:
@@ -247,9 +273,7 @@ def _read(
             continue
         parts[index].spool.add(block)
         come[index] += _weighed(block) / parts[index].weight
-    for part in parts:
-        part.spool.close()
-        _check_sides(part, spec.validation_fraction)
+    return [part.source.name for index, part in enumerate(parts) if index not in running]
 
 
 def _weighed(block: Block) -> int:
@@ -257,18 +281,27 @@ def _weighed(block: Block) -> int:
     return len(block.content) + block.last
 
 
-def _check_sides(part: _Part, fraction: float) -> None:
-    train, validation = part.spool.bytes
-    if not train and not validation:
+def _check_not_empty(part: _Part) -> None:
+    if not any(part.spool.bytes):
         reason = f" ({'; '.join(part.source.notes)})" if part.source.notes else ""
         raise DataError(f"{part.source.name} holds no text{reason}; name other files or another field")
-    if not train or not validation:
-        empty = "validation" if train else "training"
-        raise DataError(
-            f"{part.source.name} holds only {train + validation} bytes of text, too few to split: with "
-            f"data.validation_fraction {fraction:g} nothing fell to the {empty} side; give more text, or "
-            f"{'raise' if train else 'lower'} data.validation_fraction"
-        )
+
+
+def _check_sides(part: _Part, fraction: float, ended: list[str]) -> None:
+    train, validation = part.spool.bytes
+    if train and validation:
+        return
+    holds = (
+        f"only {train + validation} bytes of {part.source.name} were used, because {' and '.join(ended)} of the "
+        "same mixture ended"
+        if ended
+        else f"{part.source.name} holds only {train + validation} bytes of text"
+    )
+    raise DataError(
+        f"{holds}, too few to split: with data.validation_fraction {fraction:g} nothing fell to the "
+        f"{'validation' if train else 'training'} side; give more text, or {'raise' if train else 'lower'} "
+        "data.validation_fraction"
+    )
 
 
 def _pieces(parts: Sequence[_Part], *, held_out: bool) -> list[Iterator[Piece]]:

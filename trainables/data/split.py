@@ -9,6 +9,8 @@ from trainables.data.source import Stretch
 
 #: Characters of a block in a corpus that is large enough; the smallest blocks for a small one.
 BLOCK, SMALLEST_BLOCK = 4096, 64
+#: Blocks tried in turn when a side of a source got none, as in a mixture that ends with its smallest part.
+BLOCKS = (BLOCK, 512, SMALLEST_BLOCK)
 #: Blocks that the smaller side should have at least, in expectation.
 BLOCKS_A_SIDE = 32
 
@@ -21,7 +23,7 @@ class Block(NamedTuple):
     last: bool
 
 
-def split(stretches: Iterable[Stretch], fraction: float) -> Iterator[Block]:
+def split(stretches: Iterable[Stretch], fraction: float, largest: int = BLOCK) -> Iterator[Block]:
     """Cut text into blocks at line breaks and give each a side by a hash of its content.
 
     Equal blocks are on one side wherever they occur, so no block of the validation text is in the training text,
@@ -31,9 +33,10 @@ def split(stretches: Iterable[Stretch], fraction: float) -> Iterator[Block]:
     Args:
         stretches: the documents.
         fraction: share held out for validation.
+        largest: characters of a block in a large corpus.
     """
     stream = iter(stretches)
-    head, size = _head(stream, fraction)
+    head, size = _head(stream, fraction, largest)
     rest = ""
     for stretch in itertools.chain(head, stream):
         rest += stretch.text
@@ -59,7 +62,7 @@ def held_out(content: bytes, fraction: float) -> bool:
     return int.from_bytes(digest) < fraction * 2**64
 
 
-def _head(stream: Iterator[Stretch], fraction: float) -> tuple[list[Stretch], int]:
+def _head(stream: Iterator[Stretch], fraction: float, largest: int) -> tuple[list[Stretch], int]:
     """Enough of the text to know the size of the blocks."""
     share = min(fraction, 1 - fraction)
     head, length = [], 0
@@ -67,9 +70,9 @@ def _head(stream: Iterator[Stretch], fraction: float) -> tuple[list[Stretch], in
         head.append(stretch)
         length += len(stretch.text)
         # Beyond 64 MiB the corpus is large, however small the share.
-        if length * share >= BLOCK * BLOCKS_A_SIDE or length >= 64 << 20:
-            return head, BLOCK
-    return head, max(SMALLEST_BLOCK, min(BLOCK, int(length * share / BLOCKS_A_SIDE)))
+        if length * share >= largest * BLOCKS_A_SIDE or length >= 64 << 20:
+            return head, largest
+    return head, max(SMALLEST_BLOCK, min(largest, int(length * share / BLOCKS_A_SIDE)))
 
 
 def _cut(text: str, start: int, size: int) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from trainables.data.hashing import FULL
+from trainables.data.hashing import FULL, unreadable
 from trainables.data.identity import DATA_VERSION, data_key, outline
 from trainables.data.spec import DataSpec
 from trainables.errors import DataError
@@ -125,8 +125,10 @@ def _opened(path: Path, spec: DataSpec, context: int, key: str) -> TokenStore | 
             maps.append(np.memmap(file, dtype, "r") if tokens else np.empty(0, dtype))
         if manifest["spec"].get("tokenizer") == "bpe" and not (path / "tokenizer.json").is_file():
             return None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise unreadable(path / "manifest.json", error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         _LOG.warning("%s has no readable manifest (%s); it is packed again", path, error)
         return None

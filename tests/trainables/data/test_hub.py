@@ -145,7 +145,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, *_):
         pass

@@ -68,7 +68,9 @@ def test_the_shares_of_the_tokens_are_the_weights(tmp_path, digits, options):
 
 
 def test_parts_are_held_out_apart_and_never_overlap(tmp_path, digits):
-    spec = mixture((1, digits), (1, HierarchyData(levels=2, vocabulary=4, sequences=3000)))
+    spec = mixture(
+        (1, digits), (1, HierarchyData(levels=2, vocabulary=4, sequences=900, validation_sequences=100))
+    )
     store = open_store(spec, context=8, root=tmp_path / "stores")
     train, validation = (
         {line for document in texts(tokens) for line in document.split("\n")}
@@ -108,4 +110,13 @@ def test_a_part_without_text_is_an_error(tmp_path, digits):
     (tmp_path / "empty.txt").write_text("")
     spec = mixture((1, digits), (1, FilesData(path=str(tmp_path / "empty.txt"))))
     with pytest.raises(DataError, match=r"empty.txt holds no text"):
+        open_store(spec, context=64, root=tmp_path / "stores")
+
+
+def test_a_part_that_is_much_too_small_is_blamed(tmp_path, digits):
+    (tmp_path / "small.txt").write_text("".join(f"{n}\n" for n in range(200)))
+    spec = mixture((1, digits), (1, FilesData(path=str(tmp_path / "small.txt"))))
+    with pytest.raises(
+        DataError, match=r"digits.txt were used, because .*small.txt of the same mixture ended"
+    ):
         open_store(spec, context=64, root=tmp_path / "stores")

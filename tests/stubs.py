@@ -1,0 +1,30 @@
+"""Stand-ins for parts a test or a benchmark does not look at."""
+
+from typing import Any
+
+from trainables.progress import Result
+
+
+def stub_result(**changes: Any) -> Result:
+    """The result of a cell that trained nothing."""
+    values: dict[str, Any] = {
+        **{
+            "status": "done",
+            "reason": None,
+            "loss": 1.0,
+            "train_loss": 1.0,
+            "step": 1,
+            "tokens": 1,
+            "params": 1,
+        },
+        **{"total_params": 1, "vocabulary": 9, "floor": None, "bytes_per_token": None, "train_seconds": 0.0},
+        **{
+            "tokens_per_second": 1.0,
+            "utilisation": 0.1,
+            "memory_bytes": 1,
+            "resumed_from": 0,
+            "device": "cpu",
+        },
+        **{"notes": (), "points": (), "evaluations": ()},
+    }
+    return Result(**{**values, **changes})

@@ -165,6 +165,11 @@ def _build(spec: DataSpec, context: int, base: Path, root: Path, key: str) -> No
             try:
                 folder.mkdir()
                 pack(spec, context, base, key, folder)
+                if data_key(spec, context, base) != key:
+                    raise DataError(
+                        f"the data of {spec.kind} changed while it was being packed; run again when nothing writes "
+                        "to it"
+                    )
                 _settle(folder)
                 if (root / key).exists():
                     (root / key).rename(root / _BUILDING / f"{key}.{uuid.uuid4().hex[:8]}.damaged")

@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 from tokenizers import Tokenizer
 
-from trainables.data import data_key, open_store
+from trainables.data import data_key, open_store, pack
 from trainables.data.batches import validation_batches
 from trainables.data.spec import FilesData, HierarchyData
 from trainables.data.tokenizer import BPE_END, BYTES_END
@@ -161,6 +161,18 @@ def test_a_key_does_not_open_the_store_of_another_spec(tmp_path, text_file):
     open_store(SMALL, context=64, root=tmp_path, key=key)
     with pytest.raises(DataError, match="changed since it was planned"):
         open_store(SMALL.model_copy(update={"sequences": 301}), context=64, root=tmp_path, key=key)
+
+
+def test_data_that_changes_while_it_is_packed_makes_no_store(tmp_path, text_file, monkeypatch):
+    def pack_and_edit(*arguments):
+        packed(*arguments)
+        text_file.write_text(prose(seed=1))
+
+    packed = pack.pack
+    monkeypatch.setattr(pack, "pack", pack_and_edit)
+    with pytest.raises(DataError, match="changed while it was being packed"):
+        open_store(FilesData(path=str(text_file)), context=64, root=tmp_path / "stores")
+    assert [p.name for p in (tmp_path / "stores").iterdir()] == ["tmp"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "bad manifest", "empty manifest", "no tokenizer"])

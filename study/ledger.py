@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,17 @@ from filelock import FileLock, Timeout
 
 from analysis.runs import RunTable
 from study.errors import SpecError
-from study.plan import Plan
+from study.plan import Plan, PlannedCell
 from study.search import Outcome
 from study.spec import StudySpec
 from study.tracking import Outbox, Row, Store, open_store, store_uri
+
+#: What a planned cell brings to its line of the run table, and what its training adds.
+IDENTITY = (
+    *("cell", "depth", "width", "heads", "params", "total_params", "budget", "seed", "lr", "lr_factor"),
+    *("tokens", "flops"),
+)
+MEASURED = ("train_seconds", "tokens_per_second", "utilisation")
 
 
 @dataclass(frozen=True)
@@ -118,38 +125,27 @@ def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:
     return {key: Outcome(row.loss) for key, row in rows.items() if row.status != "failed"}
 
 
+def identity(planned: PlannedCell) -> dict[str, str | int | float]:
+    """What the run table and MLflow say of a cell before it is trained."""
+    record = planned.row()
+    return {name: record[name] for name in IDENTITY}
+
+
 def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
     """Return the run table of a plan: a line for each of its cells that has a row, in the plan's order."""
-    lines = []
-    for planned in plan.cells:
-        row = rows.get(planned.cell.key)
-        if row is None:
-            continue
-        cell = planned.cell
-        lines.append(
-            {
-                "cell": cell.key,
-                "depth": cell.shape.depth,
-                "width": cell.shape.width,
-                "heads": cell.shape.heads,
-                "params": cell.shape.budget_params,
-                "total_params": planned.parameters.total,
-                "budget": planned.budget,
-                "seed": cell.seed,
-                "lr": cell.lr,
-                "tokens": cell.recipe.tokens,
-                "loss": row.loss,
-                "status": row.status,
-                "reason": row.reason,
-                "train_seconds": row.metrics.get("train_seconds"),
-                "lr_factor": planned.lr_factor,
-                "vocabulary": plan.vocabulary,
-                "tokens_per_second": row.metrics.get("tokens_per_second"),
-                "utilisation": row.metrics.get("utilisation"),
-                "flops": planned.flops,
-                "protocol": row.protocol,
-            }
-        )
+    lines = [
+        {
+            **identity(planned),
+            "loss": row.loss,
+            "status": row.status,
+            "reason": row.reason,
+            "vocabulary": plan.vocabulary,
+            **{name: row.metrics.get(name) for name in MEASURED},
+            "protocol": row.protocol,
+        }
+        for planned in plan.cells
+        if (row := rows.get(planned.cell.key))
+    ]
     return RunTable.from_frame(pd.DataFrame(lines), source=f"the study {plan.name!r}")
 
 
@@ -162,7 +158,7 @@ def _rows_of_table(path: Path) -> dict[str, Row]:
 
 
 def _row_of_line(line: Mapping[str, str]) -> Row:
-    numbers: Iterable[str] = ("loss", "train_seconds", "tokens_per_second", "utilisation")
+    numbers = ("loss", *MEASURED)
     return Row.model_validate(
         {
             "cell": line["cell"],

@@ -12,7 +12,7 @@ from rich.console import Console
 from analysis.fit import Fit
 from study.answer import answer
 from study.console import Board, Viewer
-from study.ledger import Places, connect, known_rows, outcomes, places, run_table
+from study.ledger import Places, connect, identity, known_rows, outcomes, places, run_table
 from study.plan import Plan, PlannedCell, make_plan
 from study.provenance import revision, versions
 from study.search import FrontierSearch
@@ -186,17 +186,7 @@ class _Listener:
     def _params(self, planned: PlannedCell) -> dict[str, str | int | float | None]:
         cell = planned.cell
         return {
-            "depth": cell.shape.depth,
-            "width": cell.shape.width,
-            "heads": cell.shape.heads,
-            "params": cell.shape.budget_params,
-            "total_params": planned.parameters.total,
-            "budget": planned.budget,
-            "seed": cell.seed,
-            "lr": cell.lr,
-            "lr_factor": planned.lr_factor,
-            "tokens": cell.recipe.tokens,
-            "flops": planned.flops,
+            **{name: value for name, value in identity(planned).items() if name != "cell"},
             "vocabulary": self.plan.vocabulary,
             "data_key": cell.data_key,
             **cell.recipe.model_dump(mode="json"),

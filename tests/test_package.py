@@ -1,0 +1,46 @@
+"""A wheel carries all it needs: presets are package data, and the command works outside the checkout."""
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow]
+ROOT = Path(__file__).parent.parent
+#: What `interplay plan` imports; the rest of the dependencies are 2 GB that a plan does not need.
+NEEDED = ("numpy", "pydantic", "pyyaml", "rich", "typer")
+
+
+def test_a_wheel_installed_in_an_empty_environment_plans_the_quickstart(tmp_path):
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv", "results", "build", "*.egg-info", "__pycache__", ".*_cache"
+    )
+    shutil.copytree(ROOT, source, ignore=ignored)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, source],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
+    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), *NEEDED], check=True)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    command = [str(tmp_path / "env" / "bin" / "interplay"), "plan"]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(outside), "COLUMNS": "100"}
+    for preset in ("quickstart", "levine2020"):
+        done = subprocess.run(
+            [*command, preset], cwd=outside, capture_output=True, text=True, check=False, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert preset in done.stdout
+    for file in ("py.typed", "templates/report.html.j2"):
+        assert list((tmp_path / "env").glob(f"lib/*/site-packages/analysis/{file}"))
+    assert not list((tmp_path / "env").glob("lib/*/site-packages/tests"))

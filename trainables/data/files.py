@@ -2,6 +2,7 @@
 
 import codecs
 import glob
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def files_source(spec: FilesData, base: Path) -> Source:
             is not in its format, or lacks the field.
     """
     files = list_files(spec, base)
+    _check_zstandard(files)
     notes: list[str] = []
     record = {
         "kind": "files",
@@ -43,6 +45,15 @@ def files_source(spec: FilesData, base: Path) -> Source:
             yield from _read(group, spec.field, temporary, notes)
 
     return Source(str(spec.path), stretches, size, record, notes)
+
+
+def _check_zstandard(files: list[ListedFile]) -> None:
+    compressed = [f.path for f in files if f.path.suffix.lower() == ".zst"]
+    if compressed and importlib.util.find_spec("zstandard") is None:
+        raise DataError(
+            f"the file {compressed[0]} is compressed with Zstandard, which needs the package zstandard: "
+            "pip install zstandard, or decompress the file"
+        )
 
 
 def _groups(files: list[ListedFile]) -> Iterator[list[ListedFile]]:

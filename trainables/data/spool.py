@@ -7,8 +7,8 @@ from typing import BinaryIO, NamedTuple, Self
 
 from trainables.data.split import Block
 
-#: Bytes of a piece handed on at once, at least, when its document is that long.
-PIECE = 1 << 16
+#: Bytes of a piece handed on at once, at least, when its document is that long. BPE is twice as slow on 64 KiB.
+PIECE = 1 << 12
 #: The same where every piece is a document: small enough that the shares of a mixture come out even.
 CUT = {False: 1 << 15, True: 1 << 11}
 

@@ -220,6 +220,13 @@ def test_a_file_without_read_permission_is_named():
     assert "chmod" in out.stdout
 
 
+def test_zstandard_without_its_package_is_said(tmp_path, monkeypatch):
+    (tmp_path / "a.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match="pip install zstandard"):
+        files_source(FilesData(path="a.txt.zst"), tmp_path)
+
+
 def test_the_key_follows_the_content_and_not_the_place(tmp_path):
     text = "some text\n" * 50
     for name in ("one", "two"):

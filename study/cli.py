@@ -1,5 +1,6 @@
 """The command `interplay`: one function a verb. Heavy libraries are imported by the verbs that need them."""
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ from trainables.errors import InputError
 
 #: Exit statuses: 0 done, 1 some cells failed, 2 the input is wrong, 130 stopped by the user (128 + SIGINT).
 FAILED, WRONG, STOPPED = 1, 2, 130
+
+#: What a user can mend about a file or a disk; any other OSError is a defect and keeps its traceback.
+_USER_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 app = typer.Typer(
     add_completion=False,
@@ -50,6 +54,16 @@ def main() -> None:
         # The reader of a pipe (head, less) has gone: nothing is wrong, and there is nobody to tell.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in _USER_ERRNO:
+            raise
+        where = error.filename or "the results folder"
+        text = (
+            f"{where}: {error.strerror}. What was recorded is kept; mend this (or take another folder with --results) "
+            "and run the same command again."
+        )
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+        sys.exit(WRONG)
 
 
 @app.command()

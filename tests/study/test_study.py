@@ -1,8 +1,10 @@
 """Whole studies by the real command in processes of their own: run, killed, stopped, without a tracking server."""
 
+import contextlib
 import csv
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -274,6 +276,33 @@ def _answers(port):
         return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).status == 200
     except (urllib.error.URLError, OSError):
         return False
+
+
+def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(laptop):
+    laptop.results.mkdir()
+    options = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(laptop.results)]
+    if not shutil.which("mount") or subprocess.run(options, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        overrides = laptop.overrides([*LONG, "training.seeds=4"])
+        process = laptop.start("run", "tiny.yaml", *overrides)
+        laptop.wait_for(laptop.checkpoints, process)
+        with contextlib.suppress(OSError), (laptop.results / "filler").open("wb") as filler:
+            while True:
+                filler.write(bytes(4096))
+                filler.flush()
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 2, output
+        assert "No space left on device" in output
+        assert "Traceback" not in output
+        (laptop.results / "filler").unlink()
+        again = laptop.run("run", "tiny.yaml", *overrides)
+        assert again.returncode == 0, again.stdout + again.stderr
+        rows = laptop.rows()
+        assert len({r["cell"] for r in rows}) == len(rows) == 4
+        assert {r["status"] for r in rows} == {"done"}
+    finally:
+        subprocess.run(["umount", str(laptop.results)], check=True)
 
 
 def test_a_diverged_cell_is_an_outcome_not_a_failure(laptop):

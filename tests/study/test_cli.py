@@ -6,6 +6,7 @@ import re
 import pytest
 
 from study import cli
+from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs
 from trainables.cell import Cell
 
@@ -36,23 +37,23 @@ RUNS = foreign_runs("loss")
 
 
 def test_plan_prints_a_table_or_one_json_document(command):
-    status, out, err = command("plan", "quickstart")
+    status, out, err = command("plan", SMALL)
     assert (status, err) == (0, "")
     assert "L4 d22" in out
-    status, out, err = command("plan", "quickstart", "--json")
+    status, out, err = command("plan", SMALL, "--json")
     assert (status, err) == (0, "")
     document = json.loads(out)
     assert document["totals"]["cells"] == len(document["cells"])
 
 
 def test_plan_writes_one_cell_for_training_by_hand(command):
-    key = json.loads(command("plan", "quickstart", "--json")[1])["cells"][7]["cell"]
-    status, out, _ = command("plan", "quickstart", "--cell", key)
+    key = json.loads(command("plan", SMALL, "--json")[1])["cells"][7]["cell"]
+    status, out, _ = command("plan", SMALL, "--cell", key)
     assert status == 0
     assert Cell.model_validate_json(out).key == key
-    by_name = command("plan", "quickstart", "--cell", "L2-d16-s1")
+    by_name = command("plan", SMALL, "--cell", "L2-d16-s1")
     assert Cell.model_validate_json(by_name[1]).shape.width == 16
-    status, out, err = command("plan", "quickstart", "--cell", "nobody")
+    status, out, err = command("plan", SMALL, "--cell", "nobody")
     assert (status, out) == (2, "")
     assert "called 'nobody'" in err
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from study.frontier import bottlenecked, misses, shapes
 from study.spec import FrontierSection, load_spec
+from tests.study.small import SMALL
 from trainables.cell import Shape
 
 
@@ -20,15 +21,15 @@ def widths(frontier: FrontierSection) -> dict[int, list[int]]:
     return table
 
 
-def test_quickstart_has_the_rehearsed_grid() -> None:
-    frontier = load_spec("quickstart").frontier
+def test_every_budget_gives_each_depth_its_nearest_width() -> None:
+    frontier = load_spec(SMALL).frontier
     table = widths(frontier)
     assert table == {1: [12, 16, 22, 32, 44], 2: [8, 12, 16, 22, 32], 4: [6, 8, 12, 16, 22]}
     assert misses(frontier) == []
 
 
 def test_budget_range_is_geometric_and_holds_both_ends() -> None:
-    budgets = load_spec("quickstart").frontier.budget_values
+    budgets = load_spec(SMALL).frontier.budget_values
     assert budgets[0] == 1600
     assert budgets[-1] == 24000
     ratios = [b / a for a, b in itertools.pairwise(budgets)]

@@ -17,6 +17,7 @@ from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.spec import load_spec
 from study.tables import duration, plan_table, short
+from tests.study.small import SMALL
 from trainables.counts import flops, memory, parameters
 
 
@@ -46,8 +47,8 @@ def refusal(preset: str, *overrides: str) -> str:
 # Cells
 
 
-def test_quickstart_is_fifteen_shapes_times_three_seeds() -> None:
-    plan = plan_of("quickstart")
+def test_cells_are_shapes_times_seeds() -> None:
+    plan = plan_of(SMALL)
     assert len(plan.cells) == plan.cell_count == 45
     assert len({planned.cell.key for planned in plan.cells}) == 45
     assert {planned.cell.seed for planned in plan.cells} == {0, 1, 2}
@@ -56,14 +57,14 @@ def test_quickstart_is_fifteen_shapes_times_three_seeds() -> None:
 
 
 def test_cells_are_in_the_order_of_budget_depth_factor_and_seed() -> None:
-    plan = plan_of("quickstart", "search.lr_factors=[0.5, 2]")
+    plan = plan_of(SMALL, "search.lr_factors=[0.5, 2]")
     order = [(p.budget, p.cell.shape.depth, p.lr_factor, p.cell.seed) for p in plan.cells]
     assert order == sorted(order)
     assert len(order) == 90
 
 
 def test_every_cell_carries_exact_counts() -> None:
-    for planned in plan_of("quickstart").cells:
+    for planned in plan_of(SMALL).cells:
         cell = planned.cell
         assert planned.parameters == parameters(cell.shape, 9, 64)
         assert planned.tokens == 1_228_800
@@ -75,7 +76,7 @@ def test_every_cell_carries_exact_counts() -> None:
 
 
 def test_the_learning_rate_is_the_rule_times_the_factor() -> None:
-    plan = plan_of("quickstart", "search.lr_factors=[0.5, 1, 4]")
+    plan = plan_of(SMALL, "search.lr_factors=[0.5, 1, 4]")
     for planned in plan.cells:
         rule = min(0.04, 0.4 / planned.cell.shape.width)
         assert planned.cell.lr == pytest.approx(rule * planned.lr_factor)
@@ -85,7 +86,7 @@ def test_the_learning_rate_is_the_rule_times_the_factor() -> None:
 def test_rates_by_table_reach_the_cells() -> None:
     table = "{L1-d16: 0.01, L2-d12: 0.02}"
     plan = plan_of(
-        "quickstart",
+        SMALL,
         "frontier.budgets=[3200]",
         "frontier.depths=[1, 2]",
         "training.lr.rule=table",
@@ -95,7 +96,7 @@ def test_rates_by_table_reach_the_cells() -> None:
 
 
 def test_flags_mark_exactly_the_widths_above_the_vocabulary() -> None:
-    for planned in plan_of("quickstart").cells:
+    for planned in plan_of(SMALL).cells:
         wide = planned.cell.shape.width > 9
         assert planned.flags == (("width above the vocabulary of 9",) if wide else ())
     assert not any("vocabulary" in flag for p in plan_of("levine2020").cells for flag in p.flags)
@@ -115,7 +116,7 @@ def test_flags_mark_exactly_the_widths_above_the_vocabulary() -> None:
     ],
 )
 def test_the_protocol_changes_with_what_compared_cells_must_share(override: str) -> None:
-    assert plan_of("quickstart", override).protocol != plan_of("quickstart").protocol
+    assert plan_of(SMALL, override).protocol != plan_of(SMALL).protocol
 
 
 @pytest.mark.parametrize(
@@ -129,12 +130,12 @@ def test_the_protocol_changes_with_what_compared_cells_must_share(override: str)
     ],
 )
 def test_the_protocol_does_not_depend_on_shapes_seeds_or_machines(override: str) -> None:
-    assert plan_of("quickstart", override).protocol == plan_of("quickstart").protocol
+    assert plan_of(SMALL, override).protocol == plan_of(SMALL).protocol
 
 
 def test_the_same_cell_has_the_same_key_in_another_study() -> None:
-    small = {p.cell.key for p in plan_of("quickstart", "frontier.depths=[1, 2]", "training.seeds=1").cells}
-    assert small < {p.cell.key for p in plan_of("quickstart").cells}
+    small = {p.cell.key for p in plan_of(SMALL, "frontier.depths=[1, 2]", "training.seeds=1").cells}
+    assert small < {p.cell.key for p in plan_of(SMALL).cells}
 
 
 def test_relative_paths_start_from_the_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_relative_paths_start_from_the_base(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_the_floor_is_the_entropy_of_the_grammar() -> None:
-    assert plan_of("quickstart").floor == pytest.approx((math.log(8) + 31 * math.log(2)) / 32)
+    assert plan_of(SMALL).floor == pytest.approx((math.log(8) + 31 * math.log(2)) / 32)
     assert plan_of("text").floor is None
 
 
@@ -181,7 +182,7 @@ def test_what_cannot_fit_even_one_sequence_at_a_time_is_refused() -> None:
 
 
 def test_a_cpu_study_beyond_this_machines_memory_is_refused() -> None:
-    message = refusal("quickstart", "frontier.widths={48: [20000]}", "resources.slots=2")
+    message = refusal(SMALL, "frontier.widths={48: [20000]}", "resources.slots=2")
     assert "`resources.device` cpu cannot train depth 48, width 20000" in message
     assert "for each of 2 slots" in message
 
@@ -189,32 +190,32 @@ def test_a_cpu_study_beyond_this_machines_memory_is_refused() -> None:
 def test_slots_are_the_cores_with_a_gigabyte_each_unless_said() -> None:
     cores = len(os.sched_getaffinity(0))
     memory_slots = usable_memory(DEVICES["cpu"]) // 10**9
-    assert plan_of("quickstart").slots == min(cores, memory_slots)
-    assert plan_of("quickstart", "resources.cpus_per_trial=1000").slots == 1
-    assert plan_of("quickstart", "resources.slots=7").slots == 7
+    assert plan_of(SMALL).slots == min(cores, memory_slots)
+    assert plan_of(SMALL, "resources.cpus_per_trial=1000").slots == 1
+    assert plan_of(SMALL, "resources.slots=7").slots == 7
 
 
 def test_hours_are_the_work_over_the_slots_but_never_below_the_longest_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(study.plan, "usable_memory", lambda *_: 10**12)
-    one, four, many = (plan_of("quickstart", f"resources.slots={n}") for n in (1, 4, 1000))
+    one, four, many = (plan_of(SMALL, f"resources.slots={n}") for n in (1, 4, 1000))
     assert one.hours == pytest.approx(sum(p.seconds for p in one.cells) / 3600)
     assert four.hours == pytest.approx(one.hours / 4)
     assert many.hours == pytest.approx(max(p.seconds for p in many.cells) / 3600)
 
 
-def test_quickstart_is_planned_for_the_minutes_it_was_rehearsed_for() -> None:
+def test_the_planned_minutes_are_those_that_were_measured() -> None:
     # The pilot: 660 CPU-seconds for the 45 cells, before DeepSpeed's 1-2 ms a step (45 x 1,200 steps).
-    seconds = plan_of("quickstart").device_hours * 3600
+    seconds = plan_of(SMALL).device_hours * 3600
     assert 500 < seconds < 660 + 45 * 1200 * 2e-3 + 150
 
 
 def test_cost_is_the_price_times_the_hours() -> None:
-    plan = plan_of("quickstart", "resources.price_per_hour=3")
+    plan = plan_of(SMALL, "resources.price_per_hour=3")
     assert plan.cost == pytest.approx(3 * plan.device_hours)
-    assert plan_of("quickstart").cost is None
-    assert plan_of("quickstart", "resources.price_per_hour=0").cost == 0
+    assert plan_of(SMALL).cost is None
+    assert plan_of(SMALL, "resources.price_per_hour=0").cost == 0
 
 
 def test_measured_utilisation_replaces_the_assumed_one() -> None:
@@ -226,31 +227,31 @@ def test_measured_utilisation_replaces_the_assumed_one() -> None:
 
 
 def test_totals_are_those_of_the_cells() -> None:
-    plan = plan_of("quickstart")
+    plan = plan_of(SMALL)
     assert plan.tokens == 45 * 1_228_800
     assert plan.flops == pytest.approx(sum(p.flops for p in plan.cells))
 
 
 def test_a_search_lists_all_candidates_and_counts_those_it_tries() -> None:
     overrides = ("search.lr_factors=[0.5, 1, 2]", "search.sampler=tpe", "search.trials=4")
-    plan = plan_of("quickstart", *overrides)
+    plan = plan_of(SMALL, *overrides)
     assert len(plan.cells) == 5 * 3 * 3 * 3
     assert plan.cell_count == 5 * 4 * 3
     assert plan.trials == 4
-    full = plan_of("quickstart", overrides[0])
+    full = plan_of(SMALL, overrides[0])
     assert plan.tokens == pytest.approx(full.tokens * 4 / 9)
-    more = plan_of("quickstart", *overrides[:2], "search.trials=100")
+    more = plan_of(SMALL, *overrides[:2], "search.trials=100")
     assert more.cell_count == len(more.cells)
 
 
 def test_repeated_passes_over_the_data_are_noted() -> None:
-    assert not any("passes" in note for note in plan_of("quickstart").notes)
-    (note,) = plan_of("quickstart", "data.sequences=9600").notes
+    assert not any("passes" in note for note in plan_of(SMALL).notes)
+    (note,) = plan_of(SMALL, "data.sequences=9600").notes
     assert note == "each cell reads 1,228,800 tokens of at most 614,400 there are: 2.0 passes"
 
 
 def test_depths_without_a_shape_are_listed_and_noted() -> None:
-    plan = plan_of("quickstart", "frontier.tolerance=0.1")
+    plan = plan_of(SMALL, "frontier.tolerance=0.1")
     assert [(round(m.budget), m.depth, m.nearest_width) for m in plan.misses] == [(6197, 4, 12)]
     assert any("depth 4 at budget 6196.77" in note and "+12% off" in note for note in plan.notes)
     assert plan.to_json()["misses"][0]["deviation"] == pytest.approx(0.115, abs=1e-3)
@@ -260,7 +261,7 @@ def test_depths_without_a_shape_are_listed_and_noted() -> None:
 
 
 def test_json_holds_everything_and_nothing_that_is_not_json() -> None:
-    plan = plan_of("quickstart", "resources.price_per_hour=3")
+    plan = plan_of(SMALL, "resources.price_per_hour=3")
     document = json.loads(json.dumps(plan.to_json(), allow_nan=False))
     assert document["totals"]["cells"] == 45
     assert document["totals"]["cost"] == pytest.approx(plan.cost)
@@ -274,7 +275,7 @@ def test_json_holds_everything_and_nothing_that_is_not_json() -> None:
 
 def test_the_table_has_a_line_a_shape_and_fits_a_terminal() -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    plan = plan_of("quickstart")
+    plan = plan_of(SMALL)
     console.print(plan_table(plan))
     text = console.export_text()
     assert sum(" h2 " in line for line in text.splitlines()) == 15
@@ -302,7 +303,7 @@ def test_short_numbers(value: float, text: str) -> None:
 
 def test_ten_thousand_cells_are_planned_in_three_seconds() -> None:
     spec = load_spec(
-        "quickstart",
+        SMALL,
         [
             "frontier.budgets={min: 1e7, max: 1e9, points: 100}",
             "frontier.depths=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]",

@@ -20,3 +20,17 @@ def test_every_preset_plans_without_a_network(preset: str, monkeypatch: pytest.M
     assert {planned.cell.shape.depth for planned in plan.cells} == set(spec.frontier.depth_values)
     restored = [Cell.model_validate_json(planned.cell.model_dump_json()) for planned in plan.cells]
     assert [cell.key for cell in restored] == [planned.cell.key for planned in plan.cells]
+
+
+def test_quickstart_compares_matched_sizes_in_minutes() -> None:
+    spec = load_spec("quickstart")
+    plan = make_plan(spec)
+    assert spec.frontier.depth_values == (1, 2, 4)
+    assert plan.misses == (), "every depth has a shape at every budget"
+    budgets, seeds = len(spec.frontier.budget_values), len(spec.training.seed_values)
+    assert budgets >= 4, "a crossing needs sizes on both sides"
+    assert seeds >= 3, "the noise between seeds is as large as the gap of 2 to 4 layers"
+    assert plan.cell_count == len(plan.cells) == 3 * budgets * seeds
+    for planned in plan.cells:
+        assert abs(planned.cell.shape.budget_params / planned.budget - 1) <= spec.frontier.tolerance
+    assert plan.device_hours / 2 * 60 < 10, "minutes on two cores"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from study.errors import SpecError
 from study.spec import StudySpec, load_spec, parse_spec, presets
+from tests.study.small import SMALL
 from trainables.cell import Shape
 from trainables.data.spec import FilesData, HierarchyData, HubData, PythonSourceData
 from trainables.errors import InputError
@@ -24,7 +25,7 @@ MINIMAL: dict[str, Any] = {
 }
 
 
-def refusal(*overrides: str, source: str = "quickstart") -> str:
+def refusal(*overrides: str, source: str = SMALL) -> str:
     with pytest.raises(SpecError) as caught:
         load_spec(source, overrides)
     message = str(caught.value)
@@ -56,8 +57,8 @@ def test_a_written_spec_reads_back_the_same(name: str, tmp_path: Path) -> None:
     assert load_spec(write(tmp_path, spec.to_yaml())) == spec
 
 
-def test_quickstart_is_the_rehearsed_study() -> None:
-    spec = load_spec("quickstart")
+def test_a_spec_is_read_into_data_recipe_seeds_and_rates() -> None:
+    spec = load_spec(SMALL)
     recipe = spec.training.recipe(spec.precision)
     assert isinstance(spec.data, HierarchyData)
     grammar = spec.data
@@ -167,7 +168,7 @@ def test_levine2020_brackets_every_fitted_transition_from_both_depths() -> None:
         ("tracking.uri=https://me:hunter2@host", ["`uri` holds a password", "MLFLOW_TRACKING_PASSWORD"]),
         ("name=a/b", ["`name`", "'a/b'"]),
         ("name=../up", ["`name`", "'../up'"]),
-        ("name.first=x", ["`name`", "'quickstart'", "no keys of its own"]),
+        ("name.first=x", ["`name`", "'small'", "no keys of its own"]),
         ("frontier.depths.7=1", ["`frontier.depths`", "a list of 3", "`7`"]),
         ("frontier=3", ["`frontier`", "is 3", "section"]),
         ("training.seeds", ["`--set training.seeds`", "section.key=value"]),
@@ -297,7 +298,7 @@ def test_numbers_are_read_as_in_yaml_1_2(tmp_path: Path) -> None:
 
 def test_overrides_replace_values_at_any_depth() -> None:
     spec = load_spec(
-        "quickstart",
+        SMALL,
         ["training.seeds=[7]", "training.lr.cap=0.02", "frontier.budgets.points=9", "frontier.depths.0=3"],
     )
     assert spec.training.seed_values == (7,)
@@ -316,7 +317,7 @@ def test_overrides_replace_values_at_any_depth() -> None:
 )
 def test_an_override_replaces_what_it_excludes(override: str, gone: str, stays: str) -> None:
     overrides = [override, "frontier.tolerance=0.5"]
-    section = getattr(load_spec("quickstart", overrides), override.split(".")[0])
+    section = getattr(load_spec(SMALL, overrides), override.split(".")[0])
     assert getattr(section, gone) is None
     assert getattr(section, stays) is not None
 
@@ -336,7 +337,7 @@ def test_a_path_on_text_turns_it_into_files_and_keeps_the_tokenizer() -> None:
 
 
 def test_a_path_on_a_grammar_does_not_keep_its_vocabulary() -> None:
-    data = load_spec("quickstart", ["data.path=[a.txt, b.txt]"]).data
+    data = load_spec(SMALL, ["data.path=[a.txt, b.txt]"]).data
     assert data == FilesData(path=("a.txt", "b.txt"))
 
 
@@ -356,16 +357,16 @@ def test_going_back_to_bytes_drops_the_presets_vocabulary() -> None:
 
 
 def test_a_new_learning_rate_rule_drops_the_old_ones_keys() -> None:
-    spec = load_spec("quickstart", ["training.lr.rule=fixed", "training.lr.value=0.01"])
+    spec = load_spec(SMALL, ["training.lr.rule=fixed", "training.lr.value=0.01"])
     assert spec.training.lr.model_dump() == {"rule": "fixed", "value": 0.01}
 
 
 def test_another_device_brings_its_own_gpus_and_precision() -> None:
     spec = load_spec("levine2020")
     assert (spec.resources.gpus_per_trial, spec.precision) == (1, "bf16")
-    spec = load_spec("quickstart", ["resources.device=h100-80gb", "training.precision=auto"])
+    spec = load_spec(SMALL, ["resources.device=h100-80gb", "training.precision=auto"])
     assert (spec.resources.gpus_per_trial, spec.precision) == (1, "bf16")
-    spec = load_spec("quickstart", ["training.precision=auto"])
+    spec = load_spec(SMALL, ["training.precision=auto"])
     assert (spec.resources.gpus_per_trial, spec.precision) == (0, "fp32")
 
 
@@ -376,9 +377,9 @@ def test_a_subset_of_the_depths_of_widths_by_hand() -> None:
 
 
 def test_overrides_leave_the_preset_itself_alone() -> None:
-    before = load_spec("quickstart")
-    load_spec("quickstart", ["frontier.depths.0=3", "data.path=x", "training.lr.cap=1"])
-    assert load_spec("quickstart") == before
+    before = load_spec(SMALL)
+    load_spec(SMALL, ["frontier.depths.0=3", "data.path=x", "training.lr.cap=1"])
+    assert load_spec(SMALL) == before
 
 
 # Properties
@@ -411,7 +412,7 @@ def test_overrides_leave_the_preset_itself_alone() -> None:
     ),
 )
 def test_nonsense_anywhere_is_either_a_spec_or_one_paragraph(value: Any, key: str) -> None:
-    raw = yaml.safe_load(load_spec("quickstart").to_yaml())
+    raw = yaml.safe_load(load_spec(SMALL).to_yaml())
     *parents, last = key.split(".")
     section = raw
     for parent in parents:

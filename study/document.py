@@ -153,7 +153,7 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     if changes.get("data.tokenizer") == "bytes":
         _drop(result, "data.vocabulary", changes)
     if changes.get("search.sampler") == "grid":
-        _drop(result, "search.trials", changes)
+        _drop(result, "search.candidates", changes)
     for key, value in changes.items():
         _assign(result, key, value)
     return result

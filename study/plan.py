@@ -88,8 +88,8 @@ class Plan:
     protocol: str
     """Digest of all that compared cells must share: content of the data, recipe, learning-rate rule."""
     sampler: str
-    trials: int | None
-    """Candidates (depth and learning rate) a search tries at each budget; None where all are trained."""
+    candidates: int | None
+    """How many candidates (depth and learning rate) a search tries at each budget; None where all are trained."""
     cells: tuple[PlannedCell, ...]
     misses: tuple[Miss, ...]
     """Depths without a shape at a budget."""
@@ -99,10 +99,11 @@ class Plan:
     @cached_property
     def tried(self) -> Mapping[float, float]:
         """The share of each budget's candidates that will be trained: 1 unless a search picks some."""
-        candidates: Counter[float] = Counter()
+        listed: Counter[float] = Counter()
         for budget, _, _ in {(p.budget, p.cell.shape.depth, p.lr_factor) for p in self.cells}:
-            candidates[budget] += 1
-        return {b: 1.0 if self.trials is None else min(1.0, self.trials / n) for b, n in candidates.items()}
+            listed[budget] += 1
+        picked = self.candidates
+        return {b: 1.0 if picked is None else min(1.0, picked / n) for b, n in listed.items()}
 
     def expected(self, attribute: str) -> float:
         """Sum an attribute of the cells, those a search may leave out counted by their share."""
@@ -169,7 +170,7 @@ class Plan:
             "vocabulary": self.vocabulary,
             "floor": self.floor,
             "sampler": self.sampler,
-            "trials": self.trials,
+            "candidates": self.candidates,
             "totals": {
                 "cells": self.cell_count,
                 "candidate_cells": len(self.cells),
@@ -234,7 +235,7 @@ def make_plan(spec: StudySpec, *, base: Path = Path()) -> Plan:
             }
         ),
         sampler=spec.search.sampler,
-        trials=spec.search.trials,
+        candidates=spec.search.candidates,
         cells=cells,
         misses=missed,
         notes=(*(miss.reason for miss in missed), *_notes(spec, device, recipe)),

@@ -339,15 +339,16 @@ class SearchSection(Section):
 
     sampler: Literal["grid", "tpe", "gp"] = Field(
         default="grid",
-        description="grid: all depths x lr_factors; tpe, gp: Optuna picks `trials` of them a budget",
+        description="grid: all depths x lr_factors; tpe, gp: Optuna picks `candidates` of them a budget",
     )
     lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         default=(1.0,), description="multipliers on the rule's learning rate"
     )
-    trials: int | None = Field(
+    candidates: int | None = Field(
         default=None,
         ge=1,
-        description="for tpe and gp: candidates of each budget, each trained with every seed",
+        description="for tpe and gp: how many pairs of depth and learning rate to try at each budget, each "
+        "with every seed",
     )
     seed: int = Field(default=0, ge=0, description="of the sampler")
 
@@ -356,17 +357,15 @@ class SearchSection(Section):
         if not self.lr_factors:
             raise ValueError("`lr_factors` is empty; write [1.0] to use the rule's rate as it is")
         _refuse_repeats("lr_factors", self.lr_factors)
-        if self.sampler == "grid" and self.trials is not None:
+        if self.sampler == "grid" and self.candidates is not None:
             raise ValueError(
-                f"`trials` is {self.trials}, but the sampler `grid` trains every candidate; take "
-                f"`trials` out, or "
-                "choose `sampler: tpe` or `gp`"
+                f"`candidates` is {self.candidates}, but the sampler `grid` trains every candidate; take "
+                "`candidates` out, or choose `sampler: tpe` or `gp`"
             )
-        if self.sampler != "grid" and self.trials is None:
+        if self.sampler != "grid" and self.candidates is None:
             raise ValueError(
-                f"the sampler `{self.sampler}` needs `trials`: how many pairs of depth and learning rate "
-                f"to try at "
-                "each budget, for example `trials: 8`"
+                f"the sampler `{self.sampler}` needs `candidates`: how many pairs of depth and learning "
+                "rate to try at each budget, for example `candidates: 8`"
             )
         return self
 

@@ -80,9 +80,9 @@ def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
         f"time is of one cell; the total is from start to end with {plan.slots} at a time on {plan.device}, "
         f"{plan.precision} (an estimate)",
     ]
-    if plan.trials is not None:
+    if plan.candidates is not None:
         lines.append(
-            f"the search ({plan.sampler}) tries {plan.trials} candidates of each budget: "
+            f"the search ({plan.sampler}) tries {plan.candidates} candidates of each budget: "
             f"{plan.cell_count} of the "
             f"{len(plan.cells)} cells listed; totals are for an average choice"
         )

@@ -233,14 +233,14 @@ def test_totals_are_those_of_the_cells() -> None:
 
 
 def test_a_search_lists_all_candidates_and_counts_those_it_tries() -> None:
-    overrides = ("search.lr_factors=[0.5, 1, 2]", "search.sampler=tpe", "search.trials=4")
+    overrides = ("search.lr_factors=[0.5, 1, 2]", "search.sampler=tpe", "search.candidates=4")
     plan = plan_of(SMALL, *overrides)
     assert len(plan.cells) == 5 * 3 * 3 * 3
     assert plan.cell_count == 5 * 4 * 3
-    assert plan.trials == 4
+    assert plan.candidates == 4
     full = plan_of(SMALL, overrides[0])
     assert plan.tokens == pytest.approx(full.tokens * 4 / 9)
-    more = plan_of(SMALL, *overrides[:2], "search.trials=100")
+    more = plan_of(SMALL, *overrides[:2], "search.candidates=100")
     assert more.cell_count == len(more.cells)
 
 

@@ -75,8 +75,10 @@ class Places:
         try:
             with lock:
                 owner.write_text(str(os.getpid()))
-                yield
-                owner.unlink(missing_ok=True)
+                try:
+                    yield
+                finally:
+                    owner.unlink(missing_ok=True)
         except Timeout:
             raise SpecError(
                 f"the study {self.name!r} in {self.results} is being run by process {owner.read_text().strip()}; "
@@ -100,21 +102,31 @@ def places(spec: StudySpec, results: Path) -> Places:
     return Places(results, spec.name)
 
 
-def connect(spec: StudySpec, where: Places) -> tuple[str, Store | None]:
-    """Return the tracking URI of a study and its store, None where the server is away."""
+@dataclass(frozen=True)
+class Connection:
+    """A study's tracking URI and its store; without one, `problem` says why."""
+
+    uri: str
+    store: Store | None
+    problem: str | None
+
+
+def connect(spec: StudySpec, where: Places) -> Connection:
+    """Open the tracking store of a study, if its server is there."""
     uri = store_uri(spec.tracking.uri, where.results)
     if uri.startswith("sqlite"):
         where.results.mkdir(parents=True, exist_ok=True)
     artifacts = where.artifacts if spec.tracking.uri == "auto" else None
-    return uri, open_store(uri, spec.experiment, artifacts)
+    store, problem = open_store(uri, spec.experiment, artifacts)
+    return Connection(uri, store, problem)
 
 
-def known_rows(plan: Plan, store: Store | None, where: Places) -> dict[str, Row]:
+def known_rows(plan: Plan, connection: Connection, where: Places) -> dict[str, Row]:
     """Return the rows of the plan's cells: those of MLflow and those that still wait to be sent there.
 
     Where the server is away, the run table of the last run stands in for it.
     """
-    rows = store.rows() if store else _rows_of_table(where.runs)
+    rows = connection.store.rows() if connection.store else _rows_of_table(where.runs)
     rows |= where.outbox.rows()
     keys = {planned.cell.key for planned in plan.cells}
     return {key: row for key, row in rows.items() if key in keys}
@@ -129,6 +141,13 @@ def identity(planned: PlannedCell) -> dict[str, str | int | float]:
     """What the run table and MLflow say of a cell before it is trained."""
     record = planned.row()
     return {name: record[name] for name in IDENTITY}
+
+
+def begun(plan: Plan, rows: Mapping[str, Row], where: Places) -> set[str]:
+    """Keys of cells that were begun and have no result: they failed, or left a checkpoint."""
+    failed = {key for key, row in rows.items() if row.status == "failed"}
+    folders = {path.name for path in where.checkpoints.iterdir()} if where.checkpoints.is_dir() else set()
+    return failed | {p.cell.key for p in plan.cells if p.cell.key in folders and p.cell.key not in rows}
 
 
 def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:

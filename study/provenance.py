@@ -13,14 +13,20 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> str:
-    """The git revision of the code that runs, `+` where it was edited; its version where it is no checkout."""
-    folder = Path(__file__).parent
+    """The git revision of the code that runs, `+` where a package was edited; the version where it is no checkout.
+
+    A wheel installed somewhere inside another project's checkout must not claim that project's revision, so the files
+    have to be tracked by the repository they lie in.
+    """
+    root = Path(__file__).parent.parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
+        command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(folder)) else "")
+        git("ls-files", "--error-unmatch", "study/provenance.py")
+        edited = git("status", "--porcelain", "--", "study", "trainables", "analysis")
+        return git("rev-parse", "HEAD") + ("+" if edited else "")
     except (OSError, subprocess.SubprocessError):
         return f"interplay {importlib.metadata.version('interplay')}"

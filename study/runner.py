@@ -6,21 +6,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
+from rich.text import Text
 
 from analysis.fit import Fit
 from study.answer import answer
 from study.console import Board, Viewer
-from study.ledger import Places, connect, identity, known_rows, outcomes, places, run_table
+from study.ledger import Places, begun, connect, identity, known_rows, outcomes, places, run_table
 from study.plan import Plan, PlannedCell, make_plan
 from study.provenance import revision, versions
 from study.search import FrontierSearch
 from study.spec import StudySpec
 from study.tables import duration
-from study.tracking import Live, Row, Store, Tracker
+from study.tracking import Live, Row, Store, Tracker, stored_curves
 from study.trial import TrialSettings
-from study.tuner import Slots, ray_session, run_cells
+from study.tuner import Slots, check_devices, ray_session, run_cells, term_is_interrupt
 from trainables import checkpoint
 from trainables.data.store import open_store
 from trainables.progress import Progress, Result
@@ -45,56 +47,79 @@ class Summary:
 def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Path()) -> Summary:
     """Run the missing cells of a study, then fit and write the report.
 
+    Ctrl-C or SIGTERM at any stage ends it cleanly: what has ended is on record, and `Summary.finished` is False.
+
     Raises:
         SpecError: the spec cannot run, its store cannot be opened, or another process runs the study.
         DataError: the data cannot be used.
     """
     plan = make_plan(spec, base=base)
     where = places(spec, results.resolve())
-    with where.locked():
+    with where.locked(), term_is_interrupt():
         (where.folder / "spec.yaml").write_text(spec.to_yaml())
-        uri, store = connect(spec, where)
-        if store is None:
+        connection = connect(spec, where)
+        if connection.problem:
             console.print(
-                f"[yellow]The tracking server {uri} does not answer.[/] Rows are kept in {where.folder}."
+                Text(f"{connection.problem}. Rows are kept in {where.folder} until it does.", style="yellow")
             )
-        tracker = Tracker(store, uri, spec.experiment, where.outbox, where.artifacts)
-        rows = known_rows(plan, store, where)
+        tracker = Tracker(
+            connection.store,
+            connection.uri,
+            spec.experiment,
+            where.outbox,
+            where.artifacts,
+            connection.problem,
+        )
+        rows = known_rows(plan, connection, where)
         listener = _Listener(plan, rows, tracker, where)
-        search = FrontierSearch(plan, spec.search, outcomes(rows))
+        for key in (key for key, row in rows.items() if row.status != "failed"):
+            # A driver killed between recording a row and tidying up leaves its checkpoint.
+            checkpoint.remove(where.checkpoints / key)
+        search = FrontierSearch(plan, spec.search, outcomes(rows), begun(plan, rows, where))
         tracker.start(spec.name, _tags(spec, plan))
-        finished = True
+        finished, status = False, "FAILED"
+        fit, report = None, None
         try:
             if not search.done:
                 _announce(plan, rows, search.total, console)
                 finished = _train(spec, plan, where, base, search, listener, console)
-        finally:
+            else:
+                finished = True
             tracker.close()
             if rows:
                 run_table(plan, rows).write_csv(where.runs)
-        failed = {key: row.reason or "" for key, row in rows.items() if row.status == "failed"}
-        fit, report = None, None
-        if finished and rows:
-            fit, report = answer(spec, plan, run_table(plan, rows), where, curves(rows, tracker.store))
-            console.print(_tally(listener, plan.slots, len(rows)))
-        tracker.finish("FINISHED" if finished else "KILLED", _artifacts(where))
-        if tracker.problem:
-            console.print(
-                f"[yellow]MLflow:[/] {tracker.problem} {len(where.outbox.rows())} rows wait in {where.outbox.folder}; "
-                "the next run sends them."
+            if finished and any(row.loss is not None for row in rows.values()):
+                with console.status("fitting"):
+                    fit, report = answer(
+                        spec, plan, run_table(plan, rows), where, curves(rows, tracker.usable_store)
+                    )
+            status = "FINISHED" if finished else "KILLED"
+            if finished:
+                console.print(_tally(listener, plan.slots, rows))
+        except KeyboardInterrupt:
+            finished, status = False, "KILLED"
+        finally:
+            tracker.close()
+            tracker.finish(status, _artifacts(where))
+        waiting = where.outbox.rows()
+        if tracker.problem or waiting:
+            why = tracker.problem or "not all rows were sent"
+            text = (
+                f"MLflow: {why}. {len(waiting)} rows wait in {where.outbox.folder}; the next run sends them."
             )
+            console.print(Text(text, style="yellow"))
+    failed = {key: row.reason or "" for key, row in rows.items() if row.status == "failed"}
     return Summary(
         plan, listener.wall_seconds, listener.train_seconds, listener.trained, failed, finished, fit, report
     )
 
 
 def curves(rows: Mapping[str, Row], store: Store | None) -> pd.DataFrame:
-    """Return validation loss by cell and step: from the rows just trained, and from MLflow for the others."""
+    """Return validation loss by cell and step, from the rows just trained and, for the others, from MLflow."""
     lines = [(row.cell, e.step, e.loss) for row in rows.values() for e in row.evaluations]
-    missing = [cell for cell, row in rows.items() if not row.evaluations]
-    if store and missing:
-        lines += [(cell, step, loss) for cell, c in store.curves(missing).items() for step, loss in c]
-    return pd.DataFrame(lines, columns=["cell", "step", "loss"])
+    lines += stored_curves(store, [cell for cell, row in rows.items() if not row.evaluations])
+    frame = pd.DataFrame(lines, columns=["cell", "step", "loss"])
+    return frame[np.isfinite(frame["loss"].astype(float))]
 
 
 class _Listener:
@@ -103,6 +128,7 @@ class _Listener:
     def __init__(self, plan: Plan, rows: dict[str, Row], tracker: Tracker, where: Places) -> None:
         self.plan, self.rows, self.tracker, self.where = plan, rows, tracker, where
         self.viewer: Viewer | None = None
+        self.revision = revision()
         self.trained = 0
         self.wall_seconds = self.train_seconds = 0.0
 
@@ -126,7 +152,7 @@ class _Listener:
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
         self.trained += 1
-        self.train_seconds += result.train_seconds
+        self.train_seconds += result.train_seconds - result.resumed_seconds
         metrics = {
             "train_seconds": result.train_seconds,
             "tokens_per_second": result.tokens_per_second,
@@ -137,11 +163,11 @@ class _Listener:
             metrics["loss"] = result.loss
             if result.bytes_per_token:
                 metrics["bits_per_byte"] = result.loss / 0.6931471805599453 / result.bytes_per_token
-        tags = {"interplay.device": result.device}
-        if result.resumed_from:
-            tags["interplay.resumed_from"] = str(result.resumed_from)
-        if result.notes:
-            tags["interplay.notes"] = " ".join(result.notes)[:4000]
+        tags = {
+            "interplay.device": result.device,
+            "interplay.resumed_from": str(result.resumed_from or ""),
+            "interplay.notes": " ".join(result.notes)[:4000],
+        }
         self._record(planned, result.status, result.reason, metrics, tags, result)
         checkpoint.remove(self.where.checkpoints / planned.cell.key)
         if self.viewer:
@@ -174,7 +200,7 @@ class _Listener:
                 "reason": reason,
                 "params": self._params(planned),
                 "metrics": metrics,
-                "tags": tags,
+                "tags": {**tags, "interplay.revision": self.revision},
                 "points": result.points if result else (),
                 "evaluations": result.evaluations if result else (),
             }
@@ -205,6 +231,7 @@ def _train(
     """Pack the data, start Ray and run the cells the search gives; False if the user stopped it."""
     resources = spec.resources
     slots = Slots(plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
+    check_devices(slots, resources.device)
     with console.status("packing the data"):
         # Trials open the store by its key alone, so a relative path need mean nothing where they run.
         key = plan.cells[0].cell.data_key
@@ -214,6 +241,7 @@ def _train(
         checkpoint_root=where.checkpoints,
         checkpoint_every=resources.checkpoint_every_seconds,
         evaluations=resources.evaluations,
+        needs_gpu=resources.gpus_per_trial > 0,
     )
     board = Board(plan, slots.trials, search.total)
     board.losses.update({key: row.loss for key, row in listener.rows.items() if row.status != "failed"})
@@ -228,10 +256,10 @@ def _train(
             listener.wall_seconds = time.monotonic() - began
 
 
-def _tally(listener: _Listener, slots: int, rows: int) -> str:
+def _tally(listener: _Listener, slots: int, rows: Mapping[str, Row]) -> str:
     """One line on what was trained, and how much of the slots' time went into training."""
-    if not listener.trained:
-        return f"[dim]nothing to train: all {rows} rows are there.[/]"
+    if not listener.wall_seconds:
+        return f"[dim]nothing to train: all {len(rows)} rows are there.[/]"
     share = listener.train_seconds / (listener.wall_seconds * slots)
     wall = duration(listener.wall_seconds)
     return f"[dim]{listener.trained} cells in {wall}, {share:.0%} of it in training steps.[/]"

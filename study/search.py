@@ -8,7 +8,7 @@ that repeats itself is moved on to a candidate nobody has tried.
 import math
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -76,12 +76,26 @@ class _Budget:
 class FrontierSearch:
     """The candidates of a plan, in the order Optuna's samplers want them."""
 
-    def __init__(self, plan: Plan, search: SearchSection, known: Mapping[str, Outcome]) -> None:
-        """Begin from what is known: the outcomes of cells that ended before, by cell key."""
+    def __init__(
+        self,
+        plan: Plan,
+        search: SearchSection,
+        known: Mapping[str, Outcome],
+        begun: Collection[str] = (),
+    ) -> None:
+        """Begin from what is known.
+
+        Args:
+            plan: the candidates.
+            search: the sampler and its limits.
+            known: outcomes of cells that ended before, by cell key.
+            begun: keys of cells that were begun and have no outcome (failed, or cut off): their candidates come first.
+        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._search = search
         self._outcomes = dict(known)
         self._waiting: list[PlannedCell] = []
+        self._begun = set(begun)
         self._given: set[str] = set()
         self._random = random.Random(search.seed)
         self._budgets = [
@@ -154,8 +168,8 @@ class FrontierSearch:
                 seed=seed, n_startup_trials=min(3, len(table)), deterministic_objective=False
             )
         limit = len(table)
-        if self._search.trials is not None:
-            limit = min(limit, self._search.trials)
+        if self._search.candidates is not None:
+            limit = min(limit, self._search.candidates)
         return _Budget(
             study=optuna.create_study(sampler=sampler, direction="minimize", study_name=f"N={budget:g}"),
             candidates=table,
@@ -167,7 +181,7 @@ class FrontierSearch:
         )
 
     def _replay(self, budget: _Budget) -> None:
-        """Give Optuna the candidates whose seeds have all ended, as if it had asked for them."""
+        """Give Optuna what earlier runs did: ended candidates with their values, and unfinished ones to go on with."""
         for ranks, candidate in sorted(budget.candidates.items()):
             if all(key in self._outcomes for key in candidate.keys):
                 value = self._value(candidate)
@@ -180,6 +194,8 @@ class FrontierSearch:
                         state=TrialState.FAIL if value is None else TrialState.COMPLETE,
                     )
                 )
+            elif any(key in self._outcomes or key in self._begun for key in candidate.keys):
+                self._open(budget, ranks, self._enqueued(budget, ranks))
 
     def _may_ask(self, budget: _Budget) -> bool:
         return len(budget.tried) < budget.limit
@@ -199,9 +215,14 @@ class FrontierSearch:
             self._tell(budget, trial, value)
         untried = sorted(set(budget.candidates) - budget.tried)
         ranks = self._random.choice(untried)
-        budget.study.enqueue_trial({DEPTH: ranks[0], LR: ranks[1]})
-        self._open(budget, ranks, budget.study.ask(dict(budget.distributions)))
+        self._open(budget, ranks, self._enqueued(budget, ranks))
         return True
+
+    @staticmethod
+    def _enqueued(budget: _Budget, ranks: tuple[int, int]) -> optuna.Trial:
+        """Make Optuna ask for a given candidate."""
+        budget.study.enqueue_trial({DEPTH: ranks[0], LR: ranks[1]})
+        return budget.study.ask(dict(budget.distributions))
 
     def _open(self, budget: _Budget, ranks: tuple[int, int], trial: optuna.Trial) -> None:
         budget.tried.add(ranks)

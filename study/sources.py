@@ -47,8 +47,8 @@ def read_source(
         raise SpecError(
             f"the study {spec.name!r} has no rows in {results} yet; run it with `interplay run {source}`."
         )
-    _, store = connect(spec, where)
-    rows = known_rows(plan, store, where)
+    connection = connect(spec, where)
+    rows = known_rows(plan, connection, where)
     if not rows:
         raise SpecError(
             f"the study {spec.name!r} has no rows in {results} yet; run it with `interplay run {source}`."
@@ -59,7 +59,7 @@ def read_source(
     known = {
         "facts": facts(spec, plan),
         "floor": plan.floor,
-        "curves": curves(rows, store),
+        "curves": curves(rows, connection.store),
         "spec_text": spec.to_yaml(),
     }
     return run_table(plan, rows), known

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.ledger import Places, connect, known_rows, places
+from study.ledger import Connection, Places, connect, known_rows, places
 from study.plan import Plan, make_plan
 from study.spec import StudySpec
 from study.tracking import Row, Store
@@ -31,8 +31,9 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     """Read the state of a study from its ledger; changes nothing."""
     plan = make_plan(spec)
     where = places(spec, results.resolve())
-    store = _existing_store(spec, where)
-    rows = known_rows(plan, store, where)
+    connection = _existing(spec, where)
+    store = connection.store
+    rows = known_rows(plan, connection, where)
     driver = where.driver()
     running = _running(store) if store and driver else set()
     states: dict[str, str] = {}
@@ -95,11 +96,11 @@ def status_table(state: StudyStatus) -> RenderableType:
     return Group(lines[0], table, *lines[1:])
 
 
-def _existing_store(spec: StudySpec, where: Places) -> Store | None:
-    """The study's store; None where nothing was ever run, because asking for a status must make no file."""
+def _existing(spec: StudySpec, where: Places) -> Connection:
+    """The study's store; without one where nothing was ever run, because asking for a status must make no file."""
     if spec.tracking.uri == "auto" and not (where.results / "mlflow.db").is_file():
-        return None
-    return connect(spec, where)[1]
+        return Connection(spec.tracking.uri, None, None)
+    return connect(spec, where)
 
 
 def _running(store: Store) -> set[str]:

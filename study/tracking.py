@@ -12,6 +12,8 @@ import os
 import queue
 import threading
 import time
+import urllib.error
+import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +21,12 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.errors import SpecError
 from trainables.progress import Evaluation, Point
+
+_LOG = logging.getLogger(__name__)
 
 Status = Literal["done", "diverged", "failed"]
 #: Read by MLflow when it is imported. Its own defaults block for minutes on a dead port (7 retries, back-off 2,
@@ -45,7 +49,7 @@ PAGE = 1000
 class Row(BaseModel):
     """One ended cell, complete: what the run table, MLflow and the report need."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
     cell: str
     name: str
@@ -88,22 +92,33 @@ def store_uri(uri: str, results: Path) -> str:
     """Return the MLflow URI of a spec: `auto` is a SQLite file under the results folder."""
     if uri != "auto":
         return uri
-    return f"sqlite:///{(results / 'mlflow.db').resolve()}"
+    path = (results / "mlflow.db").resolve()
+    if "?" in str(path):
+        raise SpecError(
+            f"the results folder {results} has a `?` in its path, which SQLite's address cannot hold; use another."
+        )
+    return f"sqlite:///{path}"
 
 
-def reachable(uri: str, timeout: float = 2.0) -> bool:
-    """Whether the host of an HTTP tracking URI accepts a connection; other stores always count as reachable."""
-    parsed = urlparse(uri)
-    if parsed.scheme not in ("http", "https"):
-        return True
-    import socket
+def trouble(uri: str, timeout: float = 3.0) -> str | None:
+    """Ask an HTTP tracking server how it is; return one sentence if it cannot be used, None if it can.
 
-    port = parsed.port or (443 if parsed.scheme == "https" else 80)
+    MLflow's client would wait three times as long for a server that accepts a connection and never answers. Other
+    stores (SQLite, a database) are always worth a try.
+    """
+    if urlparse(uri).scheme not in ("http", "https"):
+        return None
     try:
-        with socket.create_connection((parsed.hostname or "", port), timeout=timeout):
-            return True
-    except OSError:
-        return False
+        with urllib.request.urlopen(uri.rstrip("/") + "/health", timeout=timeout):
+            return None
+    except urllib.error.HTTPError as error:
+        # A proxy may not know /health; only an error of the server itself says that it is of no use.
+        return (
+            None if error.code < 500 else f"the tracking server {uri} answers {error.code} ({error.reason})"
+        )
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"the tracking server {uri} does not answer ({reason})"
 
 
 class Store:
@@ -142,11 +157,17 @@ class Store:
                 return
 
     def rows(self) -> dict[str, Row]:
-        """All ended cells of the experiment by key; the latest run wins where a cell was failed and tried again."""
+        """All ended cells of the experiment by key.
+
+        A cell counts by its own tag and not by MLflow's status: a driver killed while it sent a row again leaves the
+        run of a done cell RUNNING. A failed cell that runs again is no row.
+        """
         rows: dict[str, Row] = {}
-        for run in self.runs("tags.`interplay.kind` = 'trial' AND attributes.status != 'RUNNING'"):
+        for run in self.runs("tags.`interplay.kind` = 'trial'"):
             row = _row(run)
-            if row is not None and (row.cell not in rows or row.status == "done"):
+            if row is None or (row.status == "failed" and run.info.status == "RUNNING"):
+                continue
+            if row.cell not in rows or row.status != "failed":
                 rows[row.cell] = row
         return rows
 
@@ -154,6 +175,8 @@ class Store:
         """Validation loss by step of each cell that MLflow has."""
         wanted = set(cells)
         result: dict[str, list[tuple[int, float]]] = {}
+        if not wanted:
+            return result
         for run in self.runs("tags.`interplay.kind` = 'trial'"):
             cell = run.data.tags.get("interplay.cell")
             if cell in wanted:
@@ -238,9 +261,13 @@ class Store:
         from mlflow.entities import Metric, RunTag
 
         now = int(time.time() * 1000)
-        tags = {"interplay.status": row.status, "interplay.protocol": row.protocol, **row.tags}
-        if row.reason:
-            tags["interplay.reason"] = row.reason[:4000]
+        # Every tag is written, empty or not: a cell that failed and is done now must not keep its old reason.
+        tags = {
+            "interplay.status": row.status,
+            "interplay.protocol": row.protocol,
+            "interplay.reason": (row.reason or "")[:4000],
+            **row.tags,
+        }
         self.client.log_batch(
             run_id,
             metrics=[Metric(k, v, now, 0) for k, v in row.metrics.items()],
@@ -259,55 +286,87 @@ class Store:
 
 
 class Outbox:
-    """Ended rows on disk that MLflow does not have yet."""
+    """Ended rows on disk that MLflow does not have yet. Safe to use from the driver and the sender at once."""
 
     def __init__(self, folder: Path) -> None:
         """Use `folder`, made with the first row."""
         self.folder = folder
+        self._lock = threading.Lock()
 
     def put(self, row: Row) -> None:
-        """Write a row so that a kill leaves either all of it or nothing."""
+        """Write a row so that a kill or a power cut leaves either all of it or nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
         part = self.folder / f".{row.cell}.part"
-        part.write_text(row.model_dump_json())
-        part.replace(self.folder / f"{row.cell}.json")
+        with self._lock:
+            with part.open("w") as file:
+                file.write(row.model_dump_json())
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self._path(row.cell))
 
-    def remove(self, cell: str) -> None:
-        """Forget a row that MLflow has."""
-        (self.folder / f"{cell}.json").unlink(missing_ok=True)
+    def get(self, cell: str) -> Row | None:
+        """Return a row that waits, None where there is none; an unreadable file is set aside."""
+        path = self._path(cell)
+        try:
+            return Row.model_validate_json(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (ValidationError, UnicodeDecodeError):
+            aside = path.with_suffix(".unreadable")
+            path.replace(aside)
+            _LOG.warning("The row %s cannot be read and was set aside; its cell is trained again.", aside)
+            return None
+
+    def remove(self, row: Row) -> None:
+        """Forget a row that MLflow has, unless a newer one of the same cell has taken its place."""
+        with self._lock:
+            if self.get(row.cell) == row:
+                self._path(row.cell).unlink()
 
     def rows(self) -> dict[str, Row]:
         """Return the rows that wait, by cell key."""
         files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
-        found = (Row.model_validate_json(path.read_text()) for path in files)
-        return {row.cell: row for row in found}
+        return {row.cell: row for path in files if (row := self.get(path.stem))}
+
+    def _path(self, cell: str) -> Path:
+        return self.folder / f"{cell}.json"
 
 
 class Tracker:
     """Sends a running study to MLflow from a thread; the driver only ever puts things into a queue."""
 
     def __init__(
-        self, store: Store | None, uri: str, experiment: str, outbox: Outbox, artifacts: Path
+        self,
+        store: Store | None,
+        uri: str,
+        experiment: str,
+        outbox: Outbox,
+        artifacts: Path | None,
+        problem: str | None,
     ) -> None:
-        """`store` is None where the server was away at the start; it is tried again while the study runs."""
+        """`store` is None where the server was away at the start, for the reason in `problem`; it is tried again."""
         self.uri, self.experiment, self.outbox, self.artifacts = uri, experiment, outbox, artifacts
-        self.store = store
-        self.problem: str | None = None if store else f"the tracking server {uri} does not answer"
+        self.store, self.problem = store, problem
         self._parent: str | None = None
         self._study: tuple[str, dict[str, str]] = ("", {})
-        self._queue: queue.SimpleQueue[Live | Row | None] = queue.SimpleQueue()
+        #: Curves to send, keys of cells whose row is in the outbox, and None to stop.
+        self._queue: queue.SimpleQueue[Live | str | None] = queue.SimpleQueue()
         self._runs: dict[str, str] = {}
         self._logged: dict[str, tuple[int, int]] = {}
         self._thread: threading.Thread | None = None
+        self._stuck = False
 
     def start(self, study: str, tags: Mapping[str, str]) -> None:
         """Open the study run (if the server is there) and begin sending, what waits in the outbox first."""
         self._study = (study, dict(tags))
         if self.store:
-            self._parent = self.store.begin_study(study, tags)
-            self.store.end_stale(self._parent)
-        for row in self.outbox.rows().values():
-            self._queue.put(row)
+            try:
+                self._parent = self.store.begin_study(study, tags)
+                self.store.end_stale(self._parent)
+            except Exception as error:  # noqa: BLE001 - whatever the server does, the study runs without it
+                self.problem = sentence(error)
+        for cell in self.outbox.rows():
+            self._queue.put(cell)
         self._thread = threading.Thread(target=self._send_all, name="tracking", daemon=True)
         self._thread.start()
 
@@ -318,62 +377,73 @@ class Tracker:
     def ended(self, row: Row) -> None:
         """Record an ended cell: on disk before this returns, in MLflow soon after."""
         self.outbox.put(row)
-        self._queue.put(row)
+        self._queue.put(row.cell)
 
     def close(self, patience: float = 60.0) -> None:
-        """Send what is queued and stop; rows that cannot be sent stay in the outbox."""
+        """Send what is queued and stop; rows that cannot be sent stay in the outbox. Safe to call again."""
+        if self._thread is None:
+            return
         self._queue.put(None)
-        if self._thread:
-            self._thread.join(patience)
+        self._thread.join(patience)
+        if self._thread.is_alive():
+            self.problem, self._stuck = f"{self.uri} took more than {patience:.0f} s.", True
+        self._thread = None
 
     def finish(self, status: str, artifacts: Iterable[Path]) -> None:
         """After `close`: end what still runs, attach the files and end the study run, if the server is there."""
-        if not (self.store and self._parent):
+        store = self.usable_store
+        if not (store and self._parent):
             return
         try:
-            self.store.end_stale(self._parent)
-            self.store.end_study(self._parent, status, artifacts)
+            store.end_stale(self._parent)
+            store.end_study(self._parent, status, artifacts)
         except Exception as error:  # noqa: BLE001 - whatever the server does, the study's files are on disk
-            self.problem = _sentence(error)
+            self.problem = sentence(error)
+
+    @property
+    def usable_store(self) -> Store | None:
+        """After `close`: the store, unless the sender still works in it."""
+        return None if self._stuck else self.store
 
     def _send_all(self) -> None:
         """Send until told to stop: live curves merged by cell every few seconds, ended rows as they come."""
         closing = False
         while not closing:
-            items: list[Live | Row | None] = [self._queue.get()]
+            items: list[Live | str | None] = [self._queue.get()]
             if isinstance(items[0], Live):
                 time.sleep(BATCH_SECONDS)
             with contextlib.suppress(queue.Empty):
                 while True:
                     items.append(self._queue.get_nowait())
             closing = None in items
-            rows = [item for item in items if isinstance(item, Row)]
-            ended = {row.cell for row in rows}
+            ended = {item for item in items if isinstance(item, str)}
             merged: dict[str, Live] = {}
             for item in items:
                 if isinstance(item, Live) and item.cell not in ended:
                     live = merged.setdefault(item.cell, Live(item.cell, item.name, item.params))
                     live.points += item.points
                     live.evaluations += item.evaluations
-            things: list[Live | Row] = [*rows, *merged.values()]
-            for thing in things:
-                if self._connected():
+            if self._connected():
+                rows = [row for cell in ended if (row := self.outbox.get(cell))]
+                things: list[Live | Row] = [*rows, *merged.values()]
+                for thing in things:
                     self._send(thing)
 
     def _connected(self) -> bool:
-        """Whether the server is there; a server that was away is asked again, quickly, before anything is sent."""
-        if self.store and self.problem is None:
+        """Whether the server is there; one that was away is asked again, quickly, before anything is sent to it."""
+        if self.store and self._parent and self.problem is None:
             return True
-        if not reachable(self.uri, timeout=1.0):
+        self.problem = trouble(self.uri, timeout=1.0)
+        if self.problem:
             return False
         try:
             self.store = self.store or Store(self.uri, self.experiment, self.artifacts)
             self._parent = self._parent or self.store.begin_study(*self._study)
-            self.problem = None
-            for row in self.outbox.rows().values():
-                self._send(row)
         except Exception as error:  # noqa: BLE001 - a tracking failure must never end a study; it is reported
-            self.problem = _sentence(error)
+            self.problem = sentence(error)
+            return False
+        for row in self.outbox.rows().values():
+            self._send(row)
         return self.problem is None
 
     def _send(self, thing: Live | Row) -> None:
@@ -390,28 +460,43 @@ class Tracker:
             )
             if isinstance(thing, Row):
                 self.store.end_trial(run_id, thing)
-                self.outbox.remove(thing.cell)
+                self.outbox.remove(thing)
                 self._runs.pop(thing.cell)
                 self._logged.pop(thing.cell)
         except Exception as error:  # noqa: BLE001 - as above: kept in the outbox, shown to the user
-            self.problem = _sentence(error)
+            self.problem = sentence(error)
 
 
-def open_store(uri: str, experiment: str, artifacts: Path | None) -> Store | None:
-    """Open the store, or return None where its server does not answer within two seconds."""
-    if not reachable(uri):
-        return None
+def open_store(uri: str, experiment: str, artifacts: Path | None) -> tuple[Store | None, str | None]:
+    """Open the store; where its server cannot be used now, return None and the reason.
+
+    Raises:
+        SpecError: a local store or a database that cannot be opened, which no waiting mends.
+    """
+    problem = trouble(uri)
+    if problem:
+        return None, problem
     try:
-        return Store(uri, experiment, artifacts)
+        return Store(uri, experiment, artifacts), None
     except SpecError:
         raise
     except Exception as error:
         if urlparse(uri).scheme in ("http", "https"):
-            return None
+            return None, f"the tracking server {uri}: {sentence(error)}"
         raise SpecError(
-            f"the MLflow store {uri} cannot be opened: {_sentence(error)} Check tracking.uri, or leave it `auto` for a "
+            f"the MLflow store {uri} cannot be opened: {sentence(error)} Check tracking.uri, or leave it `auto` for a "
             "SQLite file under the results folder."
         ) from error
+
+
+def stored_curves(store: Store | None, cells: Iterable[str]) -> list[tuple[str, int, float]]:
+    """Return (cell, step, validation loss) of cells that MLflow has; none, with a warning, where it cannot be asked."""
+    try:
+        found = store.curves(cells) if store else {}
+    except Exception as error:  # noqa: BLE001 - a report without old curves beats no report
+        _LOG.warning("The curves of earlier runs could not be read from MLflow: %s", sentence(error))
+        return []
+    return [(cell, step, loss) for cell, curve in found.items() for step, loss in curve]
 
 
 def _row(run: Any) -> Row | None:
@@ -423,7 +508,7 @@ def _row(run: Any) -> Row | None:
         name=run.info.run_name or "",
         protocol=tags.get("interplay.protocol", ""),
         status=status,
-        reason=tags.get("interplay.reason"),
+        reason=tags.get("interplay.reason") or None,
         params={key: _number(value) for key, value in run.data.params.items()},
         metrics=dict(run.data.metrics),
         tags={k: v for k, v in tags.items() if k.startswith("interplay.")},
@@ -442,7 +527,7 @@ def _parent(run: Any) -> str | None:
     return None if parent is None else str(parent)
 
 
-def _sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> str:
     """The first line of an error, for people."""
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__)[:300]

@@ -19,6 +19,7 @@ class TrialSettings(BaseModel):
     checkpoint_root: Path
     checkpoint_every: float
     evaluations: int
+    needs_gpu: bool = False
 
 
 class Report(BaseModel):
@@ -49,6 +50,7 @@ def run_trial(config: dict[str, Any]) -> None:
     """
     from ray import tune
 
+    from trainables.engine import device
     from trainables.loop import train
 
     cell = Cell.model_validate_json(config["cell"])
@@ -58,6 +60,10 @@ def run_trial(config: dict[str, Any]) -> None:
         tune.report({"report": Report(**content).model_dump_json()})
 
     try:
+        if settings.needs_gpu and device().type != "cuda":
+            raise InputError(
+                "the study is planned for a GPU (resources.device), but this machine shows none to torch."
+            )
         result = train(
             cell,
             data_root=settings.data_root,

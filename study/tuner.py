@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -13,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
+from study.devices import local_gpus
+from study.errors import SpecError
 from study.plan import PlannedCell
 from study.search import Outcome, Source
 from study.trial import Report, TrialSettings, run_trial, trial_config
@@ -28,7 +33,6 @@ ENVIRONMENT = {
     "TUNE_GLOBAL_CHECKPOINT_S": "100000",
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 #: Set in every trial's process before torch is loaded.
 TRIAL_ENVIRONMENT = {
@@ -78,10 +82,11 @@ def ray_session(slots: Slots) -> Iterator[None]:
     os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
     joins = bool(os.environ.get("RAY_ADDRESS"))
     scratch = None if joins else Path(tempfile.mkdtemp(prefix="interplay-"))
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
     if scratch:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(scratch / "token"))
-        _write_token(Path(os.environ["RAY_AUTH_TOKEN_PATH"]))
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(scratch / "token")
+        _write_token(scratch / "token")
     # Only now: Ray's C++ core reads the mode of authentication once, at import.
     import ray
 
@@ -89,20 +94,22 @@ def ray_session(slots: Slots) -> Iterator[None]:
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         "configure_logging": True,
-        "runtime_env": {"env_vars": TRIAL_ENVIRONMENT},
+        # Ray shows every GPU to a process that asked for none; a cell planned for the CPU must not see them.
+        "runtime_env": {"env_vars": TRIAL_ENVIRONMENT | ({} if slots.gpus else {"CUDA_VISIBLE_DEVICES": ""})},
     }
     if not joins:
         options |= {
             "address": "local",
-            "num_cpus": max(1, round(slots.trials * slots.cpus)),
+            "num_cpus": math.ceil(slots.trials * slots.cpus),
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
         if slots.gpus:
-            options["num_gpus"] = max(1, round(slots.trials * slots.gpus))
+            options["num_gpus"] = math.ceil(slots.trials * slots.gpus)
     try:
         _silence_raylet()
         ray.init(**options)
+        _check_capacity(slots, ray.cluster_resources())
         for name in ("ray", "ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         yield
@@ -110,6 +117,11 @@ def ray_session(slots: Slots) -> Iterator[None]:
         ray.shutdown()
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def run_cells(
@@ -152,10 +164,13 @@ def run_cells(
             callbacks=[_callback(adapter, listener)],
         ),
     )
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
-        with _term_is_interrupt():
-            tuner.fit()
+        tuner.fit()
     finally:
+        # Tune leaves its own handler behind, which would swallow the first Ctrl-C of whatever comes next.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)
         shutil.rmtree(scratch, ignore_errors=True)
     return source.done and not adapter.running
 
@@ -232,7 +247,7 @@ def _callback(adapter: _Adapter, listener: Listener) -> Any:
             planned = adapter.running.get(trial.trial_id)
             if planned is None or "report" not in result:
                 return
-            report = Report.model_validate_json(result["report"])
+            report = read_report(result["report"])
             if report.progress:
                 listener.progress(planned, report.progress)
             if report.result:
@@ -255,6 +270,14 @@ def _callback(adapter: _Adapter, listener: Listener) -> Any:
                 listener.failed(planned, "the trial ended without a result")
 
     return CellCallback()
+
+
+def read_report(text: str) -> Report:
+    """Read a trial's report; one that cannot be read fails its cell and not the study."""
+    try:
+        return Report.model_validate_json(text)
+    except ValidationError as error:
+        return Report(failure=f"the trial sent a report that cannot be read: {error.errors()[0]['msg']}")
 
 
 def failure_reason(trial: Any) -> str:
@@ -301,8 +324,37 @@ def _write_token(path: Path) -> None:
             file.write(secrets.token_hex(32))
 
 
+def check_devices(slots: Slots, device: str) -> None:
+    """Refuse GPUs that this machine does not have: Ray would take our word for them and the trials would use the CPU.
+
+    Raises:
+        SpecError: more GPUs are planned than there are; a cluster that is joined is asked later, by Ray.
+    """
+    needed = math.ceil(slots.trials * slots.gpus)
+    if needed and not os.environ.get("RAY_ADDRESS") and needed > (found := local_gpus()):
+        raise SpecError(
+            f"`resources.device` {device} with {slots.trials} slots needs {needed} GPUs, and this machine has {found}. "
+            f"Set `resources.slots` to {found} or fewer, or `resources.device: cpu`, or join a cluster that has them "
+            "(RAY_ADDRESS)."
+        )
+
+
+def _check_capacity(slots: Slots, resources: dict[str, float]) -> None:
+    """Refuse a trial that no machine of the cluster could ever hold; Tune would wait for it in silence.
+
+    Raises:
+        SpecError: the cluster as a whole has less than one trial needs.
+    """
+    for name, needed in (("CPU", slots.cpus), ("GPU", slots.gpus)):
+        if resources.get(name, 0) < needed:
+            raise SpecError(
+                f"one trial needs {needed:g} {name}s, and the Ray cluster has {resources.get(name, 0):g}. Lower "
+                f"`resources.{name.lower()}s_per_trial`, or start machines that have them."
+            )
+
+
 @contextmanager
-def _term_is_interrupt() -> Iterator[None]:
+def term_is_interrupt() -> Iterator[None]:
     """Let SIGTERM (a scheduler's stop) end the study as cleanly as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield

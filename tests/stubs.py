@@ -23,6 +23,7 @@ def stub_result(**changes: Any) -> Result:
             "utilisation": 0.1,
             "memory_bytes": 1,
             "resumed_from": 0,
+            "resumed_seconds": 0.0,
             "device": "cpu",
         },
         **{"notes": (), "points": (), "evaluations": ()},

@@ -2,12 +2,14 @@
 
 import errno
 import json
+import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainables.progress import Evaluation, Point
 
@@ -19,7 +21,7 @@ MARKER = "complete.json"
 class TrainingState(BaseModel):
     """Where a cell stands, beside its weights, optimizer and schedule."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     cell: str
     step: int
@@ -47,7 +49,10 @@ def save(engine: Any, folder: Path, state: TrainingState) -> str | None:
         )
         sizes = {p.name: p.stat().st_size for p in target.iterdir()}
         marker = target / (MARKER + ".part")
-        marker.write_text(json.dumps(sizes))
+        with marker.open("w") as file:
+            file.write(json.dumps(sizes))
+            file.flush()
+            os.fsync(file.fileno())
         marker.replace(target / MARKER)
     except (OSError, RuntimeError) as error:
         if not _disk_full(error, folder):
@@ -59,11 +64,26 @@ def save(engine: Any, folder: Path, state: TrainingState) -> str | None:
     return None
 
 
-def load(engine: Any, folder: Path, cell: str) -> TrainingState | None:
-    """Bring the engine to the newest whole checkpoint of this cell; None where there is none."""
+def load(engine: Any, folder: Path, cell: str, notes: list[str]) -> TrainingState | None:
+    """Bring the engine to the newest whole checkpoint of this cell; None where there is none.
+
+    One that cannot be read (a disk that lost its contents) is passed over with a note for the row.
+    """
     for target in _complete(folder):
-        _, client = engine.load_checkpoint(str(folder), tag=target.name)
-        state = TrainingState.model_validate_json(client["interplay"])
+        try:
+            _, client = engine.load_checkpoint(str(folder), tag=target.name)
+            state = TrainingState.model_validate_json(client["interplay"])
+        except (
+            OSError,
+            EOFError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+            pickle.UnpicklingError,
+            ValidationError,
+        ) as error:
+            notes.append(f"the checkpoint {target.name} could not be read ({type(error).__name__})")
+            continue
         if state.cell != cell:
             raise ValueError(f"the checkpoint {target} belongs to cell {state.cell}, not {cell}")
         torch.set_rng_state(client["rng"])
@@ -86,7 +106,11 @@ def _is_whole(tag: Path) -> bool:
     marker = tag / MARKER
     if not marker.is_file():
         return False
-    sizes: dict[str, int] = json.loads(marker.read_text())
+    try:
+        sizes: dict[str, int] = json.loads(marker.read_text())
+    except json.JSONDecodeError:
+        # A power cut can leave a file of the right name and no contents.
+        return False
     return all((tag / name).is_file() and (tag / name).stat().st_size == size for name, size in sizes.items())
 
 

@@ -40,10 +40,8 @@ def prepare_process() -> None:
         # A store in memory: a process group of one needs no port, and DeepSpeed then asks no MPI for the world.
         os.environ.setdefault("LOCAL_RANK", "0")
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(
-            # torch exports it without saying so to type checkers.
-            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT  # type: ignore[attr-defined]
-        )
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it without saying so
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
         _deepspeed().init_distributed(backend, timeout=COLLECTIVE_TIMEOUT, verbose=False)
 
 

@@ -97,7 +97,7 @@ class _Training:
         self.evaluations: list[Evaluation] = []
         self.notes: list[str] = []
         self.reported = (0, 0)
-        self.resumed_from = 0
+        self.resumed_from, self.resumed_seconds = 0, 0.0
 
     def run(self, evaluations: int) -> Result:
         self._resume()
@@ -202,10 +202,11 @@ class _Training:
     def _resume(self) -> None:
         if self.checkpoints is None:
             return
-        state = checkpoint.load(self.engine, self.checkpoints, self.cell.key)
+        state = checkpoint.load(self.engine, self.checkpoints, self.cell.key, self.notes)
         if state is not None:
             self.step = self.resumed_from = state.step
             self.seconds, self.first_loss = state.train_seconds, state.first_loss
+            self.resumed_seconds = state.train_seconds
             self.points, self.evaluations = list(state.points), list(state.evaluations)
 
     def _save(self) -> None:
@@ -262,9 +263,10 @@ class _Training:
             utilisation=rate * cost / matmul_flops_per_second(self.device, recipe.precision),
             memory_bytes=peak_memory(self.device),
             resumed_from=self.resumed_from,
+            resumed_seconds=self.resumed_seconds,
             device=torch.cuda.get_device_name(0) if self.device.type == "cuda" else "cpu",
             notes=tuple(self.notes),
-            points=tuple(p for p in self.points if math.isfinite(p.train_loss)),
+            points=tuple(self.points),
             evaluations=tuple(self.evaluations),
         )
 

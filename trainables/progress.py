@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # JSON has no NaN; as `null` it would not be read back, and a diverging cell is an outcome to be told.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Point(_Record):
@@ -55,6 +56,7 @@ class Result(_Record):
     utilisation: float
     memory_bytes: int
     resumed_from: int
+    resumed_seconds: float
     device: str
     notes: tuple[str, ...]
     points: tuple[Point, ...]

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from glob import escape, has_magic
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -165,9 +166,44 @@ def _parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key or "" in key.split("."):
         raise SpecError(f"`--set {text}` is not of the form section.key=value, for example training.seeds=5.")
     try:
+        if _is_literal(value):
+            return key, value.strip()
         return key, yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
         raise SpecError(f"the value of `--set {text}` is not YAML: {_problem(error)}.") from error
+
+
+def _is_literal(value: str) -> bool:
+    """Whether YAML would misread a file's name: drop the end of `my #1 file.txt`, look for an alias in `*.txt`."""
+    if value.lstrip().startswith("*"):
+        return True
+    if not re.search(r"(^|\s)#", value):
+        return False
+    node = yaml.compose(value, Loader=_Loader)
+    return node is None or (isinstance(node, yaml.ScalarNode) and node.style is None)
+
+
+def anchor(raw: dict[str, Any], folder: Path) -> None:
+    """Make every relative `data.path` of a document, those of a mixture's parts too, start from a folder.
+
+    A path that is absolute already, or starts with `~`, stays as it is. A wrong document stays as wrong as it was.
+    """
+    data = raw.get("data")
+    parts = data.get("parts") if isinstance(data, dict) else None
+    nested = [part.get("data") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    for source in (data, *nested):
+        if isinstance(source, dict) and isinstance(source.get("path"), str):
+            source["path"] = _from(folder, source["path"])
+        elif isinstance(source, dict) and isinstance(source.get("path"), list):
+            source["path"] = [_from(folder, p) if isinstance(p, str) else p for p in source["path"]]
+
+
+def _from(folder: Path, path: str) -> str:
+    if not path or path.startswith("~") or Path(path).is_absolute():
+        return path
+    # In a pattern, a `[` of the folder's own name must not count.
+    is_pattern = has_magic(path) and not (folder / path).exists()
+    return str(Path(escape(str(folder)) if is_pattern else folder) / path)
 
 
 def _follow_data(result: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -326,6 +362,8 @@ def _sentence(details: ErrorDetails, path: str, model: type[BaseModel]) -> str:
             return f"`{path}` is {_show(value)}; it should match {context['pattern']}"
         case _:
             text = details["msg"].removeprefix("Input should be ")
+            if kind in {"tuple_type", "list_type"}:
+                text = "a list such as [1, 2]"
             return f"`{path}` is {_show(value)}; it should be {text}"
 
 

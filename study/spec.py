@@ -8,8 +8,9 @@ library.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
@@ -435,6 +436,13 @@ class ResourcesSection(Section):
         return self
 
 
+#: Names of query parameters that hold a secret: `password`, `sslpassword`, `access_token`, `api_key`, …
+_SECRET = re.compile(r"passw|pwd|token|secret|credential|(api|access|account|private).?key", re.IGNORECASE)
+
+#: What lies in a results folder beside the studies' own folders.
+RESERVED = ("data", "mlartifacts", "mlflow.db")
+
+
 class TrackingSection(Section):
     """Where MLflow keeps the study."""
 
@@ -446,14 +454,27 @@ class TrackingSection(Section):
     )
 
     @model_validator(mode="after")
-    def _no_password(self) -> Self:
+    def _usable_and_no_secret(self) -> Self:
+        example = "write it as http://host:5000"
+        try:
+            parts = urlsplit(self.uri)
+        except ValueError as error:
+            raise ValueError(f"`uri` is no address ({error}); {example}") from None
         # The spec is written to disk and to MLflow as it is, so a secret in it would leak.
-        if urlsplit(self.uri).password:
+        secrets = [key for key, _ in parse_qsl(parts.query, keep_blank_values=True) if _SECRET.search(key)]
+        if parts.password or secrets:
+            where = f" (`{secrets[0]}`)" if secrets else ""
             raise ValueError(
-                "`uri` holds a password, and specs are kept as files; take it out and set "
-                "MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD (or PGPASSWORD for a database) in the environment"
+                f"`uri` holds a password{where}, and specs are kept as files; take it out and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN; PGPASSWORD for "
+                "a database) in the environment"
             )
+        try:
+            _ = parts.port
+        except ValueError:
+            raise ValueError(f"`uri` has a port that is no number from 0 to 65535; {example}") from None
+        if parts.scheme in ("http", "https") and not parts.hostname:
+            raise ValueError(f"`uri` names no host; {example}")
         return self
 
 
@@ -498,6 +519,12 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        # Compared without case: on some file systems `Data` is the folder `data`.
+        if self.name.lower() in RESERVED:
+            raise ValueError(
+                f"`name` is {self.name!r}, and the results folder keeps {', '.join(RESERVED)} for itself; "
+                "take another name"
+            )
         sources = (
             [part.data for part in self.data.parts] if isinstance(self.data, MixtureData) else [self.data]
         )
@@ -550,11 +577,18 @@ def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:
     `frontier.head_dim` replaces `heads`, and so on. A preset wins over a file of the same name; write
     `./quickstart` for the file.
 
+    A relative `data.path` starts from the folder of the YAML file it is written in, and from the working folder
+    in an override. The spec that comes back has absolute paths, so it means the same wherever it is kept.
+
     Raises:
         SpecError: whatever is wrong, at most five mistakes at once.
     """
     origin, raw = document.read(source)
-    return parse_spec(document.override(raw, overrides), origin)
+    if source not in document.preset_names():
+        document.anchor(raw, Path(source).resolve().parent)
+    changed = document.override(raw, overrides)
+    document.anchor(changed, Path.cwd())
+    return parse_spec(changed, origin)
 
 
 def parse_spec(raw: Mapping[str, Any], origin: str = "the spec") -> StudySpec:

@@ -14,7 +14,7 @@ from study.errors import SpecError
 from study.spec import StudySpec, load_spec, parse_spec, presets
 from tests.study.small import SMALL
 from trainables.cell import Shape
-from trainables.data.spec import FilesData, HierarchyData, HubData, PythonSourceData
+from trainables.data.spec import FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
 from trainables.errors import InputError
 
 MINIMAL: dict[str, Any] = {
@@ -166,6 +166,19 @@ def test_levine2020_brackets_every_fitted_transition_from_both_depths() -> None:
         ("resources.slots=some", ["`resources.slots`", "'some'", "auto", "integer"]),
         ("resources.utilisation=40", ["`resources.utilisation`", "is 40", "less than or equal to 1"]),
         ("tracking.uri=https://me:hunter2@host", ["`uri` holds a password", "MLFLOW_TRACKING_PASSWORD"]),
+        ("tracking.uri=postgresql://host/db?sslpassword=hunter2", ["`uri` holds a password (`sslpassword`)"]),
+        ("tracking.uri=https://host/?access_token=hunter2", ["`uri` holds a password (`access_token`)"]),
+        (
+            "tracking.uri=http://localhost:abc",
+            ["In `tracking`", "port that is no number", "http://host:5000"],
+        ),
+        ("tracking.uri=http://localhost:70000", ["In `tracking`", "port that is no number"]),
+        ("tracking.uri=http://[::1", ["In `tracking`", "`uri` is no address"]),
+        ("tracking.uri=http://", ["`uri` names no host"]),
+        ("name=data", ["`name` is 'data'", "data, mlartifacts, mlflow.db", "another name"]),
+        ("name=MLartifacts", ["`name` is 'MLartifacts'"]),
+        ("name=mlflow.db", ["`name` is 'mlflow.db'"]),
+        ("frontier.depths=3", ["`frontier.depths` is 3", "a list such as [1, 2]"]),
         ("name=a/b", ["`name`", "'a/b'"]),
         ("name=../up", ["`name`", "'../up'"]),
         ("name.first=x", ["`name`", "'small'", "no keys of its own"]),
@@ -328,17 +341,17 @@ def test_two_overrides_that_exclude_each_other_are_refused() -> None:
 
 def test_a_path_on_text_turns_it_into_files_and_keeps_the_tokenizer() -> None:
     preset = load_spec("text").data
-    data = load_spec("text", ["data.path=a.txt"]).data
+    data = load_spec("text", ["data.path=/a.txt"]).data
     assert isinstance(preset, PythonSourceData)
     assert isinstance(data, FilesData)
-    assert data.path == "a.txt"
+    assert data.path == "/a.txt"
     shared = ("tokenizer", "vocabulary", "validation_fraction", "validation_tokens", "max_tokens")
     assert [getattr(data, key) for key in shared] == [getattr(preset, key) for key in shared]
 
 
 def test_a_path_on_a_grammar_does_not_keep_its_vocabulary() -> None:
-    data = load_spec(SMALL, ["data.path=[a.txt, b.txt]"]).data
-    assert data == FilesData(path=("a.txt", "b.txt"))
+    data = load_spec(SMALL, ["data.path=[/a.txt, /b.txt]"]).data
+    assert data == FilesData(path=("/a.txt", "/b.txt"))
 
 
 def test_a_new_kind_keeps_what_both_kinds_know() -> None:
@@ -380,6 +393,84 @@ def test_overrides_leave_the_preset_itself_alone() -> None:
     before = load_spec(SMALL)
     load_spec(SMALL, ["frontier.depths.0=3", "data.path=x", "training.lr.cap=1"])
     assert load_spec(SMALL) == before
+
+
+# Paths of data
+
+
+WITH_FILES = """
+name: mine
+data: {kind: mixture, parts: [
+  {weight: 1, data: {kind: files, path: a.txt}},
+  {weight: 2, data: {kind: files, path: [sub/*.txt, ../up.txt, /b.txt, ~/c.txt]}},
+  {weight: 3, data: {kind: hierarchy}}]}
+frontier: {budgets: [3000], depths: [1, 2], heads: 2, tolerance: 0.2}
+training: {steps: 10, batch: 4, context: 32, lr: {rule: fixed, value: 0.01}}
+"""
+
+
+def paths_of(spec: StudySpec) -> list[object]:
+    assert isinstance(spec.data, MixtureData)
+    return [part.data.path for part in spec.data.parts if isinstance(part.data, FilesData)]
+
+
+def test_paths_of_a_file_start_from_its_folder_and_those_of_an_override_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, here = tmp_path / "study[1]", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    write(home, WITH_FILES)
+    monkeypatch.chdir(here)
+    one, many = paths_of(load_spec("../study[1]/spec.yaml"))
+    assert one == f"{home}/a.txt"
+    assert many == (f"{tmp_path}/study[[]1]/sub/*.txt", f"{home}/../up.txt", "/b.txt", "~/c.txt")
+    one, many = paths_of(load_spec("../study[1]/spec.yaml", ["data.parts.0.data.path=x.txt"]))
+    assert one == f"{here}/x.txt"
+    assert many[1] == f"{home}/../up.txt"  # type: ignore[index]
+    alone = load_spec("text", ["data.path=[x.txt, y/]"]).data
+    assert isinstance(alone, FilesData)
+    assert alone.path == (f"{here}/x.txt", f"{here}/y")
+
+
+def test_a_written_spec_reads_the_same_files_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from study.plan import make_plan
+
+    for folder in ("there", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    for name in ("1.txt", "2.txt"):
+        (tmp_path / "there" / name).write_text(f"text {name} " * 500)
+    monkeypatch.chdir(tmp_path / "there")
+    cut = ["data.path=*.txt", "data.validation_tokens=500"]
+    spec = load_spec("text", cut)
+    written = write(tmp_path, spec.to_yaml())
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = load_spec(written)
+    assert again == spec
+    keys = [planned.cell.key for planned in make_plan(spec).cells]
+    assert [planned.cell.key for planned in make_plan(again).cells] == keys
+    # The key is of the content: the same texts at another place are the same cells.
+    for name in ("1.txt", "2.txt"):
+        (tmp_path / "elsewhere" / name).write_bytes((tmp_path / "there" / name).read_bytes())
+    assert [planned.cell.key for planned in make_plan(load_spec("text", cut)).cells] == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("/my #1 file.txt", "/my #1 file.txt"),
+        (" /my #1: file.txt ", "/my #1: file.txt"),
+        ("'/a #1.txt'", "/a #1.txt"),
+        ("*.txt", str(Path.cwd() / "*.txt")),
+        ("[/a.txt, '/b #2.txt']", ("/a.txt", "/b #2.txt")),
+    ],
+)
+def test_a_name_that_is_odd_yaml_is_taken_literally(text: str, value: object) -> None:
+    data = load_spec("text", [f"data.path={text}"]).data
+    assert isinstance(data, FilesData)
+    assert data.path == value
 
 
 # Properties

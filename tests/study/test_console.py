@@ -7,12 +7,13 @@ from study.console import Board, Viewer
 from study.plan import make_plan
 from study.spec import load_spec
 from tests.stubs import stub_result
+from tests.study.small import SMALL
 from trainables.progress import Point, Progress
 
 
 @pytest.fixture
 def plan():
-    return make_plan(load_spec("quickstart", ["training.seeds=2"]))
+    return make_plan(load_spec(SMALL, ["training.seeds=2"]))
 
 
 def viewer(plan, **options):
@@ -57,7 +58,7 @@ def test_without_a_terminal_each_ended_cell_is_one_line(plan):
         shown.failed(plan.cells[2], "out of memory [rank0]")
     lines = shown.console.file.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith("[1/30] L1-d8-s0")
+    assert lines[0].startswith("[1/30] L1-d12-s0")
     assert "loss 0.9000  4.5 s" in lines[0]
     assert "diverged: the training loss is nan" in lines[1]
     assert "out of memory [rank0]" in lines[2]

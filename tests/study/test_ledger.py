@@ -5,15 +5,18 @@ import pandas as pd
 import pytest
 
 from study.errors import SpecError
-from study.ledger import Places, known_rows, outcomes, run_table
+from study.ledger import Connection, Places, begun, known_rows, outcomes, run_table
 from study.plan import make_plan
 from study.spec import load_spec
 from study.tracking import Row
+from tests.study.small import SMALL
+
+AWAY = Connection("http://127.0.0.1:9", None, "it does not answer")
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return make_plan(load_spec("quickstart"))
+    return make_plan(load_spec(SMALL))
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def test_failed_cells_are_tried_again_and_diverged_ones_are_not(plan):
 def test_the_outbox_is_part_of_the_ledger_and_foreign_cells_are_not(plan, where):
     where.outbox.put(row(plan.cells[0]))
     where.outbox.put(row(plan.cells[1]).model_copy(update={"cell": "another-study"}))
-    assert list(known_rows(plan, None, where)) == [plan.cells[0].cell.key]
+    assert list(known_rows(plan, AWAY, where)) == [plan.cells[0].cell.key]
 
 
 def test_without_a_server_the_last_run_table_stands_in(plan, where):
@@ -73,7 +76,7 @@ def test_without_a_server_the_last_run_table_stands_in(plan, where):
     ends = [row(plan.cells[0], loss=0.123456789), row(plan.cells[1], "diverged", reason="it is nan"),
             row(plan.cells[2], "failed", reason="gone")]  # fmt: skip
     run_table(plan, {r.cell: r for r in ends}).write_csv(where.runs)
-    known = known_rows(plan, None, where)
+    known = known_rows(plan, AWAY, where)
     assert set(known) == {ends[0].cell, ends[1].cell}
     assert known[ends[0].cell].loss == 0.123456789
     assert known[ends[1].cell].reason == "it is nan"
@@ -101,3 +104,12 @@ def test_a_study_is_locked_for_one_process_and_free_when_it_dies(where):
     with where.locked():
         assert where.folder.joinpath("run.pid").read_text() == str(os.getpid())
     assert where.driver() is None
+
+
+def test_begun_cells_are_those_that_failed_or_left_a_checkpoint(plan, where):
+    done, failed, cut, untouched = plan.cells[:4]
+    rows = {done.cell.key: row(done), failed.cell.key: row(failed, "failed", reason="x")}
+    for planned in (done, cut):
+        (where.checkpoints / planned.cell.key).mkdir(parents=True)
+    assert begun(plan, rows, where) == {failed.cell.key, cut.cell.key}
+    assert untouched.cell.key not in begun(plan, rows, where)

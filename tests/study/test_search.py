@@ -6,14 +6,15 @@ import pytest
 from study.plan import make_plan
 from study.search import FrontierSearch, Outcome
 from study.spec import load_spec
+from tests.study.small import SMALL
 
 
 def plan_for(*overrides):
-    return make_plan(load_spec("quickstart", overrides))
+    return make_plan(load_spec(SMALL, overrides))
 
 
 def search_for(plan, spec_overrides=(), known=None):
-    return FrontierSearch(plan, load_spec("quickstart", spec_overrides).search, known or {})
+    return FrontierSearch(plan, load_spec(SMALL, spec_overrides).search, known or {})
 
 
 def loss_of(planned):
@@ -89,7 +90,7 @@ def test_a_finished_study_has_nothing_to_give():
 def test_samplers_try_as_many_candidates_as_asked_with_all_seeds_and_none_twice(sampler):
     overrides = (
         f"search.sampler={sampler}",
-        "search.trials=5",
+        "search.candidates=5",
         "search.lr_factors=[0.5,1,2]",
         "training.seeds=2",
     )
@@ -104,7 +105,7 @@ def test_samplers_try_as_many_candidates_as_asked_with_all_seeds_and_none_twice(
 
 
 def test_more_trials_than_candidates_tries_each_once():
-    overrides = ("search.sampler=tpe", "search.trials=50", "training.seeds=1")
+    overrides = ("search.sampler=tpe", "search.candidates=50", "training.seeds=1")
     order = drain(search_for(plan_for(*overrides), overrides))
     assert len(order) == 15
 
@@ -112,7 +113,7 @@ def test_more_trials_than_candidates_tries_each_once():
 def test_tpe_finds_the_best_candidate_of_a_known_landscape():
     overrides = (
         "search.sampler=tpe",
-        "search.trials=10",
+        "search.candidates=10",
         "search.lr_factors=[0.25,0.5,1,2,4]",
         "training.seeds=1",
     )
@@ -126,23 +127,33 @@ def test_tpe_finds_the_best_candidate_of_a_known_landscape():
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_an_adaptive_search_goes_on_from_the_run_table_alone(sampler):
+@pytest.mark.parametrize("cut", [1, 4, 7, 11, 20])
+def test_an_adaptive_search_goes_on_from_the_run_table_alone(sampler, cut):
+    """Cut anywhere, also inside a candidate's seeds, with one failed cell: it still trains what it would have."""
     overrides = (
-        f"search.sampler={sampler}",
-        "search.trials=4",
-        "search.lr_factors=[0.5,1]",
-        "training.seeds=1",
-    )
+        f"search.sampler={sampler}", "search.candidates=3", "search.lr_factors=[0.5,1]", "training.seeds=3",
+    )  # fmt: skip
     plan = plan_for(*overrides)
     first = search_for(plan, overrides)
-    known = {}
-    for _ in range(9):
+    known, failed = {}, None
+    for step in range(cut):
         planned = first.take()
-        known[planned.cell.key] = Outcome(loss_of(planned))
-        first.tell(planned.cell.key, known[planned.cell.key])
-    order = drain(search_for(plan, overrides, known))
+        if step == cut - 1:
+            failed = planned.cell.key
+        else:
+            known[planned.cell.key] = Outcome(loss_of(planned))
+            first.tell(planned.cell.key, known[planned.cell.key])
+    again = FrontierSearch(plan, load_spec(SMALL, overrides).search, known, {failed})
+    order = drain(again)
+    assert failed in keys(order), "a failed cell is tried again"
     assert not set(keys(order)) & set(known)
-    assert len(order) + len(known) == 4 * 5
+    assert len(order) + len(known) == first.total
+    tried = set(keys(order)) | set(known)
+    for budget in {p.budget for p in plan.cells}:
+        cells = [p for p in plan.cells if p.budget == budget and p.cell.key in tried]
+        candidates = {(p.cell.shape.depth, p.lr_factor) for p in cells}
+        assert len(candidates) == 3
+        assert len(cells) == 9, "each candidate has all its seeds"
 
 
 def test_a_candidate_whose_seeds_all_diverged_is_told_as_failed():

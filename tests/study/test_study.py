@@ -4,13 +4,13 @@ import contextlib
 import csv
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -185,16 +185,23 @@ def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
     assert any("interplay.resumed_from" in r.data.tags for r in trials)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop):
+@pytest.mark.parametrize(
+    ("stop", "stage"),
+    [(signal.SIGINT, "training"), (signal.SIGTERM, "training"), (signal.SIGINT, "starting")],
+)
+def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):
     overrides = laptop.overrides([*LONG, "training.seeds=4"])
     process = laptop.start("run", "tiny.yaml", *overrides)
-    laptop.wait_for(laptop.checkpoints, process)
+    if stage == "training":
+        laptop.wait_for(laptop.checkpoints, process)
+    else:
+        # The data is being packed or Ray started: long before the first trial.
+        laptop.wait_for((laptop.results / "data").is_dir, process)
     process.send_signal(stop)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    assert f"interplay run tiny.yaml {' '.join(overrides)}" in output.replace("\n", " ")
+    assert f"run tiny.yaml {shlex.join(overrides)}" in output.replace("\n", " ")
     studies, trials = laptop.runs()
     assert [r.info.status for r in studies] == ["KILLED"]
     assert "RUNNING" not in {r.info.status for r in trials}
@@ -305,12 +312,46 @@ def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(la
         subprocess.run(["umount", str(laptop.results)], check=True)
 
 
-def test_a_diverged_cell_is_an_outcome_not_a_failure(laptop):
+WILD = "{L1-d12: 0.03, L1-d22: 0.02, L2-d8: 0.04, L2-d16: 1000}"
+
+
+def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
     done = laptop.run(
-        "run", "tiny.yaml", "--set", "training.lr={rule: fixed, value: 1000}", "--set", "training.clip=0"
+        *(
+            "run",
+            "tiny.yaml",
+            "--set",
+            "training.clip=0",
+            "--set",
+            f"training.lr={{rule: table, values: {WILD}}}",
+        )
     )
-    assert done.returncode in (0, 2), done.stdout + done.stderr
-    rows = laptop.rows()
-    assert {r["status"] for r in rows} == {"diverged"}
-    assert all(r["reason"].startswith("the training loss") and not r["loss"] for r in rows)
-    assert (Path(laptop.results) / "tiny" / "runs.csv").exists()
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {(r["depth"], r["width"], r["seed"]): r for r in laptop.rows()}
+    assert len(rows) == 8
+    wild = [r for (depth, width, _), r in rows.items() if (depth, width) == ("2", "16")]
+    assert {r["status"] for r in wild} == {"diverged"}
+    assert all(r["reason"].startswith("the training loss") and not r["loss"] for r in wild)
+    fit = json.loads((laptop.results / "tiny" / "fit.json").read_text())
+    assert fit["rows"]["used"] == 6
+    assert len(fit["rows"]["left_out"]) == 2
+    assert {r.info.status for runs in laptop.runs() for r in runs} == {"FINISHED"}
+
+
+def test_a_study_whose_cells_all_diverge_ends_with_status_1_and_says_so(laptop):
+    wild = ["training.lr={rule: fixed, value: 1000}", "training.clip=0", "training.seeds=1"]
+    done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "diverged" in done.stdout
+    assert {r["status"] for r in laptop.rows()} == {"diverged"}
+    assert {r.info.status for runs in laptop.runs() for r in runs} == {"FINISHED"}
+
+
+def test_data_that_cannot_be_used_leaves_no_run_open(laptop):
+    (laptop.folder / "tiny.txt").write_text("abc\n")
+    done = laptop.run("run", "text", "--set", "data.path=tiny.txt")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    store = Store(store_uri("auto", laptop.results), "text")
+    assert [r.info.status for r in store.runs("attributes.status != 'nothing'")] == ["FAILED"]

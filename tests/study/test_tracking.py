@@ -5,7 +5,7 @@ import time
 import pytest
 
 from study.errors import SpecError
-from study.tracking import Live, Outbox, Row, Store, Tracker, open_store, reachable, store_uri
+from study.tracking import Live, Outbox, Row, Store, Tracker, open_store, store_uri, stored_curves, trouble
 from trainables.progress import Evaluation, Point
 
 
@@ -132,13 +132,51 @@ def test_outbox_keeps_whole_rows_and_ignores_half_written_ones(tmp_path):
     outbox.put(row())
     (tmp_path / "outbox" / ".bbbb.part").write_text('{"cell": "bb')
     assert outbox.rows() == {"aaaa": row()}
-    outbox.remove("aaaa")
-    outbox.remove("aaaa")
+    outbox.remove(row())
+    outbox.remove(row())
     assert outbox.rows() == {}
 
 
+def test_outbox_does_not_lose_a_newer_row_when_an_older_one_was_sent(tmp_path):
+    outbox = Outbox(tmp_path / "outbox")
+    old, new = row(status="failed", reason="out of memory"), row()
+    outbox.put(old)
+    outbox.put(new)
+    outbox.remove(old)
+    assert outbox.get("aaaa") == new
+
+
+def test_a_damaged_outbox_file_is_set_aside_and_the_others_are_read(tmp_path, caplog):
+    outbox = Outbox(tmp_path / "outbox")
+    outbox.put(row("bbbb"))
+    (tmp_path / "outbox" / "aaaa.json").write_bytes(b"")
+    assert list(outbox.rows()) == ["bbbb"]
+    assert "set aside" in caplog.text
+    assert (tmp_path / "outbox" / "aaaa.unreadable").exists()
+    assert list(outbox.rows()) == ["bbbb"]
+
+
+def test_a_row_with_nan_in_its_curve_survives_disk_and_store(store, tmp_path):
+    outbox = Outbox(tmp_path / "outbox")
+    nan = float("nan")
+    sent = row(status="diverged", reason="the training loss is nan").model_copy(
+        update={
+            "points": (Point(step=1, train_loss=nan, lr=0.1, grad_norm=float("inf"), tokens_per_second=1.0),)
+        }
+    )
+    outbox.put(sent)
+    back = outbox.get("aaaa")
+    assert back.points[0].train_loss != back.points[0].train_loss
+    assert back.points[0].grad_norm == float("inf")
+    run = store.trial_run(store.begin_study("study", {}), back.cell, back.name, back.params)
+    store.log_curves(run, back.points, back.evaluations, (-1, -1))
+    store.end_trial(run, back)
+    assert store.rows()["aaaa"].status == "diverged"
+
+
 def tracker_for(uri, store, tmp_path):
-    return Tracker(store, uri, "study", Outbox(tmp_path / "outbox"), tmp_path / "artifacts")
+    problem = None if store else trouble(uri)
+    return Tracker(store, uri, "study", Outbox(tmp_path / "outbox"), tmp_path / "artifacts", problem)
 
 
 def test_tracker_sends_live_curves_and_rows_and_ends_every_run(uri, store, tmp_path, monkeypatch):
@@ -170,9 +208,8 @@ def test_tracker_sends_live_curves_and_rows_and_ends_every_run(uri, store, tmp_p
 
 def test_a_dead_server_delays_nothing_and_loses_nothing(uri, store, tmp_path):
     dead = dead_uri()
-    assert not reachable(dead)
     start = time.monotonic()
-    away = open_store(dead, "study", tmp_path)
+    away, problem = open_store(dead, "study", tmp_path)
     tracker = tracker_for(dead, away, tmp_path)
     tracker.start("study", {})
     for index in range(20):
@@ -182,6 +219,7 @@ def test_a_dead_server_delays_nothing_and_loses_nothing(uri, store, tmp_path):
     tracker.finish("FINISHED", [])
     assert time.monotonic() - start < 5 + 5, "five seconds for the driver, five for a batch of the sender"
     assert away is None
+    assert "does not answer" in problem
     assert "does not answer" in tracker.problem
     assert len(tracker.outbox.rows()) == 20
 
@@ -203,3 +241,48 @@ def test_a_store_that_fails_while_it_is_used_keeps_the_row(uri, store, tmp_path,
     tracker.close()
     assert tracker.problem == "the server went away"
     assert list(tracker.outbox.rows()) == ["aaaa"]
+
+
+def test_a_cell_that_failed_and_is_done_now_keeps_no_old_reason(store):
+    parent = store.begin_study("study", {})
+    failed, done = row(status="failed", reason="out of memory"), row()
+    run = store.trial_run(parent, failed.cell, failed.name, failed.params)
+    store.end_trial(run, failed)
+    assert store.trial_run(parent, done.cell, done.name, done.params) == run
+    assert store.rows() == {}, "a failed cell that runs again is no row"
+    store.end_trial(run, done)
+    assert (store.rows()["aaaa"].status, store.rows()["aaaa"].reason) == ("done", None)
+
+
+def test_a_done_cell_whose_run_was_left_running_is_still_a_row(store):
+    parent = store.begin_study("study", {})
+    run = store.trial_run(parent, "aaaa", "name", {})
+    store.end_trial(run, row())
+    store.client.update_run(run, status="RUNNING")
+    assert store.rows()["aaaa"].status == "done"
+
+
+def test_a_server_that_accepts_and_never_answers_is_given_up_quickly(tmp_path):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        start = time.monotonic()
+        store, problem = open_store(f"http://127.0.0.1:{silent.getsockname()[1]}", "study", tmp_path)
+        assert time.monotonic() - start < 5
+    assert store is None
+    assert "does not answer" in problem
+
+
+def test_curves_that_cannot_be_read_cost_a_warning_and_not_the_report(store, monkeypatch, caplog):
+    def broken(*_):
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(store, "curves", broken)
+    assert stored_curves(store, ["aaaa"]) == []
+    assert "gone" in caplog.text
+    assert stored_curves(None, ["aaaa"]) == []
+
+
+def test_a_results_folder_sqlite_cannot_name_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"`\?` in its path"):
+        store_uri("auto", tmp_path / "what?")

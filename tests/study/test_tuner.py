@@ -1,5 +1,6 @@
 """Ray Tune for real, with trials that train nothing: what is scheduled, retried, stopped and said."""
 
+import math
 import os
 import signal
 import subprocess
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from study.errors import SpecError
 from study.plan import make_plan
 from study.spec import load_spec
 from study.trial import Report, TrialSettings
-from study.tuner import Slots, ray_session, run_cells
+from study.tuner import Slots, check_devices, ray_session, read_report, run_cells
 from tests.stubs import stub_result
-
-pytestmark = pytest.mark.slow
+from tests.study.small import SMALL
+from trainables.progress import Evaluation, Point
 
 
 def trial(config):
@@ -80,10 +82,9 @@ class Listener:
         return {seed: reason for event, seed, reason in self.events if event == kind}
 
 
+@pytest.mark.slow
 def test_trials_end_each_in_its_own_way_and_ray_stays_silent(tmp_path, capfd):
-    plan = make_plan(
-        load_spec("quickstart", ["training.seeds=7", "frontier.depths=[1]", "frontier.budgets=[1600]"])
-    )
+    plan = make_plan(load_spec(SMALL, ["training.seeds=7", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
     source, listener = Source(plan.cells), Listener()
     settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
     with ray_session(Slots(2, 1, 0)):
@@ -112,6 +113,7 @@ def test_trials_end_each_in_its_own_way_and_ray_stays_silent(tmp_path, capfd):
     assert (out, err) == ("", ""), "the live table must not be broken by a library's chatter"
 
 
+@pytest.mark.slow
 def test_ray_session_leaves_the_users_token_alone_and_ends_its_processes(tmp_path):
     """A fresh process with a home of its own: no file appears there, and Ray is gone afterwards."""
     program = (
@@ -122,6 +124,10 @@ def test_ray_session_leaves_the_users_token_alone_and_ends_its_processes(tmp_pat
         "    assert ray.cluster_resources()['CPU'] == 1\n"
         "    assert os.stat(os.environ['RAY_AUTH_TOKEN_PATH']).st_mode & 0o077 == 0\n"
         "    assert psutil.Process().children(recursive=True)\n"
+        "psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)\n"
+        "with ray_session(Slots(1, 1, 0)):\n"
+        "    assert ray.cluster_resources()['CPU'] == 1, 'a second session in one process'\n"
+        "assert not {'RAY_AUTH_TOKEN_PATH', 'RAY_AUTH_MODE'} & set(os.environ)\n"
         "psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)\n"
         "print('left', len(psutil.Process().children(recursive=True)))\n"
     )
@@ -140,6 +146,7 @@ def test_ray_session_leaves_the_users_token_alone_and_ends_its_processes(tmp_pat
     assert not (tmp_path / ".ray").exists()
 
 
+@pytest.mark.slow
 def test_library_defect_tune_pickles_searcher_and_callbacks():
     """Tune pickles them for `Tuner.restore`. When this fails, `_NotPickled` can go."""
     import threading
@@ -155,3 +162,29 @@ def test_library_defect_tune_pickles_searcher_and_callbacks():
 
     with pytest.raises(TypeError, match="cannot pickle"):
         tune.Tuner(trial, run_config=tune.RunConfig(callbacks=[Unpicklable()]))
+
+
+def test_a_report_that_cannot_be_read_fails_its_cell_and_not_the_study():
+    report = read_report('{"result": {"status": "done"}}')
+    assert report.result is None
+    assert "cannot be read" in report.failure
+
+
+def test_a_report_of_a_diverged_cell_survives_its_way_to_the_driver():
+    nan = float("nan")
+    points = (Point(step=1, train_loss=nan, lr=0.1, grad_norm=nan, tokens_per_second=1.0),)
+    evaluations = (Evaluation(step=1, loss=float("inf")),)
+    sent = stub_result(status="diverged", loss=None, points=points, evaluations=evaluations)
+    back = read_report(Report(result=sent).model_dump_json()).result
+    assert math.isnan(back.points[0].train_loss)
+    assert math.isnan(back.points[0].grad_norm)
+    assert back.evaluations[0].loss == math.inf
+
+
+def test_gpus_that_this_machine_does_not_have_are_refused(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("study.tuner.local_gpus", lambda: 1)
+    check_devices(Slots(1, 1, 1), "h100-80gb")
+    check_devices(Slots(64, 1, 0), "cpu")
+    with pytest.raises(SpecError, match=r"h100-80gb with 3 slots needs 3 GPUs.*has 1.*resources\.slots"):
+        check_devices(Slots(3, 1, 1), "h100-80gb")

@@ -166,6 +166,12 @@ def _warnings(rows: pd.DataFrame, unchosen: Mapping[int, str], seeds: int, known
             f"Rows differ in training tokens ({tokens.min():.4g} to {tokens.max():.4g}); "
             "losses are comparable only at equal tokens."
         )
+    protocols = sorted(set(rows["protocol"]) - {""}) if "protocol" in rows else []
+    if len(protocols) > 1:
+        found.append(
+            f"Rows come from {len(protocols)} protocols ({', '.join(protocols[:5])}), that is other data, another "
+            "recipe or another rule of the learning rate; losses are comparable only within one."
+        )
     if unchosen:
         found.append(
             "Some shapes have several learning rates; the one with the lowest mean loss is used. "

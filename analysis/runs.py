@@ -39,6 +39,11 @@ REQUIRED = ("depth", "width", "loss")
 TEXT = ("cell", "status", "reason")
 #: Columns that are read as numbers when present, beyond those of `COLUMNS`.
 OPTIONAL_NUMBERS = ("vocabulary", "context")
+#: Columns that are read as text when present. `protocol` is a digest of all that compared rows must share: data,
+#: recipe and the rule of the learning rate.
+OPTIONAL_TEXT = ("protocol",)
+#: Endings of the tables that `read_runs` reads, in small letters.
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 #: Words of other trackers for a run that ended well.
 DONE = frozenset({"done", "finished", "completed", "complete", "succeeded", "success", "ok"})
 
@@ -111,7 +116,9 @@ def read_runs(
     """Read a run table.
 
     Args:
-        source: a CSV, TSV, JSON Lines or Parquet file, or `mlflow:EXPERIMENT`.
+        source: a CSV, TSV, JSON Lines or Parquet file, or `mlflow:EXPERIMENT`. An experiment may hold several
+            protocols (a study run again with another recipe or other data); only the rows of the newest are
+            kept, and the others are left out with that reason. A file is taken as it is; `fit` warns of it.
         columns: our name -> their name, as in `--column loss=final_loss`.
         tracking_uri: of the MLflow store; MLflow's own default when not given.
 
@@ -134,7 +141,7 @@ def _read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     if path.is_dir():
         raise InputError(f"{path} is a folder. Give the run table itself, such as {path / 'runs.csv'}.")
     # A cell key such as 12e4567890123456 would otherwise be read as a number.
-    text = {columns.get(name, name): str for name in TEXT}
+    text = {columns.get(name, name): str for name in (*TEXT, *OPTIONAL_TEXT)}
     try:
         match path.suffix.lower():
             case ".csv":
@@ -154,8 +161,7 @@ def _read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
             raise
         raise InputError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}.") from error
     raise InputError(
-        f"{path} has the ending {path.suffix or '(none)'!r}. "
-        "A run table ends in .csv, .tsv, .jsonl or .parquet."
+        f"{path} has the ending {path.suffix or '(none)'!r}. A run table ends in {', '.join(SUFFIXES)}."
     )
 
 
@@ -182,7 +188,7 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
 
 def _rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:
     """`frame` with our names."""
-    allowed = (*COLUMNS, *OPTIONAL_NUMBERS)
+    allowed = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
     for ours, theirs in columns.items():
         if ours not in allowed:
             near = difflib.get_close_matches(ours, allowed, n=1)
@@ -246,7 +252,9 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
         "done" if value.lower() in DONE or not value else value.lower() for value in typed["status"]
     ]
     for name in frame.columns:
-        if name not in typed.columns:
+        if name in OPTIONAL_TEXT:
+            typed[name] = [_text(value) for value in frame[name]]
+        elif name not in typed.columns:
             typed[str(name)] = frame[name].to_numpy()
     return typed
 
@@ -330,7 +338,9 @@ def _read_mlflow(experiment: str, columns: Mapping[str, str] | None, tracking_ur
             raise InputError(
                 f"MLflow has no experiment {experiment!r}; it has {', '.join(names) or 'none'}.{hint}"
             )
-        rows, left_out = [], []
+        rows: list[dict[str, Any]] = []
+        left_out: list[dict[str, Any]] = []
+        ended: dict[str, int] = {}
         token = None
         while True:
             page = client.search_runs([found.experiment_id], max_results=1000, page_token=token)
@@ -338,6 +348,7 @@ def _read_mlflow(experiment: str, columns: Mapping[str, str] | None, tracking_ur
                 row, reason = _mlflow_row(run)
                 if row is not None:
                     rows.append(row)
+                    ended[row["run"]] = run.info.end_time or run.info.start_time or 0
                 elif reason is not None:
                     left_out.append({"row": run.info.run_id, "reason": reason})
             token = page.token
@@ -350,10 +361,38 @@ def _read_mlflow(experiment: str, columns: Mapping[str, str] | None, tracking_ur
             f"The MLflow experiment {experiment!r} has no finished trial "
             f"({len(left_out)} other runs; trials have the tag interplay.kind = trial)."
         )
+    rows, others = _newest_protocol(rows, ended)
+    left_out += others
+    rows = [{name: value for name, value in row.items() if name != "run"} for row in rows]
     # The client returns runs newest first; a cell key gives an order that does not depend on when a run
     # ended.
     rows.sort(key=lambda row: (row["depth"] or 0, row["width"] or 0, row["seed"] or 0, row["cell"]))
     return RunTable.from_frame(pd.DataFrame(rows), columns, source=f"mlflow:{experiment}", left_out=left_out)
+
+
+def _newest_protocol(
+    rows: list[dict[str, Any]], ended: Mapping[str, int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of one protocol, and what is left out: losses of different data or recipes must not meet in one curve.
+
+    The protocol is that of the run that ended last among those that are done, so that a try that came to
+    nothing does not hide a finished study; among all runs where none is done.
+    """
+    if len({row["protocol"] for row in rows}) < 2:
+        return rows, []
+    done = [row for row in rows if row["status"] == "done"] or rows
+    newest = max(done, key=lambda row: (ended[row["run"]], row["run"]))["protocol"]
+    others = [
+        {
+            "row": row["run"],
+            "cell": row["cell"],
+            "reason": f"another protocol ({row['protocol'] or 'none recorded'}) than the newest rows "
+            f"({newest or 'none recorded'})",
+        }
+        for row in rows
+        if row["protocol"] != newest
+    ]
+    return [row for row in rows if row["protocol"] == newest], others
 
 
 def _mlflow_row(run: Any) -> tuple[dict[str, Any] | None, str | None]:
@@ -374,6 +413,8 @@ def _mlflow_row(run: Any) -> tuple[dict[str, Any] | None, str | None]:
         "cell": tags.get("interplay.cell", ""),
         "status": status,
         "reason": tags.get("interplay.reason", ""),
+        "protocol": tags.get("interplay.protocol", ""),
+        "run": run.info.run_id,
     }
     return row, None
 

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
+from analysis.fit import fit
 from analysis.runs import COLUMNS, RunTable, read_runs
 
 
@@ -138,6 +139,71 @@ def test_missing_file_and_folder(tmp_path):
         read_runs(tmp_path / "none.csv")
     with pytest.raises(InputError, match="is a folder"):
         read_runs(tmp_path)
+
+
+@pytest.fixture
+def mlflow_trials(tmp_path):
+    """Write trials of one experiment: (cell, protocol, status, milliseconds of the end); return the store's URI."""
+    client_module = pytest.importorskip("mlflow.tracking")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+    def write(*trials):
+        client = client_module.MlflowClient(tracking_uri=uri)
+        experiment = client.create_experiment("toy", artifact_location=str(tmp_path / "artifacts"))
+        for cell, protocol, status, end in trials:
+            tags = {"interplay.kind": "trial", "interplay.cell": cell, "interplay.status": status}
+            item = client.create_run(
+                experiment, tags=tags | ({"interplay.protocol": protocol} if protocol else {}), start_time=1
+            )
+            for name, value in {"depth": 2, "width": 8, "seed": 1}.items():
+                client.log_param(item.info.run_id, name, value)
+            if status == "done":
+                client.log_metric(item.info.run_id, "loss", 1.0)
+            client.set_terminated(item.info.run_id, end_time=end)
+        return uri
+
+    return write
+
+
+def test_an_experiment_gives_the_rows_of_its_newest_protocol_and_says_what_became_of_the_others(
+    mlflow_trials,
+):
+    uri = mlflow_trials(
+        ("a", "new", "done", 900), ("b", "new", "diverged", 300), ("c", "old", "done", 800), ("d", "", "done", 500),
+        ("e", "tried", "failed", 999),
+    )  # fmt: skip
+    runs = read_runs("mlflow:toy", tracking_uri=uri)
+    assert runs.used["cell"].tolist() == ["a"]
+    assert sorted(runs.frame["cell"]) == ["a", "b"]
+    reasons = {item["cell"]: item["reason"] for item in runs.left_out}
+    assert reasons["c"] == "another protocol (old) than the newest rows (new)"
+    assert reasons["d"] == "another protocol (none recorded) than the newest rows (new)"
+    assert reasons["e"] == "another protocol (tried) than the newest rows (new)"
+
+
+def test_an_experiment_without_any_protocol_is_read_as_it_is(mlflow_trials):
+    assert (
+        len(
+            read_runs(
+                "mlflow:toy", tracking_uri=mlflow_trials(("a", "", "done", 5), ("b", "", "done", 9))
+            ).used
+        )
+        == 2
+    )
+
+
+def test_a_file_with_several_protocols_is_kept_whole_with_a_warning(tmp_path):
+    path = tmp_path / "runs.csv"
+    lines = [
+        f"1,{w},{s},{2 - w / 100 + s / 1000},{p}" for w in (8, 16) for s, p in ((0, "12e4"), (1, "0012"))
+    ]
+    path.write_text("depth,width,seed,loss,protocol\n" + "\n".join(lines) + "\n")
+    runs = read_runs(path)
+    assert len(runs.used) == 4
+    (warning,) = [text for text in fit(runs).warnings if "protocol" in text]
+    assert "2 protocols (0012, 12e4)" in warning
+    path.write_text(path.read_text().replace("0012", "12e4"))
+    assert not any("protocol" in text for text in fit(read_runs(path)).warnings)
 
 
 def test_mlflow_trials_become_rows_and_the_rest_says_why(tmp_path):

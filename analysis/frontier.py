@@ -110,16 +110,7 @@ def _budgets(used: pd.DataFrame) -> list[tuple[float, list[int]]]:
 
 
 def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | None:
-    target = math.log(budget)
-    ranges = {depth: curves.range(depth) for depth in curves.depths}
-    # Depths trained for this budget, and any other whose curve covers it.
-    depths = [depth for depth, (low, high) in ranges.items() if depth in trained or low <= target <= high]
-    low, high = max(ranges[depth][0] for depth in depths), min(ranges[depth][1] for depth in depths)
-    x = min(max(target, low), high)
-    if low > high or abs(x - target) > math.log(SHIFT):
-        depths = [depth for depth in depths if ranges[depth][0] <= target <= ranges[depth][1]]
-        x = target
-    depths = [depth for depth in depths if _enclosed(curves, depth, x)]
+    x, depths = _common_size(curves, math.log(budget), trained)
     if len(depths) < 2:
         return None
     weights = np.vstack([curves.weights(depth, np.array([x])) for depth in depths])
@@ -147,7 +138,24 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
     return BestShape(budget, params, winner.depth, winner.width, winner.loss, near if known else None, shapes)
 
 
+def _common_size(curves: Curves, target: float, trained: list[int]) -> tuple[float, list[int]]:
+    """The ln N near a budget at which most of its depths can be compared, and the depths that can be.
+
+    Widths are whole, so the depths of one budget have slightly different sizes: at the budget itself one of them may
+    lie outside its measured range, or far from its next size, while all meet at a size measured close by. Of the
+    sizes that serve equally many of the trained depths the nearest to the budget is taken.
+    """
+    knots = np.concatenate([curves.x[curves.at(depth)] for depth in curves.depths])
+    sizes = [target, *knots[np.abs(knots - target) <= math.log(SHIFT)]]
+    served = {size: [depth for depth in curves.depths if _enclosed(curves, depth, size)] for size in sizes}
+    best = min(sizes, key=lambda size: (-len(set(served[size]) & set(trained)), abs(size - target)))
+    return float(best), served[best]
+
+
 def _enclosed(curves: Curves, depth: int, x: float) -> bool:
+    low, high = curves.range(depth)
+    if not low <= x <= high:
+        return False
     knots = curves.x[curves.at(depth)]
     near = np.isclose(knots, x)
     if near.any():

@@ -161,7 +161,7 @@ def run_cells(
             storage_path=str(scratch.resolve()),
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=retries),
-            callbacks=[_callback(adapter, listener)],
+            callbacks=[_callback(adapter, listener), _silence()],
         ),
     )
     interrupt = signal.getsignal(signal.SIGINT)
@@ -270,6 +270,25 @@ def _callback(adapter: _Adapter, listener: Listener) -> Any:
                 listener.failed(planned, "the trial ended without a result")
 
     return CellCallback()
+
+
+def _silence() -> Any:
+    """A reporter that prints nothing; where Tune is given none, it adds one that is never quite silent."""
+    from ray.tune.progress_reporter import TrialProgressCallback
+
+    class Silence(_NotPickled, TrialProgressCallback):  # type: ignore[misc, unused-ignore]
+        """Takes the place of Tune's own reporter."""
+
+        def on_trial_result(self, *_: Any, **__: Any) -> None:
+            return
+
+        def on_trial_complete(self, *_: Any, **__: Any) -> None:
+            return
+
+        def on_trial_error(self, *_: Any, **__: Any) -> None:
+            return
+
+    return Silence()
 
 
 def read_report(text: str) -> Report:

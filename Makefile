@@ -9,7 +9,7 @@ RESULTS ?= results
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make study      install, run the quickstart study (about 6 minutes on 2 cores), write its report"
+	@echo "make study      install, run the quickstart study (about 7 minutes on 2 cores), write its report"
 	@echo "make test       install, run the tests"
 	@echo "make test-slow  the tests of real parts: whole studies, killed processes, servers"
 	@echo "make lint       ruff and mypy"
@@ -17,7 +17,7 @@ help:
 	@echo "make clean      remove what was built; results/ and .venv stay"
 
 study: $(INSTALLED)
-	@$(BIN)/interplay run quickstart --results $(RESULTS)
+	@$(BIN)/interplay run quickstart --results "$(RESULTS)"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow"

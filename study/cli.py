@@ -2,7 +2,11 @@
 
 import errno
 import json
+import os
+import shlex
+import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +22,11 @@ from trainables.errors import InputError
 FAILED, WRONG, STOPPED = 1, 2, 130
 
 #: What a user can mend about a file or a disk; any other OSError is a defect and keeps its traceback.
-_USER_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+_USER_ERRNO = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+}
+RESULTS = Path("results")
 
 app = typer.Typer(
     add_completion=False,
@@ -36,6 +44,12 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key, e.g. training.seeds=5")
 ]
 ResultsOption = Annotated[Path, typer.Option("--results", help="root of everything that is written")]
+UriOption = Annotated[
+    str | None,
+    typer.Option(
+        "--uri", help="MLflow store; by default MLFLOW_TRACKING_URI, else that of the results folder"
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on stdout and nothing else")]
 ColumnOption = Annotated[
     list[str] | None,
@@ -55,7 +69,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        if error.errno not in _USER_ERRNO:
+        if error.errno not in _USER_ERRNO and not _folder_has_gone(error):
             raise
         where = error.filename or "the results folder"
         text = (
@@ -94,7 +108,7 @@ def plan(
 def run(
     spec: SpecArgument,
     overrides: SetOption = None,
-    results: ResultsOption = Path("results"),
+    results: ResultsOption = RESULTS,
 ) -> None:
     """Run the missing cells of a study, then fit and write the report. Running it again goes on where it ended."""
     from study.spec import load_spec
@@ -102,19 +116,34 @@ def run(
     loaded = load_spec(spec, overrides or ())
     from analysis.wording import headlines
     from study.runner import run_study
+    from study.sources import checked_root
 
+    _refuse_file(results, "--results")
+    if loaded.tracking.uri == "auto":
+        checked_root(results)
     console = Console(highlight=False)
     summary = run_study(loaded, results, console)
+    again = _command("run", spec, overrides or (), results)
     if not summary.finished:
-        arguments = " ".join([spec, *(f"--set {text}" for text in overrides or ())])
-        console.print(f"Stopped. Nothing is lost; go on with: [bold]interplay run {arguments}[/]")
+        _say(console, "Stopped. Nothing is lost; go on with: ", again)
         raise typer.Exit(STOPPED)
     if summary.fit and summary.report:
         for line in headlines(summary.fit):
             console.print(Text(line))
-        console.print(f"Report: [bold]{_relative(summary.report)}[/]")
-    if summary.failed:
-        console.print(f"[red]{len(summary.failed)} cells failed[/]; run the study again to try them again.")
+        _say(console, "Report: ", str(_relative(summary.report)))
+    failed = len(summary.failed)
+    if failed:
+        text = "1 cell" if failed == 1 else f"{failed} cells"
+        _say(
+            console,
+            f"{text} failed, the first because: {_first(summary.failed)}. Try again with: ",
+            again,
+        )
+    if not summary.fit:
+        left = "all others diverged" if failed else "every cell diverged"
+        why = "Nothing to fit: no cell has a loss that can be used; " + left + ". Each with its reason: "
+        _say(console, why, _command("status", spec, overrides or (), results))
+    if failed or not summary.fit:
         raise typer.Exit(FAILED)
 
 
@@ -122,7 +151,7 @@ def run(
 def status(
     spec: SpecArgument,
     overrides: SetOption = None,
-    results: ResultsOption = Path("results"),
+    results: ResultsOption = RESULTS,
     as_json: JsonOption = False,
 ) -> None:
     """Show which cells of a study are done, running, failed (and why) or missing."""
@@ -141,19 +170,23 @@ def fit(
     runs: RunsArgument,
     overrides: SetOption = None,
     column: ColumnOption = None,
-    results: ResultsOption = Path("results"),
+    results: ResultsOption = RESULTS,
+    uri: UriOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="also write the fit to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the crossings of a table of runs and fit the threshold law."""
+    from analysis.files import write_json
     from analysis.fit import fit as fit_runs
     from study.answer import fit_table
 
-    table, _ = _runs(runs, overrides, column, results)
+    if out and out.is_dir():
+        raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
+    table, _ = _runs(runs, overrides, column, results, uri)
     result = fit_runs(table)
     document = result.to_json()
     if out:
-        out.write_text(json.dumps(document, indent=2, allow_nan=False))
+        write_json(out, document)
     if as_json:
         _print_json(document)
     else:
@@ -166,15 +199,17 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="folder of the report")],
     overrides: SetOption = None,
     column: ColumnOption = None,
-    results: ResultsOption = Path("results"),
+    results: ResultsOption = RESULTS,
+    uri: UriOption = None,
 ) -> None:
     """Write `report.html`, figures, CSVs and `fit.json` of a table of runs."""
     from analysis.fit import fit as fit_runs
     from analysis.report import write_report
 
-    table, known = _runs(runs, overrides, column, results)
+    _refuse_file(out, "--out")
+    table, known = _runs(runs, overrides, column, results, uri)
     path = write_report(table, fit_runs(table), out, title=runs, **known)
-    Console().print(f"Report: [bold]{_relative(path)}[/]")
+    _say(Console(highlight=False), "Report: ", str(_relative(path)))
 
 
 @app.command()
@@ -201,29 +236,79 @@ def recommend(
 
 @app.command()
 def ui(
-    results: ResultsOption = Path("results"),
+    results: ResultsOption = RESULTS,
     host: Annotated[
         str, typer.Option(help="address to bind; anything but loopback opens it to others")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the page")] = 5000,
+    uri: UriOption = None,
 ) -> None:
-    """Open MLflow's own web page on the studies of a results folder."""
+    """Open MLflow's own web page on the studies of a results folder or another store."""
     from study.ui import serve
 
-    serve(results, host, port, Console())
+    serve(results, host, port, Console(), uri)
 
 
 def _runs(
-    source: str, overrides: list[str] | None, column: list[str] | None, results: Path
+    source: str, overrides: list[str] | None, column: list[str] | None, results: Path, uri: str | None
 ) -> tuple[Any, dict[str, Any]]:
     """Return the run table of RUNS, and what a report may add where RUNS is a spec (facts, floor, spec text)."""
     from study.sources import read_source
 
-    return read_source(source, overrides or (), column or (), results)
+    return read_source(source, overrides or (), column or (), results, uri)
+
+
+def _refuse_file(folder: Path, option: str) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"{option} {folder} is a file; name a folder, which is made where it is missing.")
+
+
+def _first(reasons: Mapping[str, str]) -> str:
+    return next(iter(reasons.values())).strip().rstrip(".")
 
 
 def _print_json(document: object) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _say(console: Console, text: str, value: str) -> None:
+    """Print a sentence and what a user may copy from it: never as markup, never broken over lines."""
+    console.print(Text.assemble(text, (value, "bold")), soft_wrap=True)
+
+
+def _command(verb: str, spec: str, overrides: Sequence[str], results: Path) -> str:
+    """Return the command line that does this again, in this folder and with this very program."""
+    sets = [part for text in overrides for part in ("--set", text)]
+    where = [] if results == RESULTS else ["--results", str(results)]
+    return shlex.join([*_program(), verb, spec, *sets, *where])
+
+
+def _program() -> list[str]:
+    """How this program was started: by a name on PATH, by a path, or as `python -m study`."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return [*_program_at(Path(sys.executable)), "-m", "study"]
+    return _program_at(started)
+
+
+def _program_at(path: Path) -> list[str]:
+    found = shutil.which(path.name)
+    if path.parent == Path() and not path.exists():
+        return [path.name]
+    # Not resolved: the `python` of a virtual environment is a link to one that lacks the packages.
+    if found and os.path.abspath(found) == os.path.abspath(path):  # noqa: PTH100
+        return [path.name]
+    shown = _relative(path.absolute())
+    return [str(shown) if shown.is_absolute() or len(shown.parts) > 1 else f"./{shown}"]
+
+
+def _folder_has_gone(error: OSError) -> bool:
+    """Whether a file could not be made because its folder, which the user named, is not there (any more)."""
+    return (
+        error.errno == errno.ENOENT
+        and isinstance(error.filename, str | bytes | os.PathLike)
+        and not Path(os.fsdecode(error.filename)).parent.is_dir()
+    )
 
 
 def _relative(path: Path) -> Path:

@@ -1,57 +1,57 @@
-"""RUNS of `fit` and `report`: a spec, an MLflow experiment or a table file."""
+"""RUNS of `fit` and `report`: a spec, an MLflow experiment or a table file; and where a store of MLflow is."""
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from analysis.runs import RunTable, read_runs
+from analysis.runs import SUFFIXES, RunTable, read_runs
 from study.errors import SpecError
-from study.ledger import connect, known_rows, places, run_table
+from study.ledger import Connection, Places, connect, known_rows, places, run_table
 from study.plan import make_plan
-from study.spec import load_spec
-from study.tracking import store_uri
-
-TABLES = (".csv", ".jsonl", ".parquet")
+from study.spec import StudySpec, load_spec
+from study.tracking import quiet, store_uri, trouble
 
 
 def read_source(
-    source: str, overrides: Sequence[str], columns: Sequence[str], results: Path
+    source: str, overrides: Sequence[str], columns: Sequence[str], results: Path, uri: str | None = None
 ) -> tuple[RunTable, dict[str, Any]]:
     """Return the run table of RUNS, and what a report can add where RUNS is a spec.
 
     Args:
-        source: `mlflow:EXPERIMENT`, a file ending in .csv, .jsonl or .parquet, else a spec.
+        source: `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.SUFFIXES`, else a spec.
         overrides: `key=value` texts, for a spec only.
         columns: `ours=theirs` texts, for a table only.
         results: the root of the results, for a spec or an experiment.
+        uri: of the MLflow store, for an experiment; see `named_store`.
 
     Raises:
         SpecError: an option that does not go with the source, or a study without rows.
     """
-    is_table = source.startswith("mlflow:") or Path(source).suffix in TABLES
-    if is_table:
+    is_experiment = source.startswith("mlflow:")
+    if uri and not is_experiment:
+        raise SpecError(
+            f"--uri names the store of mlflow:EXPERIMENT, but {source} is none; leave it out, or for a spec write "
+            "--set tracking.uri=URI."
+        )
+    if is_experiment or Path(source).suffix.lower() in SUFFIXES:
         if overrides:
             raise SpecError(f"--set changes a spec, but {source} is a table of runs; leave it out.")
-        uri = store_uri("auto", results)
-        if source.startswith("mlflow:") and not (results / "mlflow.db").is_file():
-            raise SpecError(
-                f"there is no MLflow store in {results} (mlflow.db); name its folder with --results DIR."
-            )
-        return read_runs(source, mapping(columns), tracking_uri=uri), {}
+        store = existing(named_store(uri, results)) if is_experiment else None
+        return read_runs(source, mapping(columns), tracking_uri=store), {}
     if columns:
         raise SpecError(f"--column renames the columns of a table, but {source} is a spec; leave it out.")
     spec = load_spec(source, overrides)
     plan = make_plan(spec)
     where = places(spec, results.resolve())
-    if spec.tracking.uri == "auto" and not (results / "mlflow.db").is_file():
-        raise SpecError(
-            f"the study {spec.name!r} has no rows in {results} yet; run it with `interplay run {source}`."
-        )
-    connection = connect(spec, where)
+    connection = existing_store(spec, where)
     rows = known_rows(plan, connection, where)
     if not rows:
+        kept = results if spec.tracking.uri == "auto" else shown(spec.tracking.uri)
         raise SpecError(
-            f"the study {spec.name!r} has no rows in {results} yet; run it with `interplay run {source}`."
+            f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source}`."
         )
     from study.answer import facts
     from study.runner import curves
@@ -63,6 +63,83 @@ def read_source(
         "spec_text": spec.to_yaml(),
     }
     return run_table(plan, rows), known
+
+
+def named_store(uri: str | None, results: Path) -> str:
+    """Return the URI of the store a user means: `--uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or store_uri("auto", checked_root(results))
+
+
+def existing(uri: str) -> str:
+    """Return the URI of a store that is there.
+
+    Raises:
+        SpecError: its file is missing (MLflow would make an empty one), or its server does not answer.
+    """
+    file = database(uri)
+    if file is not None and not file.is_file():
+        raise SpecError(
+            f"there is no MLflow store in {file.parent} ({file.name}); run a study first, such as `interplay run "
+            "quickstart`, or name the store with --results DIR or --uri URI."
+        )
+    problem = trouble(uri)
+    if problem:
+        # The address may hold a password, where it comes from the environment.
+        raise SpecError(f"{problem.replace(uri, shown(uri))}; start it, or name another with --uri.")
+    quiet()
+    return uri
+
+
+def existing_store(spec: StudySpec, where: Places) -> Connection:
+    """Connect to a study's store if it is there and has the study, because asking about a study must make nothing."""
+    if spec.tracking.uri == "auto":
+        checked_root(where.results)
+    uri = store_uri(spec.tracking.uri, where.results)
+    file = database(uri)
+    problem = trouble(uri)
+    if problem or (file is not None and not file.is_file()):
+        return Connection(uri, None, problem)
+    quiet()
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    try:
+        if MlflowClient(uri).get_experiment_by_name(spec.experiment) is None:
+            return Connection(uri, None, None)
+    except MlflowException:
+        pass  # `connect` asks the same and says what is wrong
+    return connect(spec, where)
+
+
+def database(uri: str) -> Path | None:
+    """Return the file of a SQLite store; None for any other store."""
+    if not uri.startswith("sqlite"):
+        return None
+    from sqlalchemy.engine import make_url
+
+    return Path(make_url(uri).database or "")
+
+
+def checked_root(results: Path) -> Path:
+    """Return a results folder that MLflow's own SQLite store can be in.
+
+    Raises:
+        SpecError: its path holds what a database address gives another meaning: `?` begins its options, and `%41`
+            is a letter, so that the store would silently be somewhere else.
+    """
+    found = re.search(r"\?|%[0-9A-Fa-f]{2}", str(results.resolve()))
+    if found:
+        raise SpecError(
+            f"the results folder {results.resolve()} has {found[0]!r} in its path, which an address of a database "
+            "cannot hold; rename the folder, or take another one with --results DIR."
+        )
+    return results
+
+
+def shown(uri: str) -> str:
+    """Return a URI as it may be shown: without user, password and options."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def mapping(columns: Sequence[str]) -> dict[str, str]:

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.ledger import Connection, Places, connect, known_rows, places
+from study.ledger import known_rows, places
 from study.plan import Plan, make_plan
+from study.sources import existing_store
 from study.spec import StudySpec
 from study.tracking import Row, Store
 
@@ -24,14 +25,18 @@ class StudyStatus:
     states: dict[str, str]
     driver: int | None
     waiting: int
-    online: bool
+    """Rows that MLflow does not have yet."""
+    problem: str | None
+    """Why the tracking server cannot be used, None if it can; a file needs no server."""
+    stored: bool
+    """Whether MLflow has the study; where it has not, the states are those of the last run table."""
 
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     """Read the state of a study from its ledger; changes nothing."""
     plan = make_plan(spec)
     where = places(spec, results.resolve())
-    connection = _existing(spec, where)
+    connection = existing_store(spec, where)
     store = connection.store
     rows = known_rows(plan, connection, where)
     driver = where.driver()
@@ -40,8 +45,8 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     for planned in plan.cells:
         key = planned.cell.key
         states[key] = "running" if key in running else rows[key].status if key in rows else "missing"
-    online = store is not None or not where.folder.is_dir()
-    return StudyStatus(plan, rows, states, driver, len(where.outbox.rows()), online)
+    waiting = len(where.outbox.rows())
+    return StudyStatus(plan, rows, states, driver, waiting, connection.problem, store is not None)
 
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
@@ -49,6 +54,8 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
     return {
         "study": state.plan.name,
         "driver": state.driver,
+        "online": state.problem is None,
+        "stored": state.stored,
         "counts": dict(Counter(state.states.values())),
         "waiting_for_mlflow": state.waiting,
         "cells": [
@@ -87,20 +94,13 @@ def status_table(state: StudyStatus) -> RenderableType:
             )
     if state.waiting:
         lines.append(Text(f"{state.waiting} rows wait to be sent to MLflow", style="yellow"))
-    if not state.online:
-        lines.append(
-            Text(
-                "the tracking server does not answer: this is the state of the last run table", style="yellow"
-            )
-        )
+    if state.problem:
+        text = f"{state.problem}: this is the state of the last run table"
+        lines.append(Text(text, style="yellow"))
+    elif not state.stored and state.rows:
+        text = "MLflow has no such study (was its store removed?): this is the state of the last run table"
+        lines.append(Text(text, style="yellow"))
     return Group(lines[0], table, *lines[1:])
-
-
-def _existing(spec: StudySpec, where: Places) -> Connection:
-    """The study's store; without one where nothing was ever run, because asking for a status must make no file."""
-    if spec.tracking.uri == "auto" and not (where.results / "mlflow.db").is_file():
-        return Connection(spec.tracking.uri, None, None)
-    return connect(spec, where)
 
 
 def _running(store: Store) -> set[str]:

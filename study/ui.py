@@ -1,4 +1,4 @@
-"""`interplay ui`: MLflow's own web page on a results folder, bound to loopback unless told otherwise."""
+"""`interplay ui`: MLflow's own web page on a store, bound to loopback unless told otherwise."""
 
 import os
 import socket
@@ -9,20 +9,39 @@ from pathlib import Path
 from rich.console import Console
 
 from study.errors import SpecError
-from study.tracking import store_uri
+from study.sources import database, existing, named_store, shown
+
+#: Databases that MLflow's server can stand on.
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
-def serve(results: Path, host: str, port: int, console: Console) -> None:
-    """Run MLflow's server on the store of a results folder until Ctrl-C.
+def serve(results: Path, host: str, port: int, console: Console, uri: str | None = None) -> None:
+    """Run MLflow's server until Ctrl-C; a store that is a server has its page already, so that is named.
+
+    Args:
+        results: the results folder, whose store is shown unless another is named.
+        host: address to bind.
+        port: port to bind.
+        console: where the page's address is printed.
+        uri: of another store; see `study.sources.named_store`.
 
     Raises:
-        SpecError: the folder has no store, or the port is taken.
+        SpecError: there is no such store, or the port cannot be used.
     """
-    if not (results / "mlflow.db").is_file():
+    if not 0 < port < 65536:
+        raise SpecError(f"--port {port} is no port; give a number from 1 to 65535, such as --port 5000.")
+    store = named_store(uri, results)
+    scheme = store.partition(":")[0].partition("+")[0]
+    if scheme in ("http", "https"):
+        console.print(f"MLflow on {shown(store)}", markup=False, soft_wrap=True)
+        return
+    if scheme not in DATABASES:
         raise SpecError(
-            f"there is no MLflow store in {results} (mlflow.db); run a study first, such as `interplay run "
-            "quickstart`, or name the folder with --results DIR."
+            f"{shown(store)} is no MLflow store that a page can be served of; give --uri sqlite:////path/mlflow.db "
+            "or the address of a tracking server."
         )
+    file = database(existing(store))
+    artifacts = (file.parent if file else results) / "mlartifacts"
     with socket.socket() as probe:
         # As servers do: a port that only lingers after a server's end is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,16 +49,17 @@ def serve(results: Path, host: str, port: int, console: Console) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise SpecError(
-                f"port {port} of {host} cannot be used ({error.strerror}); try --port {port + 1}."
+                f"port {port} of {host} cannot be used ({error.strerror}); try --port "
+                f"{port + 1 if port < 65535 else 5000}."
             ) from error
     command = [
         *(sys.executable, "-m", "mlflow", "server"),
-        *("--backend-store-uri", store_uri("auto", results)),
-        *("--default-artifact-root", (results / "mlartifacts").resolve().as_uri()),
+        *("--default-artifact-root", artifacts.resolve().as_uri()),
         *("--host", host, "--port", str(port), "--workers", "1"),
     ]
     console.print(f"MLflow on [bold]http://{host}:{port}[/] (starting takes half a minute; Ctrl-C ends it)")
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    # By the environment, because an address of a database may hold a password and arguments are seen by all.
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_BACKEND_STORE_URI": store}
     process = subprocess.Popen(command, env=environment)
     try:
         process.wait()

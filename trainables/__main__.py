@@ -59,7 +59,12 @@ def read_cell(path: Path) -> Cell:
         InputError: the file is missing, or is no cell; every wrong key is named.
     """
     try:
-        return Cell.model_validate_json(path.read_text())
+        return Cell.model_validate_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not a text file in UTF-8 ({error.reason} at byte {error.start}). "
+            "`interplay plan SPEC --cell KEY` writes a cell."
+        ) from error
     except OSError as error:
         raise InputError(f"The cell file {path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:

@@ -69,11 +69,12 @@ def test_json_round_trip(pilot_frame):
 def test_a_budget_is_compared_where_all_its_depths_meet_not_where_one_is_far_from_its_next_size():
     """Depth 2 has 4,704 and then nothing before 27,744: at 4,800 it is not enclosed, at 4,704 all three are."""
     losses = {
-        1: {1728: 0.85, 4800: 0.83, 27648: 0.83},
-        2: {1536: 0.90, 4704: 0.81, 27744: 0.79},
-        4: {1728: 0.97, 4800: 0.82, 27648: 0.78},
+        1: {1728: 0.85, 4800: 0.83, 27648: 0.83, 37632: 0.825},
+        2: {1536: 0.90, 4704: 0.81, 27744: 0.79, 38400: 0.785},
+        4: {1728: 0.97, 4800: 0.82, 27648: 0.78, 37632: 0.775},
     }
     budgets = {1728: 1730, 1536: 1730, 4800: 4800, 4704: 4800, 27648: 27_500, 27744: 27_500}
+    budgets |= {37632: 38_000, 38400: 38_000}
     lines = [
         (depth, round((n / (12 * depth)) ** 0.5), n, budgets[n], loss + seed / 1e4, seed)
         for depth, curve in losses.items()
@@ -82,5 +83,10 @@ def test_a_budget_is_compared_where_all_its_depths_meet_not_where_one_is_far_fro
     ]
     frame = pd.DataFrame(lines, columns=["depth", "width", "params", "budget", "loss", "seed"])
     found = {shape.budget: shape for shape in best_of(frame)}
-    assert {budget: shape.depth for budget, shape in found.items()} == {1730: 1, 4800: 2, 27_500: 4}
+    assert {budget: shape.depth for budget, shape in found.items()} == {
+        1730: 1,
+        4800: 2,
+        27_500: 4,
+        38_000: 4,
+    }
     assert all(len(shape.shapes) == 3 for shape in found.values())

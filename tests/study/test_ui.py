@@ -29,6 +29,41 @@ def test_a_port_in_use_is_refused_with_another_one(tmp_path):
             serve(tmp_path, "127.0.0.1", port, Console(quiet=True))
 
 
+@pytest.mark.parametrize("port", [0, -1, 70_000])
+def test_a_number_that_is_no_port_is_refused(tmp_path, port):
+    with pytest.raises(SpecError, match=rf"--port {port} is no port.*65535"):
+        serve(tmp_path, "127.0.0.1", port, Console(quiet=True))
+
+
+def test_a_tracking_server_has_its_page_already(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@track.example:5001/path")
+    serve(tmp_path, "127.0.0.1", 5000, Console())
+    assert capsys.readouterr().out == "MLflow on https://track.example:5001/path\n"
+
+
+def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "other.db").touch()
+    seen = {}
+
+    class Server:
+        def __init__(self, command, env):
+            seen.update(command=command, uri=env["MLFLOW_BACKEND_STORE_URI"])
+
+        def wait(self, timeout=None):
+            pass
+
+    monkeypatch.setattr("study.ui.subprocess.Popen", Server)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    uri = f"sqlite:///{tmp_path / 'other.db'}"
+    serve(tmp_path / "results", "127.0.0.1", port, Console(quiet=True), uri)
+    assert seen["uri"] == uri
+    assert (tmp_path / "mlartifacts").as_uri() in seen["command"]
+    with pytest.raises(SpecError, match="no MLflow store that a page"):
+        serve(tmp_path, "127.0.0.1", port, Console(quiet=True), "databricks")
+
+
 @pytest.mark.slow
 def test_the_page_comes_up_on_loopback_and_ends_with_ctrl_c(tmp_path):
     (tmp_path / "results").mkdir()

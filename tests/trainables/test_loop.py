@@ -227,6 +227,9 @@ def test_a_cell_is_trained_by_hand_without_ray(root, tmp_path):
 def test_wrong_cell_files_end_with_status_2_and_say_why(tmp_path, capsys):
     assert main([str(tmp_path / "absent.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+    (tmp_path / "latin.json").write_bytes(b'{"name": "caf\xe9"}')
+    assert main([str(tmp_path / "latin.json")]) == 2
+    assert "not a text file in UTF-8" in capsys.readouterr().err
     wrong = json.loads(cell().model_dump_json())
     wrong["shape"]["heads"] = 3
     wrong["recipe"]["stps"] = 5

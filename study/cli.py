@@ -116,11 +116,10 @@ def run(
     loaded = load_spec(spec, overrides or ())
     from analysis.wording import headlines
     from study.runner import run_study
-    from study.sources import checked_root
+    from study.tracking import store_uri
 
     _refuse_file(results, "--results")
-    if loaded.tracking.uri == "auto":
-        checked_root(results)
+    store_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
     console = Console(highlight=False)
     summary = run_study(loaded, results, console)
     again = _command("run", spec, overrides or (), results)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from analysis.runs import SUFFIXES, RunTable, read_runs
 from study.errors import SpecError
@@ -67,7 +66,7 @@ def read_source(
 
 def named_store(uri: str | None, results: Path) -> str:
     """Return the URI of the store a user means: `--uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
-    return uri or os.environ.get("MLFLOW_TRACKING_URI") or store_uri("auto", checked_root(results))
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or store_uri("auto", results)
 
 
 def existing(uri: str) -> str:
@@ -92,8 +91,6 @@ def existing(uri: str) -> str:
 
 def existing_store(spec: StudySpec, where: Places) -> Connection:
     """Connect to a study's store if it is there and has the study, because asking about a study must make nothing."""
-    if spec.tracking.uri == "auto":
-        checked_root(where.results)
     uri = store_uri(spec.tracking.uri, where.results)
     file = database(uri)
     problem = trouble(uri)
@@ -120,26 +117,9 @@ def database(uri: str) -> Path | None:
     return Path(make_url(uri).database or "")
 
 
-def checked_root(results: Path) -> Path:
-    """Return a results folder that MLflow's own SQLite store can be in.
-
-    Raises:
-        SpecError: its path holds what a database address gives another meaning: `?` begins its options, and `%41`
-            is a letter, so that the store would silently be somewhere else.
-    """
-    found = re.search(r"\?|%[0-9A-Fa-f]{2}", str(results.resolve()))
-    if found:
-        raise SpecError(
-            f"the results folder {results.resolve()} has {found[0]!r} in its path, which an address of a database "
-            "cannot hold; rename the folder, or take another one with --results DIR."
-        )
-    return results
-
-
 def shown(uri: str) -> str:
     """Return a URI as it may be shown: without user, password and options."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+    return re.sub(r"//[^/]*@", "//", uri.partition("?")[0])
 
 
 def mapping(columns: Sequence[str]) -> dict[str, str]:

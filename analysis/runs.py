@@ -37,6 +37,8 @@ COLUMNS = (
 )
 REQUIRED = ("depth", "width", "loss")
 TEXT = ("cell", "status", "reason")
+#: Columns written as whole numbers, where they are.
+WHOLE = ("depth", "width", "heads", "params", "total_params", "seed", "tokens")
 #: Columns that are read as numbers when present, beyond those of `COLUMNS`.
 OPTIONAL_NUMBERS = ("vocabulary", "context")
 #: Columns that are read as text when present. `protocol` is a digest of all that compared rows must share: data,
@@ -106,8 +108,10 @@ class RunTable:
 
     def write_csv(self, path: str | Path) -> Path:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""
+        whole = [name for name in WHOLE if (self.frame[name].dropna() % 1 == 0).all()]
+        frame = self.frame.astype(dict.fromkeys(whole, "Int64"))
         # %.17g would be noise for people; repr (the default) already gives back the same float.
-        return write_text(Path(path), self.frame.to_csv(index=False, lineterminator="\n"))
+        return write_text(Path(path), frame.to_csv(index=False, lineterminator="\n"))
 
 
 def read_runs(

@@ -32,7 +32,7 @@ Status = Literal["done", "diverged", "failed"]
 #: Read by MLflow when it is imported. Its own defaults block for minutes on a dead port (7 retries, back-off 2,
 #: 120 s each) and write of every migration to the terminal.
 ENVIRONMENT = {
-    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",

@@ -166,7 +166,14 @@ def run_cells(
     )
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        tuner.fit()
+        # Ray takes SIGTERM for itself when it starts, so it is taken back here.
+        with term_is_interrupt():
+            tuner.fit()
+    except tune.TuneError:
+        # Tune wraps what its callbacks raise in a traceback's text; the user is owed the error itself (a full disk).
+        if adapter.error is None:
+            raise
+        raise adapter.error from None
     finally:
         # Tune leaves its own handler behind, which would swallow the first Ctrl-C of whatever comes next.
         if threading.current_thread() is threading.main_thread():
@@ -181,6 +188,7 @@ class _Adapter:
     def __init__(self, source: Source, settings: TrialSettings) -> None:
         self.source, self.settings = source, settings
         self.running: dict[str, PlannedCell] = {}
+        self.error: Exception | None = None
 
     def suggest(self, trial_id: str) -> dict[str, str | int] | str | None:
         planned = self.source.take()
@@ -248,14 +256,18 @@ def _callback(adapter: _Adapter, listener: Listener) -> Any:
             if planned is None or "report" not in result:
                 return
             report = read_report(result["report"])
-            if report.progress:
-                listener.progress(planned, report.progress)
-            if report.result:
-                adapter.end(trial.trial_id, report.result.loss)
-                listener.ended(planned, report.result)
-            if report.failure:
-                adapter.end(trial.trial_id, None)
-                listener.failed(planned, report.failure)
+            try:
+                if report.progress:
+                    listener.progress(planned, report.progress)
+                if report.result:
+                    adapter.end(trial.trial_id, report.result.loss)
+                    listener.ended(planned, report.result)
+                if report.failure:
+                    adapter.end(trial.trial_id, None)
+                    listener.failed(planned, report.failure)
+            except Exception as error:
+                adapter.error = error
+                raise
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             if planned := adapter.running.get(trial.trial_id):

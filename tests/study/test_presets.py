@@ -33,4 +33,4 @@ def test_quickstart_compares_matched_sizes_in_minutes() -> None:
     assert plan.cell_count == len(plan.cells) == 3 * budgets * seeds
     for planned in plan.cells:
         assert abs(planned.cell.shape.budget_params / planned.budget - 1) <= spec.frontier.tolerance
-    assert plan.device_hours / 2 * 60 < 10, "minutes on two cores"
+    assert plan.device_hours / 2 * 60 < 15, "minutes on two cores, by a cautious estimate"

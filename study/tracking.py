@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import queue
+import re
 import threading
 import time
 import urllib.error
@@ -93,9 +94,10 @@ def store_uri(uri: str, results: Path) -> str:
     if uri != "auto":
         return uri
     path = (results / "mlflow.db").resolve()
-    if "?" in str(path):
+    if re.search(r"\?|%[0-9a-fA-F]{2}", str(path)):
         raise SpecError(
-            f"the results folder {results} has a `?` in its path, which SQLite's address cannot hold; use another."
+            f"the results folder {results} has a `?` or a `%` code in its path, which SQLite's address cannot hold; "
+            "take another."
         )
     return f"sqlite:///{path}"
 

@@ -59,7 +59,13 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
     ]
     console.print(f"MLflow on [bold]http://{host}:{port}[/] (starting takes half a minute; Ctrl-C ends it)")
     # By the environment, because an address of a database may hold a password and arguments are seen by all.
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_BACKEND_STORE_URI": store}
+    environment = {
+        **os.environ,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_BACKEND_STORE_URI": store,
+        # Else five workers for jobs we have none of, each at 6 % of a core beside the trials.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
     process = subprocess.Popen(command, env=environment)
     try:
         process.wait()

@@ -1,9 +1,11 @@
 """Ray Tune: gives cells to warm actors, tries them again when a process dies, and tells how they end."""
 
+import functools
 import importlib
 import logging
 import math
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -346,13 +348,16 @@ def _silence_raylet() -> None:
     worker.print_to_stdstream = lambda *_, **__: None
 
 
-def _write_token(path: Path) -> None:
-    import secrets
+@functools.cache
+def _token() -> str:
+    """The token of this process: Ray's core reads it once and keeps it, so a second session must have the same."""
+    return secrets.token_hex(32)
 
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
+
+def _write_token(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(_token())
 
 
 def check_devices(slots: Slots, device: str) -> None:

@@ -200,7 +200,8 @@ def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):
         laptop.wait_for((laptop.results / "data").is_dir, process)
     process.send_signal(stop)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    # Interrupted in the middle of a library's import, Python ends itself by the signal; a shell shows 130 for both.
+    assert process.returncode in (130, -signal.SIGINT), output
     assert "Traceback" not in output
     assert f"run tiny.yaml {shlex.join(overrides)}" in output.replace("\n", " ")
     studies, trials = laptop.runs()

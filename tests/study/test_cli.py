@@ -90,7 +90,7 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["plan"], "spec"),
         (["run", "text", "--set", "data.path=absent.txt"], "absent.txt"),
         (["run", "quickstart", "--set", "tracking.uri=http://localhost:abc"], "port that is no number"),
-        (["run", "quickstart", "--results", "a?b"], "`?` in its path"),
+        (["run", "quickstart", "--results", "a?b"], "has a `?` or a `%` code in its path"),
         (["ui", "--port", "70000"], "--port 70000 is no port"),
         (["ui", "--uri", "sqlite:///absent.db"], "no MLflow store"),
         (["fit", "mlflow:x", "--uri", "sqlite:///absent.db"], "no MLflow store"),
@@ -380,6 +380,10 @@ def test_make_keeps_a_results_path_with_a_space_in_one_piece():
         pytest.skip("make is not installed")
     root = Path(cli.__file__).parent.parent
     done = subprocess.run(
-        ["make", "-n", "study", "RESULTS=my results"], cwd=root, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "-n", "study", "RESULTS=my results"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert shlex.split(done.stdout.splitlines()[-1])[-2:] == ["--results", "my results"]

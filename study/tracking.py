@@ -45,6 +45,9 @@ BATCH_SECONDS = 5.0
 #: Most metrics and parameters of one MLflow batch (the REST API's own limits).
 METRICS_PER_BATCH = 1000
 PAGE = 1000
+#: MLflow's names of the parts of a training curve. None may be a final metric's too: MLflow shows the value of the
+#: highest step, and that would be the curve's.
+CURVES = {"train_loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_second": "throughput"}
 
 
 class Row(BaseModel):
@@ -241,8 +244,8 @@ class Store:
         for point in points:
             if point.step > last_point:
                 last_point = point.step
-                for key in ("train_loss", "lr", "grad_norm", "tokens_per_second"):
-                    metrics.append(Metric(key, getattr(point, key), now, point.step))
+                for key, name in CURVES.items():
+                    metrics.append(Metric(name, getattr(point, key), now, point.step))
         for evaluation in evaluations:
             if evaluation.step > last_evaluation:
                 last_evaluation = evaluation.step

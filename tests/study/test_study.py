@@ -116,7 +116,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert again.returncode == 0, again.stdout + again.stderr
     assert "nothing to train" in again.stdout
     assert time.monotonic() - start < 30
-    assert {r["cell"]: r["loss"] for r in laptop.rows()} == before
+    assert laptop.rows() == rows, "read back from MLflow, the run table is the same to the last digit"
 
     more = laptop.run("run", "tiny.yaml", "--set", "training.seeds=3")
     assert more.returncode == 0, more.stdout + more.stderr

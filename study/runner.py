@@ -1,5 +1,6 @@
 """`interplay run`: fill in the missing rows of a study, then fit and report."""
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -162,7 +163,7 @@ class _Listener:
         if result.loss is not None:
             metrics["loss"] = result.loss
             if result.bytes_per_token:
-                metrics["bits_per_byte"] = result.loss / 0.6931471805599453 / result.bytes_per_token
+                metrics["bits_per_byte"] = result.loss / math.log(2) / result.bytes_per_token
         tags = {
             "interplay.device": result.device,
             "interplay.resumed_from": str(result.resumed_from or ""),

@@ -256,10 +256,10 @@ class Store:
 
     def logged(self, run_id: str) -> tuple[int, int]:
         """Return the last steps MLflow has of a run's training curve and of its evaluations, -1 for none."""
-        return tuple(  # type: ignore[return-value]
-            max((m.step for m in self.client.get_metric_history(run_id, key)), default=-1)
-            for key in ("train_loss", "validation_loss")
-        )
+        return self._last_step(run_id, "train_loss"), self._last_step(run_id, "validation_loss")
+
+    def _last_step(self, run_id: str, name: str) -> int:
+        return max((m.step for m in self.client.get_metric_history(run_id, name)), default=-1)
 
     def end_trial(self, run_id: str, row: Row) -> None:
         """Write the final metrics and tags of a row and end its run; the status is what makes it part of the ledger."""

@@ -71,7 +71,10 @@ def budget_of(rows: pd.DataFrame) -> pd.Series:
 def budgets(rows: pd.DataFrame) -> list[tuple[float, list[int]]]:
     """(budget, depths trained for it), ascending; see `budget_of`."""
     groups = rows.groupby(budget_of(rows), sort=True)["depth"].unique()
-    return [(float(budget), sorted(int(depth) for depth in depths)) for budget, depths in groups.items()]  # type: ignore[arg-type]
+    values = groups.index.to_numpy(dtype=float)
+    return [
+        (float(value), sorted(int(d) for d in depths)) for value, depths in zip(values, groups, strict=True)
+    ]
 
 
 def common_size(

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.errors import InputError
 from analysis.rates import RateChoice, choose_rates
-from analysis.run_columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
+from analysis.run_columns import FORECAST_ERROR, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
 from analysis.runs import RunTable
 from analysis.tokens import TokenRule, choose_tokens
 
@@ -70,6 +70,8 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
         *_average_warning(averaged, differing),
         *_rate_warning(choice),
         *_survivor_warning(rows, lost),
+        *_forecast_warning(rows),
+        *_stopped_warning(rows, runs.frame),
         *_protocol_warning(rows),
         *_count_warning(rows, runs),
         *_vocabulary_warning(rows),
@@ -109,7 +111,10 @@ def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str
         "if these are replicates, give each its seed"
         for row, number_ in zip(rows.index[again], number[again], strict=True)
     }
-    return rows.assign(loss=group.transform("mean"))[~again], reasons, differing
+    means = {"loss": group.transform("mean")}
+    if FORECAST_ERROR in rows:
+        means[FORECAST_ERROR] = rows.groupby(key, dropna=False, sort=False)[FORECAST_ERROR].transform("mean")
+    return rows.assign(**means)[~again], reasons, differing
 
 
 def _average_warning(averaged: dict[int, str], differing: list[str]) -> list[str]:
@@ -178,6 +183,38 @@ def _survivor_warning(rows: pd.DataFrame, lost: pd.DataFrame) -> list[str]:
     return [
         f"Some seeds of {shapes} diverged (depth×width {told}{more}); such a shape is compared by its survivors, whose "
         "mean loss is biased down."
+    ]
+
+
+def _forecast_warning(rows: pd.DataFrame) -> list[str]:
+    errors = rows[FORECAST_ERROR] if FORECAST_ERROR in rows else rows["loss"].iloc[:0]
+    errors = errors[errors > 0]
+    if errors.empty:
+        return []
+    runs = f"{len(errors)} of the {len(rows)} losses compared are forecasts of runs that were"
+    if len(errors) == 1:
+        runs = f"1 of the {len(rows)} losses compared is the forecast of a run that was"
+    return [
+        f"{runs} stopped early (standard error at most {errors.max():.2g} nats); every interval allows for it."
+    ]
+
+
+def _stopped_warning(rows: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
+    """Shapes of which some seeds were stopped without a forecast, because they were worse than others."""
+    one = ["depth", "width", "seed", "lr"]
+    gone = frame[frame["status"] == "stopped"]
+    if FORECAST_ERROR in frame:
+        gone = gone[~(gone[FORECAST_ERROR] > 0)]
+    gone = gone[one].drop_duplicates()
+    part = rows[["depth", "width", "lr"]].drop_duplicates().merge(gone, on=["depth", "width", "lr"])
+    if part.empty:
+        return []
+    shapes = sorted({(int(depth), int(width)) for depth, width in part[["depth", "width"]].to_numpy()})
+    names = ", ".join(f"{depth}×{width}" for depth, width in shapes[:5])
+    return [
+        f"{len(part)} runs of shapes compared were stopped early without a forecast (depth×width {names}"
+        f"{' ...' if len(shapes) > 5 else ''}); such a shape is compared by the runs that went on, whose mean loss is "
+        "biased down."
     ]
 
 

@@ -14,7 +14,7 @@ from analysis.errors import InputError
 from analysis.fit import Evidence, Fit
 from analysis.noise import Floats
 from analysis.projection import LEVINE2020, Law, law_of, solve_depth
-from analysis.runs import RunTable
+from analysis.runs import STOPPED, RunTable
 
 #: Panels of the gap figure; more would be too small to read.
 MAX_PANELS = 9
@@ -204,7 +204,7 @@ class HealthData:
     """What became of every row.
 
     Attributes:
-        status: depth, outcome (used, a status, or left out), count.
+        status: depth, outcome (used, forecast, a status, or left out), count.
         seconds: depth, params, seed, train_seconds of the rows that have it.
         diverged: depth, width, params, diverged, of.
     """
@@ -520,7 +520,9 @@ def health_data(runs: RunTable, fit: Fit) -> HealthData:
     """Counts by outcome and depth, training seconds, and the shapes that diverged."""
     dropped = {item.get("row") for item in fit.left_out}
     outcome = [
-        "used" if row not in dropped else ("left out" if status == "done" else str(status))
+        ("forecast" if status == STOPPED else "used")
+        if row not in dropped
+        else ("left out" if status == "done" else str(status))
         for row, status in zip(runs.frame.index, runs.frame["status"], strict=True)
     ]
     labelled = runs.frame.assign(outcome=outcome)

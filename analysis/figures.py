@@ -1,7 +1,7 @@
 """The figures of a report: which ones the data allow, their words, and how they become files.
 
-What a figure shows is in `analysis.figure_data`, how it is drawn in `analysis.drawing`, `drawing_law` and
-`drawing_map`.
+What a figure shows is in `analysis.figure_data`, `move_data` and `search_history`, how it is drawn in
+`analysis.drawing`, `drawing_law`, `drawing_map` and `drawing_search`.
 """
 
 import io
@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from analysis import drawing, drawing_law, drawing_map, palette
+from analysis import drawing, drawing_law, drawing_map, drawing_search, palette
 from analysis.figure_data import (
     LEAST_SHAPES,
     evidence_of,
@@ -31,8 +31,10 @@ from analysis.figure_data import (
     transition_data,
 )
 from analysis.fit import Fit
+from analysis.move_data import contrast_data, sensitivity_data
 from analysis.numbers import digits
 from analysis.runs import RunTable
+from analysis.search_history import SearchData
 from analysis.wording import count_phrase, percent, seeds_phrase
 
 #: Family of curves -> words.
@@ -102,11 +104,22 @@ TITLES = {
     "rivals": "The best depth by each law",
     "health": "Run health",
     "training": "Loss during training",
+    "sensitivity": "The crossings at other learning rates",
+    "contrast": "The crossings under other parametrisations",
+    "search": "How the search went",
 }
+
+#: Figures of what only some studies have; where they are absent nothing is missing.
+OCCASIONAL = frozenset({"training", "sensitivity", "contrast", "search"})
 
 
 def make_figures(
-    runs: RunTable, fit: Fit, *, floor: float | None = None, curves: pd.DataFrame | None = None
+    runs: RunTable,
+    fit: Fit,
+    *,
+    floor: float | None = None,
+    curves: pd.DataFrame | None = None,
+    search: SearchData | None = None,
 ) -> list[Figure]:
     """Every figure that the data allow, in the order of the report.
 
@@ -115,6 +128,7 @@ def make_figures(
         fit: its fit, with its evidence.
         floor: entropy of the data in nats a token, drawn as a dotted line.
         curves: training curves (cell, step, loss), optional.
+        search: how the rows were chosen, optional.
 
     Raises:
         ValueError: the fit was read from a file and has no evidence.
@@ -243,7 +257,51 @@ def make_figures(
             training,
             lambda: drawing.draw_training(training, colours),
         )
+    _add_moves(fit, add)
+    if search is not None:
+        add("search", search_caption(search), search, lambda: drawing_search.draw_search(search, colours))
     return figures
+
+
+def _add_moves(fit: Fit, add: Callable[[str, str, Data, Callable[[], Canvas]], None]) -> None:
+    """The crossings beside those at other learning rates, and those under other parametrisations."""
+    open_words = (
+        "a bar that reaches the frame is open there, a broken one belongs to a crossing that is not settled."
+    )
+    sensitivity = sensitivity_data(fit.crossings, fit.sensitivity)
+    if sensitivity is not None:
+        add(
+            "sensitivity",
+            f"Each crossing at the study's own rate with its {percent(fit.level)} interval, and where it is at others; "
+            f"the bars of these are the error of the move alone; {open_words}",
+            sensitivity,
+            lambda: drawing_search.draw_moves(sensitivity),
+        )
+    contrast = contrast_data(fit.contrasts)
+    if contrast is not None:
+        add(
+            "contrast",
+            f"Each crossing with its {percent(fit.level)} interval under every parametrisation that has rows of the "
+            f"same data and recipe; {open_words}",
+            contrast,
+            lambda: drawing_search.draw_moves(contrast),
+        )
+
+
+def search_caption(search: SearchData) -> str:
+    """What the three panels of a search show."""
+    grid = (
+        "The broken line is what the spec's whole grid is expected to reach, one seed after the other: the median of "
+        "studies simulated from this study's own curves and noise."
+        if len(search.grid)
+        else "What a grid would have reached cannot be simulated from so few rows."
+    )
+    asked = " The dotted line is what was asked for." if search.until is not None else ""
+    return (
+        "Above: every cell in the order they ended; hollow marks are forecasts of cells that were stopped, crosses "
+        "cells without a loss. Below: what was known after them, left the estimate with its interval where that is "
+        f"closed, right the half-width of the interval (a share of the value; for crossings, in ln N). {grid}{asked}"
+    )
 
 
 def absent_figures(fit: Fit, drawn: list[Figure]) -> list[Absent]:

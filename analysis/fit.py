@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.comparison import Comparison, TokenRule, compare
+from analysis.contrast import Contrast
 from analysis.crossings import Crossing, Crossings, find_crossings
 from analysis.curves import Curves, build_curves
 from analysis.errors import InputError
@@ -27,6 +28,7 @@ from analysis.heldout import (
 from analysis.projection import Law, law_of, solve_depth
 from analysis.refits import Refits, refit
 from analysis.runs import RunTable
+from analysis.sensitivity import Shift, shifts, split
 from analysis.surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.threads import single_threaded
 from analysis.threshold import Form, ThresholdFit, fit_threshold
@@ -67,6 +69,8 @@ class Fit:
         warnings: sentences a reader must see.
         level, draws, seed: of the intervals and the bootstrap.
         refits: intervals of the whole pipeline repeated; None where it was not asked for, or without a noise estimate.
+        sensitivity: how the crossings move with the learning rate; empty without a sensitivity arm.
+        contrasts: the crossings beside those of the same study under other parametrisations.
         evidence: None when read from a file.
     """
 
@@ -89,6 +93,8 @@ class Fit:
     draws: int
     seed: int
     refits: Refits | None = None
+    sensitivity: tuple[Shift, ...] = ()
+    contrasts: tuple[Contrast, ...] = ()
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
 
     def projection_law(self) -> Law | None:
@@ -123,6 +129,8 @@ class Fit:
                 "draws": self.draws,
                 "seed": self.seed,
                 "refits": None if self.refits is None else self.refits.to_json(),
+                "sensitivity": [item.to_json() for item in self.sensitivity],
+                "contrasts": [item.to_json() for item in self.contrasts],
             }
         )
         return document
@@ -158,6 +166,8 @@ class Fit:
                 draws=int(value.get("draws", 0)),
                 seed=int(value.get("seed", 0)),
                 refits=Refits.from_json(value["refits"]) if value.get("refits") else None,
+                sensitivity=tuple(Shift.from_json(item) for item in value.get("sensitivity", ())),
+                contrasts=tuple(Contrast.from_json(item) for item in value.get("contrasts", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
@@ -195,6 +205,7 @@ def fit(
         raise InputError(f"The number of draws is {draws}; an interval needs at least {LEAST_DRAWS}.")
     if refits < 0:
         raise InputError(f"The number of refits is {refits}; it cannot be negative.")
+    runs, arm = split(runs)
     comparison = compare(runs, tokens=tokens)
     rows = comparison.rows
     curves = build_curves(rows)
@@ -229,6 +240,7 @@ def fit(
         draws=draws,
         seed=seed,
         refits=refit(curves, refits, level=level, seed=seed),
+        sensitivity=() if arm is None else shifts(arm, rows, curves, found.items, level),
         evidence=Evidence(comparison, curves, found),
     )
 

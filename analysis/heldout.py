@@ -13,7 +13,7 @@ beside the number of such answers (`HeldOut.outside`).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,7 +24,7 @@ from analysis.budgets import LINE_REACH, SHIFT, budget_of, budgets, common_size
 from analysis.curves import loss_table
 from analysis.errors import InputError
 from analysis.files import strict
-from analysis.noise import Floats, Noise, from_seeds
+from analysis.noise import Floats, Noise
 from analysis.surfaces import SurfaceFit, SurfaceForm, fit_additive, fit_aspect, fit_response, fit_surfaces
 
 #: N -> best depth, or None where the law names none.
@@ -213,21 +213,23 @@ class _Shapes:
     count: npt.NDArray[np.int64]
     incidence: Floats
     noise: Noise
+    forecast: Floats
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> "_Shapes":
         """Rows of one depth, N and seed are averaged first; without the column seed all are of one seed."""
         seeded = rows if "seed" in rows else rows.assign(seed=0)
-        losses, depth, params, paired = loss_table(seeded)
-        present = np.isfinite(losses)
+        table = loss_table(seeded)
+        present = np.isfinite(table.losses)
         count = present.sum(axis=1)
         return cls(
-            depth=depth,
-            x=np.log(params),
-            mean=np.nanmean(losses, axis=1),
+            depth=table.depth,
+            x=np.log(table.params),
+            mean=np.nanmean(table.losses, axis=1),
             count=count,
-            incidence=present / count[:, None] if paired else np.zeros((len(count), 1)),
-            noise=from_seeds(losses) if paired else replace(from_seeds(losses), correlation=0.0),
+            incidence=present / count[:, None] if table.paired else np.zeros((len(count), 1)),
+            noise=table.noise,
+            forecast=table.forecast,
         )
 
     @property
@@ -235,10 +237,12 @@ class _Shapes:
         return sorted({int(value) for value in self.depth})
 
     def covariance(self, matrix: Floats) -> Floats:
-        """(rows, rows): of `matrix` times the mean losses, from the seed noise and what the shapes of a seed share."""
+        """(rows, rows): of `matrix` times the mean losses, from seed noise, what seeds share, and forecasts."""
         scaled, rho = matrix * self.noise.sd_at(self.mean), self.noise.correlation
         shared = scaled @ self.incidence
-        return np.asarray(rho * shared @ shared.T + (1 - rho) * (scaled / self.count) @ scaled.T)
+        foretold = matrix * self.forecast
+        own = (1 - rho) * (scaled / self.count) @ scaled.T + foretold @ foretold.T
+        return np.asarray(rho * shared @ shared.T + own)
 
     def at(self, depth: int) -> npt.NDArray[np.int64]:
         return np.flatnonzero(self.depth == depth)
@@ -265,7 +269,7 @@ class _Shapes:
         """For `analysis.surfaces`: depth, params, loss, and weight where the noise is known."""
         frame = pd.DataFrame({"depth": self.depth, "params": np.exp(self.x), "loss": self.mean})
         if self.noise.known:
-            variance = self.noise.sd_at(self.mean) ** 2 / self.count
+            variance = self.noise.sd_at(self.mean) ** 2 / self.count + self.forecast**2
             frame["weight"] = 1 / (variance + lack**2)
         return frame
 

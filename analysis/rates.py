@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.run_columns import FORECAST_ERROR
+
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -85,6 +87,11 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     replaced = rows.assign(
         loss=np.where(at, laid.loss, rows["loss"]), lr=np.where(at, np.exp(laid.best[shape]), rows["lr"])
     )
+    if FORECAST_ERROR in rows:
+        # The minimum of a parabola is near a weighted mean of its losses: it errs no more than the worst of them.
+        errors = rows[FORECAST_ERROR].fillna(0).where(laid.used, 0)
+        worst = errors.groupby([shape, rows["seed"].to_numpy()]).transform("max")
+        replaced = replaced.assign(**{FORECAST_ERROR: rows[FORECAST_ERROR].where(~at, worst)})
     return RateChoice(replaced[keep], left_out, int(laid.good.sum()), lowest, at_end)
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from analysis.crossings import find_crossings
 from analysis.curves import Curves, build_curves
 from analysis.noise import Floats
+from analysis.run_columns import FORECAST_ERROR
 from analysis.threshold import fit_threshold
 
 Interval = tuple[float | None, float | None]
@@ -91,11 +92,12 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     sd = noise.sd_at(curves.mean)
     centre = fitted + curves.lacks * generator.standard_normal(len(fitted))
     common = generator.standard_normal(max(curves.incidence.shape[1], int(curves.count.max())))
+    centre = centre + curves.forecast * generator.standard_normal(len(fitted))
     point = np.repeat(np.arange(len(fitted)), curves.count)
     seed = _seeds(curves)
     own = generator.standard_normal(len(point))
     error = np.sqrt(noise.correlation) * common[seed] + np.sqrt(1 - noise.correlation) * own
-    return pd.DataFrame(
+    rows = pd.DataFrame(
         {
             "depth": curves.depth[point],
             "params": np.exp(curves.x[point]),
@@ -103,6 +105,13 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
             "loss": centre[point] + sd[point] * error,
         }
     )
+    if not curves.foretold.any():
+        return rows
+    # The last runs of each shape are its forecasts, with one standard error that gives the mean its own.
+    place = np.arange(len(point)) - np.repeat(np.cumsum(curves.count) - curves.count, curves.count)
+    each = curves.forecast * curves.count / np.sqrt(np.maximum(curves.foretold, 1))
+    foretold = place >= (curves.count - curves.foretold)[point]
+    return rows.assign(**{FORECAST_ERROR: np.where(foretold, each[point], 0.0)})
 
 
 def _seeds(curves: Curves) -> Any:

@@ -1,5 +1,6 @@
 """The report of a study: one page that needs no network, and beside it every number and figure as a file."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis import palette
-from analysis.crossings import Crossing
+from analysis.crossings import Crossing, Interval
 from analysis.figure_data import evidence_of
 from analysis.figures import TITLES, Figure, absent_figures, inline_svg, make_figures
 from analysis.files import write_bytes, write_json, write_text
@@ -28,16 +29,27 @@ from analysis.report_tables import (
     rivals_table,
 )
 from analysis.runs import RunTable
+from analysis.search_history import Search, search_data
 from analysis.wording import (
     count_phrase,
-    headlines,
+    ends,
     law_sentence,
     noise_sentence,
     parting_sentence,
     percent,
     short_range,
 )
+from analysis.wording_search import (
+    answers,
+    contrast_sentence,
+    factor_interval,
+    factor_phrase,
+    search_sentence,
+    sensitivity_sentence,
+)
 
+#: Names of figures of the search that `study` makes, where it does.
+MORE = ("search_history", "search_slices", "search_parallel")
 #: Left-out rows that are listed one by one on the page; all of them are in `fit.json`.
 MAX_LISTED = 60
 #: Different reasons in the table of left-out rows.
@@ -69,6 +81,8 @@ def write_report(
     curves: pd.DataFrame | None = None,
     recommendations: Sequence[Mapping[str, Any]] | None = None,
     spec_text: str | None = None,
+    search: Search | None = None,
+    more: Sequence[Figure] = (),
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
 
@@ -85,6 +99,8 @@ def write_report(
         recommendations: rows as `analysis.projection.recommend` gives them; by default for the sizes of
             `report_tables.projection_sizes`, from this study's own law.
         spec_text: the study's specification, printed as it is.
+        search: what the rows were chosen for, where a search chose them and the table says in which order.
+        more: figures of the search that others made; their names are of `MORE`.
 
     Returns:
         The path of `report.html`.
@@ -100,7 +116,8 @@ def write_report(
     rival_names, projected = projection_table(runs, fit, given)
     budgets = len({item.budget for item in fit.best})
     colours = palette.variables(len(set(runs.used["depth"])), budgets)
-    figures = make_figures(runs, fit, floor=floor, curves=curves)
+    told = None if search is None else search_data(runs, search, level=fit.level)
+    figures = [*make_figures(runs, fit, floor=floor, curves=curves, search=told), *more]
     drawn = {figure.name: _write_figure(figure, folder / "figures", colours) for figure in figures}
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
@@ -110,7 +127,7 @@ def write_report(
         .get_template("report.html.j2")
         .render(
             title=title,
-            headlines=headlines(fit),
+            headlines=answers(fit),
             fit=fit,
             projected=projected,
             far_factor=FAR,
@@ -118,6 +135,11 @@ def write_report(
             rival_names=rival_names,
             drawn=drawn,
             absent=absent_figures(fit, figures),
+            more=[figure.name for figure in more],
+            sensitivity=fit.sensitivity,
+            sensitivity_words=sensitivity_sentence(fit.sensitivity, fit.level),
+            contrasts=[(item, contrast_sentence(item)) for item in fit.contrasts],
+            search_words="" if told is None or search is None else search_sentence(told, search.ended),
             colours=colours,
             crossings=shown,
             hidden=len(fit.crossings) - len(shown),
@@ -138,7 +160,7 @@ def write_report(
     )
     path = write_text(folder / "report.html", page)
     # Only now: while the old page stands its files stand too.
-    for name in set(TITLES) - set(drawn):
+    for name in {*TITLES, *MORE} - set(drawn):
         for kind in ("svg", "png", "csv"):
             (folder / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
     return path
@@ -183,6 +205,9 @@ def _environment() -> Environment:
         "hours": hours,
         "named": named_depth,
         "unbroken": _unbroken,
+        "factor_phrase": factor_phrase,
+        "times": _times,
+        "factors": _factors,
     }
     return environment
 
@@ -190,6 +215,17 @@ def _environment() -> Environment:
 def _unbroken(text: str) -> str:
     """`text` with no line break before a per cent sign or around `N ≈`."""
     return text.replace(" %", "\u00a0%").replace("N ≈ ", "N\u00a0≈\u00a0")
+
+
+def _times(shift: float | None) -> str:
+    """A shift of ln N as a factor of N."""
+    return "–" if shift is None else f"× {digits(math.exp(shift), 3)}"
+
+
+def _factors(interval: Interval | None) -> str:
+    """An interval of a shift of ln N as one of factors of N; open ends are said."""
+    found = factor_interval(interval)
+    return "none" if found is None else ends(found, 3)
 
 
 def _span(interval: Sequence[float | None] | None) -> str:

@@ -31,12 +31,16 @@ TEXT = ("cell", "status", "reason")
 WHOLE = ("depth", "width", "heads", "params", "total_params", "seed", "tokens")
 #: Columns that are read as numbers when present, beyond those of `COLUMNS`.
 OPTIONAL_NUMBERS = ("vocabulary", "context")
+#: Standard error, nats a token, of the loss of a run that was stopped early, which is a forecast: such a run counts
+#: only with it. It is not looked at in rows of another status.
+FORECAST_ERROR = "loss_se"
 #: Columns that are read as text when present. `protocol` is a digest of all that compared rows must share: data,
-#: recipe and the rule of the learning rate.
-OPTIONAL_TEXT = ("protocol",)
+#: recipe and the rule of the learning rate. `arm` is empty for a row of the study itself, and else says what the row is
+#: for (`analysis.sensitivity`).
+OPTIONAL_TEXT = ("protocol", "arm")
 #: The table's own count of parameters, kept where N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
-_NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
+_NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, FORECAST_ERROR, *OPTIONAL_TEXT)
 
 
 def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.run_columns import COLUMNS, OPTIONAL_NUMBERS, TEXT
+from analysis.run_columns import COLUMNS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
 from analysis.run_files import keep_missing
 
 
@@ -105,6 +105,9 @@ def _row(run: Any) -> tuple[dict[str, Any] | None, str | None]:
     row: dict[str, Any] = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
     row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
     row |= {name: metrics.get(name) for name in ("loss", "train_seconds")}
+    if status == "stopped":
+        # A cell that was stopped once and has been trained to its end since keeps the metric.
+        row |= {FORECAST_ERROR: metrics.get(FORECAST_ERROR)}
     row |= {
         "cell": tags.get("interplay.cell", ""),
         "status": status,
@@ -112,6 +115,8 @@ def _row(run: Any) -> tuple[dict[str, Any] | None, str | None]:
         "protocol": tags.get("interplay.protocol", ""),
         "run": run.info.run_id,
     }
+    if arm := tags.get("interplay.arm"):
+        row["arm"] = arm
     return row, None
 
 

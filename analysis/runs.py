@@ -17,6 +17,7 @@ from analysis.errors import InputError
 from analysis.files import write_text
 from analysis.run_columns import (
     COLUMNS,
+    FORECAST_ERROR,
     OPTIONAL_NUMBERS,
     OPTIONAL_TEXT,
     TABLE_PARAMS,
@@ -36,6 +37,8 @@ Count = Literal["nonembedding", "table"]
 #: Words of other trackers for a run that ended well.
 DONE = frozenset({"done", "finished", "completed", "complete", "succeeded", "success", "ok"})
 DIVERGED = frozenset({"diverged", "divergence", "nan", "inf"})
+#: A run that was stopped early, whose loss, if it has one, is a forecast.
+STOPPED = "stopped"
 #: Words for a run without a result; any other is left out as well, as a word that is not known.
 WITHOUT_RESULT = frozenset(
     {"failed", "error", "crashed", "killed", "stopped", "cancelled", "canceled", "interrupted", "preempted"}
@@ -57,7 +60,8 @@ class RunTable:
             says done and whose loss is NaN or infinite has the status diverged here. `table_params` is the table's own
             count of parameters, where it differs from `params`; `seed_label` its own seeds, where they are no whole
             numbers.
-        used: the rows that count: status done, positive whole sizes, a finite positive loss, no duplicate.
+        used: the rows that count: status done, or stopped with the standard error of a forecast, positive whole sizes,
+            a finite positive loss, no duplicate.
         left_out: one entry for every other row: `row`, `cell` where known, and the `reason`.
         source: where the rows came from, for messages and captions.
         count: how `params` is counted.
@@ -150,7 +154,10 @@ def read_runs(
 def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray[np.float64]]:
     """All of `COLUMNS`, with types and defaults, then the table's other columns; and the table's own params."""
     made: dict[str, Any] = {}
-    for name in (*COLUMNS, *(extra for extra in OPTIONAL_NUMBERS if extra in frame.columns)):
+    for name in (
+        *COLUMNS,
+        *(extra for extra in (*OPTIONAL_NUMBERS, FORECAST_ERROR) if extra in frame.columns),
+    ):
         if name in TEXT:
             made[name] = _texts(frame[name]) if name in frame.columns else np.full(len(frame), "", object)
         else:
@@ -163,6 +170,9 @@ def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray
     made["seed"], labels = _seeds(frame["seed"]) if "seed" in frame.columns else (np.zeros(len(frame)), None)
     made["status"] = _statuses(made["status"])
     made["status"], made["reason"] = _divergence(frame["loss"], made)
+    if FORECAST_ERROR in made:
+        # In a table from elsewhere it may be the error of an evaluation, which the seeds show as well.
+        made[FORECAST_ERROR] = np.where(made["status"] == STOPPED, made[FORECAST_ERROR], np.nan)
     for name in frame.columns:
         if name in OPTIONAL_TEXT:
             made[name] = _texts(frame[name])
@@ -264,8 +274,10 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
     status, why = typed["status"].to_numpy(dtype=object), typed["reason"].to_numpy(dtype=object)
     mark((status == "diverged") & (why == NOT_FINITE), say(f"{NOT_FINITE}: diverged"))
     known = {"done", "diverged"} | WITHOUT_RESULT
+    errors = typed[FORECAST_ERROR].to_numpy(dtype=float) if FORECAST_ERROR in typed else np.zeros(len(typed))
+    foretold = (status == STOPPED) & np.isfinite(errors) & (errors > 0)
     mark(
-        status != "done",
+        (status != "done") & ~foretold,
         lambda at: np.array([_status_reason(status[i], why[i], status[i] in known) for i in at], object),
     )
     for name in ("depth", "width", "params"):
@@ -281,7 +293,7 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
     mark(np.isnan(loss), say("loss is missing or not a number"))
     mark(loss <= 0, value("loss", "loss is {:g}; a loss in nats a token is positive"))
     good = np.flatnonzero(found == "")
-    found[good] = _repeats(typed.iloc[good], own[good])
+    found[good] = _repeats(typed.iloc[good], own[good], foretold[good])
     left = found != ""
     return pd.Series(found[left], index=typed.index[left])
 
@@ -291,11 +303,14 @@ def _status_reason(status: str, why: str, known: bool) -> str:
     return f"{text}: {why}" if why else text
 
 
-def _repeats(rows: pd.DataFrame, own: npt.NDArray[np.float64]) -> npt.NDArray[np.object_]:
+def _repeats(
+    rows: pd.DataFrame, own: npt.NDArray[np.float64], foretold: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.object_]:
     """Reason of rows that repeat another, empty for all others.
 
-    Of rows that are one run by all that is known, and yet have several losses, the one with the middle loss is kept
-    (the lower of two): neither the order of the rows nor copies of them change which.
+    A run that was stopped, and later trained to its end, counts by its end and not by its forecast. Of rows that are
+    one run by all that is known, and yet have several losses, the one with the middle loss is kept (the lower of two):
+    neither the order of the rows nor copies of them change which.
     """
     found = np.full(len(rows), "", dtype=object)
     if rows.empty:
@@ -308,6 +323,13 @@ def _repeats(rows: pd.DataFrame, own: npt.NDArray[np.float64]) -> npt.NDArray[np
     own_count = np.where(with_cell, np.nan, own)
     keys = keys.assign(own=own_count, cell=rows["cell"], tokens=rows["tokens"])
     run = keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup().to_numpy()
+    ended = np.zeros(int(run.max()) + 1, dtype=bool)
+    ended[run[~foretold]] = True
+    outdone = foretold & ended[run]
+    if outdone.any():
+        found[outdone] = "a forecast of a run that another row has to its end"
+        found[~outdone] = _repeats(rows[~outdone], own[~outdone], foretold[~outdone])
+        return found
     loss, number = rows["loss"].to_numpy(dtype=float), rows.index.to_numpy()
     order = np.lexsort((number, loss, run))
     run, loss, number = run[order], loss[order], number[order]

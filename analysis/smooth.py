@@ -95,6 +95,10 @@ class Smooth:
         """Nats a token of a depth at ln N = x."""
         return self.curves[depth].loss(x)
 
+    def fitted(self, depth: npt.NDArray[np.int64], x: Floats) -> Floats:
+        """Nats a token of points that are ordered by depth."""
+        return np.concatenate([self.loss(int(value), x[depth == value]) for value in np.unique(depth)])
+
     def jacobian(self, depth: int, x: Floats) -> Floats:
         """(len(x), size): derivative of `loss` with respect to all parameters of the study."""
         curve = self.curves[depth]
@@ -148,7 +152,7 @@ def solution(
 def _press(smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> float:
     """Mean weighted squared error of each point as predicted by all the others; NaN where none can be."""
     _, leverage = solution(smooth, depth, x, weight)
-    fitted = np.concatenate([smooth.loss(int(value), x[depth == value]) for value in np.unique(depth)])
+    fitted = smooth.fitted(depth, x)
     # A depth of two sizes goes through both whatever they are: it predicts nothing.
     able = leverage < 0.98
     if not able.any():

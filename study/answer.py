@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,35 @@ if TYPE_CHECKING:
     from study.ledger import Places
     from study.plan import Plan
     from study.spec import StudySpec
+    from study.tracking import Store
 
 
 def answer(
-    spec: "StudySpec", plan: "Plan", runs: "RunTable", where: "Places", curves: "pd.DataFrame | None"
+    spec: "StudySpec",
+    plan: "Plan",
+    runs: "RunTable",
+    where: "Places",
+    curves: "pd.DataFrame | None",
+    store: "Store | None" = None,
+    ended: str = "",
 ) -> "tuple[Fit, Path]":
-    """Fit a study's run table and write `report.html`, `fit.json`, `runs.csv` and the figures beside it."""
+    """Fit a study's run table and write `report.html`, `fit.json`, `runs.csv` and the figures beside it.
+
+    Args:
+        spec: of the study.
+        plan: of the study.
+        runs: its rows.
+        where: its paths.
+        curves: validation losses by cell and step.
+        store: holds the rows of other parametrisations too, with which the crossings are compared.
+        ended: why the search ended, a sentence.
+    """
     from analysis.fit import fit
     from analysis.report import write_report
+    from study.contrasts import contrasts
 
     result = fit(runs)
+    result = replace(result, contrasts=contrasts(spec, plan, result, store))
     report = write_report(
         runs,
         result,
@@ -45,8 +65,34 @@ def answer(
         floor=plan.floor,
         curves=curves,
         spec_text=spec.to_yaml(),
+        **searched(spec, plan, runs, ended),
     )
     return result, report
+
+
+def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "") -> dict[str, Any]:
+    """What a report tells of a search: its aim, the grid it is held against, and Optuna's own plots; none of a grid."""
+    if plan.sampler == "grid":
+        return {}
+    import pandas as pd
+
+    from analysis.search_history import Search
+    from study.search.until import aim_of
+    from study.search_plots import optuna_figures
+
+    shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()
+    grid = pd.DataFrame(
+        {
+            "depth": [p.cell.shape.depth for p in shapes],
+            "params": [float(p.cell.shape.budget_params) for p in shapes],
+            "flops": [p.flops for p in shapes],
+        }
+    )
+    until = spec.search.until
+    return {
+        "search": Search(aim_of(spec), until.halfwidth if until else None, grid, ended),
+        "more": optuna_figures(runs),
+    }
 
 
 def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:
@@ -257,6 +303,7 @@ def fit_table(result: "Fit") -> RenderableType:
         _rivals(result),
         *([Text(parting_sentence(result))] if result.parting else []),
         *([_best(result)] if result.best else []),
+        *_moves(result),
         Text(about, style="dim"),
         *(Text(text, style="yellow") for text in result.warnings),
     )
@@ -298,6 +345,36 @@ def _rivals(result: "Fit") -> Table:
             str(row.outside) if row.asked else "-",
         )
     return table
+
+
+def _moves(result: "Fit") -> list[RenderableType]:
+    """Return what other learning rates and parametrisations do to the crossings; nothing where none was tried."""
+    from analysis.wording_search import contrast_sentence, factor_interval, sensitivity_sentence
+
+    parts: list[RenderableType] = []
+    if result.sensitivity:
+        title = "crossings at other learning rates"
+        table = Table(title=title, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0))
+        for name in ("pair", "rate", "N times", f"{100 * result.level:g} %", "runs", "why"):
+            table.add_column(name, justify="left" if name in ("pair", "why") else "right")
+        for item in result.sensitivity:
+            table.add_row(
+                f"{item.shallow} → {item.deep}",
+                f"× {item.factor:g}",
+                "-" if item.shift is None else f"{math.exp(item.shift):.2f}",
+                _ends(factor_interval(item.shift_interval)),
+                str(item.runs),
+                item.reason or "",
+            )
+        parts += [table, Text(sensitivity_sentence(result.sensitivity, result.level))]
+    return parts + [Text(contrast_sentence(item)) for item in result.contrasts]
+
+
+def _ends(interval: Any) -> str:
+    if interval is None:
+        return "-"
+    low, high = ("…" if end is None else f"{end:.2f}" for end in interval)
+    return f"{low} – {high}"
 
 
 def _best(result: "Fit") -> Table:

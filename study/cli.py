@@ -8,16 +8,20 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from analysis.errors import InputError as AnalysisError
+from study.cluster.cli import app as cluster_app
 from study.errors import SpecError
 from study.theory import app as theory_app
 from trainables.errors import InputError
+
+if TYPE_CHECKING:
+    from study.sources import Runs
 
 #: Exit statuses: 0 done, 1 some cells failed, 2 the input is wrong, 130 stopped by the user (128 + SIGINT).
 FAILED, WRONG, STOPPED = 1, 2, 130
@@ -37,6 +41,7 @@ app = typer.Typer(
     help="How deep and how wide should a language model be for your data and budget, and how sure can you be?",
 )
 app.add_typer(theory_app, name="theory")
+app.add_typer(cluster_app, name="cluster")
 
 SpecArgument = Annotated[str, typer.Argument(help="a preset's name or a YAML file")]
 RunsArgument = Annotated[
@@ -45,7 +50,9 @@ RunsArgument = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key, e.g. training.seeds=5")
 ]
-ResultsOption = Annotated[Path, typer.Option("--results", help="root of everything that is written")]
+ResultsOption = Annotated[
+    Path, typer.Option("--results", envvar="INTERPLAY_RESULTS", help="root of everything that is written")
+]
 UriOption = Annotated[
     str | None,
     typer.Option(
@@ -74,13 +81,14 @@ def main() -> None:
     """Run the command; an error in the input ends it with status 2 and one paragraph, never a traceback."""
     try:
         app()
-    except (SpecError, InputError, AnalysisError) as error:
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
-        sys.exit(WRONG)
     except BrokenPipeError:
         # The reader of a pipe (head, less) has gone: nothing is wrong, and there is nobody to tell.
         sys.stderr.close()
         sys.exit(0)
+    except (SpecError, InputError, AnalysisError, ConnectionError) as error:
+        # A ConnectionError is of a storage that cannot be reached: it says which, and nothing else of ours raises one.
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        sys.exit(WRONG)
     except OSError as error:
         if error.errno not in _USER_ERRNO and not _folder_has_gone(error):
             raise
@@ -121,7 +129,7 @@ def plan(
     ] = None,
 ) -> None:
     """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Runs nothing."""
-    from study.plan import make_plan
+    from study.plan import by_hand, make_plan
     from study.spec import load_spec
     from study.tables import plan_table
 
@@ -135,7 +143,9 @@ def plan(
         raise SpecError("--cell prints one cell and --power looks at the whole study; take one of them out.")
     made = make_plan(load_spec(spec, overrides or ()))
     if cell:
-        print(made.cell(cell).model_dump_json(indent=2))
+        planned = made.planned(cell)
+        print(planned.cell.model_dump_json(indent=2))
+        print(f"{by_hand(planned.layout)}  # trains it, with the cell above in CELL.json", file=sys.stderr)
         return
     if not power:
         if as_json:
@@ -163,7 +173,7 @@ def run(
     from study.spec import load_spec
 
     loaded = load_spec(spec, overrides or ())
-    from analysis.wording import headlines
+    from analysis.wording_search import answers
     from study.runner import run_study
     from study.tracking import store_uri
 
@@ -176,9 +186,11 @@ def run(
         _say(console, "Stopped. Nothing is lost; go on with: ", again)
         raise typer.Exit(STOPPED)
     if summary.fit and summary.report:
-        for line in headlines(summary.fit):
+        for line in answers(summary.fit):
             console.print(Text(line))
         _say(console, "Report: ", str(_relative(summary.report)))
+        if summary.copy:
+            _say(console, "A copy of all results: ", summary.copy)
     failed = len(summary.failed)
     if failed:
         text = "1 cell" if failed == 1 else f"{failed} cells"
@@ -193,6 +205,38 @@ def run(
         _say(console, why, _command("status", spec, overrides or (), results))
     if failed or not summary.fit:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def submit(
+    spec: SpecArgument,
+    overrides: SetOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="FILE", help="the cluster's file, such as cluster/aws.yaml"),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="URL", help="a dashboard that can be reached, instead of a tunnel"),
+    ] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="do not follow the log")] = False,
+    submission_id: Annotated[
+        str | None, typer.Option("--submission-id", metavar="ID", help="of the job; by default one is made")
+    ] = None,
+) -> None:
+    """Send a study to a cluster and follow it: `interplay run` there, as a job of Ray."""
+    from study.cluster.submit import submit as send
+
+    status = send(
+        spec,
+        overrides or (),
+        Console(highlight=False),
+        file=cluster,
+        address=address,
+        submission=submission_id,
+        wait=not no_wait,
+    )
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -236,8 +280,8 @@ def fit(
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
-    table, _ = _runs(runs, overrides, column, results, uri, count)
-    result = fit_runs(table, level=level, tokens=tokens, refits=refits)
+    source = _runs(runs, overrides, column, results, uri, count)
+    result = source.compared(fit_runs(source.table, level=level, tokens=tokens, refits=refits))
     document = result.to_json()
     if out:
         write_json(out, document)
@@ -266,10 +310,10 @@ def report(
     from analysis.report import write_report
 
     _refuse_file(out, "--out")
-    table, known = _runs(runs, overrides, column, results, uri, count)
-    path = write_report(
-        table, fit_runs(table, level=level, tokens=tokens), out, title=Path(runs).name, **known
-    )
+    source = _runs(runs, overrides, column, results, uri, count)
+    result = source.compared(fit_runs(source.table, level=level, tokens=tokens))
+    known = {**source.known, **source.searched()}
+    path = write_report(source.table, result, out, title=Path(runs).name, **known)
     _say(Console(highlight=False), "Report: ", str(_relative(path)))
 
 
@@ -332,6 +376,32 @@ def audit(
 
 
 @app.command()
+def export(
+    cell: Annotated[
+        str,
+        typer.Argument(metavar="CELL", help="a cell's key, its first digits, or its name such as L2-d16-s0"),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="folder of the model, empty or not there yet")],
+    study: Annotated[
+        str | None, typer.Option("--study", metavar="SPEC", help="look for the cell in this study only")
+    ] = None,
+    results: ResultsOption = RESULTS,
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="also log it as an MLflow model of the cell's own run")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a trained cell as a plain HuggingFace folder: safetensors, config, tokenizer, model card."""
+    from study.export import export_cell, export_text
+
+    written = export_cell(cell, out, results, study=study, mlflow=mlflow)
+    if as_json:
+        _print_json(written.to_json())
+    else:
+        Console(highlight=False).print(export_text(written), soft_wrap=True)
+
+
+@app.command()
 def ui(
     results: ResultsOption = RESULTS,
     host: Annotated[
@@ -353,8 +423,8 @@ def _runs(
     results: Path,
     uri: str | None,
     count: Literal["nonembedding", "table"],
-) -> tuple[Any, dict[str, Any]]:
-    """Return the run table of RUNS, and what a report may add where RUNS is a spec (facts, floor, spec text)."""
+) -> "Runs":
+    """Return the run table of RUNS, and what a report may add where RUNS is a spec."""
     from study.sources import read_source
 
     return read_source(source, overrides or (), column or (), results, uri, count)

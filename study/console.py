@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from study.plan import Plan, PlannedCell
+from study.plan import Plan, PlannedCell, wall_seconds
 from study.tables import duration
 from trainables.progress import Progress, Result
 
@@ -40,6 +40,8 @@ class Board:
     failed: dict[str, str] = field(default_factory=dict)
     running: dict[str, _Running] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    note: str = ""
+    """What a search knows, in a sentence."""
     measured: float = 0.0
     estimated: float = 0.0
 
@@ -47,6 +49,11 @@ class Board:
     def ended(self) -> int:
         """Cells that need no more work in this run."""
         return len(self.losses) + len(self.failed)
+
+    def touched(self) -> list[PlannedCell]:
+        """The cells that run or have ended: of those a search may train most never will."""
+        keys = {*self.losses, *self.failed, *self.running}
+        return [planned for planned in self.plan.main if planned.cell.key in keys]
 
     def seconds_left(self) -> float | None:
         """Time left: the plan's estimates of the missing cells, corrected by how wrong they were so far."""
@@ -57,16 +64,17 @@ class Board:
             return None
         missing = [
             p
-            for p in self.plan.cells
+            for p in self.plan.main
             if p.cell.key not in self.losses
             and p.cell.key not in self.failed
             and p.cell.key not in self.running
         ]
         # An adaptive search tries only some of the candidates.
         wanted = max(0, self.total - self.ended - len(self.running))
-        seconds = sum(p.seconds for p in missing) * (wanted / len(missing) if missing else 0)
-        seconds += sum(r.planned.seconds * (1 - r.share) for r in self.running.values())
-        return seconds * (measured / estimated) / max(1, self.slots)
+        share = wanted / len(missing) if missing else 0
+        work = [(p.seconds * share, p.layout.ranks) for p in missing]
+        work += [(r.planned.seconds * (1 - r.share), r.planned.layout.ranks) for r in self.running.values()]
+        return wall_seconds(work, max(1, self.slots)) * (measured / estimated)
 
 
 class Viewer:
@@ -104,14 +112,16 @@ class Viewer:
             running.rate = progress.points[-1].tokens_per_second
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
-        """A cell is done or diverged."""
+        """A cell is done, was stopped, or diverged."""
         board = self.board
         board.running.pop(planned.cell.key, None)
         board.losses[planned.cell.key] = result.loss
         if not result.resumed_from:
             board.measured += result.train_seconds
             board.estimated += planned.seconds
-        outcome = f"loss {result.loss:.4f}" if result.loss is not None else f"diverged: {result.reason}"
+        outcome = (
+            f"loss {result.loss:.4f}" if result.status == "done" else f"{result.status}: {result.reason}"
+        )
         self._line(
             f"{planned.cell.name}  N={planned.cell.shape.budget_params:,}  {outcome}", result.train_seconds
         )
@@ -145,7 +155,7 @@ class Viewer:
             Text(f"{duration(time.monotonic() - board.began)} gone"),
             Text(f"about {duration(left)} left" if left is not None else "estimating", style="dim"),
         )
-        parts: list[RenderableType] = [head, self._table()]
+        parts: list[RenderableType] = [head, *([Text(board.note)] if board.note else []), self._table()]
         for running in board.running.values():
             loss = f"loss {running.loss:.3f}" if running.loss is not None else "starting"
             rate = f"{running.rate / 1000:,.0f}k tokens/s" if running.rate else ""
@@ -161,11 +171,12 @@ class Viewer:
     def _table(self) -> Table:
         """Mean loss of each budget (row) and depth (column), with how many of its cells have ended."""
         board = self.board
-        depths = sorted({p.cell.shape.depth for p in board.plan.cells})
+        cells = board.plan.cells if board.plan.sampler != "crossing" else board.touched()
+        depths = sorted({p.cell.shape.depth for p in cells})
         groups: dict[tuple[float, int], list[PlannedCell]] = defaultdict(list)
-        budgets = sorted({p.budget for p in board.plan.cells})
+        budgets = sorted({p.budget for p in cells})
         by_budget = len(budgets) <= MOST_ROWS
-        for planned in board.plan.cells:
+        for planned in cells:
             groups[planned.budget if by_budget else 0.0, planned.cell.shape.depth].append(planned)
         table = Table(box=None, padding=(0, 2), header_style="dim")
         table.add_column("N" if by_budget else "", justify="right", style="dim")
@@ -175,8 +186,8 @@ class Viewer:
             means = {depth: self._mean(groups.get((budget, depth), [])) for depth in depths}
             known = [mean for mean in means.values() if mean is not None]
             best = min(known) if by_budget and len(known) > 1 else None
-            cells = [self._cell(groups.get((budget, d), []), means[d], means[d] == best) for d in depths]
-            table.add_row(f"{budget:,.0f}" if by_budget else "all", *cells)
+            shown = [self._cell(groups.get((budget, d), []), means[d], means[d] == best) for d in depths]
+            table.add_row(f"{budget:,.0f}" if by_budget else "all", *shown)
         return table
 
     def _mean(self, cells: list[PlannedCell]) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from trainables.cell import Precision, Shape
+from trainables.layout import Layout
 
 #: ASSUMPTION: the share of a GPU's memory that tensors can fill; the rest is the CUDA context, cuBLAS' and
 #: NCCL's buffers and what the allocator cannot use for fragmentation.
@@ -21,6 +22,9 @@ GPU_UTILISATION = 0.35
 #: same Python).
 GPU_SECONDS_PER_STEP = 2e-3
 GPU_SECONDS_PER_STEP_LAYER = 3e-4
+#: ASSUMPTION: the share of a link's rate on the data sheet that an all-reduce reaches, and the fixed time of one.
+LINK_SHARE = 0.75
+GPU_SECONDS_PER_EXCHANGE = 3e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,20 @@ class Device:
     """Fixed cost of an optimizer step."""
     seconds_per_step_layer: float
     """Fixed cost of each layer in a step."""
+    link: float
+    """Bytes a second that a rank can send to another while it receives as many."""
+    seconds_per_exchange: float
+    """Fixed cost of a collective among ranks."""
     seconds_per_value: float = 0.0
     """Cost of the elementwise work of one token, layer and unit of width in training."""
     is_gpu: bool = True
+    accelerator: str | None = None
+    """Ray's name of the GPU, by which a machine of a cluster says what it has."""
 
 
-def _gpu(name: str, title: str, gigabytes: float, bf16: float, fp32: float) -> Device:
+def _gpu(
+    name: str, title: str, accelerator: str, gigabytes: float, bf16: float, fp32: float, link: float
+) -> Device:
     return Device(
         name=name,
         title=title,
@@ -53,11 +65,15 @@ def _gpu(name: str, title: str, gigabytes: float, bf16: float, fp32: float) -> D
         utilisation=GPU_UTILISATION,
         seconds_per_step=GPU_SECONDS_PER_STEP,
         seconds_per_step_layer=GPU_SECONDS_PER_STEP_LAYER,
+        link=link * 1e9 * LINK_SHARE,
+        seconds_per_exchange=GPU_SECONDS_PER_EXCHANGE,
+        accelerator=accelerator,
     )
 
 
 # Memory in GB and TFLOP/s from NVIDIA's data sheets: dense bf16 on tensor cores (half of the figure "with
-# sparsity") and plain fp32, because PyTorch does not use TF32 for matrix products unless told to.
+# sparsity") and plain fp32, because PyTorch does not use TF32 for matrix products unless told to. Links in GB/s each
+# way: NVLink where there is one, half of the figure that counts both ways; else PCIe 4.0 x16.
 _DEVICES = (
     Device(
         name="cpu",
@@ -73,16 +89,20 @@ _DEVICES = (
         seconds_per_step=2.1e-3,
         seconds_per_step_layer=1.6e-3,
         seconds_per_value=1.2e-7,
+        # Gloo on loopback between two processes of the same machine, 2026-11-21: 0.4 ms for up to 128 KB, and 1.4
+        # to 1.6 GB/s above.
+        link=1.5e9,
+        seconds_per_exchange=4e-4,
         is_gpu=False,
     ),
-    _gpu("l4-24gb", "NVIDIA L4", 24, bf16=121, fp32=30.3),
-    _gpu("a10g-24gb", "NVIDIA A10G", 24, bf16=70, fp32=35),
-    _gpu("l40s-48gb", "NVIDIA L40S", 48, bf16=362, fp32=91.6),
-    _gpu("a100-40gb", "NVIDIA A100 40 GB", 40, bf16=312, fp32=19.5),
-    _gpu("a100-80gb", "NVIDIA A100 80 GB", 80, bf16=312, fp32=19.5),
-    _gpu("h100-80gb", "NVIDIA H100 SXM 80 GB", 80, bf16=989, fp32=67),
-    _gpu("h200-141gb", "NVIDIA H200 SXM 141 GB", 141, bf16=989, fp32=67),
-    _gpu("b200-180gb", "NVIDIA B200 180 GB", 180, bf16=2250, fp32=75),
+    _gpu("l4-24gb", "NVIDIA L4", "L4", 24, bf16=121, fp32=30.3, link=32),
+    _gpu("a10g-24gb", "NVIDIA A10G", "A10G", 24, bf16=70, fp32=35, link=32),
+    _gpu("l40s-48gb", "NVIDIA L40S", "L40S", 48, bf16=362, fp32=91.6, link=32),
+    _gpu("a100-40gb", "NVIDIA A100 40 GB", "A100", 40, bf16=312, fp32=19.5, link=300),
+    _gpu("a100-80gb", "NVIDIA A100 80 GB", "A100", 80, bf16=312, fp32=19.5, link=300),
+    _gpu("h100-80gb", "NVIDIA H100 SXM 80 GB", "H100", 80, bf16=989, fp32=67, link=450),
+    _gpu("h200-141gb", "NVIDIA H200 SXM 141 GB", "H200", 141, bf16=989, fp32=67, link=450),
+    _gpu("b200-180gb", "NVIDIA B200 180 GB", "B200", 180, bf16=2250, fp32=75, link=900),
 )
 
 #: All devices by name.
@@ -96,10 +116,18 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def usable_memory(device: Device, slots: int = 1) -> int:
-    """Bytes a trial may fill: a GPU's own memory, or its share of this machine's among the slots."""
+def usable_memory(device: Device, slots: int = 1, share: int | None = None) -> int:
+    """Bytes a rank may fill: a GPU's own memory, or its share of this machine's among the slots.
+
+    Args:
+        device: what a rank trains on.
+        slots: ranks that share the memory of this machine.
+        share: bytes of a rank on a CPU of a cluster, where it is known.
+    """
     if device.memory is not None:
         return int(device.memory * USABLE_MEMORY)
+    if share:
+        return share
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(machine * USABLE_MEMORY / slots)
 
@@ -107,12 +135,12 @@ def usable_memory(device: Device, slots: int = 1) -> int:
 def step_seconds(
     device: Device,
     shape: Shape,
-    tokens: int,
+    tokens: float,
     flops: float,
     precision: Precision,
     utilisation: float | None = None,
 ) -> float:
-    """Estimate the seconds of a training step of `tokens` tokens and `flops` operations in all."""
+    """Estimate the seconds of a training step of `tokens` tokens and `flops` operations on one device."""
     share = device.utilisation if utilisation is None else utilisation
     return (
         device.seconds_per_step
@@ -120,6 +148,42 @@ def step_seconds(
         + tokens * shape.depth * shape.width * device.seconds_per_value
         + flops / (device.peak[precision] * share)
     )
+
+
+def tensor_exchange_seconds(
+    device: Device, shape: Shape, tokens: int, precision: Precision, layout: Layout
+) -> float:
+    """Estimate the seconds a micro-batch of `tokens` tokens spends adding up what tensor-parallel ranks hold.
+
+    Two sums of the residual stream a layer in forward and two in backward (Shoeybi et al. 2019, arXiv 1909.08053,
+    section 3), and forward again where activations are recomputed. ASSUMPTION: none of it overlaps with work.
+    """
+    sums = shape.depth * (6 if layout.recompute else 4)
+    return sums * _all_reduce_seconds(
+        device, tokens * shape.width * _bytes(precision), layout.tensor_parallel
+    )
+
+
+def data_exchange_seconds(device: Device, parameters: int, precision: Precision, layout: Layout) -> float:
+    """Estimate the seconds a step spends adding up the gradients of data-parallel groups.
+
+    As much is sent at ZeRO stages 0 to 2, and half as much again at stage 3 (Rajbhandari et al. 2020, arXiv
+    1910.02054, section 7). ASSUMPTION: none of it overlaps with work.
+    """
+    held = parameters / layout.tensor_parallel
+    whole = _all_reduce_seconds(device, held * _bytes(precision), layout.data_parallel)
+    return whole * (1.5 if layout.zero == 3 else 1.0)
+
+
+def _all_reduce_seconds(device: Device, size: float, ranks: int) -> float:
+    """A ring: every rank sends and receives 2·(n-1)/n of what is added up."""
+    if ranks == 1:
+        return 0.0
+    return device.seconds_per_exchange + 2 * (ranks - 1) / ranks * size / device.link
+
+
+def _bytes(precision: Precision) -> int:
+    return 2 if precision == "bf16" else 4
 
 
 def local_gpus() -> int:

@@ -28,7 +28,22 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     "frontier.budgets": ("frontier.widths",),
     "frontier.widths": ("frontier.budgets", "frontier.depths"),
     "resources.device": ("resources.gpus_per_trial",),
+    "search.until.projected_depth_halfwidth": (
+        *("search.until.b_halfwidth", "search.until.crossing_halfwidth", "search.aim"),
+    ),
+    "search.until.b_halfwidth": (
+        *("search.until.projected_depth_halfwidth", "search.until.crossing_halfwidth", "search.aim"),
+        "search.target_params",
+    ),
+    "search.until.crossing_halfwidth": (
+        *("search.until.projected_depth_halfwidth", "search.until.b_halfwidth", "search.aim"),
+        "search.target_params",
+    ),
 }
+#: What of the section `search` only the sampler `crossing` knows.
+CROSSING_KEYS = (
+    *("aim", "target_params", "until", "max_flops", "max_cells", "max_seeds", "new_budgets", "limits"),
+)
 
 
 class _Loader(yaml.SafeLoader):
@@ -153,8 +168,12 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
                 _drop(result, replaced, changes)
     if changes.get("data.tokenizer") == "bytes":
         _drop(result, "data.vocabulary", changes)
-    if changes.get("search.sampler") == "grid":
+    sampler = changes.get("search.sampler")
+    if sampler in ("grid", "crossing"):
         _drop(result, "search.candidates", changes)
+    if sampler is not None and sampler != "crossing":
+        for name in CROSSING_KEYS:
+            _drop(result, f"search.{name}", changes)
     for key, value in changes.items():
         _assign(result, key, value)
     return result
@@ -240,8 +259,10 @@ def _follow_variant(
 
 
 def _drop(result: dict[str, Any], key: str, changes: Mapping[str, Any]) -> None:
-    section, _, name = key.partition(".")
-    table = result.get(section)
+    *sections, name = key.split(".")
+    table: Any = result
+    for section in sections:
+        table = table.get(section) if isinstance(table, dict) else None
     if key not in changes and isinstance(table, dict):
         table.pop(name, None)
 
@@ -345,7 +366,10 @@ def _sentence(details: ErrorDetails, path: str, model: type[BaseModel]) -> str:
             text = str(context.get("error", details["msg"])).rstrip(".")
             return f"In `{path}`: {text}" if path else text
         case "literal_error":
-            allowed = re.findall(r"'([^']*)'", str(context["expected"]))
+            # 'auto', 0 or 1: words in quotes, numbers without.
+            allowed = [
+                word or number for word, number in re.findall(r"'([^']*)'|(\d+)", str(context["expected"]))
+            ]
             return f"`{path}` is {_show(value)}; allowed: {', '.join(allowed)}{_suggest(value, allowed)}"
         case "union_tag_invalid":
             name = str(context["discriminator"]).strip("'")

@@ -1,13 +1,20 @@
 """Budgets -> shapes: the depth, width and heads that spend a budget of N = 12·L·d² parameters."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainables.cell import Shape
 
 if TYPE_CHECKING:
     from study.spec import FrontierSection
+
+
+#: Neighbouring budgets a search may try are at most this factor apart: a quarter in width, about the steps that small
+#: widths come in.
+SPACING = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,61 @@ def shapes(frontier: "FrontierSection") -> list[FrontierShape]:
     return _resolve(frontier)[0]
 
 
+def added_shapes(
+    frontier: "FrontierSection", *, beyond: bool = False, low: float | None = None, high: float | None = None
+) -> list[FrontierShape]:
+    """Return the shapes a search may add to the frontier, by budget and depth, by the frontier's own rules.
+
+    The budgets are log-midpoints of those given, halved until neighbours are at most a factor of `SPACING` apart.
+
+    Args:
+        frontier: what is given; a depth and width it has already are not returned again.
+        beyond: whether also budgets below the smallest and above the largest given, in steps of at most `SPACING`.
+        low: smallest added budget; None for the smallest given.
+        high: largest added budget; None for the largest given.
+    """
+    pairs = [
+        (budget, depth)
+        for depth in frontier.depth_values
+        for budget in _budgets_to_try(_budgets_of(frontier, depth), beyond=beyond, low=low, high=high)
+    ]
+    taken = {(found.shape.depth, found.shape.width) for found in shapes(frontier)}
+    nearest, owner = _nearest_widths(sorted(pairs), width_step(frontier))
+    return [
+        FrontierShape(budget, Shape(depth=depth, width=width, heads=heads_of(frontier, width)))
+        for (budget, depth), width in nearest.items()
+        if (depth, width) not in taken
+        and owner[depth, width] == budget
+        and abs(12 * depth * width**2 / budget - 1) <= frontier.tolerance * (1 + 1e-12)
+    ]
+
+
+def _budgets_of(frontier: "FrontierSection", depth: int) -> Sequence[float]:
+    """The budgets of a depth in ascending order; of widths written by hand those of this depth alone."""
+    if frontier.widths is None:
+        return frontier.budget_values
+    return sorted(12.0 * depth * width**2 for width in frontier.widths[depth])
+
+
+def _budgets_to_try(
+    given: Sequence[float], *, beyond: bool, low: float | None, high: float | None
+) -> list[float]:
+    ends = [low] if beyond and low is not None and low < given[0] else []
+    ends += [high] if beyond and high is not None and high > given[-1] else []
+    between = [value for pair in pairwise(sorted({*given, *ends})) for value in _between(*pair)]
+    least, most = -math.inf if low is None else low, math.inf if high is None else high
+    return [value for value in (*ends, *between) if least <= value <= most]
+
+
+def _between(low: float, high: float) -> list[float]:
+    """Log-midpoints of two budgets, and of these, until neighbours are at most a factor of `SPACING` apart."""
+    ratio = high / low
+    parts = 1
+    while ratio ** (1 / parts) > SPACING * (1 + 1e-12):
+        parts *= 2
+    return [low * ratio ** (part / parts) for part in range(1, parts)]
+
+
 def misses(frontier: "FrontierSection") -> list[Miss]:
     """Return the pairs of budget and depth that `shapes` has no shape of their own for."""
     return _resolve(frontier)[1]
@@ -95,19 +157,8 @@ def _resolve(frontier: "FrontierSection") -> tuple[list[FrontierShape], list[Mis
         own = [FrontierShape(float(shape.budget_params), shape) for shape in found]
         return sorted(own, key=lambda f: (f.budget, f.shape.depth)), []
 
-    # The best budget of each (depth, width): two close budgets must not train one shape twice.
-    step = width_step(frontier)
-    nearest: dict[tuple[float, int], int] = {}
-    owner: dict[tuple[int, int], float] = {}
-    for budget in frontier.budget_values:
-        for depth in frontier.depth_values:
-            width = _nearest_width(budget, depth, step)
-            nearest[budget, depth] = width
-            taken = owner.get((depth, width))
-            params = 12 * depth * width**2
-            if taken is None or abs(params / budget - 1) < abs(params / taken - 1):
-                owner[depth, width] = budget
-
+    pairs = [(budget, depth) for budget in frontier.budget_values for depth in frontier.depth_values]
+    nearest, owner = _nearest_widths(pairs, width_step(frontier))
     result: list[FrontierShape] = []
     missed: list[Miss] = []
     for (budget, depth), width in nearest.items():
@@ -120,6 +171,25 @@ def _resolve(frontier: "FrontierSection") -> tuple[list[FrontierShape], list[Mis
             shape = Shape(depth=depth, width=width, heads=heads_of(frontier, width))
             result.append(FrontierShape(budget, shape))
     return result, missed
+
+
+def _nearest_widths(
+    pairs: Sequence[tuple[float, int]], step: int
+) -> tuple[dict[tuple[float, int], int], dict[tuple[int, int], float]]:
+    """The width nearest to each (budget, depth), and the budget that each (depth, width) is nearest to.
+
+    The latter because two close budgets must not train one shape twice.
+    """
+    nearest: dict[tuple[float, int], int] = {}
+    owner: dict[tuple[int, int], float] = {}
+    for budget, depth in pairs:
+        width = _nearest_width(budget, depth, step)
+        nearest[budget, depth] = width
+        taken = owner.get((depth, width))
+        params = 12 * depth * width**2
+        if taken is None or abs(params / budget - 1) < abs(params / taken - 1):
+            owner[depth, width] = budget
+    return nearest, owner
 
 
 def _nearest_width(budget: float, depth: int, step: int) -> int:

@@ -4,25 +4,38 @@ import csv
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from filelock import FileLock, Timeout
 
 from analysis.runs import RunTable
 from study.errors import SpecError
+from study.frontier import heads_of
 from study.plan import Plan, PlannedCell
 from study.search import Outcome
-from study.spec import StudySpec
-from study.tracking import Outbox, Row, Store, open_store, store_uri
+from study.spec import ResourcesSection, StudySpec, from_environment
+from study.tracking import ENDED, Outbox, Row, Store, open_store, store_uri
+from trainables.cell import Shape
+from trainables.storage import located, open_storage, under
 
 #: What a planned cell brings to its line of the run table, and what its training adds.
 IDENTITY = (
     *("cell", "depth", "width", "heads", "params", "total_params", "budget", "seed", "lr", "lr_factor"),
     *("tokens", "flops"),
 )
+#: What it takes to plan the cell of a row again.
+SHAPE = ("depth", "width", "heads", "seed", "budget", "lr_factor")
+#: The tag of the arm that a cell was trained for.
+ARM = "interplay.arm"
+#: The file in a study's folder that names its storage, where that is not the results folder.
+STORAGE = "storage"
 MEASURED = ("train_seconds", "tokens_per_second", "utilisation")
+#: Of cells that ended before their last step: the standard error of the loss, which is a forecast, and the share of
+#: the steps that were trained. Columns of tables that have such cells.
+STOPPED = ("loss_se", "trained_share")
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,8 @@ class Places:
 
     results: Path
     name: str
+    storage: str = "auto"
+    """`resources.storage` of the spec."""
 
     @property
     def folder(self) -> Path:
@@ -38,14 +53,47 @@ class Places:
         return self.results / self.name
 
     @property
-    def data(self) -> Path:
-        """Packed token stores, shared by all studies."""
-        return self.results / "data"
+    def shared(self) -> str | Path:
+        """The root of what all machines share: folder or URI."""
+        named = self.storage
+        if named == "auto":
+            named = from_environment("INTERPLAY_STORAGE", ResourcesSection, "storage") or "auto"
+        if named == "auto":
+            return self.results
+        place = located(named)
+        return place.resolve() if isinstance(place, Path) else place
+
+    def remember(self) -> None:
+        """Leave word of the storage beside the study: it may come from the environment of this machine alone."""
+        if self.is_shared:
+            (self.folder / STORAGE).write_text(str(self.shared))
+        else:
+            (self.folder / STORAGE).unlink(missing_ok=True)
 
     @property
-    def checkpoints(self) -> Path:
+    def is_shared(self) -> bool:
+        """Whether that is another place than the results folder."""
+        return self.shared != self.results
+
+    @property
+    def data(self) -> str | Path:
+        """Packed token stores of all studies."""
+        return under(self.shared, "data")
+
+    @property
+    def checkpoints(self) -> str | Path:
         """Checkpoints of running cells, by key."""
-        return self.folder / "checkpoints"
+        return under(under(self.shared, self.name), "checkpoints")
+
+    @property
+    def models(self) -> str | Path:
+        """Final weights of cells that are done, by key."""
+        return under(under(self.shared, self.name), "models")
+
+    @property
+    def shared_results(self) -> str | Path:
+        """A copy of the table, the fit and the report, where the driver's own disk may go with its machine."""
+        return under(under(self.shared, self.name), "results")
 
     @property
     def runs(self) -> Path:
@@ -97,9 +145,15 @@ class Places:
             return int(owner.read_text())
 
 
+def places_of(folder: Path) -> Places:
+    """Return the paths of a study by its own folder, with the storage of its last run, wherever that was."""
+    mark = folder / STORAGE
+    return Places(folder.parent, folder.name, mark.read_text() if mark.is_file() else str(folder.parent))
+
+
 def places(spec: StudySpec, results: Path) -> Places:
     """Return the paths of a study."""
-    return Places(results, spec.name)
+    return Places(results, spec.name, spec.resources.storage)
 
 
 @dataclass(frozen=True)
@@ -116,25 +170,63 @@ def connect(spec: StudySpec, where: Places) -> Connection:
     uri = store_uri(spec.tracking.uri, where.results)
     if uri.startswith("sqlite"):
         where.results.mkdir(parents=True, exist_ok=True)
-    artifacts = where.artifacts if spec.tracking.uri == "auto" else None
+    artifacts = where.artifacts if spec.tracking.uri == "auto" and uri.startswith("sqlite") else None
     store, problem = open_store(uri, spec.experiment, artifacts)
     return Connection(uri, store, problem)
 
 
 def known_rows(plan: Plan, connection: Connection, where: Places) -> dict[str, Row]:
-    """Return the rows of the plan's cells: those of MLflow and those that still wait to be sent there.
+    """Return the rows of the study in the order in which they ended: those of MLflow and those that wait to be sent.
 
-    Where the server is away, the run table of the last run stands in for it.
+    Rows of cells that the plan does not list are the study's too where they share its protocol and a search or an arm
+    of it made them; `with_recorded` plans them. Where the server is away, the run table of the last run stands in for
+    it.
     """
     rows = connection.store.rows() if connection.store else _rows_of_table(where.runs)
     rows |= where.outbox.rows()
-    keys = {planned.cell.key for planned in plan.cells}
-    return {key: row for key, row in rows.items() if key in keys}
+    found = (row for key, row in rows.items() if plan.by_key(key) or _recorded(plan, row))
+    return {row.cell: row for row in sorted(found, key=lambda row: (ended_at(row), row.cell))}
+
+
+def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
+    """Return the plan with the cells of all rows: a search's limits may have been others when it made them."""
+    found = [_recorded(plan, row) for key, row in rows.items() if plan.by_key(key) is None]
+    new = sorted((planned for planned in found if planned), key=_place)
+    return replace(plan, more=(*plan.more, *new)) if new else plan
+
+
+def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
+    """The cell of a row that the plan does not list; None for one of another study."""
+    arm = row.tags.get(ARM, "")
+    if row.protocol != plan.protocol or not (arm or plan.sampler == "crossing"):
+        return None
+    if any(row.params.get(name) is None for name in SHAPE):
+        return None
+    depth, width, heads, seed = (int(row.params[name] or 0) for name in ("depth", "width", "heads", "seed"))
+    frontier = plan.planner.spec.frontier
+    if depth not in frontier.depth_values or heads != heads_of(frontier, width):
+        return None
+    budget, factor = float(row.params["budget"] or 0), float(row.params["lr_factor"] or 0)
+    planned = plan.planned_for(Shape(depth=depth, width=width, heads=heads), budget, factor, seed, arm)
+    return planned if planned.cell.key == row.cell else None
+
+
+def ended_at(row: Row) -> float:
+    """When a cell ended, in Unix seconds; of a row read back from a table its rank, which comes before any time."""
+    return float(row.tags.get(ENDED) or 0.0)
+
+
+def _place(planned: PlannedCell) -> tuple[Any, ...]:
+    return planned.budget, planned.cell.shape.depth, planned.lr_factor, planned.cell.seed, planned.cell.key
 
 
 def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:
     """What the search is told of earlier runs. Failed cells are left out, so that they are tried again."""
-    return {key: Outcome(row.loss) for key, row in rows.items() if row.status != "failed"}
+    return {
+        key: Outcome(row.loss, row.loss_se, row.share, row.status)
+        for key, row in rows.items()
+        if row.status != "failed"
+    }
 
 
 def identity(planned: PlannedCell) -> dict[str, str | int | float]:
@@ -143,15 +235,29 @@ def identity(planned: PlannedCell) -> dict[str, str | int | float]:
     return {name: record[name] for name in IDENTITY}
 
 
-def begun(plan: Plan, rows: Mapping[str, Row], where: Places) -> set[str]:
-    """Keys of cells that were begun and have no result: they failed, or left a checkpoint."""
-    failed = {key for key, row in rows.items() if row.status == "failed"}
-    folders = {path.name for path in where.checkpoints.iterdir()} if where.checkpoints.is_dir() else set()
-    return failed | {p.cell.key for p in plan.cells if p.cell.key in folders and p.cell.key not in rows}
+def begun(plan: Plan, rows: Mapping[str, Row], where: Places, store: Store | None = None) -> list[str]:
+    """Keys of cells that were begun and have no result, in the order in which they began.
+
+    They failed, or MLflow has a run of theirs without an end, or they left a checkpoint.
+    """
+    failed = [key for key, row in rows.items() if row.status == "failed"]
+    kept = [*(store.begun() if store else ()), *sorted(open_storage(where.checkpoints).tags())]
+    cut = [key for key in kept if plan.by_key(key) and key not in rows]
+    return list(dict.fromkeys([*failed, *cut]))
 
 
 def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
-    """Return the run table of a plan: a line for each of its cells that has a row, in the plan's order."""
+    """Return the run table of a study: a line for each cell that has a row, in the plan's order.
+
+    The column `order` of a search says in which order the rows ended, from 1 on; `arm`, where a cell of one is there,
+    what the cell was trained for beside the main study.
+    """
+    plan = with_recorded(plan, rows)
+    ended = [planned for planned in plan.pool if planned.cell.key in rows]
+    stopped = any(row.status == "stopped" for row in rows.values())
+    in_order = sorted(ended, key=lambda p: (ended_at(rows[p.cell.key]), p.cell.key))
+    order = {planned.cell.key: rank for rank, planned in enumerate(in_order, 1)}
+    arms = any(planned.arm for planned in ended)
     lines = [
         {
             **identity(planned),
@@ -160,10 +266,13 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
             "reason": row.reason,
             "vocabulary": plan.vocabulary,
             **{name: row.metrics.get(name) for name in MEASURED},
+            **({"loss_se": row.loss_se, "trained_share": row.share} if stopped else {}),
             "protocol": row.protocol,
+            **({"order": order[row.cell]} if plan.sampler != "grid" else {}),
+            **({"arm": planned.arm} if arms else {}),
         }
-        for planned in plan.cells
-        if (row := rows.get(planned.cell.key))
+        for planned in ended
+        for row in (rows[planned.cell.key],)
     ]
     return RunTable.from_frame(pd.DataFrame(lines), source=f"the study {plan.name!r}")
 
@@ -177,7 +286,7 @@ def _rows_of_table(path: Path) -> dict[str, Row]:
 
 
 def _row_of_line(line: Mapping[str, str]) -> Row:
-    numbers = ("loss", *MEASURED)
+    numbers = ("loss", *MEASURED, *STOPPED)
     return Row.model_validate(
         {
             "cell": line["cell"],
@@ -185,8 +294,8 @@ def _row_of_line(line: Mapping[str, str]) -> Row:
             "protocol": line.get("protocol", ""),
             "status": line["status"],
             "reason": line.get("reason") or None,
-            "params": {},
+            "params": {key: float(line[key]) for key in SHAPE if line.get(key)},
             "metrics": {key: float(line[key]) for key in numbers if line.get(key)},
-            "tags": {},
+            "tags": {tag: line[key] for tag, key in ((ENDED, "order"), (ARM, "arm")) if line.get(key)},
         }
     )

@@ -404,6 +404,11 @@ def _notes(plan: Plan, truth: Truth, assumptions: Sequence[Assumption]) -> list[
             f"The search ({plan.sampler}) trains only some of the cells listed; this is for all of them, so it "
             "promises too much."
         )
+    if plan.sampler == "crossing":
+        notes.append(
+            "The search (crossing) chooses its own cells and ends where its limits say; this is for a grid of the "
+            "shapes and seeds listed."
+        )
     rates = len({planned.lr_factor for planned in plan.cells})
     if rates > 1:
         notes.append(

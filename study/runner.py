@@ -1,10 +1,13 @@
 """`interplay run`: fill in the missing rows of a study, then fit and report."""
 
+import functools
+import json
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +18,49 @@ from rich.text import Text
 from analysis.fit import Fit
 from study.answer import answer
 from study.console import Board, Viewer
-from study.ledger import Places, begun, connect, identity, known_rows, outcomes, places, run_table
+from study.devices import DEVICES
+from study.early import Judge, Policy
+from study.ledger import (
+    ARM,
+    Places,
+    begun,
+    connect,
+    ended_at,
+    identity,
+    known_rows,
+    outcomes,
+    places,
+    run_table,
+    with_recorded,
+)
+from study.machines import Machine, Room, Slots, check_capacity, check_devices, cluster_machines, marks, room
+from study.packing import packed
 from study.plan import Plan, PlannedCell, make_plan
 from study.provenance import revision, versions
-from study.search import FrontierSearch
+from study.search import Source
+from study.search.crossing import CrossingSearch, next_words
+from study.search.make import Search, make_search
+from study.sensitivity import ThenArm, arm_cells
+from study.session import joined_cluster, joins, private_ray
+from study.shortage import said_shortages
 from study.spec import StudySpec
 from study.stop import remembered_interrupt
 from study.tables import duration
-from study.tracking import Live, Row, Store, Tracker, stored_curves
+from study.tracker import MANY_DEVICES, Tracker
+from study.tracking import ENDED, LOST_TRIALS, TAG_CHARACTERS, Live, News, Row, Store, stored_curves
 from study.trial import TrialSettings
-from study.tuner import Slots, check_devices, ray_session, run_cells, term_is_interrupt
+from study.tuner import run_cells, term_is_interrupt
 from trainables import checkpoint
-from trainables.data.store import open_store
-from trainables.progress import Progress, Result
+from trainables.errors import InputError
+from trainables.progress import Evaluation, Progress, Result
+from trainables.storage import copy_into, open_storage, reason, shown, under
+
+_LOG = logging.getLogger(__name__)
+
+#: Tags of a study's run: which cells a search wants next and why, and which limit ended it.
+NEXT, SEARCH_ENDED = "interplay.next", "interplay.search_ended"
+#: How long the machines that a cluster always has may take to join it.
+JOIN_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
@@ -38,12 +71,14 @@ class Summary:
     wall_seconds: float
     """From Ray being up to the end of the last trial."""
     train_seconds: float
-    """Sum over the trials of the time in their own training steps and evaluations."""
+    """Sum over the ranks of all trials of the time in their own training steps and evaluations."""
     trained: int
     failed: Mapping[str, str]
     finished: bool
     fit: Fit | None
     report: Path | None
+    copy: str | None
+    """Where a copy of the results lies that outlives this machine."""
 
 
 def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Path()) -> Summary:
@@ -55,10 +90,17 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         SpecError: the spec cannot run, its store cannot be opened, or another process runs the study.
         DataError: the data cannot be used.
     """
-    plan = make_plan(spec, base=base)
     where = places(spec, results.resolve())
-    with where.locked(), remembered_interrupt() as check, term_is_interrupt():
+    if where.is_shared:
+        open_storage(where.checkpoints).check()
+    with ExitStack() as stack:
+        cluster = stack.enter_context(_cluster(spec, console)) if joins() else None
+        plan = make_plan(spec, base=base, room=cluster.room if cluster else None)
+        stack.enter_context(where.locked())
+        check = stack.enter_context(remembered_interrupt())
+        stack.enter_context(term_is_interrupt())
         (where.folder / "spec.yaml").write_text(spec.to_yaml())
+        where.remember()
         connection = connect(spec, where)
         if connection.problem:
             console.print(
@@ -71,30 +113,48 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
             where.outbox,
             where.artifacts,
             connection.problem,
+            apart=plan.slots >= MANY_DEVICES,
         )
         rows = known_rows(plan, connection, where)
-        listener = _Listener(plan, rows, tracker, where)
-        for key in (key for key, row in rows.items() if row.status != "failed"):
+        if spec.early_stopping is None:
+            # What an earlier run stopped is to be trained to its end.
+            rows = {key: row for key, row in rows.items() if row.status != "stopped"}
+        plan = with_recorded(plan, rows)
+        listener = _Listener(plan, rows, tracker, where, _policy(spec, plan, rows, connection.store))
+        for key in open_storage(where.checkpoints).tags():
             # A driver killed between recording a row and tidying up leaves its checkpoint.
-            checkpoint.remove(where.checkpoints / key)
-        search = FrontierSearch(plan, spec.search, outcomes(rows), begun(plan, rows, where))
+            if key in rows and rows[key].status != "failed":
+                checkpoint.remove(under(where.checkpoints, key))
+        search = make_search(spec, plan, outcomes(rows), begun(plan, rows, where, connection.store))
+        source = _with_arm(spec, plan, search, rows, listener)
+        listener.search = search
         tracker.start(spec.name, _tags(spec, plan))
         finished, status = False, "FAILED"
         fit, report = None, None
         try:
             check()
-            if not search.done:
-                _announce(plan, rows, search.total, console)
-                finished = _train(spec, plan, where, base, search, listener, console, check)
+            if not source.done:
+                _announce(plan, rows, search.total + listener.arm_cells, console)
+                finished = _train(spec, plan, cluster, where, base, source, listener, console, check)
             else:
                 finished = True
+            ending = search.ending if isinstance(search, CrossingSearch) else None
+            if finished and ending:
+                console.print(Text(f"The search has ended: {ending.words}"))
+            listener.tell_last()
             tracker.close()
             if rows:
                 run_table(plan, rows).write_csv(where.runs)
             if finished and any(row.loss is not None for row in rows.values()):
                 with console.status("fitting"):
                     fit, report = answer(
-                        spec, plan, run_table(plan, rows), where, curves(rows, tracker.usable_store)
+                        spec,
+                        plan,
+                        run_table(plan, rows),
+                        where,
+                        curves(rows, tracker.usable_store),
+                        store=tracker.usable_store,
+                        ended=ending.words if ending else "",
                     )
             status = "FINISHED" if finished else "KILLED"
             if finished:
@@ -104,6 +164,7 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         finally:
             tracker.close()
             tracker.finish(status, _artifacts(where))
+            copy = _share(where, console) if where.is_shared else None
         waiting = where.outbox.rows()
         if tracker.problem or waiting:
             why = tracker.problem or "not all rows were sent"
@@ -113,8 +174,42 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
             console.print(Text(text, style="yellow"))
     failed = {key: row.reason or "" for key, row in rows.items() if row.status == "failed"}
     return Summary(
-        plan, listener.wall_seconds, listener.train_seconds, listener.trained, failed, finished, fit, report
+        plan=plan,
+        wall_seconds=listener.wall_seconds,
+        train_seconds=listener.train_seconds,
+        trained=listener.trained,
+        failed=failed,
+        finished=finished,
+        fit=fit,
+        report=report,
+        copy=copy,
     )
+
+
+def _with_arm(
+    spec: StudySpec, plan: Plan, search: Search, rows: Mapping[str, Row], listener: "_Listener"
+) -> Source:
+    """The search, and after it the arm of the study, if it has one."""
+    if spec.sensitivity is None:
+        return search
+    return ThenArm(
+        search,
+        lambda key: key in rows and rows[key].status != "failed",
+        lambda: arm_cells(spec, plan, run_table(plan, rows)),
+        listener.arm_opened,
+    )
+
+
+def _share(where: Places, console: Console) -> str | None:
+    """Copy the results to where all machines keep theirs, and name the place; the next run does what this cannot."""
+    name = shown(str(where.shared_results))
+    try:
+        copy_into(where.shared_results, _artifacts(where))
+    except (OSError, InputError) as error:
+        text = f"The results could not be copied to {name}: {reason(error)} They are in {where.folder}."
+        console.print(Text(text, style="yellow"))
+        return None
+    return name
 
 
 def curves(rows: Mapping[str, Row], store: Store | None) -> pd.DataFrame:
@@ -125,15 +220,50 @@ def curves(rows: Mapping[str, Row], store: Store | None) -> pd.DataFrame:
     return frame[np.isfinite(frame["loss"].astype(float))]
 
 
+def _policy(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], store: Store | None) -> Policy | None:
+    """The rule of early stopping, told of the cells that have ended; None for a study without one."""
+    if spec.early_stopping is None:
+        return None
+    policy = Policy(spec)
+    losses = dict(iter(curves(rows, store).groupby("cell", sort=False)))
+    # In the order in which they ended, as a run that was not cut off would have told them.
+    for key in rows:
+        planned = plan.by_key(key)
+        if planned and not planned.arm:
+            part = (
+                losses[key].sort_values("step") if key in losses else pd.DataFrame({"step": [], "loss": []})
+            )
+            seen = zip(part["step"], part["loss"], strict=True)
+            policy.ended(planned, rows[key].status, tuple(Evaluation(step=s, loss=x) for s, x in seen))
+    return policy
+
+
 class _Listener:
     """Turns the events of cells into rows, and passes them on to the tracker and the screen."""
 
-    def __init__(self, plan: Plan, rows: dict[str, Row], tracker: Tracker, where: Places) -> None:
+    def __init__(
+        self, plan: Plan, rows: dict[str, Row], tracker: Tracker, where: Places, policy: Policy | None = None
+    ) -> None:
         self.plan, self.rows, self.tracker, self.where = plan, rows, tracker, where
+        self.policy = policy
         self.viewer: Viewer | None = None
+        self.search: Search | None = None
+        self.arm_cells = 0
+        self.last_end = max(map(ended_at, rows.values()), default=0.0)
         self.revision = revision()
         self.trained = 0
         self.wall_seconds = self.train_seconds = 0.0
+        self.lost: dict[str, list[str]] = {}
+
+    def judge(self, planned: PlannedCell) -> Judge | None:
+        # An arm compares whole runs.
+        return self.policy.judge(planned) if self.policy and not planned.arm else None
+
+    def arm_opened(self, count: int) -> None:
+        """Count the cells of the arm to those of the search."""
+        self.arm_cells = count
+        if self.viewer:
+            self.viewer.board.total += count
 
     def started(self, planned: PlannedCell) -> None:
         self.tracker.live(Live(planned.cell.key, planned.cell.name, self._params(planned)))
@@ -155,35 +285,87 @@ class _Listener:
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
         self.trained += 1
-        self.train_seconds += result.train_seconds - result.resumed_seconds
+        self.train_seconds += (result.train_seconds - result.resumed_seconds) * planned.layout.ranks
         metrics = {
             "train_seconds": result.train_seconds,
             "tokens_per_second": result.tokens_per_second,
             "utilisation": result.utilisation,
             "memory_bytes": float(result.memory_bytes),
+            "trained_share": result.step / planned.cell.recipe.steps,
         }
         if result.loss is not None:
             metrics["loss"] = result.loss
+            if result.loss_se is not None:
+                metrics["loss_se"] = result.loss_se
             if result.bytes_per_token:
                 metrics["bits_per_byte"] = result.loss / math.log(2) / result.bytes_per_token
         tags = {
             "interplay.device": result.device,
             "interplay.resumed_from": str(result.resumed_from or ""),
-            "interplay.notes": " ".join(result.notes)[:4000],
+            "interplay.notes": " ".join(result.notes)[:TAG_CHARACTERS],
         }
         self._record(planned, result.status, result.reason, metrics, tags, result)
-        checkpoint.remove(self.where.checkpoints / planned.cell.key)
+        if self.policy and not planned.arm:
+            self.policy.ended(planned, result.status, result.evaluations)
+        try:
+            checkpoint.remove(under(self.where.checkpoints, planned.cell.key))
+        except OSError as error:
+            # Of an object store that is away: no reason to end the study, and the next run removes it.
+            _LOG.warning("The checkpoints of %s could not be removed: %s", planned.cell.name, reason(error))
+        self._news(planned.arm)
         if self.viewer:
             self.viewer.ended(planned, result)
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         self._record(planned, "failed", reason, {}, {}, None)
+        self._news(planned.arm)
         if self.viewer:
             self.viewer.failed(planned, reason)
 
+    def _news(self, arm: str = "", *, last: bool = False) -> None:
+        """Tell what the search knows, where that is new, and what it knows at the last; an arm tells it nothing."""
+        if arm or not isinstance(self.search, CrossingSearch):
+            return
+        news = self.search.state() if last else self.search.news()
+        if news is None:
+            return
+        known = news.estimate
+        values = {
+            "flops": news.flops,
+            **({"value": known.value, "low": known.low, "high": known.high} if known else {}),
+            **({"halfwidth": known.halfwidth} if known else {}),
+        }
+        metrics = {
+            f"search.{name}": value
+            for name, value in values.items()
+            if value is not None and math.isfinite(value)
+        }
+        tags = {NEXT: next_words(news), SEARCH_ENDED: news.ending.words if news.ending else ""}
+        self.tracker.news(News(news.cells, metrics, tags))
+        if self.viewer:
+            self.viewer.board.note = known.words if known else ""
+
     def retried(self, planned: PlannedCell, reason: str) -> None:
+        self.lost.setdefault(planned.cell.key, []).append(reason)
+        # At once: the driver may be stopped before the cell ends, and another would know nothing of it.
+        self.tracker.live(
+            Live(
+                planned.cell.key,
+                planned.cell.name,
+                self._params(planned),
+                tags=self._lost_tags(planned.cell.key),
+            )
+        )
         if self.viewer:
             self.viewer.retried(planned, reason)
+
+    def tell_last(self) -> None:
+        """Say what is known at the end, between two checks too."""
+        self._news(last=True)
+
+    def _lost_tags(self, key: str) -> dict[str, str]:
+        reasons = self.lost.get(key, ())
+        return {LOST_TRIALS: " | ".join(reasons)[:TAG_CHARACTERS]} if reasons else {}
 
     def _record(
         self,
@@ -194,6 +376,11 @@ class _Listener:
         tags: dict[str, str],
         result: Result | None,
     ) -> None:
+        lost = self._lost_tags(planned.cell.key)
+        self.lost.pop(planned.cell.key, None)
+        # In milliseconds, and never the same twice: a search goes on from the rows in this order.
+        self.last_end = max(round(time.time(), 3), round(self.last_end + 0.001, 3))
+        own = {ENDED: f"{self.last_end:.3f}", **({ARM: planned.arm} if planned.arm else {})}
         row = Row.model_validate(
             {
                 "cell": planned.cell.key,
@@ -203,7 +390,7 @@ class _Listener:
                 "reason": reason,
                 "params": self._params(planned),
                 "metrics": metrics,
-                "tags": {**tags, "interplay.revision": self.revision},
+                "tags": {**tags, **lost, **own, "interplay.revision": self.revision},
                 "points": result.points if result else (),
                 "evaluations": result.evaluations if result else (),
             }
@@ -218,46 +405,117 @@ class _Listener:
             **{name: value for name, value in identity(planned).items() if name != "cell"},
             "vocabulary": self.plan.vocabulary,
             "data_key": cell.data_key,
-            **cell.recipe.model_dump(mode="json"),
+            # One value a parameter: options of DeepSpeed and the base shape have several.
+            **{
+                name: json.dumps(value) if isinstance(value, dict) else value
+                for name, value in cell.recipe.model_dump(mode="json").items()
+            },
         }
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """The cluster this process has joined, as far as the study may use it."""
+
+    machines: Sequence[Machine]
+    slots: Slots
+    room: Room
+
+
+@contextmanager
+def _cluster(spec: StudySpec, console: Console) -> Iterator[_Cluster]:
+    """Join the cluster this process belongs to, and find what it has for the study.
+
+    Raises:
+        SpecError: none of its machines holds a rank, or it has no such pool or GPU.
+    """
+    resources = spec.resources
+    with ExitStack() as stack:
+        with console.status("joining the cluster"):
+            stack.enter_context(joined_cluster(on_gpu=resources.gpus_per_trial > 0))
+            machines = cluster_machines(JOIN_SECONDS)
+        asked = 0 if resources.slots == "auto" else resources.slots
+        slots = Slots(
+            asked,
+            resources.cpus_per_trial,
+            resources.gpus_per_trial,
+            marks(DEVICES[resources.device], resources.pool, machines),
+        )
+        found = room(machines, slots)
+        slots = replace(slots, devices=asked or found.devices)
+        yield _Cluster(machines, slots, replace(found, devices=slots.devices))
 
 
 def _train(
     spec: StudySpec,
     plan: Plan,
+    cluster: _Cluster | None,
     where: Places,
     base: Path,
-    search: FrontierSearch,
+    source: Source,
     listener: _Listener,
     console: Console,
     check: Callable[[], None],
 ) -> bool:
-    """Pack the data, start Ray and run the cells the search gives; False if the user stopped it."""
+    """Pack the data, start Ray unless a cluster was joined, and run the cells; False if the user stopped it."""
     resources = spec.resources
-    slots = Slots(plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
-    check_devices(slots, resources.device)
-    with console.status("packing the data"):
-        # Trials open the store by its key alone, so a relative path need mean nothing where they run.
-        key = plan.cells[0].cell.data_key
-        open_store(spec.data, context=spec.training.context, root=where.data, key=key, base=base)
-    check()
-    settings = TrialSettings(
-        data_root=where.data,
-        checkpoint_root=where.checkpoints,
-        checkpoint_every=resources.checkpoint_every_seconds,
-        evaluations=resources.evaluations,
-        needs_gpu=resources.gpus_per_trial > 0,
+    layouts = {planned.layout for planned in plan.main}
+    if cluster:
+        slots = cluster.slots
+        check_capacity(slots, layouts, [machine.resources for machine in cluster.machines])
+    else:
+        slots = Slots(plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
+        check_devices(slots, resources.device, layouts)
+    total = listener.search.total if listener.search else plan.cell_count
+    board = Board(plan, slots.devices, total + listener.arm_cells)
+    # Of an arm only what is still to run is in the total.
+    board.losses.update(
+        {k: row.loss for k, row in listener.rows.items() if row.status != "failed" and not row.tags.get(ARM)}
     )
-    board = Board(plan, slots.trials, search.total)
-    board.losses.update({key: row.loss for key, row in listener.rows.items() if row.status != "failed"})
     with ExitStack() as stack:
-        with console.status("starting Ray"):
-            stack.enter_context(ray_session(slots))
+        if cluster:
+            # From here on machines are asked for, by the packing before all trials.
+            say = functools.partial(console.print, style="yellow", markup=False, soft_wrap=True)
+            stack.enter_context(said_shortages(resources, say))
+        packed(
+            spec.data,
+            spec.training.context,
+            root=where.data,
+            # Trials open the store by its key alone, so a relative path need mean nothing where they run.
+            key=plan.cells[0].cell.data_key,
+            base=base,
+            console=console,
+            slots=slots if cluster else None,
+            machines=cluster.machines if cluster else (),
+        )
+        check()
+        settings = TrialSettings(
+            data_root=where.data,
+            checkpoint_root=where.checkpoints,
+            checkpoint_every=resources.checkpoint_every_seconds,
+            evaluations=resources.evaluations,
+            needs_gpu=resources.gpus_per_trial > 0,
+            model_root=where.models if resources.keep_weights == "final" else None,
+            revision=listener.revision,
+            gang_timeout=resources.gang_timeout_seconds,
+        )
+        if cluster is None:
+            with console.status("starting Ray"):
+                stack.enter_context(private_ray(slots))
         check()
         listener.viewer = stack.enter_context(Viewer(board, console))
         began = time.monotonic()
         try:
-            return run_cells(search, slots, settings, resources.max_retries, listener, where.folder / "tune")
+            return run_cells(
+                source,
+                slots,
+                settings,
+                resources.max_retries,
+                listener,
+                where.folder / "tune",
+                one_machine=cluster is None,
+                judge=listener.judge,
+            )
         finally:
             listener.wall_seconds = time.monotonic() - began
 
@@ -272,9 +530,12 @@ def _tally(listener: _Listener, slots: int, rows: Mapping[str, Row]) -> str:
 
 
 def _announce(plan: Plan, rows: Mapping[str, Row], total: int, console: Console) -> None:
-    known = sum(row.status != "failed" for row in rows.values())
+    known = sum(row.status != "failed" and not row.tags.get(ARM) for row in rows.values())
     again = sum(row.status == "failed" for row in rows.values())
-    text = f"{total} cells, {known} done" + (f", {again} failed before and tried again" if again else "")
+    most = "at most " if plan.sampler == "crossing" else ""
+    text = f"{most}{total} cells, {known} done" + (
+        f", {again} failed before and tried again" if again else ""
+    )
     console.print(
         f"[bold]{plan.name}[/]: {text}, about {duration(plan.hours * 3600)} for all on {plan.slots} slots."
     )
@@ -285,7 +546,7 @@ def _tags(spec: StudySpec, plan: Plan) -> dict[str, str]:
     return {
         "interplay.revision": revision(),
         "interplay.protocol": plan.protocol,
-        "interplay.spec": spec.to_yaml()[:4000],
+        "interplay.spec": spec.to_yaml()[:TAG_CHARACTERS],
         **{f"interplay.version.{name}": version for name, version in versions().items()},
     }
 

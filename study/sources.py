@@ -3,15 +3,57 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.runs import SUFFIXES, Count, RunTable, read_runs
 from study.errors import SpecError
 from study.ledger import Connection, Places, connect, known_rows, places, run_table
-from study.plan import make_plan
+from study.plan import Plan, make_plan
 from study.spec import StudySpec, load_spec
-from study.tracking import quiet, store_uri, trouble
+from study.tracking import Store, quiet, store_uri, trouble
+
+if TYPE_CHECKING:
+    from analysis.fit import Fit
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The run table of RUNS, and what a report can add."""
+
+    table: RunTable
+    known: dict[str, Any]
+    """Arguments of `analysis.report.write_report`."""
+
+    def compared(self, result: "Fit") -> "Fit":
+        """Return a fit of the table with its crossings held against those of other parametrisations."""
+        return result
+
+    def searched(self) -> dict[str, Any]:
+        """Return what a report tells of the search, as arguments of `write_report`."""
+        return {}
+
+
+@dataclass(frozen=True)
+class StudyRuns(Runs):
+    """That of a spec."""
+
+    spec: StudySpec
+    plan: Plan
+    store: Store | None
+
+    def compared(self, result: "Fit") -> "Fit":
+        """Return the fit with the contrasts that the study's experiment has rows for."""
+        from study.contrasts import contrasts
+
+        return replace(result, contrasts=contrasts(self.spec, self.plan, result, self.store))
+
+    def searched(self) -> dict[str, Any]:
+        """Return the search of the study, see `answer.searched`."""
+        from study.answer import searched
+
+        return searched(self.spec, self.plan, self.table)
 
 
 def read_source(
@@ -21,7 +63,7 @@ def read_source(
     results: Path,
     uri: str | None = None,
     count: Count = "nonembedding",
-) -> tuple[RunTable, dict[str, Any]]:
+) -> Runs:
     """Return the run table of RUNS, and what a report can add where RUNS is a spec.
 
     Args:
@@ -45,7 +87,7 @@ def read_source(
         if overrides:
             raise SpecError(f"--set changes a spec, but {source} is a table of runs; leave it out.")
         store = existing(named_store(uri, results)) if is_experiment else None
-        return read_runs(source, mapping(columns), tracking_uri=store, count=count), {}
+        return Runs(read_runs(source, mapping(columns), tracking_uri=store, count=count), {})
     if count == "table":
         raise SpecError(
             f"--count table takes N from the column params of a table, but {source} is a spec, whose N is 12·L·d²; "
@@ -54,7 +96,7 @@ def read_source(
     if columns:
         raise SpecError(f"--column renames the columns of a table, but {source} is a spec; leave it out.")
     spec = load_spec(source, overrides)
-    plan = make_plan(spec)
+    plan = make_plan(spec, to_read=True)
     where = places(spec, results.resolve())
     connection = existing_store(spec, where)
     rows = known_rows(plan, connection, where)
@@ -72,7 +114,7 @@ def read_source(
         "curves": curves(rows, connection.store),
         "spec_text": spec.to_yaml(),
     }
-    return run_table(plan, rows), known
+    return StudyRuns(run_table(plan, rows), known, spec, plan, connection.store)
 
 
 def named_store(uri: str | None, results: Path) -> str:

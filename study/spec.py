@@ -6,21 +6,34 @@ library.
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 from urllib.parse import parse_qsl, urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from study import document
 from study.devices import DEVICES
 from study.errors import SpecError
 from study.frontier import misses, shapes, width_step
-from trainables.cell import Initialisation, Precision, Recipe, Shape
+from trainables.cell import Base, Initialisation, Parametrisation, Precision, Recipe, Shape
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
+from trainables.deepspeed_options import check_names
+from trainables.progress import evaluation_steps
 
 
 class Section(BaseModel):
@@ -35,14 +48,26 @@ class Section(BaseModel):
         if isinstance(values, Mapping):
             for key, value in values.items():
                 if isinstance(value, bool):
-                    raise ValueError(f"`{key}` is {str(value).lower()}, and no key here is true or false")
+                    words = _words(cls, key)
+                    raise ValueError(
+                        f"`{key}` is {str(value).lower()}, and no key here is true or false"
+                        + (f"; allowed: {', '.join(words)}" if words else "")
+                    )
         return values
+
+
+def _words(model: type[BaseModel], key: object) -> list[str]:
+    """The words a field takes, where it takes a few words only."""
+    field = model.model_fields.get(str(key))
+    allowed = get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()
+    return [str(word) for word in allowed]
 
 
 #: Bounds no study reaches: they turn a slip of the keyboard into a refusal instead of an endless plan.
 Budget = Annotated[float, Field(gt=0, le=1e15)]
 Depth = Annotated[int, Field(ge=1, le=10_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
+Degree = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class BudgetRange(Section):
@@ -116,6 +141,10 @@ class FrontierSection(Section):
         return tuple(
             sorted(self.widths if self.depths is None and self.widths is not None else self.depths or ())
         )
+
+    def head_width(self, width: int) -> float:
+        """Width of one head of a shape of this width; a fraction where the heads do not divide it."""
+        return float(self.head_dim) if self.head_dim is not None else width / (self.heads or 1)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -219,7 +248,11 @@ class WidthRate(Section):
 
     def rate(self, shape: Shape) -> float:
         """Peak learning rate of a shape."""
-        rate = self.base * math.pow(shape.width, self.exponent)
+        return self.at(shape.width)
+
+    def at(self, width: int) -> float:
+        """Peak learning rate of a width."""
+        rate = self.base * math.pow(width, self.exponent)
         return rate if self.cap is None else min(self.cap, rate)
 
 
@@ -255,6 +288,15 @@ class TableRate(Section):
 LearningRate = Annotated[FixedRate | WidthRate | TableRate, Field(discriminator="rule")]
 
 
+class BaseSection(Section):
+    """The shape whose learning rate all cells are given under mup and completep; its heads are as in the frontier."""
+
+    depth: Depth = Field(
+        default=2, description="layers of the base shape; completep follows the depth from here"
+    )
+    width: Width = Field(default=64, description="its width; mup and completep follow the width from here")
+
+
 class TrainingSection(Section):
     """How every cell is trained. All compared cells share this."""
 
@@ -284,6 +326,15 @@ class TrainingSection(Section):
         default="fan_in",
         description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L); gpt2: std 0.02",
     )
+    parametrisation: Parametrisation = Field(
+        default="sp",
+        description="sp: every shape is trained alike; mup: start, learning rates, decay and epsilon follow the "
+        "width; completep: and the depth. The rule of the learning rate is then read at the base shape",
+    )
+    base: BaseSection = Field(
+        default_factory=BaseSection,
+        description="for mup and completep: the shape at which they are what sp is, {depth: 2, width: 64}",
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1)
     lr: LearningRate = Field(description="rule of the peak learning rate")
     seeds: Annotated[
@@ -291,6 +342,17 @@ class TrainingSection(Section):
         | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Tag("list")],
         Discriminator(_list_or_count),
     ] = Field(default=1, description="how many (0, 1, …), or which")
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict,
+        description="options for DeepSpeed itself, such as {zero_optimization: {overlap_comm: true}}; part of every "
+        "cell, because some change the rounding of a loss",
+    )
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        check_names(options)
+        return options
 
     @property
     def step_count(self) -> int:
@@ -304,8 +366,26 @@ class TrainingSection(Section):
         """The seeds every shape is trained with; the same for all, so that differences are paired."""
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
-    def recipe(self, precision: Precision) -> Recipe:
-        """Return what the cells of this study have in common, at a precision that is no longer `auto`."""
+    def rate(self, shape: Shape) -> float:
+        """Peak learning rate of a shape; under mup and completep the base rate that its own rates follow from.
+
+        A parametrisation follows the width itself, so the rule `width` is then read at the base's width and all
+        shapes have one base rate. A table's rates are taken as base rates, each of its shape.
+
+        Raises:
+            SpecError: the table does not have the shape.
+        """
+        if self.parametrisation != "sp" and isinstance(self.lr, WidthRate):
+            return self.lr.at(self.base.width)
+        return self.lr.rate(shape)
+
+    def recipe(self, precision: Precision, head_width: float) -> Recipe:
+        """Return what the cells of a study have in common.
+
+        Args:
+            precision: no longer `auto`.
+            head_width: of the base shape, where there is a parametrisation.
+        """
         return Recipe(
             steps=self.step_count,
             batch=self.batch,
@@ -320,7 +400,10 @@ class TrainingSection(Section):
             clip=self.clip,
             precision=precision,
             init=self.init,
+            parametrisation=self.parametrisation,
+            base=Base(depth=self.base.depth, width=self.base.width, head_width=head_width),
             dropout=self.dropout,
+            deepspeed=self.deepspeed,
         )
 
     @model_validator(mode="after")
@@ -335,12 +418,75 @@ class TrainingSection(Section):
         return self
 
 
+#: What a search of the sampler `crossing` is to find out, and how `until` calls the certainty of it.
+AimName = Literal["depth", "b", "crossings"]
+HALFWIDTHS: dict[AimName, str] = {
+    "depth": "projected_depth_halfwidth",
+    "b": "b_halfwidth",
+    "crossings": "crossing_halfwidth",
+}
+
+
+class UntilSection(Section):
+    """The certainty at which a search ends: a half-width of a 95 % interval, as a share of the value itself."""
+
+    projected_depth_halfwidth: float | None = Field(
+        default=None, gt=0, le=10, description="of the best depth projected at `target_params`"
+    )
+    b_halfwidth: float | None = Field(default=None, gt=0, le=10, description="of the law's slope b")
+    crossing_halfwidth: float | None = Field(
+        default=None, gt=0, le=10, description="of every crossing, in ln N: 0.1 is about 10 % of N"
+    )
+
+    @property
+    def aim(self) -> AimName:
+        """What the certainty is of."""
+        return next(aim for aim, key in HALFWIDTHS.items() if getattr(self, key) is not None)
+
+    @property
+    def halfwidth(self) -> float:
+        """The half-width asked for."""
+        value: float = getattr(self, HALFWIDTHS[self.aim])
+        return value
+
+    @property
+    def words(self) -> str:
+        """What is asked for, as part of a sentence."""
+        of = {"depth": "the projected depth", "b": "the slope b", "crossings": "every crossing"}[self.aim]
+        return f"{of} is known to ±{100 * self.halfwidth:g} %"
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [key for key in HALFWIDTHS.values() if getattr(self, key) is not None]
+        if len(given) != 1:
+            said = f"it has {', '.join(given)}" if given else "it has none"
+            raise ValueError(
+                f"`until` takes exactly one of {', '.join(HALFWIDTHS.values())}, and {said}; write for example "
+                "`until: {projected_depth_halfwidth: 0.1}`, or leave `until` out"
+            )
+        return self
+
+
+class LimitsSection(Section):
+    """Bounds of N for the shapes a search may add."""
+
+    min: Budget | None = Field(default=None, description="smallest N; by default the smallest budget")
+    max: Budget | None = Field(default=None, description="largest N; by default the largest budget")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min is not None and self.max is not None and self.min >= self.max:
+            raise ValueError(f"`min` {self.min:g} is not below `max` {self.max:g}; swap them")
+        return self
+
+
 class SearchSection(Section):
     """Which of the frontier's shapes are trained, and with which multiples of the rule's learning rate."""
 
-    sampler: Literal["grid", "tpe", "gp"] = Field(
+    sampler: Literal["grid", "tpe", "gp", "crossing"] = Field(
         default="grid",
-        description="grid: all depths x lr_factors; tpe, gp: Optuna picks `candidates` of them a budget",
+        description="grid: all depths x lr_factors; tpe, gp: Optuna picks `candidates` of them a budget; crossing: the "
+        "cells that tell most of where depths cross, for what they cost",
     )
     lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         default=(1.0,), description="multipliers on the rule's learning rate"
@@ -351,13 +497,59 @@ class SearchSection(Section):
         description="for tpe and gp: how many pairs of depth and learning rate to try at each budget, each "
         "with every seed",
     )
+    aim: AimName | None = Field(
+        default=None,
+        description="for crossing, what is sought: the best depth projected at `target_params`, the law's slope b, "
+        "or all crossings alike; by default that of `until`, else depth",
+    )
+    target_params: Budget | None = Field(
+        default=None,
+        description="for the aim depth: the N projected at; by default ten times the largest budget",
+    )
+    until: UntilSection | None = Field(
+        default=None, description="for crossing: the certainty that ends the search"
+    )
+    max_flops: float | None = Field(
+        default=None,
+        gt=0,
+        description="for crossing: training FLOPs of all its cells, those of arms not counted",
+    )
+    max_cells: int | None = Field(default=None, ge=1, description="for crossing: how many cells at most")
+    max_seeds: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="for crossing: seeds of one shape at most, those of `training.seeds` first; by default 8, or as "
+        "many as these are",
+    )
+    new_budgets: Literal["none", "between", "beyond"] | None = Field(
+        default=None,
+        description="for crossing: shapes at budgets between those given (the default), also beyond them up to "
+        "`limits`, or none",
+    )
+    limits: LimitsSection | None = Field(default=None, description="for crossing: bounds of new budgets")
     seed: int = Field(default=0, ge=0, description="of the sampler")
+
+    @property
+    def aim_name(self) -> AimName:
+        """What a search is to find out: its own aim, else that of `until`, else the projected depth."""
+        return self.aim or (self.until.aim if self.until else "depth")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.lr_factors:
             raise ValueError("`lr_factors` is empty; write [1.0] to use the rule's rate as it is")
         _refuse_repeats("lr_factors", self.lr_factors)
+        if self.sampler == "crossing":
+            self._check_crossing()
+            return self
+        foreign = [key for key in document.CROSSING_KEYS if getattr(self, key) is not None]
+        if foreign:
+            names = ", ".join(f"`{key}`" for key in foreign)
+            raise ValueError(
+                f"{names} {'is' if len(foreign) == 1 else 'are'} for the sampler `crossing`, and the sampler is "
+                f"`{self.sampler}`; take {names} out, or choose `sampler: crossing`"
+            )
         if self.sampler == "grid" and self.candidates is not None:
             raise ValueError(
                 f"`candidates` is {self.candidates}, but the sampler `grid` trains every candidate; take "
@@ -369,6 +561,99 @@ class SearchSection(Section):
                 "rate to try at each budget, for example `candidates: 8`"
             )
         return self
+
+    def _check_crossing(self) -> None:
+        if self.candidates is not None:
+            raise ValueError(
+                f"`candidates` is {self.candidates}, but the sampler `crossing` chooses cell by cell; take it out and "
+                "set `max_cells`"
+            )
+        if self.until is None and self.max_flops is None and self.max_cells is None:
+            raise ValueError(
+                "the sampler `crossing` needs an end, at least one of `until`, `max_flops` and `max_cells`, such as "
+                "`until: {projected_depth_halfwidth: 0.1}`"
+            )
+        if self.until is not None and self.aim is not None and self.aim != self.until.aim:
+            raise ValueError(
+                f"`aim` is {self.aim}, but `until` asks for {HALFWIDTHS[self.until.aim]}; set `aim: {self.until.aim}`, "
+                f"or `until: {{{HALFWIDTHS[self.aim]}: {self.until.halfwidth:g}}}`"
+            )
+        if self.target_params is not None and self.aim_name != "depth":
+            raise ValueError(
+                f"`target_params` is for the aim depth, and the aim is {self.aim_name}; take it out"
+            )
+        if self.new_budgets == "beyond" and self.limits is None:
+            raise ValueError(
+                "`new_budgets: beyond` needs `limits`: how small or how large a shape may be, for example "
+                "`limits: {max: 1e6}`"
+            )
+        if self.new_budgets == "none" and self.limits is not None:
+            raise ValueError("`limits` bounds new budgets, and `new_budgets` is none; take one of them out")
+
+
+class SensitivitySection(Section):
+    """Cells about each crossing that are trained again at other learning rates, once the search has ended."""
+
+    lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(0.5, 2.0), description="multiples of each cell's learning rate"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.lr_factors:
+            raise ValueError("`lr_factors` is empty; write [0.5, 2], or take `sensitivity` out")
+        _refuse_repeats("lr_factors", self.lr_factors)
+        if 1 in self.lr_factors:
+            raise ValueError("`lr_factors` has 1, which is the study itself; take it out")
+        return self
+
+
+class _Stopping(Section):
+    """What both rules of early stopping share."""
+
+    finished: int = Field(
+        default=16, ge=12, description="cells that must be done before a loss is foretold, of one lr_factor"
+    )
+    whole_share: float = Field(
+        default=0.25,
+        ge=0.1,
+        lt=1,
+        description="share of the cells that are trained to their end whatever they show: they keep the forecasts "
+        "honest and tell the noise",
+    )
+
+
+class ForecastStopping(_Stopping):
+    """End a cell once its final loss can be foretold well enough."""
+
+    rule: Literal["forecast"]
+    halfwidth: float = Field(
+        default=0.005,
+        gt=0,
+        lt=1,
+        description="of the forecast's 95 % interval, relative to the loss, at which a cell ends",
+    )
+    least_share: float = Field(
+        default=0.3, ge=0, lt=1, description="share of the steps before which no cell ends"
+    )
+
+
+class AshaStopping(_Stopping):
+    """End cells that are not among the best of their budget, by successive halving."""
+
+    rule: Literal["asha"]
+    reduction: int = Field(default=3, ge=2, le=100, description="one in so many goes on past a rung")
+    grace: float = Field(
+        default=0.25,
+        gt=0,
+        lt=1,
+        description="share of the steps of the first rung; each next is `reduction` times it",
+    )
+
+
+EarlyStopping = Annotated[ForecastStopping | AshaStopping, Field(discriminator="rule")]
+#: Share of the steps beyond which nothing is stopped: what is left saves less than it costs in certainty.
+LATEST_STOP = 0.9
 
 
 DeviceName = Literal[
@@ -384,27 +669,131 @@ DeviceName = Literal[
 ]
 
 
+class MinWidth(Section):
+    """A degree by the width of the shape."""
+
+    min_width: dict[Degree, Width] = Field(
+        description="the least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1"
+    )
+
+    def degree(self, width: int) -> int:
+        """The largest degree a width is enough for."""
+        return max((degree for degree, least in self.min_width.items() if width >= least), default=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values and all(isinstance(key, int) for key in values):
+            table = ", ".join(f"{degree}: {width}" for degree, width in values.items())
+            raise ValueError(f"degrees by width stand under `min_width`; write {{min_width: {{{table}}}}}")
+        return values
+
+    @field_validator("min_width", mode="before")
+    @classmethod
+    def _no_true_widths(cls, table: Any) -> Any:
+        if isinstance(table, Mapping) and any(isinstance(width, bool) for width in table.values()):
+            raise ValueError("a width is true or false; give the least width of each degree as a number")
+        return table
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min_width:
+            raise ValueError("`min_width` is empty; write {2: 2048, 4: 8192}, or a degree alone, or auto")
+        steps = sorted(self.min_width.items())
+        for (low, narrow), (high, wide) in pairwise(steps):
+            if wide <= narrow:
+                raise ValueError(
+                    f"`min_width` gives degree {high} from width {wide} on, and degree {low} from {narrow}, so no "
+                    f"shape would have {low}; a higher degree needs a larger width"
+                )
+        return self
+
+
+def _degree_kind(value: Any) -> str:
+    return "table" if isinstance(value, Mapping | MinWidth) else "one"
+
+
+#: How many ranks share something of a cell.
+DegreeRule = Annotated[
+    Annotated[Literal["auto"] | Degree, Tag("one")] | Annotated[MinWidth, Tag("table")],
+    Discriminator(_degree_kind),
+]
+
+
 class ResourcesSection(Section):
-    """What a trial gets, how many run side by side, and what the estimates assume."""
+    """What a rank of a trial gets, how a cell is spread over ranks, and what the estimates assume."""
 
     device: DeviceName = Field(
         default="cpu", description="what a trial trains on; sets memory and speed of the plan"
     )
     slots: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        default="auto", description="trials side by side; auto is as many as the cores or GPUs there are"
+        default="auto",
+        description="devices in use at a time; a cell takes one a rank. auto is as many as there are cores or GPUs "
+        "here, or ranks that the cluster holds and may grow to",
     )
-    cpus_per_trial: float = Field(default=1, gt=0, description="CPU cores of a trial")
+    pool: str = Field(
+        default="any",
+        min_length=1,
+        description="which machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; "
+        "for device cpu any is the pool without GPUs",
+    )
+    cpus_per_trial: float = Field(default=1, gt=0, description="CPU cores of each rank of a trial")
     gpus_per_trial: int = Field(
-        default=0, ge=0, le=1, description="GPUs of a trial; by default 1 unless on cpu"
+        default=0, ge=0, le=1, description="GPUs of each rank of a trial; by default 1 unless on cpu"
+    )
+    tensor_parallel: DegreeRule = Field(
+        default="auto",
+        description="ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a "
+        "number, or {min_width: {2: 2048, 4: 8192}}",
+    )
+    data_parallel: DegreeRule = Field(
+        default="auto",
+        description="groups of ranks that share each batch; auto is more than 1 only where the heads allow no more "
+        "tensor parallelism",
+    )
+    zero: Literal["auto", 0, 1, 2, 3] = Field(
+        default="auto",
+        description="what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest "
+        "that is right, 1 for bf16 and for several ranks",
+    )
+    micro_batch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="sequences a group works on at once; auto is the most that fit the device",
+    )
+    recompute: Literal["never", "always", "auto"] = Field(
+        default="never",
+        description="compute the activations inside a layer again in backward instead of keeping them: a third more "
+        "work for less memory; auto is only where a cell does not fit without",
+    )
+    shard_vocabulary: Literal["never", "always"] = Field(
+        default="never",
+        description="also share the embedding and the logits among the tensor-parallel ranks, where there are several",
+    )
+    gang_timeout_seconds: float = Field(
+        default=300, gt=0, description="how long ranks wait for one another before the trial is given up"
+    )
+    storage: str = Field(
+        default="auto",
+        min_length=1,
+        description="where what all machines share is kept: packed data, checkpoints, final weights, a copy of the "
+        "results. auto is INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, "
+        "such as s3://BUCKET/FOLDER",
     )
     checkpoint_every_seconds: float = Field(default=30, gt=0, description="most work lost with a machine")
+    capacity_timeout_seconds: float = Field(
+        default=600,
+        gt=0,
+        description="how long a pool of a cluster may give no machine before this is said",
+    )
     max_retries: int = Field(default=2, ge=0, description="new attempts after a lost process or machine")
     evaluations: int = Field(
         default=4, ge=1, description="evaluations during a cell, the last one at its end"
     )
-    price_per_hour: float | None = Field(
-        default=None, ge=0, description="of one trial's resources, in any currency"
+    keep_weights: Literal["final", "none"] = Field(
+        default="final",
+        description="final: the weights of each cell that is done stay in the results folder, for `interplay export`",
     )
+    price_per_hour: float | None = Field(default=None, ge=0, description="of one slot, in any currency")
     utilisation: float | None = Field(
         default=None,
         gt=0,
@@ -432,6 +821,13 @@ class ResourcesSection(Section):
         if is_gpu and not self.gpus_per_trial:
             raise ValueError(
                 f"`gpus_per_trial` is 0, but `device` is {self.device}, a GPU; set it to 1, or `device: cpu`"
+            )
+        parts = urlsplit(self.storage)
+        # The spec is written to disk and to MLflow as it is, so a secret in it would leak.
+        if "@" in parts.netloc or any(_SECRET.search(key) for key, _ in parse_qsl(parts.query, True)):
+            raise ValueError(
+                "`storage` holds a password or key, and specs are kept as files; take it out and set it in the "
+                "environment of every machine (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
             )
         return self
 
@@ -491,6 +887,12 @@ class StudySpec(Section):
     frontier: FrontierSection
     training: TrainingSection
     search: SearchSection = Field(default_factory=SearchSection)
+    early_stopping: EarlyStopping | None = Field(
+        default=None, description="whether cells may end before their last step; by default none does"
+    )
+    sensitivity: SensitivitySection | None = Field(
+        default=None, description="whether the crossings are tried at other learning rates; by default not"
+    )
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
 
@@ -505,6 +907,11 @@ class StudySpec(Section):
         if self.training.precision == "auto":
             return "bf16" if DEVICES[self.resources.device].is_gpu else "fp32"
         return self.training.precision
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the cells of this study have in common."""
+        return self.training.recipe(self.precision, self.frontier.head_width(self.training.base.width))
 
     def to_yaml(self) -> str:
         """Return this very spec, all defaults written out; `load_spec` reads it back unchanged."""
@@ -531,10 +938,66 @@ class StudySpec(Section):
         for source in sources:
             if isinstance(source, HierarchyData):
                 _check_grammar(source, self.training.context)
+        if self.early_stopping is not None:
+            _check_stopping(self.early_stopping, self.training.step_count, self.resources.evaluations)
+        if self.sensitivity is not None and len(self.search.lr_factors) > 1:
+            raise ValueError(
+                f"`sensitivity` asks what another learning rate does to the crossings, but `search.lr_factors` tries "
+                f"{len(self.search.lr_factors)} of every shape already; take `sensitivity` out, or leave one factor"
+            )
         if isinstance(self.training.lr, TableRate):
             for found in shapes(self.frontier):
                 self.training.lr.rate(found.shape)
+        if self.search.sampler == "crossing":
+            _check_search(self)
         return self
+
+
+def _check_search(spec: StudySpec) -> None:
+    search, depths, seeds = spec.search, spec.frontier.depth_values, spec.training.seed_values
+    least = 2 if search.aim_name == "crossings" else 3
+    if len(depths) < least:
+        raise ValueError(
+            f"`search.aim` is {search.aim_name}, which needs {least} depths or more, and `frontier.depths` has "
+            f"{len(depths)}; add depths" + (", or set `search.aim: crossings`" if len(depths) == 2 else "")
+        )
+    if search.limits is not None:
+        _check_limits(spec.frontier, search.limits, beyond=search.new_budgets == "beyond")
+    if search.max_seeds is not None and search.max_seeds < len(seeds):
+        raise ValueError(
+            f"`search.max_seeds` is {search.max_seeds}, fewer than the {len(seeds)} of `training.seeds`; raise the one "
+            "or lower the other"
+        )
+    if isinstance(spec.training.lr, TableRate) and search.new_budgets != "none":
+        raise ValueError(
+            "`training.lr` is a table of the frontier's shapes, which has no rate for shapes the search may add; set "
+            "`search.new_budgets: none`, or use `rule: width`"
+        )
+
+
+def _check_stopping(rule: ForecastStopping | AshaStopping, last: int, evaluations: int) -> None:
+    name, least = ("least_share", rule.least_share) if rule.rule == "forecast" else ("grace", rule.grace)
+    if not any(least * last <= step <= LATEST_STOP * last for step in evaluation_steps(last, evaluations)):
+        raise ValueError(
+            f"`early_stopping` looks at evaluations between {least:.0%} (`{name}`) and {LATEST_STOP:.0%} of the steps, "
+            f"and `resources.evaluations` {evaluations} puts none there; take 10 or more"
+        )
+
+
+def _check_limits(frontier: FrontierSection, limits: LimitsSection, *, beyond: bool) -> None:
+    least, most = frontier.budget_values[0], frontier.budget_values[-1]
+    low = least if limits.min is None else limits.min
+    high = most if limits.max is None else limits.max
+    if beyond and low >= least and high <= most:
+        raise ValueError(
+            f"`search.new_budgets` is beyond, but `search.limits` leaves nothing beyond the budgets, which go from "
+            f"{least:g} to {most:g}; give a `min` below or a `max` above these, or choose `between`"
+        )
+    if not beyond and (low >= most or high <= least):
+        raise ValueError(
+            f"`search.limits` from {low:g} to {high:g} has none of the budgets, which go from {least:g} to {most:g}; "
+            "widen it, or take it out and choose `new_budgets: none`"
+        )
 
 
 def _check_grammar(data: HierarchyData, context: int) -> None:
@@ -566,6 +1029,25 @@ def _refuse_repeats(name: str, values: Sequence[float]) -> None:
         raise ValueError(
             f"`{name}` has {', '.join(f'{v:g}' for v in repeated)} more than once; write each value once"
         )
+
+
+def from_environment(variable: str, section: type[Section], key: str) -> str | None:
+    """Return what a machine says in its environment in the place of a key of a spec; None where it says nothing.
+
+    It is held to what the spec is held to: neither may hold a secret, because both are printed and kept in files.
+
+    Raises:
+        SpecError: the key would not take such a value.
+    """
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    try:
+        section.model_validate({key: value})
+    except ValidationError as error:
+        told = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise SpecError(f"the environment variable {variable}: {told}.") from None
+    return value
 
 
 def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:

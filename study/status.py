@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.ledger import known_rows, places
-from study.plan import Plan, make_plan
+from study.ledger import known_rows, places, with_recorded
+from study.plan import Plan, PlannedCell, make_plan
+from study.search.knowledge import Knowledge, knowledge
 from study.sources import existing_store
 from study.spec import StudySpec
 from study.tracking import Row, Store
@@ -18,7 +19,10 @@ from study.tracking import Row, Store
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """The state of each cell by key: done, diverged, failed, running or missing."""
+    """The state of each cell by key: done, stopped, diverged, failed, running or missing.
+
+    Of the cells a search by crossings may train none is missing: those it never chooses are not listed.
+    """
 
     plan: Plan
     rows: dict[str, Row]
@@ -30,23 +34,36 @@ class StudyStatus:
     """Why the tracking server cannot be used, None if it can; a file needs no server."""
     stored: bool
     """Whether MLflow has the study; where it has not, the states are those of the last run table."""
+    known: Knowledge | None = None
+    """What the study knows of its aim so far."""
+
+    @property
+    def cells(self) -> list[PlannedCell]:
+        """The cells that have a state."""
+        return [planned for planned in self.plan.pool if planned.cell.key in self.states]
 
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     """Read the state of a study from its ledger; changes nothing."""
-    plan = make_plan(spec)
+    plan = make_plan(spec, to_read=True)
     where = places(spec, results.resolve())
     connection = existing_store(spec, where)
     store = connection.store
     rows = known_rows(plan, connection, where)
+    plan = with_recorded(plan, rows)
     driver = where.driver()
     running = _running(store) if store and driver else set()
     states: dict[str, str] = {}
-    for planned in plan.cells:
+    for planned in plan.pool:
         key = planned.cell.key
-        states[key] = "running" if key in running else rows[key].status if key in rows else "missing"
+        if key in running or key in rows:
+            states[key] = "running" if key in running else rows[key].status
+        elif plan.sampler != "crossing":
+            states[key] = "missing"
     waiting = len(where.outbox.rows())
-    return StudyStatus(plan, rows, states, driver, waiting, connection.problem, store is not None)
+    failed = [key for key, row in rows.items() if row.status == "failed"]
+    known = knowledge(spec, plan, rows, [*failed, *(store.begun() if store else ())])
+    return StudyStatus(plan, rows, states, driver, waiting, connection.problem, store is not None, known)
 
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
@@ -58,6 +75,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
         "stored": state.stored,
         "counts": dict(Counter(state.states.values())),
         "waiting_for_mlflow": state.waiting,
+        "known": state.known.to_json() if state.known else None,
         "cells": [
             {
                 "cell": planned.cell.key,
@@ -67,31 +85,39 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
                 "loss": row.loss if (row := state.rows.get(planned.cell.key)) else None,
                 "reason": row.reason if row else None,
             }
-            for planned in state.plan.cells
+            for planned in state.cells
         ],
     }
 
 
 def status_table(state: StudyStatus) -> RenderableType:
     """The state of a study for a terminal: counts by depth, then every failure with its reason."""
-    kinds = ("done", "diverged", "failed", "running", "missing")
+    shown = ("done", "stopped", "diverged", "failed", "running", "missing")
+    kinds = [kind for kind in shown if kind != "stopped" or kind in state.states.values()]
     table = Table(box=None, header_style="dim")
     table.add_column("depth", justify="right")
     for kind in kinds:
         table.add_column(kind, justify="right")
-    for depth in sorted({p.cell.shape.depth for p in state.plan.cells}):
-        counts = Counter(state.states[p.cell.key] for p in state.plan.cells if p.cell.shape.depth == depth)
+    for depth in sorted({p.cell.shape.depth for p in state.cells}):
+        counts = Counter(state.states[p.cell.key] for p in state.cells if p.cell.shape.depth == depth)
         table.add_row(str(depth), *(str(counts[kind] or "-") for kind in kinds))
     total = Counter(state.states.values())
     table.add_row("all", *(str(total[kind] or "-") for kind in kinds), style="bold")
     driver = f"run by process {state.driver}" if state.driver else "not running"
     lines = [Text(f"{state.plan.name}: {driver}")]
-    for planned in state.plan.cells:
+    for planned in state.cells:
         row = state.rows.get(planned.cell.key)
-        if row and row.reason:
+        # Of cells that were stopped early there may be hundreds, and none is a failure; the JSON has their reasons.
+        if row and row.reason and row.status != "stopped":
             lines.append(
                 Text(f"{row.status} {planned.cell.name} ({planned.cell.key}): {row.reason}", style="red")
             )
+    if state.known:
+        lines.append(Text(state.known.estimate.words))
+        if state.known.next:
+            lines.append(Text(f"next: {state.known.next_words}", style="dim"))
+        if state.known.ending:
+            lines.append(Text(f"the search has ended: {state.known.ending.words}"))
     if state.waiting:
         lines.append(Text(f"{state.waiting} rows wait to be sent to MLflow", style="yellow"))
     if state.problem:

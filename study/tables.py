@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from study.plan import Plan, PlannedCell
+from trainables.layout import Layout
 
 _PREFIXES = (
     (1e24, "Y"),
@@ -40,7 +41,15 @@ def plan_table(plan: Plan) -> Group:
     if plan.cost is not None:
         columns["cost"] = f"{plan.cost:,.0f}"
     for name, total in columns.items():
-        table.add_column(name, total, justify="left" if name == "shape" else "right", no_wrap=True)
+        # In a narrow terminal the counts give way, which shape and budget say as well, and not degree, memory or time.
+        gives_way = name in ("N=12Ld²", "params", "rate")
+        table.add_column(
+            name,
+            total,
+            justify="left" if name == "shape" else "right",
+            no_wrap=not gives_way,
+            overflow="ellipsis",
+        )
 
     flags: dict[str, str] = {}
     budget = None
@@ -54,17 +63,17 @@ def plan_table(plan: Plan) -> Group:
 def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_budget: bool) -> list[str]:
     first = group[0]
     shape = first.cell.shape
-    marks = "".join(flags.setdefault(flag, chr(ord("a") + len(flags))) for flag in first.flags)
+    marks = ",".join(flags.setdefault(flag, _mark(len(flags))) for flag in first.flags)
     row = [
         short(first.budget) if is_new_budget else "",
         f"L{shape.depth} d{shape.width} h{shape.heads}" + (f" [dim]{marks}[/]" if marks else ""),
-        f"{shape.budget_params:,}",
-        f"{first.parameters.total:,}",
+        _count(shape.budget_params),
+        _count(first.parameters.total),
         _rates(planned.cell.lr for planned in group),
         str(len(group)),
         short(first.flops),
         f"{short(first.memory_bytes)}B",
-        str(first.tensor_parallel),
+        _degrees(first.layout),
         duration(first.seconds),
     ]
     if plan.cost is not None:
@@ -74,26 +83,75 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
 
 def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
     each = plan.cells[0].tokens if plan.cells else 0
+    gangs = [planned.layout for planned in plan.cells if planned.layout.ranks > 1]
+    groups = " (x groups that share its batch)" if any(one.data_parallel > 1 for one in gangs) else ""
     lines = [
         *([plan.description] if plan.description else []),
         f"each cell trains on {short(each)} tokens, all of them on {short(plan.tokens)}",
-        f"time is of one cell; the total is from start to end with {plan.slots} at a time on {plan.device}, "
-        f"{plan.precision} (an estimate)",
+        f"time is of one cell; the total is from start to end with {plan.slots} "
+        f"{'devices' if gangs else 'at a time'} on {plan.device}, {plan.precision} (an estimate)",
     ]
+    if gangs:
+        lines.append(f"TP: devices that share each matrix of a cell{groups}; memory is of one device")
     if plan.candidates is not None:
         lines.append(
             f"the search ({plan.sampler}) tries {plan.candidates} candidates of each budget: "
             f"{plan.cell_count} of the "
             f"{len(plan.cells)} cells listed; totals are for an average choice"
         )
+    if plan.sampler == "crossing":
+        lines.append(_search_line(plan))
+    if arm := plan.planner.spec.sensitivity:
+        factors = " and ".join(f"{factor:g}" for factor in arm.lr_factors)
+        lines.append(
+            f"after these, cells about each crossing are trained again at {factors} times their rate; which depends "
+            "on where depths cross, so that they are in no total"
+        )
     lines.extend(f"{mark}: {flag}" for flag, mark in flags.items())
     lines.extend(plan.notes)
     return lines
 
 
+def _search_line(plan: Plan) -> str:
+    """What a search by crossings chooses from, and what ends it."""
+    listed = {planned.cell.shape for planned in plan.cells}
+    added = {planned.cell.shape for planned in plan.more} - listed
+    seeds = len({planned.cell.seed for planned in plan.pool})
+    sizes = f" and {len(added)} at other budgets" if added else ""
+    first = "" if plan.until is None else f" when {plan.until}, at the latest"
+    limits = [
+        *([f"{short(plan.max_flops)} FLOPs"] if plan.max_flops else []),
+        *([f"{plan.max_cells:,} cells"] if plan.max_cells else []),
+    ]
+    last = f" at {' or '.join(limits)}" if limits else " with all of them trained"
+    return (
+        f"the search (crossing) has {len(plan.pool):,} cells for choice: these {len(listed)} shapes{sizes} with up to "
+        f"{seeds} seeds each, and ends{first}{last}; totals are upper bounds"
+    )
+
+
+def _count(number: int) -> str:
+    """Every digit while they fit a terminal, then three; the plan as JSON has them all."""
+    return f"{number:,}" if number < 1e7 else short(number)
+
+
+def _mark(number: int) -> str:
+    """Return a, b, … z, aa, ab and so on."""
+    above, letter = divmod(number, 26)
+    return (_mark(above - 1) if above else "") + chr(ord("a") + letter)
+
+
+def _degrees(layout: Layout) -> str:
+    """Tensor parallel, and where there are several such groups, how many: 4, or 4x2."""
+    groups = f"x{layout.data_parallel}" if layout.data_parallel > 1 else ""
+    return f"{layout.tensor_parallel}{groups}"
+
+
 def _rates(rates: Iterable[float]) -> str:
     values = sorted(set(rates))
-    return f"{values[0]:.2g}" if len(values) == 1 else f"{values[0]:.1g}..{values[-1]:.1g}"
+    return (
+        f"{values[0]:.2g}".replace("e-0", "e-") if len(values) == 1 else f"{values[0]:.1g}..{values[-1]:.1g}"
+    )
 
 
 def short(value: float) -> str:

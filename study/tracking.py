@@ -1,15 +1,14 @@
-"""MLflow, written from the driver: study run > trial runs, in batches, and never in the way of a trial.
+"""The ledger of a study: its MLflow experiment, and the rows on disk that MLflow does not have yet.
 
-The ledger of a study is its MLflow experiment: an ended run tagged with its cell key is a row. A row that ends is
-first put on disk (`outbox/KEY.json`), then sent by a thread of its own and removed once MLflow has it. A tracking
-server that is away therefore delays nothing and loses nothing: the outbox counts as part of the ledger and is sent
-when the server is back.
+An ended run tagged with its cell key is a row. A row that ends is first put on disk (`outbox/KEY.json`), and removed
+once MLflow has it. A tracking server that is away therefore delays nothing and loses nothing: the outbox counts as part
+of the ledger and is sent when the server is back.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
-import queue
 import re
 import threading
 import time
@@ -19,20 +18,23 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlparse
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.errors import SpecError
+from study.spec import TrackingSection, from_environment
 from trainables.progress import Evaluation, Point
 
 _LOG = logging.getLogger(__name__)
 
-Status = Literal["done", "diverged", "failed"]
+Status = Literal["done", "stopped", "diverged", "failed"]
 #: Read by MLflow when it is imported. Its own defaults block for minutes on a dead port (7 retries, back-off 2,
 #: 120 s each) and write of every migration to the terminal.
 ENVIRONMENT = {
+    # Two lines a run, on stdout, where the store is a server.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -40,11 +42,14 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-#: Seconds between two batches of live curves, and between two tries to reach a server that is away.
-BATCH_SECONDS = 5.0
 #: Most metrics and parameters of one MLflow batch (the REST API's own limits).
 METRICS_PER_BATCH = 1000
 PAGE = 1000
+#: The tag of the causes of a cell's lost trials, ` | ` between them, and the most characters of it.
+LOST_TRIALS = "interplay.lost_trials"
+TAG_CHARACTERS = 4000
+#: The tag of when a cell ended, in Unix seconds, later than all rows before it: the order of the rows.
+ENDED = "interplay.ended"
 #: MLflow's names of the parts of a training curve. None may be a final metric's too: MLflow shows the value of the
 #: highest step, and that would be the curve's.
 CURVES = {"train_loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_second": "throughput"}
@@ -68,19 +73,39 @@ class Row(BaseModel):
 
     @property
     def loss(self) -> float | None:
-        """Final validation loss in nats per token, for a cell that is done."""
-        return self.metrics.get("loss") if self.status == "done" else None
+        """Final validation loss in nats per token, for a cell that is done; of one that was stopped, the forecast."""
+        return self.metrics.get("loss") if self.status in ("done", "stopped") else None
+
+    @property
+    def loss_se(self) -> float | None:
+        """Standard error of a loss that is a forecast."""
+        return self.metrics.get("loss_se") if self.status == "stopped" else None
+
+    @property
+    def share(self) -> float:
+        """Share of its steps that a cell was trained for, where it has ended."""
+        return self.metrics.get("trained_share", 1.0)
 
 
 @dataclass
 class Live:
-    """New parts of the curve of a running cell, on their way to MLflow."""
+    """New parts of the curve of a running cell, and tags that are to be there even if it never ends, for MLflow."""
 
     cell: str
     name: str
     params: Mapping[str, str | int | float | None]
     points: list[Point] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class News:
+    """What a search knows after `step` ended cells: metrics and tags of the study's own run."""
+
+    step: int
+    metrics: dict[str, float]
+    tags: dict[str, str]
 
 
 def quiet() -> None:
@@ -93,9 +118,14 @@ def quiet() -> None:
 
 
 def store_uri(uri: str, results: Path) -> str:
-    """Return the MLflow URI of a spec: `auto` is a SQLite file under the results folder."""
+    """Return the MLflow URI of a spec.
+
+    `auto` is INTERPLAY_TRACKING, which a cluster's head sets, else a SQLite file under the results folder.
+    """
     if uri != "auto":
         return uri
+    if named := from_environment("INTERPLAY_TRACKING", TrackingSection, "uri"):
+        return store_uri(named, results)
     path = (results / "mlflow.db").resolve()
     if re.search(r"\?|%[0-9a-fA-F]{2}", str(path)):
         raise SpecError(
@@ -170,11 +200,20 @@ class Store:
         rows: dict[str, Row] = {}
         for run in self.runs("tags.`interplay.kind` = 'trial'"):
             row = _row(run)
-            if row is None or (row.status == "failed" and run.info.status == "RUNNING"):
+            if row is None or not _is_ended(run):
                 continue
             if row.cell not in rows or row.status != "failed":
                 rows[row.cell] = row
         return rows
+
+    def begun(self) -> list[str]:
+        """Keys of the cells that have a run and no row, in the order in which they began: a driver was cut off."""
+        found = sorted(self.runs("tags.`interplay.kind` = 'trial'"), key=lambda run: int(run.info.start_time))
+        return [
+            run.data.tags["interplay.cell"]
+            for run in found
+            if "interplay.cell" in run.data.tags and not _is_ended(run)
+        ]
 
     def curves(self, cells: Iterable[str]) -> dict[str, list[tuple[int, float]]]:
         """Validation loss by step of each cell that MLflow has."""
@@ -214,15 +253,25 @@ class Store:
             if run.data.tags.get("interplay.cell") not in kept and _parent(run) == parent:
                 self.client.set_terminated(run.info.run_id, status="KILLED")
 
-    def trial_run(self, parent: str, cell: str, name: str, params: Mapping[str, object]) -> str:
-        """Return the one run of a cell, found by its key or made, and set it running."""
+    def trial_runs(self) -> dict[str, str]:
+        """The run of each cell that has one, by cell key."""
+        runs = self.runs("tags.`interplay.kind` = 'trial'")
+        return {cell: str(run.info.run_id) for run in runs if (cell := run.data.tags.get("interplay.cell"))}
+
+    def trial_run(
+        self,
+        parent: str,
+        cell: str,
+        name: str,
+        params: Mapping[str, object],
+        found: str | None = None,
+    ) -> str:
+        """Return the one run of a cell, the one found among `trial_runs` or a new one, and set it running."""
         from mlflow.entities import Param
 
-        for run in self.runs(f"tags.`interplay.cell` = '{cell}'"):
-            run_id = str(run.info.run_id)
-            if run.info.status != "RUNNING":
-                self.client.update_run(run_id, status="RUNNING")
-            return run_id
+        if found is not None:
+            self.client.update_run(found, status="RUNNING")
+            return found
         tags = {
             "interplay.kind": "trial",
             "interplay.cell": cell,
@@ -261,6 +310,27 @@ class Store:
     def _last_step(self, run_id: str, name: str) -> int:
         return max((m.step for m in self.client.get_metric_history(run_id, name)), default=-1)
 
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Write tags of a run."""
+        from mlflow.entities import RunTag
+
+        self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+    def log_news(self, run_id: str, news: Iterable[News]) -> None:
+        """Write what a search came to know to the study's run; of tags the last."""
+        from mlflow.entities import Metric, RunTag
+
+        now, items = int(time.time() * 1000), list(news)
+        metrics = [Metric(name, value, now, one.step) for one in items for name, value in one.metrics.items()]
+        tags = {name: value[:TAG_CHARACTERS] for one in items for name, value in one.tags.items()}
+        for start in range(0, len(metrics), METRICS_PER_BATCH):
+            self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+        self.client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def lost_trials(self, run_id: str) -> str:
+        """Return the causes of the trials that a cell has lost so far, empty for none."""
+        return str(self.client.get_run(run_id).data.tags.get(LOST_TRIALS, ""))
+
     def end_trial(self, run_id: str, row: Row) -> None:
         """Write the final metrics and tags of a row and end its run; the status is what makes it part of the ledger."""
         from mlflow.entities import Metric, RunTag
@@ -298,11 +368,18 @@ class Outbox:
         self.folder = folder
         self._lock = threading.Lock()
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep out other threads and, for the sender may have a process of its own, other processes."""
+        with self._lock, (self.folder / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def put(self, row: Row) -> None:
         """Write a row so that a kill or a power cut leaves either all of it or nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
         part = self.folder / f".{row.cell}.part"
-        with self._lock:
+        with self._alone():
             with part.open("w") as file:
                 file.write(row.model_dump_json())
                 file.flush()
@@ -324,7 +401,7 @@ class Outbox:
 
     def remove(self, row: Row) -> None:
         """Forget a row that MLflow has, unless a newer one of the same cell has taken its place."""
-        with self._lock:
+        with self._alone():
             if self.get(row.cell) == row:
                 self._path(row.cell).unlink()
 
@@ -335,141 +412,6 @@ class Outbox:
 
     def _path(self, cell: str) -> Path:
         return self.folder / f"{cell}.json"
-
-
-class Tracker:
-    """Sends a running study to MLflow from a thread; the driver only ever puts things into a queue."""
-
-    def __init__(
-        self,
-        store: Store | None,
-        uri: str,
-        experiment: str,
-        outbox: Outbox,
-        artifacts: Path | None,
-        problem: str | None,
-    ) -> None:
-        """`store` is None where the server was away at the start, for the reason in `problem`; it is tried again."""
-        self.uri, self.experiment, self.outbox, self.artifacts = uri, experiment, outbox, artifacts
-        self.store, self.problem = store, problem
-        self._parent: str | None = None
-        self._study: tuple[str, dict[str, str]] = ("", {})
-        #: Curves to send, keys of cells whose row is in the outbox, and None to stop.
-        self._queue: queue.SimpleQueue[Live | str | None] = queue.SimpleQueue()
-        self._runs: dict[str, str] = {}
-        self._logged: dict[str, tuple[int, int]] = {}
-        self._thread: threading.Thread | None = None
-        self._stuck = False
-
-    def start(self, study: str, tags: Mapping[str, str]) -> None:
-        """Open the study run (if the server is there) and begin sending, what waits in the outbox first."""
-        self._study = (study, dict(tags))
-        if self.store:
-            try:
-                self._parent = self.store.begin_study(study, tags)
-                self.store.end_stale(self._parent)
-            except Exception as error:  # noqa: BLE001 - whatever the server does, the study runs without it
-                self.problem = sentence(error)
-        for cell in self.outbox.rows():
-            self._queue.put(cell)
-        self._thread = threading.Thread(target=self._send_all, name="tracking", daemon=True)
-        self._thread.start()
-
-    def live(self, live: Live) -> None:
-        """Queue new parts of a running cell's curve; they may be dropped, because its row will have them all."""
-        self._queue.put(live)
-
-    def ended(self, row: Row) -> None:
-        """Record an ended cell: on disk before this returns, in MLflow soon after."""
-        self.outbox.put(row)
-        self._queue.put(row.cell)
-
-    def close(self, patience: float = 60.0) -> None:
-        """Send what is queued and stop; rows that cannot be sent stay in the outbox. Safe to call again."""
-        if self._thread is None:
-            return
-        self._queue.put(None)
-        self._thread.join(patience)
-        if self._thread.is_alive():
-            self.problem, self._stuck = f"{self.uri} took more than {patience:.0f} s.", True
-        self._thread = None
-
-    def finish(self, status: str, artifacts: Iterable[Path]) -> None:
-        """After `close`: end what still runs, attach the files and end the study run, if the server is there."""
-        store = self.usable_store
-        if not (store and self._parent):
-            return
-        try:
-            store.end_stale(self._parent)
-            store.end_study(self._parent, status, artifacts)
-        except Exception as error:  # noqa: BLE001 - whatever the server does, the study's files are on disk
-            self.problem = sentence(error)
-
-    @property
-    def usable_store(self) -> Store | None:
-        """After `close`: the store, unless the sender still works in it."""
-        return None if self._stuck else self.store
-
-    def _send_all(self) -> None:
-        """Send until told to stop: live curves merged by cell every few seconds, ended rows as they come."""
-        closing = False
-        while not closing:
-            items: list[Live | str | None] = [self._queue.get()]
-            if isinstance(items[0], Live):
-                time.sleep(BATCH_SECONDS)
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    items.append(self._queue.get_nowait())
-            closing = None in items
-            ended = {item for item in items if isinstance(item, str)}
-            merged: dict[str, Live] = {}
-            for item in items:
-                if isinstance(item, Live) and item.cell not in ended:
-                    live = merged.setdefault(item.cell, Live(item.cell, item.name, item.params))
-                    live.points += item.points
-                    live.evaluations += item.evaluations
-            if self._connected():
-                rows = [row for cell in ended if (row := self.outbox.get(cell))]
-                things: list[Live | Row] = [*rows, *merged.values()]
-                for thing in things:
-                    self._send(thing)
-
-    def _connected(self) -> bool:
-        """Whether the server is there; one that was away is asked again, quickly, before anything is sent to it."""
-        if self.store and self._parent and self.problem is None:
-            return True
-        self.problem = trouble(self.uri, timeout=1.0)
-        if self.problem:
-            return False
-        try:
-            self.store = self.store or Store(self.uri, self.experiment, self.artifacts)
-            self._parent = self._parent or self.store.begin_study(*self._study)
-        except Exception as error:  # noqa: BLE001 - a tracking failure must never end a study; it is reported
-            self.problem = sentence(error)
-            return False
-        for row in self.outbox.rows().values():
-            self._send(row)
-        return self.problem is None
-
-    def _send(self, thing: Live | Row) -> None:
-        assert self.store is not None
-        assert self._parent is not None
-        try:
-            run_id = self._runs.get(thing.cell)
-            if run_id is None:
-                run_id = self.store.trial_run(self._parent, thing.cell, thing.name, thing.params)
-                self._runs[thing.cell] = run_id
-                self._logged[thing.cell] = self.store.logged(run_id)
-            self._logged[thing.cell] = self.store.log_curves(
-                run_id, thing.points, thing.evaluations, self._logged[thing.cell]
-            )
-            if isinstance(thing, Row):
-                self.store.end_trial(run_id, thing)
-                self.outbox.remove(thing)
-                self._runs.pop(thing.cell)
-                self._logged.pop(thing.cell)
-        except Exception as error:  # noqa: BLE001 - as above: kept in the outbox, shown to the user
-            self.problem = sentence(error)
 
 
 def open_store(uri: str, experiment: str, artifacts: Path | None) -> tuple[Store | None, str | None]:
@@ -504,9 +446,15 @@ def stored_curves(store: Store | None, cells: Iterable[str]) -> list[tuple[str, 
     return [(cell, step, loss) for cell, curve in found.items() for step, loss in curve]
 
 
+def _is_ended(run: Any) -> bool:
+    """Whether a run has a row: a cell that failed and runs again has none."""
+    status = run.data.tags.get("interplay.status")
+    return status in get_args(Status) and not (status == "failed" and run.info.status == "RUNNING")
+
+
 def _row(run: Any) -> Row | None:
     tags, status = run.data.tags, run.data.tags.get("interplay.status")
-    if status not in ("done", "diverged", "failed") or "interplay.cell" not in tags:
+    if status not in get_args(Status) or "interplay.cell" not in tags:
         return None
     return Row(
         cell=tags["interplay.cell"],
@@ -516,7 +464,11 @@ def _row(run: Any) -> Row | None:
         reason=tags.get("interplay.reason") or None,
         params={key: _number(value) for key, value in run.data.params.items()},
         metrics=dict(run.data.metrics),
-        tags={k: v for k, v in tags.items() if k.startswith("interplay.")},
+        # A row of an earlier version does not say when its cell ended; its run ended soon after.
+        tags={
+            ENDED: str((run.info.end_time or 0) / 1000),
+            **{k: v for k, v in tags.items() if k.startswith("interplay.")},
+        },
     )
 
 

@@ -1,13 +1,21 @@
 """What runs inside a Ray Tune trial: one cell, trained by `trainables`, reported back as JSON."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from trainables.cell import Cell
 from trainables.errors import InputError
+from trainables.layout import Layout
 from trainables.progress import Progress, Result
+from trainables.record import Keep
+from trainables.storage import located, under
+
+if TYPE_CHECKING:
+    from study.early import Judge
 
 
 class TrialSettings(BaseModel):
@@ -15,64 +23,119 @@ class TrialSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data_root: Path
-    checkpoint_root: Path
+    data_root: str | Path
+    """Folder or URI of the packed data, by key."""
+    checkpoint_root: str | Path
+    """Folder or URI of the checkpoints, by key."""
     checkpoint_every: float
     evaluations: int
     needs_gpu: bool = False
+    model_root: str | Path | None = None
+    """Folder or URI of the final weights, by key; None keeps none."""
+    revision: str | None = None
+    """Of the code, recorded with the weights."""
+    gang_timeout: float = 300.0
+    """Seconds a rank waits for the others before the one that does not come counts as hanging."""
 
 
 class Report(BaseModel):
-    """One report of a trial: news of its progress, its result, or the input error that ended it."""
+    """One report of a trial: news of its progress, its result, the input error that ended it, or a sign of life."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     progress: Progress | None = None
     result: Result | None = None
     failure: str | None = None
+    alive: float | None = None
+    """Seconds after which, without another such report, the trial's process is stopped. Gangs alone say it."""
 
 
-def trial_config(cell: Cell, micro_batch: int, settings: TrialSettings) -> dict[str, str | int]:
+def trial_config(
+    cell: Cell, layout: Layout, settings: TrialSettings, judge: "Judge | None" = None
+) -> dict[str, str]:
     """Return the Tune configuration of a cell: flat, because Tune walks and flattens everything else."""
     return {
         "key": cell.key,
         "cell": cell.model_dump_json(),
-        "micro_batch": micro_batch,
+        "layout": layout.model_dump_json(),
         "settings": settings.model_dump_json(),
+        **({"judge": judge.model_dump_json()} if judge else {}),
     }
 
 
 def run_trial(config: dict[str, Any]) -> None:
-    """Train the cell of a configuration and report; the Tune trainable.
+    """Train the cell of a configuration and report; the Tune trainable."""
+    run_with(_train, config)
+
+
+def _train(cell: Cell, **options: Any) -> Result:
+    """`trainables.loop.train`, imported where it runs: the ranks of a gang import at the same time."""
+    from trainables.loop import train
+
+    return train(cell, **options)
+
+
+def _train_on_gpu(train: Callable[..., Result], cell: Cell, **options: Any) -> Result:
+    from trainables.world import device
+
+    if device().type != "cuda":
+        raise InputError(
+            "the study is planned for a GPU (resources.device), but this machine shows none to torch."
+        )
+    return train(cell, **options)
+
+
+def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
+    """Train the cell of a configuration by a function, over as many ranks as its layout has, and report.
 
     An error in the input is reported as a failure, because trying again cannot help. Everything else is raised, and
     Tune tries the cell again from its checkpoint.
+
+    Args:
+        train: trains as one rank; `trainables.loop.train`, or what a test gives in its place.
+        config: of `trial_config`.
     """
     from ray import tune
 
-    from trainables.engine import device
-    from trainables.loop import train
+    from study.gang import train_gang
 
     cell = Cell.model_validate_json(config["cell"])
+    layout = Layout.model_validate_json(config["layout"])
     settings = TrialSettings.model_validate_json(config["settings"])
+    options: dict[str, Any] = {
+        "data_root": located(settings.data_root),
+        "layout": layout,
+        "checkpoints": under(settings.checkpoint_root, cell.key),
+        "checkpoint_every": settings.checkpoint_every,
+        "evaluations": settings.evaluations,
+        "weights": (
+            Keep(under(settings.model_root, cell.key), settings.revision) if settings.model_root else None
+        ),
+    }
 
     def send(**content: Any) -> None:
         tune.report({"report": Report(**content).model_dump_json()})
 
+    def show(progress: Progress) -> None:
+        send(progress=progress)
+
+    def beat(seconds: float) -> None:
+        send(alive=seconds)
+
+    if "judge" in config:
+        # Loads what fits forecasts, which the trials of most studies have no use for.
+        from study.early import Judge
+
+        options["stop"] = Judge.model_validate_json(config["judge"])
+    if settings.needs_gpu:
+        train = functools.partial(_train_on_gpu, train)
     try:
-        if settings.needs_gpu and device().type != "cuda":
-            raise InputError(
-                "the study is planned for a GPU (resources.device), but this machine shows none to torch."
+        if layout.ranks == 1:
+            result = train(cell, **options, report=show)
+        else:
+            result = train_gang(
+                train, cell, layout, options, timeout=settings.gang_timeout, report=show, alive=beat
             )
-        result = train(
-            cell,
-            data_root=settings.data_root,
-            checkpoints=settings.checkpoint_root / cell.key,
-            checkpoint_every=settings.checkpoint_every,
-            evaluations=settings.evaluations,
-            micro_batch=config["micro_batch"],
-            report=lambda progress: send(progress=progress),
-        )
     except InputError as error:
         send(failure=str(error))
     else:

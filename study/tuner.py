@@ -1,48 +1,42 @@
-"""Ray Tune: gives cells to warm actors, tries them again when a process dies, and tells how they end."""
+"""Ray Tune: gives cells to warm actors and gangs, tries them again when a process dies, and tells how they end."""
 
-import functools
-import importlib
-import logging
-import math
 import os
-import secrets
 import shutil
 import signal
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from study.devices import local_gpus
-from study.errors import SpecError
+from study.deaths import Death, death
+from study.early import Judge
+from study.gang import GangError
+from study.machines import Slots, live_machines, placement
 from study.plan import PlannedCell
 from study.search import Outcome, Source
 from study.trial import Report, TrialSettings, run_trial, trial_config
+from trainables.layout import Layout
 from trainables.progress import Progress, Result
 
-#: Read by Ray when it is imported or started: no telemetry, no per-trial log files, no output of its own. Tune's
-#: experiment snapshot is not used (a study is rebuilt from its run table), so it is written as rarely as can be.
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "100000",
-    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+#: Seconds between two steps of Tune's loop, 0.1 when all is well, beyond which the driver itself was not awake.
+AWAKE_SECONDS = 2.0
+#: Seconds for which no other cell is begun because a gang waits for room on the machines that are there. Devices that
+#: other studies hold may be why it waits, and what is free is then better used.
+HOLD_SECONDS = 3600.0
+#: What the search hears of a cell whose trial is lost for good.
+FAILED = Outcome(None, status="failed")
+#: What is said of the process of a trial.
+DEATHS = {
+    Death.MACHINE: "the machine of the trial was lost",
+    Death.UNREACHABLE: "the process of the trial cannot be reached, so its machine may be lost",
+    Death.MEMORY: "out of memory",
+    Death.PROCESS: "the process of the trial died",
 }
-#: Set in every trial's process before torch is loaded.
-TRIAL_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-OBJECT_STORE_BYTES = 128 << 20
 
 
 class Listener(Protocol):
@@ -64,68 +58,6 @@ class Listener(Protocol):
         """A trial was lost; the cell is tried again from its checkpoint."""
 
 
-@dataclass(frozen=True)
-class Slots:
-    """How many trials run side by side and what each takes."""
-
-    trials: int
-    cpus: float
-    gpus: float
-
-
-@contextmanager
-def ray_session(slots: Slots) -> Iterator[None]:
-    """Join the cluster this process belongs to, or start Ray on this machine for as long as the block lasts.
-
-    Inside a job (`ray job submit`) or where RAY_ADDRESS is set the cluster is joined; else a private Ray is started
-    on loopback with token authentication, its token in a file of this session, so that neither the user's own token
-    nor a cluster they have running is touched.
-    """
-    os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
-    joins = bool(os.environ.get("RAY_ADDRESS"))
-    scratch = None if joins else Path(tempfile.mkdtemp(prefix="interplay-"))
-    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
-    if scratch:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(scratch / "token")
-        _write_token(scratch / "token")
-    # Only now: Ray's C++ core reads the mode of authentication once, at import.
-    import ray
-
-    options: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "configure_logging": True,
-        # Ray shows every GPU to a process that asked for none; a cell planned for the CPU must not see them.
-        "runtime_env": {"env_vars": TRIAL_ENVIRONMENT | ({} if slots.gpus else {"CUDA_VISIBLE_DEVICES": ""})},
-    }
-    if not joins:
-        options |= {
-            "address": "local",
-            "num_cpus": math.ceil(slots.trials * slots.cpus),
-            "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE_BYTES,
-        }
-        if slots.gpus:
-            options["num_gpus"] = math.ceil(slots.trials * slots.gpus)
-    try:
-        _silence_raylet()
-        ray.init(**options)
-        _check_capacity(slots, ray.cluster_resources())
-        for name in ("ray", "ray.tune", "ray.train"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        yield
-    finally:
-        ray.shutdown()
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def run_cells(
     source: Source,
     slots: Slots,
@@ -134,28 +66,39 @@ def run_cells(
     listener: Listener,
     scratch: Path,
     trainable: Callable[[dict[str, Any]], None] = run_trial,
+    one_machine: bool = True,
+    judge: Callable[[PlannedCell], Judge | None] = lambda _: None,
 ) -> bool:
     """Run all cells of a source; return False if the user stopped it (Ctrl-C or SIGTERM) before the end.
 
     Args:
         source: gives the cells and is told how they end.
-        slots: how many trials at once, and their resources.
+        slots: how many devices at once, and their resources.
         settings: passed to every trial.
         retries: how often a cell whose process died is tried again, each time from its checkpoint.
         listener: hears what happens.
         scratch: folder for Tune's own files, removed at the end.
         trainable: what a trial runs; benchmarks of the scheduling alone give another.
+        one_machine: whether Ray has only this machine; else the ranks that share matrices are kept on one.
+        judge: says by what a cell that starts now may end before its last step.
     """
     from ray import tune
 
-    adapter = _Adapter(source, settings)
-    sized = tune.with_resources(trainable, {"CPU": slots.cpus, "GPU": slots.gpus})
+    def there() -> int:
+        return sum(slots.ranks_on(machine.resources) for machine in live_machines())
+
+    adapter = _Adapter(source, settings, slots.devices, there, judge)
+
+    def resources(config: dict[str, Any]) -> Any:
+        return placement(Layout.model_validate_json(config["layout"]), slots, one_machine=one_machine)
+
+    sized = tune.with_resources(trainable, resources)
     tuner = tune.Tuner(
         sized,
         tune_config=tune.TuneConfig(
             search_alg=_searcher(adapter),
             num_samples=-1,
-            max_concurrent_trials=slots.trials,
+            max_concurrent_trials=slots.devices,
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(
@@ -181,29 +124,64 @@ def run_cells(
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
         shutil.rmtree(scratch, ignore_errors=True)
-    return source.done and not adapter.running
+    return source.done and adapter.held is None and not adapter.running
 
 
 class _Adapter:
-    """Joins Tune's trial ids with cells."""
+    """Joins Tune's trial ids with cells, and gives no cell before its whole gang has devices.
 
-    def __init__(self, source: Source, settings: TrialSettings) -> None:
-        self.source, self.settings = source, settings
+    Left to Tune, a gang would wait for as long as there are narrower cells to take each device that falls free, and
+    hold a place among the running trials meanwhile. Devices that are free on several machines need not have room for
+    ranks that must be together: narrower cells would take each that falls free, so none is begun while such a gang
+    waits, unless it waits for machines that are still to come.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        settings: TrialSettings,
+        devices: int,
+        there: Callable[[], int] = lambda: 0,
+        judge: Callable[[PlannedCell], Judge | None] = lambda _: None,
+    ) -> None:
+        self.source, self.settings, self.devices = source, settings, devices
+        self.there = there
+        """How many ranks the machines hold that live now."""
+        self.judge = judge
+        """By what a cell that starts now may end before its last step."""
+        self.held: PlannedCell | None = None
+        """The next cell, which waits for devices."""
         self.running: dict[str, PlannedCell] = {}
+        self.waiting: dict[str, float] = {}
+        """Trials whose ranks must be together and are not yet placed, and since when."""
         self.error: Exception | None = None
 
-    def suggest(self, trial_id: str) -> dict[str, str | int] | str | None:
-        planned = self.source.take()
+    def suggest(self, trial_id: str) -> dict[str, str] | str | None:
+        busy = sum(other.layout.ranks for other in self.running.values())
+        since = time.monotonic() - HOLD_SECONDS
+        if any(began > since for began in self.waiting.values()) and self.there() >= busy:
+            return None
+        planned = self.held or self.source.take()
         if planned is None:
             return "FINISHED" if self.source.done else None
+        self.held = planned if busy + planned.layout.ranks > self.devices else None
+        if self.held:
+            return None
         self.running[trial_id] = planned
-        return trial_config(planned.cell, planned.micro_batch, self.settings)
+        self.waits(trial_id)
+        return trial_config(planned.cell, planned.layout, self.settings, self.judge(planned))
 
-    def end(self, trial_id: str, loss: float | None) -> PlannedCell | None:
+    def waits(self, trial_id: str) -> None:
+        """Note that a trial waits to be placed, for the first time or after it was lost."""
+        if self.running[trial_id].layout.tensor_parallel > 1:
+            self.waiting[trial_id] = time.monotonic()
+
+    def end(self, trial_id: str, outcome: Outcome = FAILED) -> PlannedCell | None:
         """Forget a trial and tell the source, once; None for a trial that has ended already."""
+        self.waiting.pop(trial_id, None)
         planned = self.running.pop(trial_id, None)
         if planned is not None:
-            self.source.tell(planned.cell.key, Outcome(loss))
+            self.source.tell(planned.cell.key, outcome)
         return planned
 
 
@@ -223,7 +201,7 @@ def _searcher(adapter: _Adapter) -> Any:
         def __init__(self) -> None:
             super().__init__()
 
-        def suggest(self, trial_id: str) -> dict[str, str | int] | str | None:
+        def suggest(self, trial_id: str) -> dict[str, str] | str | None:
             return adapter.suggest(trial_id)
 
         def on_trial_complete(
@@ -245,9 +223,26 @@ def _callback(adapter: _Adapter, listener: Listener) -> Any:
     from ray.tune import Callback
 
     class CellCallback(_NotPickled, Callback):  # type: ignore[misc, unused-ignore]
-        """Turns Tune's events into the listener's."""
+        """Turns Tune's events into the listener's, and ends a gang whose trial process is stopped."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.signs = SignsOfLife()
+            self.moved: set[str] = set()
+            """Trials with news since they were last lost."""
+
+        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            for trial_id in self.signs.overdue(time.monotonic()):
+                for trial in trials:
+                    if trial.trial_id == trial_id and trial.temporary_state.ray_actor:
+                        _kill(trial.temporary_state.ray_actor)
+
+        def lost(self, trial: Any, planned: PlannedCell) -> str:
+            seen = self.signs.forget(trial.trial_id)
+            return failure_reason(trial, planned.layout.ranks, seen)
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            adapter.waiting.pop(trial.trial_id, None)
             if planned := adapter.running.get(trial.trial_id):
                 listener.started(planned)
 
@@ -258,14 +253,20 @@ def _callback(adapter: _Adapter, listener: Listener) -> Any:
             if planned is None or "report" not in result:
                 return
             report = read_report(result["report"])
+            if report.alive is not None:
+                place = f"host {result['hostname']}, pid {result['pid']}"
+                self.signs.heard(trial.trial_id, place, report.alive)
+            if report.result or report.failure:
+                self.signs.forget(trial.trial_id)
             try:
                 if report.progress:
+                    self.moved.add(trial.trial_id)
                     listener.progress(planned, report.progress)
                 if report.result:
-                    adapter.end(trial.trial_id, report.result.loss)
+                    adapter.end(trial.trial_id, outcome_of(report.result, planned))
                     listener.ended(planned, report.result)
                 if report.failure:
-                    adapter.end(trial.trial_id, None)
+                    adapter.end(trial.trial_id)
                     listener.failed(planned, report.failure)
             except Exception as error:
                 adapter.error = error
@@ -273,17 +274,78 @@ def _callback(adapter: _Adapter, listener: Listener) -> Any:
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             if planned := adapter.running.get(trial.trial_id):
-                listener.retried(planned, failure_reason(trial))
+                adapter.waits(trial.trial_id)
+                reason = self.lost(trial, planned)
+                if lost_machine(trial) and trial.trial_id in self.moved:
+                    # A spot machine may be taken back many times in the life of a large cell, and each time the cell
+                    # is further; a retry is for what may be the cell's own fault.
+                    trial.max_failures += 1
+                self.moved.discard(trial.trial_id)
+                listener.retried(planned, reason)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            if planned := adapter.end(trial.trial_id, None):
-                listener.failed(planned, failure_reason(trial))
+            if planned := adapter.end(trial.trial_id):
+                listener.failed(planned, self.lost(trial, planned))
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            if planned := adapter.end(trial.trial_id, None):
+            self.signs.forget(trial.trial_id)
+            if planned := adapter.end(trial.trial_id):
                 listener.failed(planned, "the trial ended without a result")
 
     return CellCallback()
+
+
+@dataclass(frozen=True)
+class Sign:
+    """The last sign of life of a trial's process."""
+
+    place: str
+    """Its host and pid."""
+    patience: float
+    """Seconds in which another was to come."""
+    due: float
+    """When they are over, on the clock of `SignsOfLife`."""
+    overdue: bool = False
+
+
+class SignsOfLife:
+    """Notices a trial process that is stopped as a whole: the supervisor of its gang is a thread of it, as silent.
+
+    Only time in which the driver itself is awake counts, so that neither a laptop's sleep nor a driver that was busy
+    or stopped is taken for the silence of its trials.
+    """
+
+    def __init__(self) -> None:
+        self.signs: dict[str, Sign] = {}
+        self._clock, self._last = 0.0, 0.0
+
+    def heard(self, trial_id: str, place: str, patience: float) -> None:
+        """Note a sign of life of a trial, after which another comes within `patience` seconds."""
+        self.signs[trial_id] = Sign(place, patience, self._clock + patience)
+
+    def forget(self, trial_id: str) -> Sign | None:
+        """Return the last sign of a trial that has ended or was lost, if there was one, and expect no other."""
+        return self.signs.pop(trial_id, None)
+
+    def overdue(self, now: float) -> list[str]:
+        """Return the trials that have become overdue, each once.
+
+        Args:
+            now: in seconds, of a clock that does not jump back; asked many times a second while the driver is awake.
+        """
+        self._clock += min(now - self._last, AWAKE_SECONDS)
+        self._last = now
+        late = [name for name, sign in self.signs.items() if self._clock > sign.due and not sign.overdue]
+        for name in late:
+            self.signs[name] = replace(self.signs[name], overdue=True)
+        return late
+
+
+def _kill(actor: Any) -> None:
+    import ray
+
+    # A stopped process cannot answer; Ray (2.60) ends it with SIGKILL after five seconds.
+    ray.kill(actor)
 
 
 def _silence() -> Any:
@@ -305,6 +367,11 @@ def _silence() -> Any:
     return Silence()
 
 
+def outcome_of(result: Result, planned: PlannedCell) -> Outcome:
+    """What a search is told of a cell that ended with a result."""
+    return Outcome(result.loss, result.loss_se, result.step / planned.cell.recipe.steps, result.status)
+
+
 def read_report(text: str) -> Report:
     """Read a trial's report; one that cannot be read fails its cell and not the study."""
     try:
@@ -313,19 +380,49 @@ def read_report(text: str) -> Report:
         return Report(failure=f"the trial sent a report that cannot be read: {error.errors()[0]['msg']}")
 
 
-def failure_reason(trial: Any) -> str:
-    """One line on why a Tune trial was lost: what killed its process, or the exception it raised."""
-    error = _error(trial)
-    if error is None:
+def failure_reason(trial: Any, ranks: int = 1, sign: Sign | None = None) -> str:
+    """One line on why a Tune trial was lost: what killed its process, or the exception it raised.
+
+    Args:
+        trial: Tune's.
+        ranks: of its cell.
+        sign: the last one of its process.
+    """
+    reason = _reason(_cause(trial))
+    if sign and sign.overdue:
+        reason = f"the process of the trial gave no sign of life for {sign.patience:g} s and was killed"
+    # Rank 0's process is the trial's, and can name itself no more; the gang names the others.
+    is_lost = reason.startswith(("the process", "the machine", "out of memory"))
+    where = f" ({sign.place})" if sign else ""
+    return f"rank 0 of {ranks}{where}: {reason}" if ranks > 1 and is_lost else reason
+
+
+def lost_machine(trial: Any) -> bool:
+    """Whether a Tune trial was lost because the machine of any of its ranks went, or seems to have gone."""
+    cause = _cause(trial)
+    how = cause.death if isinstance(cause, GangError) else death(cause)
+    return how is not None and how.of_machine
+
+
+def _reason(cause: BaseException | None) -> str:
+    if cause is None:
         return "the process of the trial was lost"
-    cause = getattr(error, "cause", None) or error
     name = type(cause).__name__
-    if name in ("RayActorError", "ActorDiedError", "WorkerCrashedError"):
-        return f"the process of the trial died ({name})"
+    if how := death(cause):
+        return f"{DEATHS[how]} ({name})"
     if "OutOfMemory" in name:
-        return f"out of memory ({name})"
+        return f"{DEATHS[Death.MEMORY]} ({name})"
     message = " ".join(str(cause).split())
+    if isinstance(cause, GangError):
+        return message[:500]
     return f"{name}: {message or 'no message'}"[:500]
+
+
+def _cause(trial: Any) -> BaseException | None:
+    """What ended a trial's last try, out of the wrapper in which Ray carries what a process raised."""
+    error = _error(trial)
+    cause: BaseException | None = getattr(error, "cause", None) or error
+    return cause
 
 
 def _error(trial: Any) -> BaseException | None:
@@ -337,56 +434,6 @@ def _error(trial: Any) -> BaseException | None:
 
     error: BaseException = cloudpickle.loads(path.read_bytes())
     return error
-
-
-def _silence_raylet() -> None:
-    """Keep Ray from printing a paragraph into the live table whenever a process dies; the listener says so itself.
-
-    `log_to_driver=False` does not cover these messages (Ray 2.60).
-    """
-    worker: Any = importlib.import_module("ray._private.worker")
-    worker.print_to_stdstream = lambda *_, **__: None
-
-
-@functools.cache
-def _token() -> str:
-    """The token of this process: Ray's core reads it once and keeps it, so a second session must have the same."""
-    return secrets.token_hex(32)
-
-
-def _write_token(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(_token())
-
-
-def check_devices(slots: Slots, device: str) -> None:
-    """Refuse GPUs that this machine does not have: Ray would take our word for them and the trials would use the CPU.
-
-    Raises:
-        SpecError: more GPUs are planned than there are; a cluster that is joined is asked later, by Ray.
-    """
-    needed = math.ceil(slots.trials * slots.gpus)
-    if needed and not os.environ.get("RAY_ADDRESS") and needed > (found := local_gpus()):
-        raise SpecError(
-            f"`resources.device` {device} with {slots.trials} slots needs {needed} GPUs, and this machine has {found}. "
-            f"Set `resources.slots` to {found} or fewer, or `resources.device: cpu`, or join a cluster that has them "
-            "(RAY_ADDRESS)."
-        )
-
-
-def _check_capacity(slots: Slots, resources: dict[str, float]) -> None:
-    """Refuse a trial that no machine of the cluster could ever hold; Tune would wait for it in silence.
-
-    Raises:
-        SpecError: the cluster as a whole has less than one trial needs.
-    """
-    for name, needed in (("CPU", slots.cpus), ("GPU", slots.gpus)):
-        if resources.get(name, 0) < needed:
-            raise SpecError(
-                f"one trial needs {needed:g} {name}s, and the Ray cluster has {resources.get(name, 0):g}. Lower "
-                f"`resources.{name.lower()}s_per_trial`, or start machines that have them."
-            )
 
 
 @contextmanager

@@ -1,9 +1,17 @@
 """One thread everywhere and no network: what a test measures must not depend on the machine's cores or its luck."""
 
 import os
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background so, as `make test-slow` does, and every process that a test starts
+    # would inherit it and be deaf to the Ctrl-C that the test sends.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before numpy and torch are first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Ray's core reads it when it is first imported, which a test may do before any session of ours is there to set it.
+os.environ["RAY_AUTH_MODE"] = "token"

@@ -1,7 +1,10 @@
 """Stand-ins for parts a test or a benchmark does not look at."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from study.plan import PlannedCell
+from study.search import Outcome
 from trainables.progress import Result
 
 
@@ -29,3 +32,21 @@ def stub_result(**changes: Any) -> Result:
         **{"notes": (), "points": (), "evaluations": ()},
     }
     return Result(**{**values, **changes})
+
+
+class Cells:
+    """A source that gives its cells in order, and remembers what it was told of each: the loss, once."""
+
+    def __init__(self, cells: Iterable[PlannedCell]) -> None:
+        self.cells, self.told = list(cells), dict[str, float | None]()
+
+    @property
+    def done(self) -> bool:
+        return not self.cells
+
+    def take(self) -> PlannedCell | None:
+        return self.cells.pop(0) if self.cells else None
+
+    def tell(self, key: str, outcome: Outcome) -> None:
+        assert key not in self.told
+        self.told[key] = outcome.loss

@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.bench import packing, throughput
 from tests.bench.figure import Figure
+from trainables.cell import Recipe, Shape
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,3 +57,31 @@ def test_the_steps_are_measured_against_the_hand_written_loop(tmp_path):
     figures = json.loads((tmp_path / "bench.json").read_text())["figures"]
     assert [f["limit"] for f in figures] == [1.15, 1.5]
     assert all(0.2 < f["value"] < 20 and "plain torch" in f["rival"] for f in figures)
+
+
+def test_without_a_gpu_the_throughput_part_says_so(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = bench(tmp_path, "throughput")
+    assert done.returncode == 0, done.stderr
+    assert "no GPU" in done.stdout
+    assert json.loads((tmp_path / "bench.json").read_text())["figures"] == []
+
+
+@pytest.mark.slow
+def test_the_packing_is_measured_against_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "MEGABYTES", 4)
+    figures = packing.spread_time(tmp_path)
+    assert [f.limit for f in figures] == [0.75, 1.5]
+    assert all(0.05 < f.value < 50 and f.rival.endswith("MB/s") for f in figures)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_throughput_case_compares_the_same_model(tmp_path, precision):
+    """At a size a CPU can do: the figure is made of what it says, whatever its value."""
+    recipe = Recipe(steps=8, batch=2, context=32, precision=precision)
+    figure = throughput.case(tmp_path, Shape(depth=1, width=32, heads=2), recipe, 65, rounds=1)
+    assert 0.02 < figure.value < 50
+    assert figure.limit == pytest.approx(1 / 0.95)
+    assert "tokens/s" in figure.ours
+    assert "plain torch loop" in figure.rival

@@ -13,24 +13,94 @@ import pytest
 from tests.tables import foreign_runs
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/answer.md", "docs/theory.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/answer.md",
+    "docs/search.md",
+    "docs/theory.md",
+    "docs/wide.md",
+    "cluster/README.md",
+    "tests/bench/README.md",
+)
 #: Commands that cannot be run as they stand, and what runs them instead.
 ELSEWHERE = {
     "make test": "is what runs this; .ci/run calls it from a bare checkout",
     "make test-slow": "as above",
+    "make test-long": "nothing: it is itself tests, of many minutes",
     "make lint": "as above",
     "make study": "test_quickstart.py, by the same target",
     "interplay run quickstart": "test_quickstart.py, through `make study`",
     "make bench": "test_bench.py runs its quick parts; the whole takes ten minutes",
+    ".venv/bin/python -m tests.bench plan": "test_bench.py, with the interpreter it has",
+    "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
     "interplay ui": "test_ui.py, which also ends it",
+    "interplay cluster check cluster/aws.yaml": "tests/cluster/test_check.py, with the placeholders filled in",
+    "interplay cluster check cluster/aws.yaml levine2020": "as above",
+    "interplay cluster check cluster/onprem.yaml": "as above",
+    "interplay cluster token cluster/aws.yaml": "tests/cluster/test_token.py, and test_aws.py in its simulated cloud",
+    "interplay cluster token cluster/onprem.yaml": "as above, and test_onprem.py",
+    "interplay submit levine2020 --cluster cluster/aws.yaml": "tests/cluster/test_submit.py, a smaller study",
+    "interplay submit levine2020 --cluster cluster/onprem.yaml": "as above",
+    "interplay submit my-study.yaml --set resources.pool=on_demand --no-wait": "as above",
+    **dict.fromkeys(
+        (
+            "ray up cluster/aws.yaml",
+            "ray dashboard cluster/aws.yaml",
+            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=~/.ray/interplay-token "
+            "RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265",
+            "ray job submit --working-dir . -- python -m study run quickstart --set resources.pool=cpu",
+            "ray exec cluster/aws.yaml -p 5000 'sleep infinity'",
+            "ray down cluster/aws.yaml",
+        ),
+        "tests/cluster/test_aws.py, in its simulated cloud and with a study of seconds",
+    ),
+    "ray up cluster/onprem.yaml": "tests/cluster/test_onprem.py, with simulated machines",
+    "ray down cluster/onprem.yaml": "as above",
+    **dict.fromkeys(
+        (
+            "ray job list",
+            "ray job logs ID --follow",
+            "ray job stop ID",
+            "ray rsync-up cluster/aws.yaml my-settings.sh /home/ubuntu/interplay-settings.sh",
+        ),
+        "nothing: Ray's own commands, over the tunnel and the SSH that the tests above use",
+    ),
+    "ray exec cluster/onprem.yaml 'bash ~/interplay/cluster/start_mlflow.sh --stop'": "tests/cluster/"
+    "test_mlflow_server.py runs the script",
+    "sbatch cluster/slurm.sbatch levine2020": "tests/cluster/test_slurm.py, a smaller study",
+    **dict.fromkeys(
+        (
+            "aws ec2 describe-instances --region REGION --filters Name=tag:ray-cluster-name,Values=interplay "
+            "Name=instance-state-name,Values=pending,running --query 'Reservations[].Instances[].InstanceId'",
+            "aws s3 rm --recursive s3://BUCKET/",
+        ),
+        "tests/cluster/test_account.py, in an account played by moto",
+    ),
+    **dict.fromkeys(
+        (
+            "kubectl apply -f cluster/kuberay/rayjob.yaml",
+            "kubectl get rayjob interplay-levine2020",
+            "kubectl delete -f cluster/kuberay/rayjob.yaml",
+        ),
+        "nothing: it needs a Kubernetes; tests/cluster/test_files.py checks the file",
+    ),
+    "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e '.[cluster]'": "the Makefile does the same, "
+    "with more packages",
 }
 #: Commands that need the rows of a quickstart, which test_quickstart.py has; it runs these.
 AFTER_QUICKSTART = (
     "interplay recommend --fit results/quickstart/fit.json --params 5e4 1e5",
     "interplay fit mlflow:quickstart --json",
+    "interplay export L4-d24-s0 --out model",
 )
-#: Commands that train; run with the slow tests.
-SLOW = ("interplay run text --set data.path=corpus.txt",)
+#: Commands that train, run with the slow tests, and what else cuts them short.
+SLOW = {
+    "interplay run text --set data.path=corpus.txt": "",
+    "interplay run quickstart --set resources.tensor_parallel=2": "",
+    "interplay run quickstart --set training.parametrisation=completep": " --set frontier.budgets=[1730,4800]",
+    "interplay run quickstart-search": " --set search.max_cells=8",
+}
 
 
 def commands():
@@ -45,13 +115,17 @@ def commands():
 
 
 def run(command, folder):
+    command, _, target = command.partition(" > ")
     arguments = shlex.split(command)
     assert arguments[0] == "interplay"
     environment = {**os.environ, "HOME": str(folder), "COLUMNS": "120"}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "study", *arguments[1:]], cwd=folder, env=environment, capture_output=True, text=True,
         timeout=500, check=False,
     )  # fmt: skip
+    if target:
+        (folder / target).write_text(done.stdout)
+    return done
 
 
 @pytest.fixture
@@ -76,17 +150,20 @@ def test_a_command_of_the_pages_works(command, folder):
     done = run(command, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
-    assert done.stderr == ""
+    # The one word on stderr is how to train the cell that is printed.
+    assert done.stderr == "" or (
+        " --cell " in command and done.stderr.startswith(("torchrun ", "python -m trainables "))
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", SLOW)
+@pytest.mark.parametrize("command", list(SLOW))
 def test_a_training_command_of_the_pages_works(command, folder):
     """The command itself, cut short by overrides: the preset's size is for a laptop's half hour."""
     short = " --set training.steps=20 --set training.seeds=1 --set frontier.depths=[1,2]"
-    done = run(command + short, folder)
+    done = run(command + short + SLOW[command], folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (folder / "results" / "text" / "report.html").is_file()
+    assert (folder / "results" / command.split()[2] / "report.html").is_file()
 
 
 @pytest.mark.parametrize("target", ["study", "test", "test-slow", "lint", "bench"])
@@ -96,7 +173,7 @@ def test_make_targets_run_what_the_pages_say(target):
     done = subprocess.run(["make", "-n", "-C", ROOT, target], capture_output=True, text=True, check=True)
     expected = {
         "study": "interplay run quickstart",
-        "test": '-m pytest -m "not slow"',
+        "test": '-m pytest -m "not slow and not long"',
         "test-slow": "-m pytest -m slow",
         "lint": "mypy",
         "bench": "-m tests.bench",
@@ -107,7 +184,7 @@ def test_make_targets_run_what_the_pages_say(target):
 def test_paths_named_in_the_pages_exist():
     for page in PAGES:
         text = (ROOT / page).read_text()
-        for path in re.findall(r"`((?:trainables|study|analysis|tests)/[\w./-]+)`", text):
+        for path in re.findall(r"`((?:trainables|study|analysis|cluster|tests)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), f"{page} names {path}"
         for link in re.findall(r"\]\(((?!http)[^)]+)\)", text):
             assert ((ROOT / page).parent / link).exists(), f"{page} links {link}"

@@ -1,11 +1,14 @@
 """Train one cell by hand, without Ray or MLflow: `python -m trainables CELL.json`.
 
 The cell file is a `trainables.cell.Cell` as JSON. The result is printed as JSON; progress goes to stderr. A second
-call goes on from the newest checkpoint.
+call goes on from the newest checkpoint. Over several ranks: `torchrun --nproc-per-node 2 -m trainables CELL.json`
+shares each batch among two, and with `--tensor-parallel 2` each matrix.
 """
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +16,12 @@ from pydantic import ValidationError
 
 from trainables.cell import Cell
 from trainables.errors import InputError
+from trainables.layout import Layout, default_zero
 from trainables.progress import Progress
+from trainables.record import Keep, refuse_filled
+
+#: Ranks of one machine differ by no more in the time they take to start.
+REFUSAL_SECONDS = 15.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,31 +33,84 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--data", type=Path, default=Path("results/data"), help="folder of packed token stores"
     )
-    parser.add_argument("--checkpoints", type=Path, help="folder of this cell's checkpoints; none by default")
+    parser.add_argument("--checkpoints", help="folder or URI of this cell's checkpoints; none by default")
     parser.add_argument("--checkpoint-every", type=float, default=30.0, help="seconds between checkpoints")
-    parser.add_argument("--evaluations", type=int, default=4, help="evaluations during the cell")
     parser.add_argument(
-        "--micro-batch", type=int, help="sequences worked on at once; by default the whole batch"
+        "--weights", type=Path, help="folder to write the model to when it is done; none by default"
+    )
+    parser.add_argument("--evaluations", type=int, default=4, help="evaluations during the cell")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
+    parser.add_argument(
+        "--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage; by default the cheapest that is right"
+    )
+    parser.add_argument(
+        "--micro-batch",
+        type=int,
+        help="sequences a group of ranks works on at once; by default all of its share",
+    )
+    parser.add_argument("--recompute", action="store_true", help="keep no activations inside a layer")
+    parser.add_argument(
+        "--shard-vocabulary", action="store_true", help="also share the embedding among tensor-parallel ranks"
     )
     options = parser.parse_args(arguments)
     try:
         cell = read_cell(options.cell)
+        if options.weights:
+            refuse_filled(options.weights, "--weights")
         from trainables.loop import train
+        from trainables.world import leave
 
         result = train(
             cell,
             data_root=options.data,
+            layout=_layout(options, cell),
             checkpoints=options.checkpoints,
             checkpoint_every=options.checkpoint_every,
+            weights=Keep(options.weights) if options.weights else None,
             evaluations=options.evaluations,
-            micro_batch=options.micro_batch,
             report=_show,
         )
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(result.model_dump_json(indent=2))
+        # A rank that exits with its connections open is, to the others, one that was lost.
+        leave()
+    except (InputError, ConnectionError) as error:
+        return _refuse(error)
+    if os.environ.get("RANK", "0") == "0":
+        print(result.model_dump_json(indent=2))
     return 0 if result.status == "done" else 1
+
+
+def _refuse(error: InputError | ConnectionError) -> int:
+    """Say what is wrong with the input, once a machine however many ranks it has, and return the exit status.
+
+    A launcher ends all ranks at the first that ends: the others leave the one that speaks the time to do so.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(REFUSAL_SECONDS)
+    return 2
+
+
+def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
+    """The layout of the options over as many ranks as the launcher has started."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    degree = options.tensor_parallel
+    if degree < 1 or ranks % degree:
+        raise InputError(
+            f"--tensor-parallel {degree} does not divide the {ranks} ranks that were started; start a multiple of it "
+            f"(`torchrun --nproc-per-node {max(1, degree)} -m trainables ...`)."
+        )
+    try:
+        return Layout(
+            tensor_parallel=degree,
+            data_parallel=ranks // degree,
+            zero=default_zero(cell.recipe.precision, ranks) if options.zero is None else options.zero,
+            micro_batch=options.micro_batch,
+            recompute=options.recompute,
+            shard_vocabulary=options.shard_vocabulary,
+        )
+    except ValidationError as error:
+        raise InputError("; ".join(str(e["msg"]) for e in error.errors()) + ".") from error
 
 
 def read_cell(path: Path) -> Cell:

@@ -3,17 +3,30 @@
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from trainables.data.spec import DataSpec
+from trainables.deepspeed_options import check_names
 
-#: Raised whenever a code change alters the loss of a cell, so that old rows are not mistaken for new ones.
+#: Raised whenever a code change alters the loss of a cell, so that old rows are not mistaken for new ones. Cells with
+#: dropout have had 2 since their masks became a function of (seed, step); the loss of all others is what it was.
 CELL_VERSION = 1
+DROPOUT_CELL_VERSION = 2
 
 Initialisation = Literal["fan_in", "gpt2"]
 Precision = Literal["fp32", "bf16"]
+Parametrisation = Literal["sp", "mup", "completep"]
 
 
 class Frozen(BaseModel):
@@ -41,6 +54,14 @@ class Shape(Frozen):
         return 12 * self.depth * self.width**2
 
 
+class Base(Frozen):
+    """The shape at which all parametrisations are the same, and whose learning rate a cell is given."""
+
+    depth: int = Field(default=2, ge=1, description="layers of the base shape, L0")
+    width: int = Field(default=64, ge=1, description="its width, d0")
+    head_width: float = Field(default=32.0, gt=0, description="width of one of its heads, d_h0")
+
+
 class Recipe(Frozen):
     """How a cell is trained, apart from its shape, data, learning rate and seed. Compared cells share one recipe."""
 
@@ -64,7 +85,41 @@ class Recipe(Frozen):
         default="fan_in",
         description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L), embeddings 0.02; gpt2: 0.02",
     )
+    parametrisation: Parametrisation = Field(
+        default="sp",
+        description="what follows width (mup, completep) and depth (completep): start, rate, decay, epsilon",
+    )
+    base: Base = Field(default_factory=Base, description="where mup and completep are what sp is")
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    deepspeed: dict[str, Any] = Field(
+        default_factory=dict, description="options for DeepSpeed itself; some change the rounding of a loss"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_base_without_need(cls, values: Any) -> Any:
+        # Nothing of a cell under sp depends on it, so recipes that differ in it alone are equal.
+        if isinstance(values, Mapping) and values.get("parametrisation", "sp") == "sp":
+            Base.model_validate(values.get("base", {}))
+            return {key: value for key, value in values.items() if key != "base"}
+        return values
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        check_names(options)
+        return options
+
+    @model_serializer(mode="wrap")
+    def _without_empty_options(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A cell without options has the key it had before there were any: its results stay valid.
+        values: dict[str, Any] = serialise(self)
+        if not self.deepspeed:
+            values.pop("deepspeed", None)
+        if self.parametrisation == "sp":
+            values.pop("parametrisation", None)
+            values.pop("base", None)
+        return values
 
     @property
     def tokens(self) -> int:
@@ -90,7 +145,8 @@ class Cell(Frozen):
     def key(self) -> str:
         """Sixteen hex digits: the hash of everything that can change the loss, and of nothing else."""
         identity: dict[str, Any] = self.model_dump(mode="json", exclude={"data"})
-        return digest({"version": CELL_VERSION, **identity})
+        version = DROPOUT_CELL_VERSION if self.recipe.dropout else CELL_VERSION
+        return digest({"version": version, **identity})
 
     @property
     def name(self) -> str:

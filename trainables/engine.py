@@ -1,63 +1,41 @@
-"""The DeepSpeed engine of a cell, and the process it runs in."""
+"""The DeepSpeed engine of a cell."""
 
+import contextlib
 import importlib
-import logging
 import math
-import os
-import warnings
-from collections.abc import Callable
-from datetime import timedelta
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
-from trainables.cell import Recipe
+from trainables.cell import Recipe, Shape
+from trainables.counts import BUCKET
+from trainables.deepspeed_options import check_options
+from trainables.layout import Layout
+from trainables.parametrisation import param_groups
+from trainables.world import import_deepspeed
 
-#: A lost peer must end a collective in minutes; torch's default is half an hour.
-COLLECTIVE_TIMEOUT = timedelta(minutes=5)
-
-
-def device() -> torch.device:
-    """The device this process trains on: its first GPU, else the CPU."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def prepare_process() -> None:
-    """Make this process ready to build engines: quiet, one thread, a process group of one. Safe to call again.
-
-    One thread a trial and trials side by side give the best throughput of a CPU: two threads cost twice the CPU
-    seconds for a third less wall time at these widths.
-    """
-    if not torch.cuda.is_available():
-        os.environ["DS_ACCELERATOR"] = "cpu"
-        torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|deepspeed")
-    _deepspeed()
-    if not dist.is_initialized():
-        # A store in memory: a process group of one needs no port, and DeepSpeed then asks no MPI for the world.
-        os.environ.setdefault("LOCAL_RANK", "0")
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        store = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it without saying so
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
-        _deepspeed().init_distributed(backend, timeout=COLLECTIVE_TIMEOUT, verbose=False)
-
-
-def _deepspeed() -> Any:
-    """Import DeepSpeed without letting it probe for, or build, any C++ kernel.
-
-    On CPU the first `init_distributed` would compile `deepspeed_shm_comm` (40 to 100 s); only
-    `inference_all_reduce` uses it. Naming every op unavailable also spares the probe's compiler subprocesses.
-    """
-    deepspeed = importlib.import_module("deepspeed")
-    ops = importlib.import_module("deepspeed.ops")
-    if "__compatible_ops__" not in vars(ops):
-        all_ops = importlib.import_module("deepspeed.ops.op_builder.all_ops").ALL_OPS
-        vars(ops)["__compatible_ops__"] = dict.fromkeys([*all_ops, "deepspeed_not_implemented"], False)
-        deepspeed.utils.logger.setLevel(logging.ERROR)
-    return deepspeed
+#: How GPT-2's matrices are shared among tensor-parallel ranks (Shoeybi et al. 2019, arXiv 1909.08053, section 3):
+#: by output in front of the nonlinearity, by input behind it. `c_attn` is query, key and value in one matrix, each
+#: shared by itself.
+SHARDS: Mapping[str, Any] = {
+    "use_default_specs": False,
+    "layer_specs": [
+        {
+            "patterns": [r".*\.attn\.c_attn\.weight$"],
+            "partition_type": "column",
+            "shape": [3, -1],
+            "partition_dim": 0,
+        },
+        {"patterns": [r".*\.attn\.c_proj\.weight$"], "partition_type": "row"},
+        {"patterns": [r".*\.mlp\.c_fc\.weight$"], "partition_type": "column"},
+        {"patterns": [r".*\.mlp\.c_proj\.weight$"], "partition_type": "row"},
+    ],
+}
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
@@ -76,44 +54,125 @@ def schedule(recipe: Recipe) -> Callable[[int], float]:
     return factor
 
 
-def deepspeed_config(recipe: Recipe, micro_batch: int | None = None) -> dict[str, Any]:
-    """Return DeepSpeed's configuration of a recipe on one rank; `micro_batch` sequences are worked on at once.
+def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of a recipe under a layout, with the recipe's own options in it.
 
-    fp32 runs at ZeRO stage 0, the cheapest step; bf16 at stage 1, because stage 0 trains bf16 badly (loss off by
-    3e-2 after 20 steps, against 5e-4).
+    Args:
+        recipe: how the cell is trained.
+        layout: how it is spread over ranks.
+        universal: the engine will be loaded from a universal checkpoint.
     """
-    micro_batch = micro_batch or recipe.batch
-    return {
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": recipe.batch // micro_batch,
+    config: dict[str, Any] = {
+        **recipe.deepspeed,  # none of the keys below: `trainables.deepspeed_options` refuses them
+        "train_micro_batch_size_per_gpu": layout.sequences(recipe),
+        "gradient_accumulation_steps": layout.pieces(recipe),
         "gradient_clipping": recipe.clip,
         "steps_per_print": 10**9,
-        "zero_optimization": {"stage": 1 if recipe.precision == "bf16" else 0},
+        "zero_optimization": {
+            "stage": layout.zero,
+            "reduce_bucket_size": BUCKET,
+            "allgather_bucket_size": BUCKET,
+            **recipe.deepspeed.get("zero_optimization", {}),
+        },
         "bf16": {"enabled": recipe.precision == "bf16"},
     }
+    if layout.tensor_parallel > 1:
+        config["tensor_parallel"] = {
+            "autotp_size": layout.tensor_parallel,
+            "partition_config": SHARDS,
+            "vocab_parallel_lm_head": layout.shard_vocabulary,
+        }
+    if universal:
+        config["checkpoint"] = {"load_universal": True}
+    return config
 
 
-def build_engine(model: nn.Module, recipe: Recipe, lr: float, micro_batch: int | None = None) -> Any:
+def import_zero(layout: Layout) -> None:
+    """Import what DeepSpeed would import at a process's first step under ZeRO: 46 MB of torch's compiler.
+
+    To be called before the memory of a cell is metered, so that the first cell of a process shows no more than others.
+    """
+    if layout.zero:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+
+
+def build_engine(
+    model: Any, recipe: Recipe, lr: float, layout: Layout | None = None, *, universal: bool = False
+) -> Any:
     """Return a DeepSpeed engine around the model with AdamW and the recipe's schedule.
 
-    Biases and norms have no weight decay. The optimizer is torch's own: DeepSpeed's AdamW would be compiled first.
+    The schedule scales the rate of each group of the parametrisation. The optimizer is torch's own: DeepSpeed's AdamW
+    would be compiled first.
+
+    Raises:
+        InputError: DeepSpeed does not take one of the recipe's options.
+        RuntimeError: tensor parallelism did not share the matrices as it should; DeepSpeed itself says nothing where
+            a pattern matches no layer.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(
-        groups, lr=lr, betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, fused=True
-    )
-    engine, *_ = _deepspeed().initialize(
-        model=model,
-        optimizer=optimizer,
-        lr_scheduler=lambda inner: LambdaLR(inner, schedule(recipe)),
-        config=deepspeed_config(recipe, micro_batch),
-        dist_init_required=False,
-    )
-    if dist.get_world_size() == 1 and recipe.precision == "fp32":
+    layout = layout or Layout()
+    if recipe.deepspeed:
+        check_options(recipe.deepspeed, layout.zero)
+    if layout.recompute:
+        # DeepSpeed's own key `activation_checkpointing` changes nothing for HuggingFace's models.
+        model.activation_checkpointing_enable()
+    config = model.config
+    shape = Shape(depth=config.n_layer, width=config.n_embd, heads=config.n_head)
+    groups = param_groups(model.named_parameters(), shape, recipe, lr)
+    optimizer = torch.optim.AdamW(groups, betas=(recipe.beta1, recipe.beta2), fused=True)
+    # One of its optimizers prints the memory in use, and stdout may be a result in JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        engine, *_ = import_deepspeed().initialize(
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=lambda inner: LambdaLR(inner, schedule(recipe)),
+            config=deepspeed_config(recipe, layout, universal=universal),
+            dist_init_required=False,
+        )
+    if layout.tensor_parallel > 1:
+        _use_local_heads(engine.module, layout)
+    if layout.ranks == 1 and layout.zero == 0:
         # DeepSpeed would all-reduce the gradients of one rank with itself: 0.8 ms a step, a tenth of a small one.
         engine.enable_backward_allreduce = False
     return engine
+
+
+def gradient_norm(engine: Any, layout: Layout) -> float:
+    """The norm of the whole gradient before clipping; call between `backward` and `step`.
+
+    Only for ZeRO stage 0, where DeepSpeed has none to give in fp32 (its issue 7255).
+    """
+    gradients = [(p, p.grad) for p in engine.module.parameters() if p.grad is not None]
+    if layout.tensor_parallel == 1:
+        return float(torch.nn.utils.get_total_norm([grad for _, grad in gradients]))
+    own, shared = torch.zeros((), device=engine.device), torch.zeros((), device=engine.device)
+    for parameter, grad in gradients:
+        square = grad.float().square().sum()
+        if getattr(parameter, "tensor_model_parallel", False):
+            shared += square
+        else:
+            own += square
+    dist.all_reduce(shared, group=engine.mpu.get_tensor_model_parallel_group())
+    return math.sqrt(float(own + shared))
+
+
+def _use_local_heads(model: Any, layout: Layout) -> None:
+    """Tell each attention the width of its own heads, which DeepSpeed does not, and check that all is shared."""
+    degree, width = layout.tensor_parallel, model.config.n_embd
+    for name, module in model.named_modules():
+        if isinstance(module, GPT2Attention):
+            weight = module.c_attn.weight
+            # Under ZeRO-3 the weight itself is an empty placeholder.
+            rows = (getattr(weight, "ds_shape", None) or weight.shape)[0]
+            if rows != 3 * width // degree:
+                raise RuntimeError(
+                    f"{name}.c_attn has {rows} rows on this rank and should have {3 * width // degree}: DeepSpeed did "
+                    "not share it"
+                )
+            module.split_size = rows // 3
+    left = [
+        n
+        for n, p in model.named_parameters()
+        if ".mlp.c_fc.weight" in n and not getattr(p, "tensor_model_parallel", False)
+    ]
+    if left:
+        raise RuntimeError(f"DeepSpeed did not share {', '.join(left)}")

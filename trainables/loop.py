@@ -1,14 +1,15 @@
 """Train one cell: steps, evaluation, divergence, checkpoints, throughput."""
 
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.nn import functional
+import torch.distributed as dist
 
 from trainables import checkpoint
 from trainables.cell import Cell
@@ -16,14 +17,22 @@ from trainables.checkpoint import TrainingState
 from trainables.counts import flops, parameters
 from trainables.data.batches import batch, validation_batches
 from trainables.data.store import TokenStore, open_store
-from trainables.engine import build_engine, device, prepare_process
+from trainables.engine import build_engine, gradient_norm, import_zero
 from trainables.errors import DataError, InputError
+from trainables.export import keep, whole_state
+from trainables.layout import Layout, default_zero
 from trainables.model import build_model
-from trainables.progress import Evaluation, Point, Progress, Result
-from trainables.throughput import matmul_flops_per_second, peak_memory
+from trainables.progress import Ending, Evaluation, Point, Progress, Result, evaluation_steps
+from trainables.record import Keep
+from trainables.storage import Folder, open_storage, patiently
+from trainables.throughput import MemoryMeter, matmul_flops_per_second
+from trainables.together import together
+from trainables.world import Meeting, Seat, device, join, leave
 
 #: Points of a training curve: enough to see its shape, few enough to log.
 CURVE_POINTS = 60
+#: Seconds that packing the data of a cell may take: 60 GB of text and a vocabulary learnt from it are hours of work.
+PACK_LIMIT = 24 * 3600.0
 #: A cell whose training loss exceeds this many times its first loss is diverged, not merely slow.
 DIVERGENCE_FACTOR = 2.0
 
@@ -31,45 +40,119 @@ DIVERGENCE_FACTOR = 2.0
 def train(
     cell: Cell,
     *,
-    data_root: Path,
-    checkpoints: Path | None = None,
+    data_root: str | Path,
+    layout: Layout | None = None,
+    seat: Seat | None = None,
+    meeting: Meeting | None = None,
+    checkpoints: str | Path | None = None,
     checkpoint_every: float = 10.0,
+    weights: Keep | None = None,
     evaluations: int = 4,
-    micro_batch: int | None = None,
+    stop: Callable[[Evaluation], Ending | None] | None = None,
     report: Callable[[Progress], None] | None = None,
     report_every: float = 2.0,
 ) -> Result:
     """Train a cell to its end, or on from its newest checkpoint, and return how it ended.
 
+    Every rank of the layout calls this with the same arguments but for `seat`, and returns the same result.
+
     Args:
         cell: what to train.
-        data_root: folder of the packed token stores; the cell's own is made there when missing.
-        checkpoints: folder of this cell's checkpoints; None keeps none.
+        data_root: folder or URI of the packed token stores; the cell's own is made there when missing.
+        layout: how the cell is spread over ranks; by default over one.
+        seat: this process's place in a gang; by default it is alone, or where torchrun put it.
+        meeting: on rank 0 of a gang, the port the seats were given.
+        checkpoints: folder or URI of this cell's checkpoints (`trainables.storage`); None keeps none.
         checkpoint_every: seconds between checkpoints.
+        weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none.
         evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
-        micro_batch: sequences worked on at once, a divisor of the batch; by default the whole batch.
-        report: called with what is new, at most every `report_every` seconds.
+        stop: asked after each evaluation but the last whether the cell ends there; a function of nothing else, so that
+            a cell that goes on from a checkpoint ends where it would have.
+        report: called on rank 0 with what is new, at most every `report_every` seconds.
         report_every: seconds.
 
     Raises:
         DataError: the data is missing, unusable, or no longer what the cell was planned with.
+        InputError: the cell cannot be trained in this layout, or the layout has other ranks than there are.
+        RuntimeError: a rank was lost, or did not come to a collective in time.
     """
-    prepare_process()
     recipe = cell.recipe
-    store = open_store(cell.data, context=recipe.context, root=data_root, key=cell.data_key)
-    torch.manual_seed(cell.seed)
-    micro_batch = micro_batch or recipe.batch
-    if recipe.batch % micro_batch:
-        raise InputError(f"micro_batch {micro_batch} does not divide the batch of {recipe.batch} sequences.")
-    model = build_model(cell.shape, recipe, store.vocabulary, cell.seed)
-    engine = build_engine(model, recipe, cell.lr, micro_batch)
-    training = _Training(
-        cell, store, engine, micro_batch, checkpoints, checkpoint_every, report, report_every
-    )
+    layout = layout or Layout(zero=default_zero(recipe.precision, 1))
+    layout.check(cell.shape, recipe)
+    join(seat, meeting)
+    if dist.get_world_size() != layout.ranks:
+        raise InputError(
+            f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
+            f"{layout.data_parallel}), and {dist.get_world_size()} were started; make them equal."
+        )
+    import_zero(layout)
+    meter = MemoryMeter(device())
+    store = _open_store(cell, layout, data_root)
+    storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
+    notes: list[str] = []
+    engine, stood = _start(cell, layout, store, storage, notes)
+    training = _Training(cell, layout, store, engine, meter, storage, checkpoint_every, report, report_every)
+    training.resume(stood, notes)
     try:
-        return training.run(evaluations)
+        result = training.run(evaluations, stop)
+        state = whole_state(engine, layout) if weights and result.status == "done" else None
     finally:
         engine.destroy()
+    if weights and result.status == "done":
+        # The other ranks wait for it: a rank that has ended would count as one the first does not come to.
+        written = together(
+            lambda: None if state is None else keep(weights, state, cell, layout, store, result),
+            "writing the weights",
+        )
+        note = written[0]
+        if note:
+            result = result.model_copy(update={"notes": (*result.notes, note)})
+    if seat is not None:
+        leave()
+    return result
+
+
+def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore:
+    def opened() -> TokenStore:
+        return patiently(
+            lambda: open_store(cell.data, context=cell.recipe.context, root=data_root, key=cell.data_key)
+        )
+
+    def pack() -> None:
+        opened()
+
+    if layout.ranks > 1:
+        # A machine may have to pack its own copy, which takes longer than a collective waits.
+        together(pack, "packing the data", PACK_LIMIT)
+    return opened()
+
+
+def _start(
+    cell: Cell, layout: Layout, store: TokenStore, storage: Folder | None, notes: list[str]
+) -> tuple[Any, TrainingState | None]:
+    """Build the engine, brought to the newest checkpoint that can be loaded, and return where that one stood."""
+    if storage is not None:
+        trying = functools.partial(patiently, storage.check)
+        together(lambda: trying() if dist.get_rank() == 0 else None, "trying the place of checkpoints")
+    passed: set[str] = set()
+    while True:
+        found = checkpoint.find(storage, cell.key, layout, notes, passed) if storage else None
+        torch.manual_seed(cell.seed)
+        model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
+        is_universal = found is not None and found.universal
+        engine = build_engine(model, cell.recipe, cell.lr, layout, universal=is_universal)
+        if found is None or found.load(engine, notes):
+            return engine, found.state if found else None
+        engine.destroy()
+
+
+def dropout_seed(seed: int, step: int, group: int) -> int:
+    """A seed of the step and group alone, so that there is no state to save, and none that ranks could lose.
+
+    The ranks of one tensor-parallel group must draw the same masks: with others their replicated weights drift apart
+    in silence, by 1.4e-2 after 20 steps.
+    """
+    return int(np.random.SeedSequence((seed, step, group)).generate_state(1, np.uint64)[0])
 
 
 class _Training:
@@ -78,18 +161,20 @@ class _Training:
     def __init__(
         self,
         cell: Cell,
+        layout: Layout,
         store: TokenStore,
         engine: Any,
-        micro_batch: int,
-        checkpoints: Path | None,
+        meter: MemoryMeter,
+        storage: Folder | None,
         checkpoint_every: float,
         report: Callable[[Progress], None] | None,
         report_every: float,
     ) -> None:
-        self.cell, self.store, self.engine = cell, store, engine
-        self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
+        self.cell, self.layout, self.store, self.engine = cell, layout, store, engine
+        self.storage, self.checkpoint_every = storage, checkpoint_every
         self.report, self.report_every = report, report_every
-        self.micro_batch, self.device = micro_batch, device()
+        self.meter, self.device = meter, device()
+        self.rank, self.group = dist.get_rank(), dist.get_rank() // layout.tensor_parallel
         self.step = 0
         self.seconds = 0.0
         self.first_loss: float | None = None
@@ -99,11 +184,10 @@ class _Training:
         self.reported = (0, 0)
         self.resumed_from, self.resumed_seconds = 0, 0.0
 
-    def run(self, evaluations: int) -> Result:
-        self._resume()
+    def run(self, evaluations: int, stop: Callable[[Evaluation], Ending | None] | None) -> Result:
         steps = self.cell.recipe.steps
         window = max(1, steps // CURVE_POINTS)
-        evaluate_at = {round(steps * (i + 1) / evaluations) for i in range(evaluations)} | {steps}
+        evaluate_at = evaluation_steps(steps, evaluations)
         reason = None
         last_checkpoint = last_report = time.monotonic()
         while self.step < steps and reason is None:
@@ -112,46 +196,43 @@ class _Training:
             reason = self._window(until)
             if self.step in evaluate_at and reason is None:
                 self._evaluate()
+                if stop and self.step < steps:
+                    ending = stop(self.evaluations[-1])
+                    if self._first_says(ending is not None):
+                        return self._result(None, ending or Ending(reason="as rank 0 says"))
             now = time.monotonic()
-            if (
-                self.checkpoints
-                and reason is None
-                and self.step < steps
-                and now - last_checkpoint > self.checkpoint_every
-            ):
+            is_due = self.storage is not None and now - last_checkpoint > self.checkpoint_every
+            if reason is None and self.step < steps and self._first_says(is_due):
                 self._save()
                 last_checkpoint = time.monotonic()
-            if self.report and now - last_report > self.report_every:
+            if self.report and self.rank == 0 and now - last_report > self.report_every:
                 self._report()
                 last_report = now
         return self._result(reason)
 
     def _window(self, until: int) -> str | None:
         """Train up to step `until`, add a point to the curve, and return why the cell must end, if it must."""
-        recipe, engine = self.cell.recipe, self.engine
+        recipe, layout, engine = self.cell.recipe, self.layout, self.engine
         start, first_step = time.perf_counter(), self.step
         total = torch.zeros((), device=self.device)
         norm = float("nan")
-        pieces = recipe.batch // self.micro_batch
+        pieces = layout.pieces(recipe)
         while self.step < until:
+            if recipe.dropout:
+                torch.manual_seed(dropout_seed(self.cell.seed, self.step, self.group))
             inputs, targets = self._batch()
             for x, y in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
-                logits = engine(input_ids=x).logits
-                loss = functional.cross_entropy(logits.view(-1, logits.shape[-1]).float(), y.reshape(-1))
+                loss = engine(input_ids=x, labels=y, shift_labels=y).loss
                 engine.backward(loss)
                 total += loss.detach() / pieces
-                if (
-                    self.step == until - 1
-                    and engine.is_gradient_accumulation_boundary()
-                    and recipe.precision == "fp32"
-                ):
-                    # DeepSpeed has no norm to give in fp32 at stage 0 (its issue 7255), and clips in the step below.
-                    norm = _gradient_norm(engine)
+                if layout.zero == 0 and self.step == until - 1 and engine.is_gradient_accumulation_boundary():
+                    # DeepSpeed has no norm to give here, and clips in the step below.
+                    norm = gradient_norm(engine, layout)
                 engine.step()
             self.step += 1
-        if recipe.precision != "fp32":
+        if layout.zero:
             norm = float(engine.get_global_grad_norm())
-        mean = float(total) / (until - first_step)
+        mean = float(self._sum(total)) / layout.ranks / (until - first_step)
         seconds = time.perf_counter() - start
         self.seconds += seconds
         rate = (until - first_step) * recipe.batch * recipe.context / seconds
@@ -168,30 +249,48 @@ class _Training:
         return None
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        recipe = self.cell.recipe
+        """The share of this group in the step's sequences, [share, T] each."""
+        recipe, share = self.cell.recipe, self.layout.share(self.cell.recipe)
         x, y = batch(
             self.store, context=recipe.context, batch=recipe.batch, seed=self.cell.seed, step=self.step
         )
-        return self._tensor(x), self._tensor(y)
+        mine = slice(self.group * share, (self.group + 1) * share)
+        return self._tensor(x[mine]), self._tensor(y[mine])
 
     def _tensor(self, array: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
+    def _sum(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a value over all ranks."""
+        if self.layout.ranks > 1:
+            dist.all_reduce(value)
+        return value
+
+    def _first_says(self, decision: bool) -> bool:
+        """The decision of rank 0: clocks differ, and all ranks must do the same."""
+        if self.layout.ranks == 1:
+            return decision
+        said = torch.tensor(float(decision), device=self.device)
+        dist.broadcast(said, src=0)
+        return bool(said)
+
     def _evaluate(self) -> None:
-        """Loss over the whole validation set, each token once, in nats per token."""
-        recipe, engine = self.cell.recipe, self.engine
+        """Loss over the whole validation set, each token once, in nats per token; the groups share the work."""
+        layout, engine = self.layout, self.engine
         start = time.perf_counter()
-        total, tokens = 0.0, 0
+        sums = torch.zeros(2, dtype=torch.float64)
         engine.eval()
         with torch.no_grad():
-            for x, y in validation_batches(self.store, context=recipe.context, batch=self.micro_batch):
-                logits = engine(input_ids=self._tensor(x)).logits
-                targets = self._tensor(y).view(-1)
-                loss = functional.cross_entropy(
-                    logits.view(-1, logits.shape[-1]).float(), targets, reduction="sum"
-                )
-                total, tokens = total + float(loss), tokens + targets.numel()
+            for x, y, counts in self._validation():
+                # One item: the loss is a sum over the tokens, also where each rank has a shard of the vocabulary.
+                targets = self._tensor(y)
+                loss = engine(
+                    input_ids=self._tensor(x), labels=targets, shift_labels=targets, num_items_in_batch=1
+                ).loss
+                if counts:
+                    sums += torch.tensor([float(loss), targets.numel()], dtype=torch.float64)
         engine.train()
+        total, tokens = (self._sum(sums.to(self.device)) / layout.tensor_parallel).tolist()
         if not tokens:
             raise DataError(
                 f"the validation set in {self.store.path} is empty; raise data.validation_fraction"
@@ -199,18 +298,35 @@ class _Training:
         self.evaluations.append(Evaluation(step=self.step, loss=total / tokens))
         self.seconds += time.perf_counter() - start
 
-    def _resume(self) -> None:
-        if self.checkpoints is None:
-            return
-        state = checkpoint.load(self.engine, self.checkpoints, self.cell.key, self.notes)
+    def _validation(self) -> Iterator[tuple[Any, Any, bool]]:
+        """Batches of this group, and whether each counts: a group with one fewer than the others repeats a batch.
+
+        All must call the model equally often, because under ZeRO-3 each call gathers weights from every group.
+        """
+        groups = self.layout.data_parallel
+        sequences = self.layout.sequences(self.cell.recipe)
+        turn: list[Any] = []
+        for x, y in validation_batches(self.store, context=self.cell.recipe.context, batch=sequences):
+            turn.append((x, y))
+            if len(turn) == groups:
+                yield *turn[self.group], True
+                turn.clear()
+        if turn:
+            counts = self.group < len(turn)
+            yield *turn[self.group if counts else 0], counts
+
+    def resume(self, state: TrainingState | None, notes: list[str]) -> None:
+        """Go on where a checkpoint stood, from which the engine was loaded."""
         if state is not None:
             self.step = self.resumed_from = state.step
             self.seconds, self.first_loss = state.train_seconds, state.first_loss
             self.resumed_seconds = state.train_seconds
             self.points, self.evaluations = list(state.points), list(state.evaluations)
+            self.notes = list(state.notes)
+        self.notes += [note for note in notes if note not in self.notes]
 
     def _save(self) -> None:
-        assert self.checkpoints is not None
+        assert self.storage is not None
         state = TrainingState(
             cell=self.cell.key,
             step=self.step,
@@ -218,10 +334,12 @@ class _Training:
             first_loss=self.first_loss,
             points=tuple(self.points),
             evaluations=tuple(self.evaluations),
+            notes=tuple(self.notes),
         )
-        note = checkpoint.save(self.engine, self.checkpoints, state)
-        if note:
-            self.notes.append(note)
+        problem = checkpoint.save(self.engine, self.storage, self.layout, state)
+        if problem and not any(problem in note for note in self.notes):
+            # The first of its kind: a disk stays full for many checkpoints.
+            self.notes.append(f"no checkpoint at step {self.step}: {problem}")
 
     def _report(self) -> None:
         assert self.report is not None
@@ -237,7 +355,7 @@ class _Training:
         )
         self.reported = (len(self.points), len(self.evaluations))
 
-    def _result(self, reason: str | None) -> Result:
+    def _result(self, reason: str | None, ending: Ending | None = None) -> Result:
         cell, recipe = self.cell, self.cell.recipe
         loss = self.evaluations[-1].loss if self.evaluations else None
         if reason is None and (loss is None or not math.isfinite(loss)):
@@ -245,11 +363,17 @@ class _Training:
         counts = parameters(cell.shape, self.store.vocabulary, recipe.context)
         tokens = self.step * recipe.batch * recipe.context
         rate = tokens / self.seconds
+        # Before the yardstick of utilisation, whose matrices would count.
+        peak = self._peak_memory()
         cost = flops(cell.shape, self.store.vocabulary, recipe.context).training
+        status: Literal["done", "diverged", "stopped"] = "done" if reason is None else "diverged"
+        if reason is None and ending:
+            status, reason, loss = "stopped", ending.reason, ending.loss
         return Result(
-            status="done" if reason is None else "diverged",
+            status=status,
             reason=reason,
-            loss=loss if reason is None else None,
+            loss=None if status == "diverged" else loss,
+            loss_se=ending.loss_se if ending and status == "stopped" else None,
             train_loss=self.points[-1].train_loss if self.points else None,
             step=self.step,
             tokens=tokens,
@@ -260,8 +384,11 @@ class _Training:
             bytes_per_token=self.store.bytes_per_token,
             train_seconds=self.seconds,
             tokens_per_second=rate,
-            utilisation=rate * cost / matmul_flops_per_second(self.device, recipe.precision),
-            memory_bytes=peak_memory(self.device),
+            utilisation=rate
+            * cost
+            / matmul_flops_per_second(self.device, recipe.precision)
+            / self.layout.ranks,
+            memory_bytes=peak,
             resumed_from=self.resumed_from,
             resumed_seconds=self.resumed_seconds,
             device=torch.cuda.get_device_name(0) if self.device.type == "cuda" else "cpu",
@@ -270,8 +397,9 @@ class _Training:
             evaluations=tuple(self.evaluations),
         )
 
-
-def _gradient_norm(engine: Any) -> float:
-    """The norm of the gradient before clipping."""
-    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients))
+    def _peak_memory(self) -> int:
+        """Of the rank that held most."""
+        peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
+        if self.layout.ranks > 1:
+            dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        return int(peak)

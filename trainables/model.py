@@ -1,4 +1,4 @@
-"""Shape -> HuggingFace's own `GPT2LMHeadModel`, with the initialisation the recipe names."""
+"""Shape -> HuggingFace's own `GPT2LMHeadModel`, with the initialisation and parametrisation the recipe names."""
 
 import math
 from collections.abc import Iterator
@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.initialization import no_init_weights
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
-from trainables.cell import Initialisation, Recipe, Shape
+from trainables.cell import Recipe, Shape
+from trainables.parametrisation import attention_ratio, depth_ratio, scale, width_ratio
 
 #: Standard deviation of embeddings under both initialisations, and of every matrix under `gpt2`.
 GPT2_STD = 0.02
@@ -33,7 +35,6 @@ def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
         bos_token_id=None,
         eos_token_id=None,
         attn_implementation="sdpa",
-        loss_type="ForCausalLM",
     )
 
 
@@ -41,9 +42,14 @@ def build_model(shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> GPT
     """Build and initialise the model of a cell on the CPU in fp32; the same seed gives the same weights."""
     with no_init_weights():
         model = GPT2LMHeadModel(model_config(shape, recipe, vocabulary))
+    # Transformers finds the loss by the class's name, and "GPT2LMHeadModel" tells it nothing: it would warn of that.
+    model.loss_type = "ForCausalLM"
     conv1d_to_linear(model)
     model.tie_weights()
-    initialise(model, recipe.init, shape.depth, seed)
+    initialise(model, shape, recipe, seed)
+    for module in model.modules():
+        if isinstance(module, GPT2Attention):
+            module.scaling *= attention_ratio(shape, recipe)
     return model
 
 
@@ -63,26 +69,34 @@ def conv1d_to_linear(model: nn.Module) -> None:
                 setattr(parent, name, linear)
 
 
-def initialise(model: nn.Module, init: Initialisation, depth: int, seed: int) -> None:
-    """Draw all weights from one generator, in the order of the parameters' names.
-
-    `gpt2` is Radford et al. 2019: std 0.02, outputs into the residual stream divided by sqrt(2L). `fan_in` has
-    std 1/sqrt(fan in) with the same division and embeddings of 0.02: at widths of tens the difference is worth as
-    much as a layer, so it is part of the recipe.
-    """
+def initialise(model: nn.Module, shape: Shape, recipe: Recipe, seed: int) -> None:
+    """Draw all weights from one generator, in the order of the parameters' names."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in _matrices(model):
-            is_flat = init == "gpt2" or "wte" in name or "wpe" in name
-            std = GPT2_STD if is_flat else 1 / math.sqrt(parameter.shape[1])
-            if name.endswith("c_proj.weight"):
-                std /= math.sqrt(2 * depth)
+            std = standard_deviation(name, parameter.shape[1], shape, recipe)
             parameter.normal_(0.0, std, generator=generator)
-        for module in model.modules():
+        for name, module in model.named_modules():
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
+                module.weight.mul_(scale(f"{name}.weight", shape, recipe).start)
             elif isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
+
+
+def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> float:
+    """Return the standard deviation a matrix starts with, by its name.
+
+    `gpt2` is Radford et al. 2019: std 0.02, outputs into the residual stream divided by sqrt(2L). `fan_in` has
+    std 1/sqrt(fan in) with the same division and embeddings of 0.02: at widths of tens the difference is worth as
+    much as a layer, so it is part of the recipe. Where the parametrisation follows width or depth, this is that of
+    the base shape, scaled.
+    """
+    is_flat = recipe.init == "gpt2" or "wte" in name or "wpe" in name
+    std = GPT2_STD if is_flat else 1 / math.sqrt(fan_in / width_ratio(shape, recipe))
+    if name.endswith("c_proj.weight"):
+        std /= math.sqrt(2 * shape.depth / depth_ratio(shape, recipe))
+    return std * scale(name, shape, recipe).start
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

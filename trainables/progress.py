@@ -5,6 +5,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 
+def evaluation_steps(steps: int, evaluations: int) -> tuple[int, ...]:
+    """The steps after which a cell of so many steps is evaluated: evenly spaced, the last one among them."""
+    return tuple(sorted({round(steps * (i + 1) / evaluations) for i in range(evaluations)} - {0} | {steps}))
+
+
 class _Record(BaseModel):
     # JSON has no NaN; as `null` it would not be read back, and a diverging cell is an outcome to be told.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -37,12 +42,25 @@ class Progress(_Record):
     evaluations: tuple[Evaluation, ...]
 
 
-class Result(_Record):
-    """How a cell ended. `done` has a finite loss; `diverged` is an outcome of its own, with the reason."""
+class Ending(_Record):
+    """Why a cell is to end before its last step, and what its final loss would have been, where that can be told."""
 
-    status: Literal["done", "diverged"]
+    reason: str
+    loss: float | None = None
+    loss_se: float | None = None
+
+
+class Result(_Record):
+    """How a cell ended. `done` has a finite loss; `diverged` and `stopped` are outcomes too, with the reason.
+
+    The loss of a cell that was stopped is a forecast with the standard error `loss_se`, both in nats per token; None
+    where there is none.
+    """
+
+    status: Literal["done", "diverged", "stopped"]
     reason: str | None
     loss: float | None
+    loss_se: float | None = None
     train_loss: float | None
     step: int
     tokens: int

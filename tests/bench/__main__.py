@@ -14,8 +14,21 @@ from rich.table import Table
 from study.devices import cores
 from tests.bench.figure import Figure
 
-#: Parts by name; the whole quickstart takes minutes, the others seconds.
-PARTS = ("step", "trial", "memory", "plan", "answer", "quickstart")
+#: Parts by name; the search takes half an hour, the driver and the whole quickstart minutes, the others seconds.
+PARTS = (
+    "step",
+    "trial",
+    "gang",
+    "memory",
+    "plan",
+    "answer",
+    "proposal",
+    "search",
+    "pack",
+    "throughput",
+    "driver",
+    "quickstart",
+)
 
 
 def main() -> int:
@@ -30,7 +43,10 @@ def main() -> int:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="interplay-bench-") as folder:
         for part in chosen:
-            figures += _measure(part, Path(folder) / part)
+            found = _measure(part, Path(folder) / part)
+            if not found:
+                print(f"{part}: nothing measured, because this machine has no GPU")
+            figures += found
     table = Table(title=f"bench on {platform.processor() or platform.machine()}, {cores()} cores", box=None)
     for name in ("figure", "ours", "rival", "value", "limit", ""):
         table.add_column(name, justify="left" if name == "figure" else "right")
@@ -45,19 +61,42 @@ def main() -> int:
 
 
 def _measure(part: str, folder: Path) -> list[Figure]:
-    from tests.bench import answer, scheduling, step, whole
+    from tests.bench import (
+        answer,
+        driver,
+        gang,
+        packing,
+        proposal,
+        scheduling,
+        search,
+        step,
+        throughput,
+        whole,
+    )
 
     folder.mkdir(parents=True)
     if part == "step":
         return step.measure(folder)
     if part == "trial":
         return [scheduling.trial_cost(folder)]
+    if part == "gang":
+        return [gang.start_time(folder)]
     if part == "memory":
         return [scheduling.driver_memory(folder)]
     if part == "plan":
         return [scheduling.plan_time()]
     if part == "answer":
         return [answer.fit_time(), answer.growth(), answer.cold_recommendation()]
+    if part == "proposal":
+        return proposal.proposal_time()
+    if part == "search":
+        return search.measure()
+    if part == "pack":
+        return packing.spread_time(folder)
+    if part == "throughput":
+        return throughput.measure(folder)
+    if part == "driver":
+        return driver.measure(folder)
     return whole.measure(folder)
 
 

@@ -9,35 +9,19 @@ from typing import Any
 
 import psutil
 
+from study.machines import Slots
 from study.plan import PlannedCell, make_plan
-from study.search import Outcome
+from study.session import private_ray
 from study.spec import load_spec
 from study.trial import Report, TrialSettings
-from study.tuner import Slots, ray_session, run_cells
+from study.tuner import run_cells
 from tests.bench.figure import Figure
-from tests.stubs import stub_result
+from tests.stubs import Cells, stub_result
 from trainables.data.store import open_store
 from trainables.progress import Progress, Result
 
 TRIALS = 20
 STUB_TRIALS = 1000
-
-
-class Queue:
-    """A source that gives its cells in order."""
-
-    def __init__(self, cells: list[PlannedCell]) -> None:
-        self.cells = cells
-
-    @property
-    def done(self) -> bool:
-        return not self.cells
-
-    def take(self) -> PlannedCell | None:
-        return self.cells.pop(0) if self.cells else None
-
-    def tell(self, key: str, outcome: Outcome) -> None:
-        pass
 
 
 class Watch:
@@ -81,8 +65,8 @@ def trial_cost(folder: Path) -> Figure:
     cells = [p for p in plan.cells if p.budget == plan.cells[0].budget]
     open_store(spec.data, context=spec.training.context, root=folder, key=cells[0].cell.data_key)
     watch = Watch()
-    with ray_session(Slots(1, 1, 0)):
-        run_cells(Queue(cells), Slots(1, 1, 0), _settings(folder), 0, watch, folder / "tune")
+    with private_ray(Slots(1, 1, 0)):
+        run_cells(Cells(cells), Slots(1, 1, 0), _settings(folder), 0, watch, folder / "tune")
     ends = watch.ends[-TRIALS - 1 :]
     costs = [b[0] - a[0] - b[1] for a, b in itertools.pairwise(ends)]
     return Figure(
@@ -95,9 +79,9 @@ def driver_memory(folder: Path) -> Figure:
     spec = load_spec("quickstart", [f"training.seeds={STUB_TRIALS}", "frontier.depths=[1]"])
     cells = list(make_plan(spec).cells[:STUB_TRIALS])
     watch = Watch()
-    with ray_session(Slots(os.cpu_count() or 1, 1, 0)):
+    with private_ray(Slots(os.cpu_count() or 1, 1, 0)):
         slots = Slots(os.cpu_count() or 1, 1, 0)
-        run_cells(Queue(cells), slots, _settings(folder), 0, watch, folder / "tune", trainable=stub)
+        run_cells(Cells(cells), slots, _settings(folder), 0, watch, folder / "tune", trainable=stub)
     assert len(watch.ends) == STUB_TRIALS
     half = len(watch.memory) // 2
     growth = statistics.median(watch.memory[-3:]) / statistics.median(watch.memory[half - 2 : half + 1])

@@ -231,7 +231,7 @@ def outcome(monkeypatch, **changes):
     values |= {"fit": None, "report": None} | changes
 
     def run_study(spec, results, console):
-        return Summary(plan=make_plan(spec), **values)
+        return Summary(plan=make_plan(spec), copy=None, **values)
 
     monkeypatch.setattr(study.runner, "run_study", run_study)
 

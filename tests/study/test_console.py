@@ -76,6 +76,16 @@ def test_time_left_is_the_plans_corrected_by_what_was_measured(plan):
     assert board.seconds_left() == pytest.approx(3 * rest / 2)
 
 
+def test_time_left_counts_every_rank_of_a_cell():
+    plan = make_plan(load_spec(SMALL, ["resources.slots=2", "resources.tensor_parallel=2"]))
+    board = Board(plan, plan.slots, len(plan.cells))
+    first = plan.cells[0]
+    board.losses[first.cell.key] = 1.0
+    board.measured = board.estimated = first.seconds
+    # A cell takes both slots, so the cells come one after another.
+    assert board.seconds_left() == pytest.approx(sum(p.seconds for p in plan.cells[1:]))
+
+
 def test_time_left_of_a_search_counts_only_the_cells_it_will_try(plan):
     board = Board(plan, 1, total=10)
     planned = plan.cells[0]

@@ -1,12 +1,17 @@
 import io
+import math
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
+from analysis.contrast import contrast
 from analysis.fit import fit
 from analysis.runs import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
+from analysis.wording_search import sensitivity_sentence
 from study.answer import fit_table
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
@@ -49,3 +54,20 @@ def test_poor_tables_are_told_plainly(case):
     assert ("pair " in text) == (case != "one depth")
     assert "1 more pair has too few sizes" in text or case == "one depth"
     assert "nan" not in text.lower()
+
+
+def test_other_learning_rates_and_parametrisations_are_told():
+    frame = rows(2).assign(lr=0.01, arm="")
+    half = frame[frame["depth"] < 4].assign(lr=0.005, arm="sensitivity")
+    half["loss"] += 0.02 * (half["depth"] == 2)
+    result = fit(RunTable.from_frame(pd.concat([frame, half], ignore_index=True)), draws=100)
+    result = replace(result, contrasts=(contrast(result, result, ("sp", "mup")),))
+    text = io.StringIO()
+    Console(file=text, width=110).print(fit_table(result))
+    item = next(item for item in result.sensitivity if item.deep == 2)
+    line = next(line for line in text.getvalue().splitlines() if "× 0.5" in line)
+    assert line.startswith("1 → 2")
+    assert f"{math.exp(item.shift):.2f}" in line
+    words = " ".join(text.getvalue().split())
+    assert sensitivity_sentence(result.sensitivity, result.level) in words
+    assert "Between sp and mup no crossing moves beyond the noise" in words

@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from study.frontier import bottlenecked, misses, shapes
+from study.frontier import SPACING, added_shapes, bottlenecked, misses, shapes
 from study.spec import FrontierSection, load_spec
 from tests.study.small import SMALL
 from trainables.cell import Shape
@@ -117,3 +118,40 @@ def test_depths_choose_among_widths_by_hand() -> None:
 def test_a_width_above_the_vocabulary_is_a_bottleneck_and_one_equal_to_it_is_not() -> None:
     assert bottlenecked(Shape(depth=1, width=10, heads=2), 9)
     assert not bottlenecked(Shape(depth=1, width=10, heads=2), 10)
+
+
+def test_a_search_may_add_shapes_between_the_budgets_but_none_that_is_there() -> None:
+    frontier = load_spec("quickstart").frontier
+    added = added_shapes(frontier)
+    there = {(found.shape.depth, found.shape.width) for found in shapes(frontier)}
+    new = [(found.shape.depth, found.shape.width) for found in added]
+    assert new
+    assert len(new) == len(set(new))
+    assert not there & set(new)
+    assert all(abs(found.deviation) <= frontier.tolerance for found in added)
+    assert all(found.shape.width % 2 == 0 and found.shape.heads == 2 for found in added)
+    budgets = sorted({*frontier.budget_values, *(found.budget for found in added)})
+    assert budgets[0] == 1730
+    assert budgets[-1] == 38_000
+    assert max(high / low for low, high in pairwise(budgets)) <= SPACING
+
+
+def test_budgets_beyond_the_given_ones_keep_to_their_limits() -> None:
+    frontier = load_spec("quickstart").frontier
+    beyond = added_shapes(frontier, beyond=True, low=1000, high=100_000)
+    between = added_shapes(frontier)
+    assert {found.shape for found in between} <= {found.shape for found in beyond}
+    more = [found.budget for found in beyond if not 1730 <= found.budget <= 38_000]
+    assert 1000 <= min(more) < 1730, "at 1000 itself no even width is within the tolerance"
+    assert max(more) == 100_000
+    bounded = added_shapes(frontier, low=3000, high=20_000)
+    assert {found.shape for found in bounded} == {
+        found.shape for found in between if 3000 <= found.budget <= 20_000
+    }
+
+
+def test_of_widths_by_hand_each_depth_has_its_own_budgets_between() -> None:
+    frontier = FrontierSection(widths={2: (16, 64), 4: (32, 34)}, heads=2)
+    added = added_shapes(frontier)
+    assert {found.shape.depth for found in added} == {2}
+    assert all(16 < found.shape.width < 64 for found in added)

@@ -1,5 +1,6 @@
 """The plan: cells and their costs, the protocol, totals, and what is refused."""
 
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import study.degrees
 import study.plan
 import trainables.data
 from study.devices import DEVICES, usable_memory
@@ -68,9 +70,9 @@ def test_every_cell_carries_exact_counts() -> None:
         assert planned.parameters == parameters(cell.shape, 9, 64)
         assert planned.tokens == 1_228_800
         assert planned.flops == flops(cell.shape, 9, 64).training * 1_228_800
-        assert planned.memory_bytes == memory(cell.shape, 9, 64, 16, "fp32").total
-        assert planned.micro_batch == 16
-        assert planned.tensor_parallel == 1
+        assert planned.memory_bytes == memory(cell.shape, 9, cell.recipe, planned.layout).total
+        assert planned.layout.sequences(planned.cell.recipe) == 16
+        assert planned.layout.ranks == 1
         assert abs(cell.shape.budget_params / planned.budget - 1) <= 0.12
 
 
@@ -160,24 +162,26 @@ def test_the_floor_is_the_entropy_of_the_grammar() -> None:
 def test_a_batch_too_large_for_the_device_is_cut_into_equal_pieces_that_fit() -> None:
     usable = usable_memory(DEVICES["a100-80gb"])
     plan = plan_of("levine2020")
-    assert {planned.micro_batch for planned in plan.cells} > {512}
+    assert {planned.layout.micro_batch for planned in plan.cells} > {512}
     for planned in plan.cells:
-        shape, micro_batch = planned.cell.shape, planned.micro_batch
+        shape, micro_batch = planned.cell.shape, planned.layout.sequences(planned.cell.recipe)
+        assert planned.layout.ranks == 1
         assert 512 % micro_batch == 0
         assert planned.memory_bytes <= usable
-        assert planned.memory_bytes == memory(shape, 2000, 128, micro_batch, "bf16").total
+        assert planned.memory_bytes == memory(shape, 2000, planned.cell.recipe, planned.layout).total
         if micro_batch < 512:
-            assert memory(shape, 2000, 128, 2 * micro_batch, "bf16").total > usable
+            larger = planned.layout.model_copy(update={"micro_batch": 2 * micro_batch})
+            assert memory(shape, 2000, planned.cell.recipe, larger).total > usable
             assert f"batch in {512 // micro_batch} pieces of {micro_batch}" in planned.flags
 
 
 def test_what_cannot_fit_even_one_sequence_at_a_time_is_refused() -> None:
-    message = refusal("levine2020", "frontier.widths={48: [4096]}")
+    message = refusal("levine2020", "frontier.widths={48: [4096]}", "resources.slots=1")
     assert "`resources.device` a100-80gb cannot train depth 48, width 4096" in message
     assert "with one sequence at a time it needs" in message
     assert "72 GB of usable memory" in message
-    message = refusal("levine2020", "frontier.widths={48: [3072]}")
-    assert "Take a larger device (h200-141gb" in message
+    message = refusal("levine2020", "frontier.widths={48: [2816]}", "resources.slots=1")
+    assert "a larger device (h200-141gb" in message
 
 
 def test_a_cpu_study_beyond_this_machines_memory_is_refused() -> None:
@@ -197,7 +201,8 @@ def test_slots_are_the_cores_with_a_gigabyte_each_unless_said() -> None:
 def test_hours_are_the_work_over_the_slots_but_never_below_the_longest_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(study.plan, "usable_memory", lambda *_: 10**12)
+    for module in (study.plan, study.degrees):
+        monkeypatch.setattr(module, "usable_memory", lambda *_: 10**12)
     one, four, many = (plan_of(SMALL, f"resources.slots={n}") for n in (1, 4, 1000))
     assert one.hours == pytest.approx(sum(p.seconds for p in one.cells) / 3600)
     assert four.hours == pytest.approx(one.hours / 4)
@@ -256,6 +261,34 @@ def test_depths_without_a_shape_are_listed_and_noted() -> None:
     assert plan.to_json()["misses"][0]["deviation"] == pytest.approx(0.115, abs=1e-3)
 
 
+# Options of DeepSpeed
+
+
+def test_options_are_in_every_cell_and_in_the_protocol_and_cells_without_any_keep_their_keys() -> None:
+    plain, empty = plan_of(SMALL), plan_of(SMALL, "training.deepspeed={}")
+    assert plain.protocol == empty.protocol
+    assert [p.cell.key for p in plain.cells] == [p.cell.key for p in empty.cells]
+    given = plan_of(SMALL, "training.deepspeed.zero_optimization.overlap_comm=true", "resources.zero=1")
+    assert given.protocol != plain.protocol
+    assert not {p.cell.key for p in given.cells} & {p.cell.key for p in plain.cells}
+    assert {str(p.cell.recipe.deepspeed) for p in given.cells} == {
+        "{'zero_optimization': {'overlap_comm': True}}"
+    }
+    assert any("no options in `training.deepspeed`" in note for note in given.notes)
+
+
+def test_options_without_effect_are_noted() -> None:
+    option = "training.deepspeed.zero_optimization.overlap_comm=true"
+    assert any("has no effect on cells at ZeRO stage 0" in note for note in plan_of(SMALL, option).notes)
+    assert not any("no effect" in note for note in plan_of(SMALL, option, "resources.zero=1").notes)
+
+
+def test_what_deepspeed_does_not_take_is_refused_before_anything_starts() -> None:
+    message = refusal(SMALL, "training.deepspeed.zero_optimization.overlap_com=true", "resources.zero=2")
+    assert "at ZeRO stage 2" in message
+    assert "`zero_optimization.overlap_com` is no option (did you mean `overlap_comm`?)" in message
+
+
 # Output
 
 
@@ -273,7 +306,7 @@ def test_json_holds_everything_and_nothing_that_is_not_json() -> None:
 
 
 def test_the_table_has_a_line_a_shape_and_fits_a_terminal() -> None:
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console = Console(width=80, record=True, file=io.StringIO())
     plan = plan_of(SMALL)
     console.print(plan_table(plan))
     text = console.export_text()
@@ -315,3 +348,73 @@ def test_ten_thousand_cells_are_planned() -> None:
     document = json.dumps(plan.to_json())
     assert len(keys) == len(plan.cells) == 10_000
     assert len(document) > 1_000_000
+
+
+CROSSING = "search={sampler: crossing, max_cells: 20, until: {projected_depth_halfwidth: 0.1}}"
+
+
+def test_a_search_may_train_more_seeds_and_shapes_between_the_budgets() -> None:
+    grid, plan = plan_of(SMALL), plan_of(SMALL, CROSSING)
+    assert [p.cell.key for p in plan.cells] == [p.cell.key for p in grid.cells]
+    assert plan.protocol == grid.protocol
+    keys = [p.cell.key for p in plan.pool]
+    assert len(keys) == len(set(keys)) > len(plan.cells)
+    assert {p.cell.seed for p in plan.pool} == set(range(8))
+    new = {p.cell.shape for p in plan.more} - {p.cell.shape for p in plan.cells}
+    assert new
+    assert all(
+        grid.cells[0].budget < p.budget < grid.cells[-1].budget for p in plan.more if p.cell.shape in new
+    )
+    assert plan.by_key(plan.more[-1].cell.key) is plan.more[-1]
+    assert plan.planned(plan.more[-1].cell.key) is plan.more[-1]
+    only = plan_of(SMALL, CROSSING, "search.new_budgets=none", "search.max_seeds=3")
+    assert only.more == ()
+
+
+def test_the_seeds_of_a_search_begin_with_those_of_the_spec() -> None:
+    plan = plan_of(SMALL, CROSSING, "training.seeds=[7, 30]", "search.max_seeds=4")
+    assert {p.cell.seed for p in plan.cells} == {7, 30}
+    assert {p.cell.seed for p in plan.pool} == {7, 30, 0, 1}
+
+
+def test_totals_of_a_search_are_upper_bounds_by_its_limits() -> None:
+    plan = plan_of(SMALL, CROSSING)
+    costs = sorted((p.flops for p in plan.pool), reverse=True)
+    assert plan.cell_count == 20
+    assert plan.tokens == 20 * plan.cells[0].tokens
+    assert plan.flops == pytest.approx(sum(costs[:20]))
+    limited = plan_of(SMALL, CROSSING, f"search.max_flops={sum(costs[-5:])}")
+    assert limited.flops == pytest.approx(sum(costs[-5:]))
+    assert limited.cell_count == 5
+    assert plan_of(SMALL, CROSSING, "search.max_cells=null").cell_count == len(plan.pool)
+
+
+def test_a_plan_says_that_an_arm_follows(capsys) -> None:
+    Console(width=400).print(plan_table(plan_of(SMALL, "sensitivity.lr_factors=[0.5, 2]")))
+    assert "trained again at 0.5 and 2 times their rate" in capsys.readouterr().out
+    Console(width=400).print(plan_table(plan_of(SMALL)))
+    assert "trained again" not in capsys.readouterr().out
+
+
+def test_a_search_that_may_train_no_cell_at_all_is_refused() -> None:
+    message = refusal(SMALL, "search={sampler: crossing, max_flops: 1e9}")
+    assert "`search.max_flops` is 1e+09, and the cheapest cell takes " in message
+    assert "raise it" in message
+
+
+def test_a_cell_that_is_not_listed_can_be_planned() -> None:
+    plan = plan_of(SMALL)
+    there = plan.cells[7]
+    again = plan.planned_for(there.cell.shape, there.budget, there.lr_factor, there.cell.seed)
+    assert again == there
+    other = plan.planned_for(there.cell.shape, there.budget, 2.0, 99, arm="sensitivity")
+    assert other.cell.lr == 2 * there.cell.lr
+    assert (other.cell.seed, other.arm) == (99, "sensitivity")
+    assert plan.by_key(other.cell.key) is None
+
+
+def test_the_plan_of_a_search_says_what_it_chooses_from_and_what_ends_it(capsys) -> None:
+    Console(width=400).print(plan_table(plan_of(SMALL, CROSSING)))
+    text = capsys.readouterr().out
+    assert "cells for choice: these 15 shapes and " in text
+    assert "ends when the projected depth is known to ±10 %, at the latest at 20 cells" in text

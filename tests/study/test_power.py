@@ -235,7 +235,11 @@ def test_notes_say_what_is_left_out():
 
 
 def test_a_study_of_two_depths_is_shown_without_a_law():
+    search = "search={sampler: crossing, max_cells: 9, aim: crossings}"
+    power = plan_power(planned(search, "frontier.depths=[1, 2]"), studies=5)
+    assert any("(crossing) chooses its own cells" in note for note in power.notes)
     power = plan_power(planned("frontier.depths=[1, 2]"), studies=5)
+    assert not any("(crossing)" in note for note in power.notes)
     assert power.foresight.law.statuses["insufficient"] == 1
     console = Console(width=80, file=io.StringIO())
     console.print(power_view(power))

@@ -9,7 +9,9 @@ from study.spec import load_spec
 from trainables.cell import Cell
 
 
-@pytest.mark.parametrize("preset", ["quickstart", "text", "levine2020", "levine2020-wikipedia"])
+@pytest.mark.parametrize(
+    "preset", ["quickstart", "quickstart-search", "text", "levine2020", "levine2020-wikipedia"]
+)
 def test_every_preset_plans_without_a_network(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a plan must not open a connection")
@@ -34,3 +36,15 @@ def test_quickstart_compares_matched_sizes_in_minutes() -> None:
     for planned in plan.cells:
         assert abs(planned.cell.shape.budget_params / planned.budget - 1) <= spec.frontier.tolerance
     assert plan.device_hours / 2 * 60 < 15, "minutes on two cores, by a cautious estimate"
+
+
+def test_quickstart_search_asks_the_same_for_half_of_the_work() -> None:
+    grid, search = load_spec("quickstart"), load_spec("quickstart-search")
+    assert search.data == grid.data
+    assert search.training == grid.training, "rows of both are of one protocol"
+    assert search.frontier == grid.frontier
+    whole, part = make_plan(grid), make_plan(search)
+    assert part.protocol == whole.protocol
+    assert search.search.sampler == "crossing"
+    # Cells that run count at their whole cost, so no search exceeds it.
+    assert (search.search.max_flops or whole.flops) <= 0.5 * whole.flops

@@ -4,7 +4,8 @@ import optuna
 import pytest
 
 from study.plan import make_plan
-from study.search import FrontierSearch, Outcome
+from study.search import Outcome
+from study.search.per_budget import FrontierSearch
 from study.spec import load_spec
 from tests.study.small import SMALL
 
@@ -154,6 +155,29 @@ def test_an_adaptive_search_goes_on_from_the_run_table_alone(sampler, cut):
         candidates = {(p.cell.shape.depth, p.lr_factor) for p in cells}
         assert len(candidates) == 3
         assert len(cells) == 9, "each candidate has all its seeds"
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_killed_adaptive_search_asks_for_the_very_cells_it_would_have(sampler, slots):
+    overrides = (
+        f"search.sampler={sampler}", "search.candidates=5", "search.lr_factors=[0.5,1,2]", "training.seeds=2",
+    )  # fmt: skip
+    plan = plan_for(*overrides)
+    spec = load_spec(SMALL, overrides).search
+    whole = keys(drain(search_for(plan, overrides), slots))
+    assert len(whole) == 50
+    for cut in range(1, 50, 8):
+        search, running, known, given = search_for(plan, overrides), [], {}, []
+        while len(known) < cut:
+            while len(running) < slots and (planned := search.take()):
+                running.append(planned)
+                given.append(planned)
+            planned = running.pop(0)
+            known[planned.cell.key] = Outcome(loss_of(planned))
+            search.tell(planned.cell.key, known[planned.cell.key])
+        again = FrontierSearch(plan, spec, known, keys(running))
+        assert keys(drain(again, slots)) == keys(running) + whole[len(given) :]
 
 
 def test_a_candidate_whose_seeds_all_diverged_is_told_as_failed():

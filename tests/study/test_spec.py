@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from study.errors import SpecError
-from study.spec import StudySpec, load_spec, parse_spec, presets
+from study.frontier import shapes
+from study.spec import HALFWIDTHS, MinWidth, StudySpec, load_spec, parse_spec, presets
 from tests.study.small import SMALL
 from trainables.cell import Shape
 from trainables.data.spec import FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
@@ -39,6 +40,45 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
+def test_a_search_by_crossings_needs_the_depths_of_its_aim_and_rates_for_its_shapes() -> None:
+    search = "search={sampler: crossing, max_cells: 9}"
+    assert (
+        "needs 3 depths or more, and `frontier.depths` has 2; add depths, or set `search.aim: crossings`"
+        in (refusal(search, "frontier.depths=[1, 2]"))
+    )
+    two = load_spec(SMALL, [search, "search.aim=crossings", "frontier.depths=[1, 2]"])
+    assert two.search.aim_name == "crossings"
+    rates = {f"L{found.shape.depth}-d{found.shape.width}": 0.01 for found in shapes(two.frontier)}
+    table = f"training.lr={{rule: table, values: {rates}}}".replace("'", "")
+    chosen = [search, "search.aim=crossings", "frontier.depths=[1, 2]", table]
+    assert "no rate for shapes the search may add; set `search.new_budgets: none`" in refusal(*chosen)
+    assert load_spec(SMALL, [*chosen, "search.new_budgets=none"]).search.new_budgets == "none"
+
+
+def test_the_aim_of_a_search_is_that_of_its_certainty() -> None:
+    until = "search={sampler: crossing, until: {crossing_halfwidth: 0.2}}"
+    search = load_spec(SMALL, [until]).search
+    assert (search.aim_name, search.until and search.until.halfwidth) == ("crossings", 0.2)
+    assert load_spec(SMALL, ["search={sampler: crossing, max_cells: 9}"]).search.aim_name == "depth"
+
+
+def test_another_certainty_by_an_override_leaves_the_old_one_and_its_aim_behind() -> None:
+    for aim, key in HALFWIDTHS.items():
+        search = load_spec("quickstart-search", [f"search.until.{key}=0.2"]).search
+        assert search.until is not None
+        assert (search.aim_name, search.until.halfwidth) == (aim, 0.2)
+
+
+def test_another_sampler_by_an_override_leaves_the_keys_of_the_old_one_behind(tmp_path: Path) -> None:
+    crossing = load_spec(SMALL, ["search={sampler: crossing, max_cells: 9, aim: b, max_seeds: 4}"])
+    path = write(tmp_path, crossing.to_yaml())
+    assert load_spec(path) == crossing
+    assert load_spec(path, ["search.sampler=grid"]).search == load_spec(SMALL).search
+    tpe = load_spec(path, ["search.sampler=tpe", "search.candidates=3"])
+    again = load_spec(write(tmp_path, tpe.to_yaml()), ["search.sampler=crossing", "search.max_cells=9"])
+    assert again.search.candidates is None
+
+
 # Presets
 
 
@@ -59,7 +99,7 @@ def test_a_written_spec_reads_back_the_same(name: str, tmp_path: Path) -> None:
 
 def test_a_spec_is_read_into_data_recipe_seeds_and_rates() -> None:
     spec = load_spec(SMALL)
-    recipe = spec.training.recipe(spec.precision)
+    recipe = spec.recipe
     assert isinstance(spec.data, HierarchyData)
     grammar = spec.data
     assert (grammar.vocabulary, grammar.branching, grammar.levels, grammar.synonyms) == (8, 2, 5, 2)
@@ -159,11 +199,100 @@ def test_levine2020_brackets_every_fitted_transition_from_both_depths() -> None:
         ("search.sampler=tpe", ["the sampler `tpe` needs `candidates`", "for example `candidates: 8`"]),
         ("search.sampler=random", ["`search.sampler`", "'random'", "grid, tpe, gp"]),
         ("search.candidates=4", ["`candidates` is 4", "`grid`", "choose `sampler: tpe` or `gp`"]),
+        ("search.max_cells=9", ["`max_cells` is for the sampler `crossing`", "take `max_cells` out"]),
+        (
+            "search={until: {b_halfwidth: 0.1}, max_flops: 1e12}",
+            ["`until`, `max_flops` are for the sampler `crossing`", "the sampler is `grid`"],
+        ),
+        ("search.sampler=crossing", ["needs an end, at least one of `until`, `max_flops` and `max_cells`"]),
+        ("search={sampler: crossing, max_cells: 9, candidates: 3}", ["`candidates` is 3", "set `max_cells`"]),
+        (
+            "search={sampler: crossing, until: {}}",
+            ["exactly one of projected_depth_halfwidth", "it has none"],
+        ),
+        (
+            "search={sampler: crossing, until: {b_halfwidth: 0.1, crossing_halfwidth: 0.1}}",
+            ["it has b_halfwidth, crossing_halfwidth"],
+        ),
+        (
+            "search={sampler: crossing, until: {b_halfwidth: 0}}",
+            ["`search.until.b_halfwidth`", "greater than 0"],
+        ),
+        (
+            "search={sampler: crossing, until: {depth: 0.1}}",
+            ["`search.until.depth`", "projected_depth_halfwidth"],
+        ),
+        (
+            "search={sampler: crossing, until: {b_halfwidth: 0.1}, aim: depth}",
+            ["`aim` is depth, but `until` asks for b_halfwidth", "set `aim: b`"],
+        ),
+        (
+            "search={sampler: crossing, until: {b_halfwidth: 0.1}, target_params: 1e6}",
+            ["`target_params` is for the aim depth, and the aim is b"],
+        ),
+        (
+            "search={sampler: crossing, max_cells: 9, limits: {min: 9e3, max: 2e3}}",
+            ["`min` 9000 is not below `max` 2000; swap them"],
+        ),
+        ("search={sampler: crossing, max_cells: 9, new_budgets: beyond}", ["needs `limits`"]),
+        (
+            "search={sampler: crossing, max_cells: 9, new_budgets: beyond, limits: {max: 20e3}}",
+            ["leaves nothing beyond the budgets, which go from 1600 to 24000", "choose `between`"],
+        ),
+        (
+            "search={sampler: crossing, max_cells: 9, new_budgets: beyond, limits: {}}",
+            ["leaves nothing beyond"],
+        ),
+        (
+            "search={sampler: crossing, max_cells: 9, limits: {min: 30e3}}",
+            ["`search.limits` from 30000 to 24000 has none of the budgets", "widen it, or take it out"],
+        ),
+        (
+            "search={sampler: crossing, max_cells: 9, new_budgets: none, limits: {max: 1e5}}",
+            ["`new_budgets` is none"],
+        ),
+        ("search={sampler: crossing, max_cells: 9, max_seeds: 2}", ["`search.max_seeds` is 2", "the 3 of"]),
+        (
+            "search={sampler: crossing, max_cells: 9, new_budget: none}",
+            ["`search.new_budget`", "`new_budgets`"],
+        ),
         ("search.lr_factors=[]", ["`lr_factors` is empty"]),
         ("search.lr_factors=[1, 0]", ["`search.lr_factors.1`", "greater than 0"]),
         ("resources.gpus_per_trial=1", ["`gpus_per_trial` is 1", "`device` is cpu", "a100-40gb"]),
         ("resources.device=a100", ["`resources.device`", "'a100'", "cpu, l4-24gb", "did you mean `a100-"]),
         ("resources.slots=some", ["`resources.slots`", "'some'", "auto", "integer"]),
+        ("resources.tensor_parallel=0", ["`resources.tensor_parallel` is 0", "auto", "or equal to 1"]),
+        ("resources.tensor_parallel=two", ["`resources.tensor_parallel`", "'two'", "auto", "integer"]),
+        ("resources.tensor_parallel=true", ["`tensor_parallel` is true"]),
+        (
+            "resources.tensor_parallel={min_width: {2: 4096, 4: 2048}}",
+            ["degree 4 from width 2048", "from 4096"],
+        ),
+        ("resources.tensor_parallel={min_width: {}}", ["`min_width` is empty", "{2: 2048, 4: 8192}"]),
+        (
+            "resources.tensor_parallel={min_width: {2: true}}",
+            ["`resources.tensor_parallel", "a width is true"],
+        ),
+        ("resources.tensor_parallel={2: 64}", ["stand under `min_width`", "{min_width: {2: 64}}"]),
+        ("resources.data_parallel={widths: {2: 8}}", ["`resources.data_parallel.widths`", "are min_width"]),
+        ("resources.zero=4", ["`resources.zero` is 4", "allowed: auto, 0, 1, 2, 3"]),
+        ("resources.micro_batch=0", ["`resources.micro_batch` is 0", "auto", "greater than or equal to 1"]),
+        ("resources.recompute=true", ["`recompute` is true", "allowed: never, always, auto"]),
+        ("resources.recompute=sometimes", ["`resources.recompute`", "never, always, auto"]),
+        ("resources.shard_vocabulary=auto", ["`resources.shard_vocabulary`", "allowed: never, always"]),
+        ("resources.gang_timeout_seconds=0", ["`resources.gang_timeout_seconds` is 0", "greater than 0"]),
+        ("training.deepspeed=fast", ["`training.deepspeed`", "'fast'", "section of its own"]),
+        (
+            "training.deepspeed={overlap_comm: true}",
+            ["In `training.deepspeed`", "`zero_optimization.overlap_comm`"],
+        ),
+        ("training.deepspeed.gradient_clipping=2", ["`gradient_clipping`", "`training.clip` sets it"]),
+        ("training.deepspeed.zero_optimization.stage=2", ["`zero_optimization.stage`", "`resources.zero`"]),
+        (
+            "resources.storage=s3://me:hunter2@b/c",
+            ["`storage` holds a password", "AWS_SECRET_ACCESS_KEY"],
+        ),
+        ("resources.storage=abfs://b/c?account_key=hunter2", ["`storage` holds a password or key"]),
         ("resources.utilisation=40", ["`resources.utilisation`", "is 40", "less than or equal to 1"]),
         ("tracking.uri=https://me:hunter2@host", ["`uri` holds a password", "MLFLOW_TRACKING_PASSWORD"]),
         ("tracking.uri=postgresql://host/db?sslpassword=hunter2", ["`uri` holds a password (`sslpassword`)"]),
@@ -293,7 +422,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_unknown_sources_are_refused_with_presets_and_a_near_miss(tmp_path: Path) -> None:
     message = refusal(source="quikstart")
     assert "did you mean `quickstart`?" in message
-    assert "levine2020, levine2020-wikipedia, quickstart, text" in message
+    assert "levine2020, levine2020-wikipedia, quickstart, quickstart-search, text" in message
     assert "There is no file" in refusal(source="nowhere/mine.yaml")
     assert "is a folder" in refusal(source=str(tmp_path))
 
@@ -496,6 +625,10 @@ def test_a_name_that_is_odd_yaml_is_taken_literally(text: str, value: object) ->
             "search",
             "resources",
             "resources.slots",
+            "resources.tensor_parallel",
+            "resources.data_parallel",
+            "resources.zero",
+            "training.deepspeed",
             "tracking",
             "data.parts",
             "name",
@@ -516,6 +649,32 @@ def test_nonsense_anywhere_is_either_a_spec_or_one_paragraph(value: Any, key: st
         message = str(error)
     assert message == "" or message.startswith("the spec: ")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("value", ["auto", "2", "{min_width: {2: 2048, 4: 8192}}"])
+def test_how_cells_are_spread_survives_being_written_and_read(value: str) -> None:
+    overrides = [f"resources.tensor_parallel={value}", f"resources.data_parallel={value}"]
+    words = ["resources.zero=3", "resources.micro_batch=4", "resources.recompute=auto", "resources.slots=8"]
+    options = ["training.deepspeed.zero_optimization={overlap_comm: true, reduce_bucket_size: 500000}"]
+    spec = load_spec(SMALL, [*overrides, *words, *options])
+    assert parse_spec(yaml.safe_load(spec.to_yaml())) == spec
+    assert spec.resources.zero == 3
+    assert spec.training.deepspeed["zero_optimization"] == {
+        "overlap_comm": True,
+        "reduce_bucket_size": 500_000,
+    }
+
+
+def test_options_of_deepspeed_may_be_true_or_false_though_no_key_of_a_section_may() -> None:
+    spec = load_spec(SMALL, ["training.deepspeed={disable_python_gc: true, prescale_gradients: false}"])
+    assert spec.training.deepspeed == {"disable_python_gc": True, "prescale_gradients": False}
+    assert spec.recipe.deepspeed == spec.training.deepspeed
+
+
+def test_a_degree_by_width_can_be_set_one_at_a_time() -> None:
+    spec = load_spec(SMALL, ["resources.tensor_parallel.min_width.2=64"])
+    assert isinstance(spec.resources.tensor_parallel, MinWidth)
+    assert [spec.resources.tensor_parallel.degree(width) for width in (63, 64, 6400)] == [1, 2, 2]
 
 
 def test_tokens_round_to_whole_steps_and_never_to_none() -> None:

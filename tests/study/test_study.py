@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from study.tracking import Outbox, Store, store_uri
+from tests.environment import environment_without
 
 pytestmark = pytest.mark.slow
 
@@ -36,24 +36,27 @@ class Laptop:
     def __init__(self, folder):
         self.folder = folder
         (folder / "tiny.yaml").write_text(SPEC)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "MLFLOW_"))}
+        kept = environment_without("RAY_", "MLFLOW_")
         self.environment = {**kept, "HOME": str(folder / "home"), "COLUMNS": "120"}
         self.results = folder / "results"
+        self.started = []
 
     def command(self, *arguments):
         return [sys.executable, "-m", "study", *arguments]
 
-    def run(self, *arguments, timeout=240):
+    def run(self, *arguments, timeout=480):
         return subprocess.run(
             self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True,
             timeout=timeout, check=False,
         )  # fmt: skip
 
     def start(self, *arguments):
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command(*arguments), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+        self.started.append(process)
+        return process
 
     def overrides(self, values):
         return [text for value in values for text in ("--set", value)]
@@ -70,7 +73,7 @@ class Laptop:
         assert set(kinds) <= {"study", "trial"}
         return [[r for r, k in zip(runs, kinds, strict=True) if k == kind] for kind in ("study", "trial")]
 
-    def wait_for(self, condition, process, timeout=120):
+    def wait_for(self, condition, process, timeout=480):
         deadline = time.monotonic() + timeout
         while not condition():
             assert process.poll() is None, process.stdout.read()
@@ -83,7 +86,11 @@ class Laptop:
 
 @pytest.fixture
 def laptop(tmp_path):
-    return Laptop(tmp_path)
+    one = Laptop(tmp_path)
+    yield one
+    # A test that failed half-way must not leave a study behind that slows all others.
+    for process in one.started:
+        process.kill()
 
 
 def test_a_study_from_nothing_to_its_report_and_again(laptop):
@@ -147,7 +154,7 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
     assert trials
     for trial in trials:
         trial.send_signal(signal.SIGKILL)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=480)
     assert process.returncode == 0, output
     assert "again" in output
     assert "ActorDiedError" in output

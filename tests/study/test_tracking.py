@@ -1,11 +1,19 @@
 import shutil
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from study.errors import SpecError
-from study.tracking import Live, Outbox, Row, Store, Tracker, open_store, store_uri, stored_curves, trouble
+from study.plan import make_plan
+from study.runner import _Listener
+from study.sender import Apart
+from study.spec import load_spec
+from study.tracker import Tracker
+from study.tracking import Live, News, Outbox, Row, Store, open_store, store_uri, stored_curves, trouble
+from tests.stubs import stub_result
+from tests.study.small import SMALL
 from trainables.progress import Evaluation, Point
 
 
@@ -26,7 +34,7 @@ def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None):
             "tokens_per_second": 99.0,
             **({"loss": loss} if status == "done" else {}),
         },
-        tags={"interplay.device": "cpu"},
+        tags={"interplay.device": "cpu", "interplay.ended": "12.345"},
         points=tuple(point(s) for s in steps),
         evaluations=tuple(Evaluation(step=s, loss=0.9) for s in steps),
     )
@@ -76,6 +84,44 @@ def test_a_row_survives_the_store_unchanged(store):
     assert store.curves(["aaaa"]) == {"aaaa": [(10, 0.9), (20, 0.9)]}
 
 
+def test_a_row_that_does_not_say_when_its_cell_ended_has_the_time_of_its_run(store):
+    parent = store.begin_study("study", {})
+    sent = row().model_copy(update={"tags": {"interplay.device": "cpu"}})
+    before = time.time()
+    store.end_trial(store.trial_run(parent, sent.cell, sent.name, sent.params), sent)
+    assert before - 1 <= float(store.rows()["aaaa"].tags["interplay.ended"]) <= time.time() + 1
+
+
+def test_cells_that_were_begun_are_those_without_a_row_in_the_order_they_began(store):
+    parent = store.begin_study("study", {})
+    runs = {}
+    for cell in ("bbbb", "aaaa", "cccc", "dddd"):
+        runs[cell] = store.trial_run(parent, cell, cell, {})
+        time.sleep(0.002)
+    store.end_trial(runs["aaaa"], row("aaaa"))
+    store.end_trial(runs["cccc"], row("cccc", "failed"))
+    assert store.begun() == ["bbbb", "dddd"]
+    store.trial_run(parent, "cccc", "cccc", {}, runs["cccc"])
+    assert store.begun() == ["bbbb", "cccc", "dddd"], "it runs again"
+    store.end_stale(parent)
+    assert "bbbb" in store.begun(), "a driver that is killed leaves no end"
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_a_search_knows_is_written_to_the_studys_run(uri, store, tmp_path, apart):
+    tracker = tracker_for(uri, store, tmp_path, apart=apart)
+    tracker.start("study", {})
+    tracker.news(News(3, {"search.flops": 3.0}, {"interplay.next": "L1-d8-s0"}))
+    tracker.news(News(5, {"search.flops": 5.0, "search.value": 2.5}, {"interplay.next": ""}))
+    tracker.close()
+    tracker.finish("FINISHED", [])
+    (study,) = all_runs(store, "tags.`interplay.kind` = 'study'")
+    history = store.client.get_metric_history(study.info.run_id, "search.flops")
+    assert [(m.step, m.value) for m in history] == [(3, 3.0), (5, 5.0)]
+    assert study.data.metrics["search.value"] == 2.5
+    assert study.data.tags["interplay.next"] == ""
+
+
 @pytest.mark.parametrize("status", ["diverged", "failed"])
 def test_an_ending_other_than_done_has_its_reason_and_no_loss(store, status):
     parent = store.begin_study("study", {})
@@ -90,7 +136,8 @@ def test_study_and_trial_runs_are_found_again_not_made_again(store):
     trial = store.trial_run(first, "aaaa", "name", {"depth": 1})
     store.log_curves(trial, [point(5), point(10)], [], (-1, -1))
     assert store.begin_study("study", {"interplay.revision": "two"}) == first
-    assert store.trial_run(first, "aaaa", "name", {"depth": 1}) == trial
+    assert store.trial_runs() == {"aaaa": trial}
+    assert store.trial_run(first, "aaaa", "name", {"depth": 1}, trial) == trial
     assert store.logged(trial) == (10, -1)
     assert len(all_runs(store)) == 2
     assert store.client.get_run(first).data.tags["interplay.revision"] == "two"
@@ -178,13 +225,14 @@ def test_a_row_with_nan_in_its_curve_survives_disk_and_store(store, tmp_path):
     assert store.rows()["aaaa"].status == "diverged"
 
 
-def tracker_for(uri, store, tmp_path):
+def tracker_for(uri, store, tmp_path, **options):
     problem = None if store else trouble(uri)
-    return Tracker(store, uri, "study", Outbox(tmp_path / "outbox"), tmp_path / "artifacts", problem)
+    outbox = Outbox(tmp_path / "outbox")
+    return Tracker(store, uri, "study", outbox, tmp_path / "artifacts", problem, **options)
 
 
 def test_tracker_sends_live_curves_and_rows_and_ends_every_run(uri, store, tmp_path, monkeypatch):
-    monkeypatch.setattr("study.tracking.BATCH_SECONDS", 0.05)
+    monkeypatch.setattr("study.tracker.BATCH_SECONDS", 0.05)
     tracker = tracker_for(uri, store, tmp_path)
     tracker.start("study", {})
     tracker.live(Live("aaaa", "L1", {"depth": 1}, [point(10)]))
@@ -208,6 +256,77 @@ def test_tracker_sends_live_curves_and_rows_and_ends_every_run(uri, store, tmp_p
     steps = [m.step for m in store.client.get_metric_history(runs["aaaa"].info.run_id, "train_loss")]
     assert steps == [10, 20]
     assert [f.path for f in store.client.list_artifacts(runs[None].info.run_id)] == ["runs.csv"]
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_sends_all_and_the_driver_does_when_it_dies(
+    uri, store, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("study.tracker.BATCH_SECONDS", 0.05)
+    senders = []
+
+    class Watched(Apart):
+        def __init__(self, address):
+            super().__init__(address)
+            senders.append(self)
+
+    monkeypatch.setattr("study.tracker.Apart", Watched)
+    tracker = tracker_for(uri, store, tmp_path, apart=True)
+    tracker.start("study", {})
+    tracker.live(Live("aaaa", "L1", {"depth": 1}, [point(10)]))
+    tracker.ended(row("bbbb", status="diverged", reason="the loss is nan"))
+    deadline = time.monotonic() + 60
+    while tracker.outbox.rows() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert list(store.rows()) == ["bbbb"]
+    (sender,) = senders
+    assert sender.process.poll() is None, "the rows came from it"
+    sender.process.kill()
+    tracker.ended(row("aaaa", steps=(10, 20)))
+    tracker.close()
+    tracker.finish("FINISHED", [])
+    assert tracker.problem is None
+    assert "the driver writes itself" in caplog.text
+    assert {key: found.status for key, found in store.rows().items()} == {"aaaa": "done", "bbbb": "diverged"}
+    runs = {r.data.tags.get("interplay.cell"): r for r in all_runs(store)}
+    assert len(all_runs(store)) == 3, "each cell has one run, and the study its own"
+    steps = [m.step for m in store.client.get_metric_history(runs["aaaa"].info.run_id, "train_loss")]
+    assert steps == [10, 20], "what the process had sent is not sent again"
+
+
+def test_causes_of_lost_trials_are_there_before_the_cell_ends_and_stay_in_later_runs(
+    uri, store, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("study.tracker.BATCH_SECONDS", 0.05)
+    plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
+    planned, where = plan.cells[0], SimpleNamespace(checkpoints=tmp_path / "checkpoints")
+
+    def lost(*reasons, result=None):
+        """The tag after a run of the study that loses a trial for each reason, and then stops or ends the cell."""
+        tracker = tracker_for(uri, store, tmp_path)
+        tracker.start("study", {})
+        listener = _Listener(plan, {}, tracker, where)
+        listener.started(planned)
+        for reason in reasons:
+            listener.retried(planned, reason)
+        if result:
+            listener.ended(planned, result)
+        tracker.close()
+        assert tracker.problem is None
+        (run,) = all_runs(store, "tags.`interplay.kind` = 'trial'")
+        return run.data.tags.get("interplay.lost_trials")
+
+    assert lost() is None
+    assert lost("first") == "first", "the driver stops before the cell ends"
+    assert lost("second", "third") == "first | second | third"
+    assert lost(result=stub_result(loss=0.5)) == "first | second | third"
+    (sent,) = store.rows().values()
+    tracker = tracker_for(uri, store, tmp_path)
+    tracker.outbox.put(sent)
+    tracker.start("study", {})
+    tracker.close()
+    (again,) = store.rows().values()
+    assert again.tags["interplay.lost_trials"] == "first | second | third", "a row sent twice says it once"
 
 
 def test_a_dead_server_delays_nothing_and_loses_nothing(uri, store, tmp_path):
@@ -252,7 +371,7 @@ def test_a_cell_that_failed_and_is_done_now_keeps_no_old_reason(store):
     failed, done = row(status="failed", reason="out of memory"), row()
     run = store.trial_run(parent, failed.cell, failed.name, failed.params)
     store.end_trial(run, failed)
-    assert store.trial_run(parent, done.cell, done.name, done.params) == run
+    assert store.trial_run(parent, done.cell, done.name, done.params, run) == run
     assert store.rows() == {}, "a failed cell that runs again is no row"
     store.end_trial(run, done)
     assert (store.rows()["aaaa"].status, store.rows()["aaaa"].reason) == ("done", None)

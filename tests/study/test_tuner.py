@@ -1,23 +1,35 @@
 """Ray Tune for real, with trials that train nothing: what is scheduled, retried, stopped and said."""
 
+import dataclasses
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from study.errors import SpecError
+from study.deaths import Death
+from study.gang import GangError
+from study.machines import Slots
 from study.plan import make_plan
+from study.search import Outcome
+from study.session import private_ray
 from study.spec import load_spec
 from study.trial import Report, TrialSettings
-from study.tuner import Slots, check_devices, ray_session, read_report, run_cells
-from tests.stubs import stub_result
+from study.tuner import (
+    SignsOfLife,
+    _Adapter,
+    _callback,
+    failure_reason,
+    read_report,
+    run_cells,
+)
+from tests.stubs import Cells, stub_result
 from tests.study.small import SMALL
-from trainables.progress import Evaluation, Point
+from trainables.layout import Layout
+from trainables.progress import Evaluation, Point, Progress
 
 
 def trial(config):
@@ -41,22 +53,6 @@ def trial(config):
         return
     time.sleep(0.1)
     tune.report({"report": Report(result=stub_result(loss=float(seed))).model_dump_json()})
-
-
-class Source:
-    def __init__(self, cells):
-        self.cells, self.told = list(cells), {}
-
-    @property
-    def done(self):
-        return not self.cells
-
-    def take(self):
-        return self.cells.pop(0) if self.cells else None
-
-    def tell(self, key, outcome):
-        assert key not in self.told
-        self.told[key] = outcome.loss
 
 
 class Listener:
@@ -85,9 +81,9 @@ class Listener:
 @pytest.mark.slow
 def test_trials_end_each_in_its_own_way_and_ray_stays_silent(tmp_path, capfd):
     plan = make_plan(load_spec(SMALL, ["training.seeds=7", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
-    source, listener = Source(plan.cells), Listener()
+    source, listener = Cells(plan.cells), Listener()
     settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
-    with ray_session(Slots(2, 1, 0)):
+    with private_ray(Slots(2, 1, 0)):
         finished = run_cells(
             source, Slots(2, 1, 0), settings, 1, listener, tmp_path / "tune", trainable=trial
         )
@@ -111,39 +107,6 @@ def test_trials_end_each_in_its_own_way_and_ray_stays_silent(tmp_path, capfd):
     assert not (tmp_path / "tune").exists()
     out, err = capfd.readouterr()
     assert (out, err) == ("", ""), "the live table must not be broken by a library's chatter"
-
-
-@pytest.mark.slow
-def test_ray_session_leaves_the_users_token_alone_and_ends_its_processes(tmp_path):
-    """A fresh process with a home of its own: no file appears there, and Ray is gone afterwards."""
-    program = (
-        "import os, psutil\n"
-        "from study.tuner import Slots, ray_session\n"
-        "with ray_session(Slots(1, 1, 0)):\n"
-        "    import ray\n"
-        "    assert ray.cluster_resources()['CPU'] == 1\n"
-        "    assert os.stat(os.environ['RAY_AUTH_TOKEN_PATH']).st_mode & 0o077 == 0\n"
-        "    assert psutil.Process().children(recursive=True)\n"
-        "psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)\n"
-        "with ray_session(Slots(1, 1, 0)):\n"
-        "    assert ray.cluster_resources()['CPU'] == 1, 'a second session in one process'\n"
-        "assert not {'RAY_AUTH_TOKEN_PATH', 'RAY_AUTH_MODE'} & set(os.environ)\n"
-        "psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)\n"
-        "print('left', len(psutil.Process().children(recursive=True)))\n"
-    )
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    environment = {**kept, "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["left", "0"]
-    assert not (tmp_path / ".ray").exists()
 
 
 @pytest.mark.slow
@@ -181,10 +144,152 @@ def test_a_report_of_a_diverged_cell_survives_its_way_to_the_driver():
     assert back.evaluations[0].loss == math.inf
 
 
-def test_gpus_that_this_machine_does_not_have_are_refused(monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("study.tuner.local_gpus", lambda: 1)
-    check_devices(Slots(1, 1, 1), "h100-80gb")
-    check_devices(Slots(64, 1, 0), "cpu")
-    with pytest.raises(SpecError, match=r"h100-80gb with 3 slots needs 3 GPUs.*has 1.*resources\.slots"):
-        check_devices(Slots(3, 1, 1), "h100-80gb")
+def test_a_trial_that_gives_no_sign_of_life_is_overdue_once_and_named():
+    signs = SignsOfLife()
+    assert signs.overdue(1000.0) == []
+    signs.heard("a", "host h, pid 7", 10.0)
+    signs.heard("b", "host h, pid 8", 10.0)
+    late = {}
+    for second in range(1001, 1028):
+        if second < 1020:
+            signs.heard("b", "host h, pid 8", 10.0)
+        for name in signs.overdue(float(second)):
+            late.setdefault(name, []).append(second)
+    assert late == {"a": [1011]}
+    (sign, trial) = signs.forget("a"), SimpleNamespace(pickled_error_file=None)
+    assert failure_reason(trial, 2, sign) == (
+        "rank 0 of 2 (host h, pid 7): the process of the trial gave no sign of life for 10 s and was killed"
+    )
+    assert failure_reason(trial, 2, signs.forget("b")) == (
+        "rank 0 of 2 (host h, pid 8): the process of the trial was lost"
+    )
+    assert failure_reason(trial, 2, signs.forget("b")) == "rank 0 of 2: the process of the trial was lost"
+    assert signs.overdue(2000.0) == []
+
+
+def test_the_sleep_of_the_driver_is_not_taken_for_the_silence_of_its_trials():
+    signs = SignsOfLife()
+    signs.overdue(1000.0)
+    signs.heard("a", "host h, pid 7", 10.0)
+    assert signs.overdue(1001.0) == []
+    assert signs.overdue(9000.0) == [], "the driver was stopped, or busy with something else"
+    assert signs.overdue(9002.0) == []
+    assert [signs.overdue(9002.0 + second) for second in (1, 2, 3, 4, 5, 6)] == [[], [], [], [], [], ["a"]]
+
+
+def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(tmp_path):
+    plan = make_plan(load_spec(SMALL, ["training.seeds=4", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
+    wide = dataclasses.replace(plan.cells[2], layout=Layout(tensor_parallel=2, zero=1))
+    cells = [*plan.cells[:2], wide, plan.cells[3]]
+    settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
+    source = Cells(cells)
+    adapter = _Adapter(source, settings, devices=2)
+
+    def key(trial):
+        given = adapter.suggest(trial)
+        return given["key"] if isinstance(given, dict) else given
+
+    assert [key("a"), key("b")] == [cells[0].cell.key, cells[1].cell.key]
+    assert key("c") is None
+    adapter.end("a", Outcome(1.0))
+    assert key("c") is None, "one device is free, and the gang needs two"
+    adapter.end("b", Outcome(1.0))
+    assert key("c") == wide.cell.key
+    assert key("d") is None
+    adapter.end("c", Outcome(1.0))
+    assert key("d") == cells[3].cell.key
+    assert key("e") == "FINISHED"
+
+
+def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(tmp_path, monkeypatch):
+    """Six devices of two machines may be free three and three: room for no group of four while others take each."""
+    plan = make_plan(load_spec(SMALL, ["training.seeds=4", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
+    wide = dataclasses.replace(plan.cells[0], layout=Layout(tensor_parallel=2, zero=1))
+    settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
+    there, clock, listener = 2, 0.0, Listener()
+    monkeypatch.setattr("study.tuner.time.monotonic", lambda: clock)
+    adapter = _Adapter(Cells([plan.cells[1], wide, *plan.cells[2:]]), settings, 5, lambda: there)
+    callback = _callback(adapter, listener)
+
+    def begun(trial_id):
+        return isinstance(adapter.suggest(trial_id), dict)
+
+    assert begun("one")
+    assert begun("gang")
+    assert begun("two"), "there are two devices for three ranks: the gang waits for a machine"
+    there = 5
+    assert not begun("three"), "there is room for all, and yet it waits"
+    callback.on_trial_start(1, [], SimpleNamespace(trial_id="gang"))
+    assert begun("three"), "the gang has its place"
+    adapter.end("one", Outcome(1.0))
+    adapter.waits("gang")
+    adapter.source.cells.append(plan.cells[1])
+    assert not begun("four"), "it was lost and waits again"
+    clock = 3601.0
+    assert begun("four"), "but not for ever"
+
+
+def node_death():
+    """What Ray says of an actor whose machine it holds for dead."""
+    from ray.core.generated.common_pb2 import ActorDiedErrorContext
+
+    text = "The actor died because its node has died. Node Id: 0"
+    return ActorDiedErrorContext(error_message=text, actor_id=b"0" * 16)
+
+
+def test_a_machine_that_is_lost_is_told_from_a_process_that_died(monkeypatch):
+    from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+    def reason(error, ranks=1):
+        monkeypatch.setattr("study.tuner._error", lambda _: error)
+        return failure_reason(SimpleNamespace(), ranks)
+
+    assert reason(ActorDiedError(node_death())) == "the machine of the trial was lost (ActorDiedError)"
+    assert reason(ActorDiedError()) == "the process of the trial died (ActorDiedError)"
+    assert reason(ActorUnavailableError("rpc error", None)) == (
+        "the process of the trial cannot be reached, so its machine may be lost (ActorUnavailableError)"
+    )
+    assert reason(ActorDiedError(node_death()), 2).startswith("rank 0 of 2: the machine")
+
+
+def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch):
+    """Twenty spot machines taken back are no fault of the cell; one that takes its machine down each time is."""
+    from ray.exceptions import ActorDiedError
+
+    (planned,) = make_plan(
+        load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"])
+    ).cells
+    listener = Listener()
+    adapter = _Adapter(
+        Cells([planned]),
+        TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1),
+        1,
+    )
+    callback, trial = _callback(adapter, listener), SimpleNamespace(trial_id="t", max_failures=2)
+    adapter.suggest("t")
+
+    def lose(error):
+        monkeypatch.setattr("study.tuner._error", lambda _: error)
+        callback.on_trial_recover(1, [trial], trial)
+        return trial.max_failures
+
+    def get_on():
+        news = Report(
+            progress=Progress(step=1, steps=2, train_seconds=1, points=(), evaluations=())
+        ).model_dump_json()
+        callback.on_trial_result(1, [trial], trial, {"report": news})
+
+    machine, peers_machine = ActorDiedError(node_death()), GangError("rank 1 of 2 was lost")
+    peers_machine.death = Death.MACHINE
+    assert lose(machine) == 2, "it had done nothing yet"
+    get_on()
+    assert lose(machine) == 3
+    assert lose(machine) == 3
+    get_on()
+    assert lose(ActorDiedError()) == 3
+    get_on()
+    assert lose(peers_machine) == 4, "that of any rank counts"
+    get_on()
+    peers_machine.death = Death.PROCESS
+    assert lose(peers_machine) == 4
+    assert len([event for event, *_ in listener.events if event == "retried"]) == 6

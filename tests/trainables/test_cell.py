@@ -5,7 +5,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from trainables.cell import Cell, Recipe, Shape, digest
+from trainables.cell import Base, Cell, Recipe, Shape, digest
 from trainables.data.spec import FilesData, HierarchyData
 
 
@@ -33,7 +33,8 @@ CHANGES = [
         for change in (
             {"steps": 61}, {"batch": 9}, {"context": 33}, {"beta1": 0.8}, {"beta2": 0.99}, {"epsilon": 1e-7},
             {"weight_decay": 0.0}, {"warmup": 0.2}, {"floor": 0.1}, {"clip": 0.0}, {"precision": "bf16"},
-            {"init": "gpt2"}, {"dropout": 0.1},
+            {"init": "gpt2"}, {"dropout": 0.1}, {"deepspeed": {"communication_data_type": "fp32"}},
+            {"parametrisation": "completep"}, {"parametrisation": "mup", "base": Base(width=32)},
         )
     ),
 ]  # fmt: skip
@@ -48,6 +49,38 @@ def test_every_field_of_a_recipe_is_among_the_changes_above():
     tried = {name for change in CHANGES if (r := change.get("recipe")) for name in r.model_fields_set
              if getattr(r, name) != getattr(Recipe(steps=60, batch=8, context=32), name)}  # fmt: skip
     assert tried == set(Recipe.model_fields) - {"optimizer"}
+
+
+def test_keys_are_those_that_results_were_kept_under_before():
+    # Had a new field of the recipe got into the key, every study would be trained again.
+    assert cell().key == "3195bd9b79332f7c"
+    assert cell(recipe=Recipe(steps=60, batch=8, context=32, dropout=0.1)).key == "f152a2b229957dc5"
+    assert cell(recipe=Recipe(steps=60, batch=8, context=32, deepspeed={})).key == cell().key
+
+
+def test_options_of_deepspeed_survive_json_and_unknown_ones_are_refused():
+    options = {"zero_optimization": {"overlap_comm": True}}
+    one = cell(recipe=Recipe(steps=60, batch=8, context=32, deepspeed=options))
+    assert Cell.model_validate_json(one.model_dump_json()) == one
+    assert Cell.model_validate_json(one.model_dump_json()).key == one.key
+    with pytest.raises(
+        ValidationError, match=r"`overlap_com` .*did you mean `zero_optimization.overlap_comm`"
+    ):
+        Recipe(steps=60, batch=8, context=32, deepspeed={"overlap_com": True})
+
+
+def test_the_base_shape_is_part_of_a_cell_where_a_parametrisation_starts_from_it():
+    sp, mup = (
+        [Recipe(steps=60, batch=8, context=32, parametrisation=name, base=Base(width=w)) for w in (32, 64)]
+        for name in ("sp", "mup")
+    )
+    assert sp[0] == sp[1]
+    assert cell(recipe=sp[0]).key == cell().key
+    assert len({cell(recipe=recipe).key for recipe in (*sp, *mup)}) == 3
+    one = cell(recipe=mup[0])
+    assert Cell.model_validate_json(one.model_dump_json()) == one
+    with pytest.raises(ValidationError, match="dpeth"):
+        Recipe(steps=60, batch=8, context=32, base={"dpeth": 3})
 
 
 def test_where_the_data_lies_is_not_part_of_the_key():

@@ -6,13 +6,15 @@ from torch.nn import functional
 
 from tests.plain_gpt2 import PlainGPT2, PlainTrainer
 from trainables.cell import Recipe, Shape
-from trainables.engine import build_engine, prepare_process, schedule
+from trainables.engine import build_engine, schedule
+from trainables.layout import Layout, default_zero
 from trainables.model import build_model
+from trainables.world import join
 
 
 @pytest.fixture(autouse=True)
 def _process():
-    prepare_process()
+    join()
 
 
 def test_schedule_warms_up_linearly_and_ends_at_the_floor():
@@ -59,7 +61,8 @@ def test_training_equals_a_plain_loop(depth, width, heads):
 
 def _engine(precision="fp32"):
     recipe = Recipe(steps=4, batch=2, context=8, precision=precision)
-    return build_engine(build_model(Shape(depth=1, width=8, heads=2), recipe, 5, 0), recipe, 1e-3)
+    layout = Layout(zero=default_zero(precision, 1))
+    return build_engine(build_model(Shape(depth=1, width=8, heads=2), recipe, 5, 0), recipe, 1e-3, layout)
 
 
 def _step(engine):
@@ -78,7 +81,7 @@ def test_bf16_has_fp32_master_weights_and_a_norm():
 
 
 def test_library_defect_deepspeed_has_no_gradient_norm_in_fp32_at_stage_0():
-    """DeepSpeed issue 7255. When this fails, `trainables.loop._gradient_norm` can go."""
+    """DeepSpeed issue 7255. When this fails, `trainables.engine.gradient_norm` can go."""
     engine = _engine()
     _step(engine)
     assert engine.get_global_grad_norm() is None
@@ -99,7 +102,7 @@ def test_library_defect_deepspeed_reduces_the_gradients_of_one_rank_with_itself(
 
 
 def test_library_defect_deepspeed_would_compile_an_op_on_the_cpu():
-    """When this fails, `_deepspeed` need not name every op unavailable."""
+    """When this fails, `import_deepspeed` need not name every op unavailable."""
     import deepspeed.ops
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 

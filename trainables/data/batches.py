@@ -3,6 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,19 +78,19 @@ def _windows(store: TokenStore, tokens: Tokens, context: int, split: str) -> Tok
         )
     count = window_count(len(tokens), context, row)
     if not count:
-        raise too_short(store, split, len(tokens), context)
+        raise too_short(store.path, split, len(tokens), context)
     item = tokens.itemsize
     # The constructor is several times cheaper than `as_strided`, and its bounds are checked against the buffer.
     return np.ndarray((count, context + 1), tokens.dtype, tokens, 0, ((row or context) * item, item))
 
 
-def too_short(store: TokenStore, split: str, tokens: int, context: int) -> DataError:
+def too_short(where: str | Path, split: str, tokens: int, context: int) -> DataError:
     """The error for a split that does not hold one window."""
     share = (
         "data.validation_fraction" if split == "validation" else "max_tokens or the share kept for training"
     )
     return DataError(
-        f"the {split} split in {store.path} has {tokens} tokens, fewer than one window of {context} + 1; give more "
+        f"the {split} split in {where} has {tokens} tokens, fewer than one window of {context} + 1; give more "
         f"text, raise {share}, or lower the context"
     )
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from trainables.data.datasets_reader import quiet_datasets, rows_of_text
-from trainables.data.hashing import FULL, file_sha256, unreadable
+from trainables.data.hashing import file_sha256, unreadable
 from trainables.data.listing import COMPRESSIONS, ListedFile, list_files
 from trainables.data.source import Source, Stretch
 from trainables.data.spec import FilesData
+from trainables.disk import FULL
 from trainables.errors import DataError
 
 #: Text files up to this size are read whole, many in one go; larger ones line by line.

@@ -1,6 +1,5 @@
 """SHA-256 of files, streamed, and remembered within the process while size and modification time stay."""
 
-import errno
 import hashlib
 from pathlib import Path
 
@@ -24,10 +23,6 @@ def file_sha256(path: Path) -> str:
     except OSError as error:
         raise unreadable(path, error) from error
     return _KNOWN[known]
-
-
-#: A full disk or quota: not the fault of the file that is being read.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

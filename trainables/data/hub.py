@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from trainables.data.datasets_reader import quiet_datasets, rows_of_text
-from trainables.data.hashing import FULL, file_sha256
+from trainables.data.hashing import file_sha256
 from trainables.data.source import Source, Stretch
 from trainables.data.spec import HubData
+from trainables.disk import FULL
 from trainables.errors import DataError
 
 #: Seconds that the hub may take to say whether a data set exists. Without this question first, `datasets` 5.2 tries
@@ -39,7 +40,7 @@ def _rows(spec: HubData, base: Path, notes: list[str]) -> Iterator[Stretch]:
     where = f"the data set {spec.name!r}" + (f" ({spec.config})" if spec.config else "")
     if not local:
         _ask_hub(spec, where)
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
 
     try:
         with quiet_datasets() as datasets:

@@ -1,7 +1,8 @@
 """Text that is read once and used twice (to train a tokenizer, to be packed), kept in plain files meanwhile."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
@@ -57,21 +58,96 @@ class Spool:
         for file in self._files:
             file.close()
 
-    def pieces(self, *, held_out: bool, cut_documents: bool = False) -> Iterator[Piece]:
-        """The text of one side in order, in pieces that never span documents.
+    def text(self, *, held_out: bool, cut_documents: bool = False) -> "Text":
+        """The text of one side in order, in pieces that never span documents. The spool must be closed before.
 
         Args:
             held_out: the side.
             cut_documents: cut long documents and make every piece a document of its own.
         """
         side = int(held_out)
-        size = CUT[held_out] if cut_documents else PIECE
-        with self._paths[side].open("rb") as file:
-            waiting = 0
-            for length, end in zip(self._lengths[side], self._ends[side], strict=True):
-                waiting += length
-                if end or waiting >= size:
-                    yield Piece(file.read(waiting), bool(end) or cut_documents)
-                    waiting = 0
-            if waiting:
-                yield Piece(file.read(waiting), True)
+        return Text(
+            self._paths[side],
+            self._lengths[side],
+            self._ends[side],
+            CUT[held_out] if cut_documents else PIECE,
+            cut_documents,
+            self.bytes[side],
+        )
+
+
+@dataclass(frozen=True)
+class Text:
+    """One side of a spool, which can be read again and again."""
+
+    path: Path
+    lengths: "array[int]"
+    """Of each block, in bytes."""
+    ends: bytearray
+    """Whether a document ends with the block."""
+    piece: int
+    """Bytes of a piece at least, where the document is that long."""
+    cut_documents: bool
+    """Whether every piece is a document of its own."""
+    size: int
+    """Bytes of the whole text."""
+
+    def __iter__(self) -> Iterator[Piece]:
+        with self.path.open("rb") as file:
+            for length, last in self.cuts():
+                yield Piece(file.read(length), last)
+
+    def cuts(self) -> Iterator[tuple[int, bool]]:
+        """The bytes of each piece, and whether a document ends with it."""
+        waiting = 0
+        for length, end in zip(self.lengths, self.ends, strict=True):
+            waiting += length
+            if end or waiting >= self.piece:
+                yield waiting, bool(end) or self.cut_documents
+                waiting = 0
+        if waiting:
+            yield waiting, True
+
+    def chunks(self, least: int) -> Iterator["Chunk"]:
+        """The same pieces in order, in chunks of `least` bytes and at most a piece more, not yet read."""
+        offset = held = 0
+        lengths, lasts = array("q"), bytearray()
+        for length, last in self.cuts():
+            lengths.append(length)
+            lasts.append(last)
+            held += length
+            if held >= least:
+                yield Chunk(self.path, offset, lengths, lasts)
+                offset, held = offset + held, 0
+                lengths, lasts = array("q"), bytearray()
+        if lengths:
+            yield Chunk(self.path, offset, lengths, lasts)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive pieces of a text: where they lie, and how long each is."""
+
+    path: Path
+    offset: int
+    lengths: "array[int]"
+    lasts: bytearray
+
+    @property
+    def size(self) -> int:
+        """Bytes of all pieces."""
+        return sum(self.lengths)
+
+    def content(self) -> bytes:
+        """The text of all pieces."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+def cut(content: bytes, lengths: Iterable[int], lasts: Iterable[int]) -> Iterator[Piece]:
+    """The pieces of a chunk, from its content."""
+    start = 0
+    for length, last in zip(lengths, lasts, strict=True):
+        yield Piece(content[start : start + length], bool(last))
+        start += length

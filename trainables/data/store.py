@@ -3,29 +3,34 @@
 import contextlib
 import json
 import logging
-import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from trainables.data.hashing import FULL, unreadable
+from trainables.data.hashing import unreadable
 from trainables.data.identity import DATA_VERSION, data_key, outline
+from trainables.data.seal import Hold
 from trainables.data.spec import DataSpec
+from trainables.disk import FULL, settle
 from trainables.errors import DataError
+from trainables.storage import Bucket, open_storage
+
+if TYPE_CHECKING:
+    from trainables.data.pack import Encode, Watch
 
 Tokens = NDArray[Any]
 
 _LOG = logging.getLogger(__name__)
 #: Where stores are built, below the root and so on the same file system: a finished one is moved in one step.
-_BUILDING = "tmp"
+BUILDING = "tmp"
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class TokenStore:
             loss / ln 2 / bytes_per_token; None where tokens are not text.
         row: tokens of a row where the data is made of rows (hierarchy: context + 1); None for running text.
         manifest: everything recorded when it was packed.
+        hold: keeps a machine's copy from making room for others while this object lives; None for a store that
+            nobody deletes.
     """
 
     path: Path
@@ -52,68 +59,116 @@ class TokenStore:
     bytes_per_token: float | None
     row: int | None
     manifest: dict[str, Any]
+    hold: Hold | None = field(default=None, repr=False, compare=False)
 
 
 def open_store(
-    spec: DataSpec, *, context: int, root: Path, key: str | None = None, base: Path = Path()
+    spec: DataSpec,
+    *,
+    context: int,
+    root: str | Path,
+    key: str | None = None,
+    base: Path = Path(),
+    encode: "Encode | None" = None,
+    watch: "Watch | None" = None,
 ) -> TokenStore:
     """Open the store of a data set below `root`, packing it first when it is not there or damaged.
 
     Safe when several processes want it at once: one packs, the others wait. A process killed while packing leaves
-    nothing that could be mistaken for a store.
+    nothing that could be mistaken for a store. Where `root` is a URI, a store is published there whole or not at all,
+    and each machine has a copy of its own to read (`trainables.data.shared`).
 
     Args:
         spec: the data.
         context: tokens of a sequence.
-        root: folder of all stores.
+        root: folder or URI of all stores.
         key: the `data_key` that was planned with. A store packed under it is opened without a look at the source,
             because it holds exactly what was planned; without one, the source must still have that key.
         base: folder that relative paths of the spec start from.
+        encode: encodes the text in the place of this process, should the store be packed.
+        watch: told how far the packing has come.
 
     Raises:
         DataError: the data cannot be used, changed since it was planned, is too short for one window, or the disk
             is full.
-        InputError: the grammar is impossible, or does not fit the context.
+        InputError: the grammar is impossible, or does not fit the context; or no library here knows such a URI.
+        ConnectionError: the object store cannot be reached, and this machine has no copy.
+        OSError: the store is published, and the disk of this machine is full or takes no copy of it.
     """
+    storage = open_storage(root)
+    if isinstance(storage, Bucket):
+        # Imported here, because it imports this module.
+        from trainables.data.shared import open_shared
+
+        return usable(open_shared(storage, spec, context, key, base, encode, watch), context)
+    place = storage.local
     if key is not None:
-        store = _opened(root / key, spec, context, key)
+        store = opened(place / key, spec, context, key)
         if store is not None:
-            return _usable(store, context)
+            return usable(store, context)
+    found = planned(spec, context, base, key, str(place))
+    store = opened(place / found, spec, context, found)
+    if store is None:
+        build(spec, context, base, place, found, encode, watch)
+        store = opened(place / found, spec, context, found)
+        if store is None:
+            raise DataError(
+                f"the store {place / found} was damaged just after it was packed; check that disk"
+            )
+    return usable(store, context)
+
+
+def planned(spec: DataSpec, context: int, base: Path, key: str | None, root: str) -> str:
+    """The key of the data as it lies there now, which must be the one that was planned with.
+
+    Raises:
+        DataError: it is another, or the data cannot be read.
+    """
     found = data_key(spec, context, base)
     if key is not None and found != key:
         raise DataError(
             f"the data changed since it was planned: its key was {key} and is {found} now, and no store of the old "
             f"content is in {root}; plan again (cells of the changed data are new cells), or bring the old data back"
         )
-    store = _opened(root / found, spec, context, found)
-    if store is None:
-        _build(spec, context, base, root, found)
-        store = _opened(root / found, spec, context, found)
-        if store is None:
-            raise DataError(f"the store {root / found} was damaged just after it was packed; check that disk")
-    return _usable(store, context)
+    return found
 
 
-def _usable(store: TokenStore, context: int) -> TokenStore:
-    # Here because `batches` needs the type of the store.
-    from trainables.data.batches import too_short, window_count
-
-    for split, tokens in (("train", store.train), ("validation", store.validation)):
-        if not window_count(len(tokens), context, store.row):
-            raise too_short(store, split, len(tokens), context)
+def usable(store: TokenStore, context: int) -> TokenStore:
+    """The store itself, if both its sides hold a window."""
+    check_length(store.manifest, store.path, context)
     return store
 
 
-def _opened(path: Path, spec: DataSpec, context: int, key: str) -> TokenStore | None:
+def check_length(manifest: Mapping[str, Any], where: str | Path, context: int) -> None:
+    """Refuse a store one of whose sides holds no window.
+
+    Raises:
+        DataError: names the side.
+    """
+    # Here because `batches` needs the type of the store.
+    from trainables.data.batches import too_short, window_count
+
+    for split in ("train", "validation"):
+        tokens = manifest["tokens"][split]
+        if not window_count(tokens, context, manifest["row"]):
+            raise too_short(where, split, tokens, context)
+
+
+def describes(manifest: Mapping[str, Any], spec: DataSpec, context: int, key: str) -> bool:
+    """Whether a manifest is of what the spec describes."""
+    return (manifest["version"], manifest["key"], manifest["outline"]) == (
+        DATA_VERSION,
+        key,
+        outline(spec, context),
+    )
+
+
+def opened(path: Path, spec: DataSpec, context: int, key: str) -> TokenStore | None:
     """The store at a path, or None when there is none, or it is damaged or not what the spec describes."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         dtype = np.dtype(manifest["dtype"])
-        if (manifest["version"], manifest["key"], manifest["outline"]) != (
-            DATA_VERSION,
-            key,
-            outline(spec, context),
-        ):
+        if not describes(manifest, spec, context, key):
             return None
         maps = []
         for split in ("train", "validation"):
@@ -144,66 +199,93 @@ def _opened(path: Path, spec: DataSpec, context: int, key: str) -> TokenStore | 
     )
 
 
-def _build(spec: DataSpec, context: int, base: Path, root: Path, key: str) -> None:
+def build(
+    spec: DataSpec,
+    context: int,
+    base: Path,
+    root: Path,
+    key: str,
+    encode: "Encode | None" = None,
+    watch: "Watch | None" = None,
+    advice: str = "put the results on another disk (--results)",
+) -> None:
     """Pack under a lock and move the result into place.
+
+    Args:
+        spec: the data.
+        context: tokens of a sequence.
+        base: folder that relative paths of the spec start from.
+        root: folder of all stores.
+        key: of the store.
+        encode: encodes the text; by default this process does.
+        watch: told how far it has come; by default nobody is.
+        advice: how to choose another disk.
 
     Raises:
         DataError: the data cannot be used, or the disk is full or may not be written.
     """
     # Imported here: opening a store that exists needs no tokenizer and no `datasets`.
-    from trainables.data.pack import estimate_bytes, pack
+    from trainables.data.pack import encode_here, estimate_bytes, pack, unwatched
 
-    folder = root / _BUILDING / f"{key}.{uuid.uuid4().hex[:8]}"
+    folder = root / BUILDING / f"{key}.{uuid.uuid4().hex[:8]}"
     try:
-        (root / _BUILDING).mkdir(parents=True, exist_ok=True)
-        with FileLock(root / _BUILDING / f"{key}.lock"):
-            if _opened(root / key, spec, context, key) is not None:
+        (root / BUILDING).mkdir(parents=True, exist_ok=True)
+        with FileLock(root / BUILDING / f"{key}.lock"):
+            if opened(root / key, spec, context, key) is not None:
                 return
-            _remove_stale(root, key)
+            remove_stale(root, key)
             start = time.monotonic()
             _LOG.info("packing %s data into %s", spec.kind, root / key)
             try:
                 folder.mkdir()
-                pack(spec, context, base, key, folder)
+                pack(spec, context, base, key, folder, encode or encode_here, watch or unwatched)
                 if data_key(spec, context, base) != key:
                     raise DataError(
                         f"the data of {spec.kind} changed while it was being packed; run again when nothing writes "
                         "to it"
                     )
-                _settle(folder)
+                settle(folder)
                 if (root / key).exists():
-                    (root / key).rename(root / _BUILDING / f"{key}.{uuid.uuid4().hex[:8]}.damaged")
+                    (root / key).rename(root / BUILDING / f"{key}.{uuid.uuid4().hex[:8]}.damaged")
                 folder.rename(root / key)
             finally:
-                _remove_stale(root, key)
+                remove_stale(root, key)
             _LOG.info("packed %s in %.1f s", root / key, time.monotonic() - start)
     except OSError as error:
         needed = estimate_bytes(spec, context, base) if error.errno in FULL else None
-        raise _cannot_write(root, error, needed) from error
+        raise cannot_write(root, error, needed, advice) from error
 
 
-def _cannot_write(root: Path, error: OSError, needed: int | None) -> DataError:
+def cannot_write(root: Path, error: OSError, needed: int | None, advice: str) -> DataError:
+    """The error for a folder of stores that is full or takes nothing."""
     if error.errno in FULL:
-        free = shutil.disk_usage(root).free
-        need = f"about {_size(needed)}" if needed is not None else "more than was free"
+        need = f"about {size(needed)}" if needed is not None else "more than was free"
         return DataError(
-            f"the disk is full: packing the data into {root} needs {need} there, and {_size(free)} is free; make "
-            "room, set max_tokens, or put the results on another disk (--results). Nothing half-built was left"
+            f"the disk is full: packing the data into {root} needs {need} there, and {size(room(root))} is free; "
+            f"make room, set max_tokens, or {advice}. Nothing half-built was left"
         )
     return DataError(
         f"the data cannot be packed into {root}: {error.strerror or error}"
-        f"{f' ({error.filename})' if error.filename else ''}; check the folder and its permissions, or choose "
-        "another (--results)"
+        f"{f' ({error.filename})' if error.filename else ''}; check the folder and its permissions, or "
+        f"{advice}"
     )
 
 
-def _size(count: int) -> str:
+def room(folder: Path) -> int:
+    """Bytes free on the disk of a folder, which need not be there: a full disk may not even take the folder."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
     return f"{count / 1e6:.3g} MB" if count < 1e9 else f"{count / 1e9:.3g} GB"
 
 
-def _remove_stale(root: Path, key: str) -> None:
+def remove_stale(root: Path, key: str) -> None:
     """Remove what killed builders left: of this key, whose lock we hold, and of keys whose lock nobody holds."""
-    for left in (root / _BUILDING).iterdir():
+    for left in (root / BUILDING).iterdir():
         owner = left.name.split(".")[0]
         if not left.is_dir():
             continue
@@ -211,21 +293,12 @@ def _remove_stale(root: Path, key: str) -> None:
             shutil.rmtree(left)
             continue
         # Somebody packs that one just now when the lock cannot be had.
-        with contextlib.suppress(Timeout), _at_once(root / _BUILDING / f"{owner}.lock"):
+        with contextlib.suppress(Timeout), at_once(root / BUILDING / f"{owner}.lock"):
             shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _at_once(path: Path) -> Iterator[None]:
+def at_once(path: Path) -> Iterator[None]:
+    """Hold a lock, or raise `Timeout` where somebody else holds it."""
     with FileLock(path, timeout=0):
         yield
-
-
-def _settle(folder: Path) -> None:
-    """Have the disk hold every file before the store gets its name, so that a power cut cannot leave a hollow one."""
-    for path in folder.iterdir():
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -1,4 +1,4 @@
-"""Which cell to run next: one Optuna study per budget, asked and told from the run table alone.
+"""The samplers grid, tpe and gp: one Optuna study per budget, asked and told from the run table alone.
 
 Optuna chooses *candidates*: a depth and a learning-rate factor of one budget. A candidate has one cell a seed; its
 value is the mean loss of its seeds. No cell is ever run twice: what the ledger knows is told at once, and a sampler
@@ -10,13 +10,13 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import TrialState
 
 from study.plan import Plan, PlannedCell
+from study.search.source import Candidate, Outcome
 from study.spec import SearchSection
 
 #: Optuna's parameters are ranks in the sorted lists of the spec: distances of one, whatever the depths are.
@@ -25,46 +25,11 @@ DEPTH, LR = "depth_rank", "lr_rank"
 PATIENCE = 10
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the search needs to know of an ended cell: its loss, or None where it diverged or failed."""
-
-    loss: float | None
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A depth and a learning-rate factor of one budget, with one cell a seed."""
-
-    budget: float
-    depth: int
-    lr_factor: float
-    cells: tuple[PlannedCell, ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of its cells, one a seed."""
-        return tuple(planned.cell.key for planned in self.cells)
-
-
-class Source(Protocol):
-    """What the runner asks for cells: `take` gives the next one, None to wait, and `done` says there are no more."""
-
-    def take(self) -> PlannedCell | None:
-        """Return the next cell to run, or None where nothing can be started now."""
-
-    def tell(self, key: str, outcome: Outcome) -> None:
-        """Say how a cell ended."""
-
-    @property
-    def done(self) -> bool:
-        """Whether no cell will ever be given again."""
-
-
 @dataclass
 class _Budget:
     """The Optuna study of one budget and what is open in it."""
 
+    index: int
     study: optuna.Study
     candidates: dict[tuple[int, int], Candidate]
     distributions: dict[str, IntDistribution]
@@ -95,14 +60,12 @@ class FrontierSearch:
         self._search = search
         self._outcomes = dict(known)
         self._waiting: list[PlannedCell] = []
-        self._begun = set(begun)
+        self._begun = list(begun)
         self._given: set[str] = set()
-        self._random = random.Random(search.seed)
         self._budgets = [
             self._budget(budget, candidates, index)
             for index, (budget, candidates) in enumerate(_candidates(plan).items())
         ]
-        self._turn = 0
         if search.sampler == "grid":
             # A grid adapts to nothing, so all of it is asked for now, and the longest cells of each seed start first.
             for budget in self._budgets:
@@ -111,6 +74,9 @@ class FrontierSearch:
         else:
             for budget in self._budgets:
                 self._replay(budget)
+            # What ran when an earlier run was cut off runs again before anything that still waited then.
+            first = {key: rank for rank, key in enumerate(self._begun)}
+            self._waiting.sort(key=lambda planned: first.get(planned.cell.key, len(first)))
 
     @property
     def done(self) -> bool:
@@ -120,13 +86,11 @@ class FrontierSearch:
     def take(self) -> PlannedCell | None:
         """Return the next cell to run; None where there is none."""
         if not self._waiting:
-            for _ in self._budgets:
-                budget = self._budgets[self._turn % len(self._budgets)]
-                self._turn += 1
-                while not self._waiting and self._may_ask(budget):
-                    self._ask(budget)
-                if self._waiting:
-                    break
+            open_ones = [budget for budget in self._budgets if self._may_ask(budget)]
+            while not self._waiting and open_ones:
+                # In turn, by what was tried and not by a count of our own, so that another run takes the same turn.
+                self._ask(min(open_ones, key=lambda budget: (len(budget.tried), budget.index)))
+                open_ones = [budget for budget in self._budgets if self._may_ask(budget)]
         if not self._waiting:
             return None
         return self._waiting.pop(0)
@@ -154,23 +118,15 @@ class FrontierSearch:
         depths = sorted({c.depth for c in candidates})
         factors = sorted({c.lr_factor for c in candidates})
         table = {(depths.index(c.depth), factors.index(c.lr_factor)): c for c in candidates}
-        seed = self._search.seed + index
-        sampler: optuna.samplers.BaseSampler
-        if self._search.sampler == "grid":
-            space = {DEPTH: list(range(len(depths))), LR: list(range(len(factors)))}
-            sampler = optuna.samplers.GridSampler(space, seed=seed)
-        elif self._search.sampler == "tpe":
-            sampler = optuna.samplers.TPESampler(
-                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=min(3, len(table))
-            )
-        else:
-            sampler = optuna.samplers.GPSampler(
-                seed=seed, n_startup_trials=min(3, len(table)), deterministic_objective=False
-            )
         limit = len(table)
         if self._search.candidates is not None:
             limit = min(limit, self._search.candidates)
+        # A grid's sampler knows what it has given; the others are asked anew each time (`_suggested`).
+        space = {DEPTH: list(range(len(depths))), LR: list(range(len(factors)))}
+        grid = optuna.samplers.GridSampler(space, seed=self._search.seed + index)
+        sampler = grid if self._search.sampler == "grid" else None
         return _Budget(
+            index=index,
             study=optuna.create_study(sampler=sampler, direction="minimize", study_name=f"N={budget:g}"),
             candidates=table,
             distributions={
@@ -184,16 +140,8 @@ class FrontierSearch:
         """Give Optuna what earlier runs did: ended candidates with their values, and unfinished ones to go on with."""
         for ranks, candidate in sorted(budget.candidates.items()):
             if all(key in self._outcomes for key in candidate.keys):
-                value = self._value(candidate)
                 budget.tried.add(ranks)
-                budget.study.add_trial(
-                    optuna.trial.create_trial(
-                        params={DEPTH: ranks[0], LR: ranks[1]},
-                        distributions=dict(budget.distributions),
-                        value=value,
-                        state=TrialState.FAIL if value is None else TrialState.COMPLETE,
-                    )
-                )
+                budget.study.add_trial(self._trial(budget, ranks))
             elif any(key in self._outcomes or key in self._begun for key in candidate.keys):
                 self._open(budget, ranks, self._enqueued(budget, ranks))
 
@@ -204,19 +152,59 @@ class FrontierSearch:
         """Ask Optuna for one more candidate and queue its missing cells; False where the budget has no more."""
         if not self._may_ask(budget):
             return False
-        for _ in range(PATIENCE):
+        if self._search.sampler != "grid":
+            ranks = self._suggested(budget)
+            self._open(budget, ranks, self._enqueued(budget, ranks))
+            return True
+        for _ in budget.candidates:
             trial = budget.study.ask(dict(budget.distributions))
             ranks = (trial.params[DEPTH], trial.params[LR])
             if ranks in budget.candidates and ranks not in budget.tried:
                 self._open(budget, ranks, trial)
                 return True
-            # A repeat (TPE proposes the same integers again) or a depth without a shape at this budget.
-            value = self._value(budget.candidates[ranks]) if ranks in budget.candidates else None
-            self._tell(budget, trial, value)
-        untried = sorted(set(budget.candidates) - budget.tried)
-        ranks = self._random.choice(untried)
+            # A depth without a shape at this budget, or one that an earlier run has tried.
+            self._tell(budget.study, trial, None)
+        ranks = min(set(budget.candidates) - budget.tried)
         self._open(budget, ranks, self._enqueued(budget, ranks))
         return True
+
+    def _suggested(self, budget: _Budget) -> tuple[int, int]:
+        """What the sampler would try next, by the candidates so far and by nothing else.
+
+        Its study and its random numbers are made anew, because a search that was killed has no others to go on with.
+        """
+        seeds = random.Random(f"{self._search.seed} {budget.index} {len(budget.tried)}")
+        study = optuna.create_study(sampler=self._sampler(budget, seeds.randrange(2**31)))
+        for ranks in sorted(budget.tried):
+            study.add_trial(self._trial(budget, ranks))
+        for _ in range(PATIENCE):
+            trial = study.ask(dict(budget.distributions))
+            ranks = (trial.params[DEPTH], trial.params[LR])
+            if ranks in budget.candidates and ranks not in budget.tried:
+                return ranks
+            # A repeat (TPE proposes the same integers again) or a depth without a shape at this budget.
+            value = self._value(budget.candidates[ranks]) if ranks in budget.candidates else None
+            self._tell(study, trial, value)
+        return seeds.choice(sorted(set(budget.candidates) - budget.tried))
+
+    def _sampler(self, budget: _Budget, seed: int) -> optuna.samplers.BaseSampler:
+        startup = min(3, len(budget.candidates))
+        if self._search.sampler == "tpe":
+            return optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=startup
+            )
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, deterministic_objective=False)
+
+    def _trial(self, budget: _Budget, ranks: tuple[int, int]) -> optuna.trial.FrozenTrial:
+        """A candidate as Optuna knows it: running, ended with its value, or failed."""
+        value = None if ranks in budget.open else self._value(budget.candidates[ranks])
+        ended = TrialState.FAIL if value is None else TrialState.COMPLETE
+        return optuna.trial.create_trial(
+            params={DEPTH: ranks[0], LR: ranks[1]},
+            distributions=dict(budget.distributions),
+            value=value,
+            state=TrialState.RUNNING if ranks in budget.open else ended,
+        )
 
     @staticmethod
     def _enqueued(budget: _Budget, ranks: tuple[int, int]) -> optuna.Trial:
@@ -244,7 +232,7 @@ class FrontierSearch:
         """Tell Optuna a candidate's value if all its seeds have ended."""
         candidate = budget.candidates[ranks]
         if all(key in self._outcomes for key in candidate.keys):
-            self._tell(budget, budget.open.pop(ranks), self._value(candidate))
+            self._tell(budget.study, budget.open.pop(ranks), self._value(candidate))
 
     def _value(self, candidate: Candidate) -> float | None:
         """Mean loss over the seeds that have one; None where every seed diverged or failed, or is not known yet."""
@@ -258,12 +246,12 @@ class FrontierSearch:
         return sum(losses) / len(losses) if losses else None
 
     @staticmethod
-    def _tell(budget: _Budget, trial: optuna.Trial, value: float | None) -> None:
+    def _tell(study: optuna.Study, trial: optuna.Trial, value: float | None) -> None:
         try:
             if value is None:
-                budget.study.tell(trial, state=TrialState.FAIL)
+                study.tell(trial, state=TrialState.FAIL)
             else:
-                budget.study.tell(trial, value)
+                study.tell(trial, value)
         except RuntimeError as error:
             # GridSampler calls Study.stop on its last point, which ask-and-tell does not allow; the value is kept.
             if "Study.stop" not in str(error):

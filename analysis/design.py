@@ -1,0 +1,256 @@
+"""Which cells to train next: those that most reduce the variance of the aim for each FLOP they cost.
+
+Until every depth has a few sizes and shapes enough two seeds, cells are chosen to fill the cheap part of the sizes: the
+first design. After that the fit so far is a linear model with Gaussian errors, whose variances after any further cell
+are known before it is trained (`analysis.design_model`): from the curves of the depths follow the places of the
+crossings, and from these the slope of the law or the projected depth. Cells are taken one by one, each as if those
+before had come out as the curves say; cells that still run count the same way. So another seed is asked for where noise
+rules, and another size where shapes stray from the curves, without a rule for either.
+
+A crossing counts only where both depths are measured on both sides of it, as far out as the gap is clear of its error.
+What is missing for that is priced as one step with all the cells it takes.
+
+Source: sequential design for one combination of the parameters, c-optimality (Atkinson, Donev and Tobias 2007, chapters
+10 and 17), for each unit of cost.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.aim import Aim, compared
+from analysis.curves import Curves, build_curves
+from analysis.design_model import Model, Step
+from analysis.design_options import Key, Option, ended, in_order, is_lost, lost_shapes
+from analysis.design_rates import corner_rates, plan_rates
+from analysis.threads import single_threaded
+
+__all__ = ["Aim", "Choice", "Option", "propose"]
+
+#: The first design: places as shares of the range of ln N, and seeds of each. By far the most FLOPs lie above the first
+#: places. A round is a size of every depth at all places so far; it is filled before the next.
+ROUNDS = (((0.0, 0.25, 0.5), 2), ((0.125, 0.375), 2), ((), 3), ((0.625, 0.75), 3))
+#: Sizes of every depth, and degrees of freedom of the noise, from which the fit so far is a guide.
+LEAST_SIZES = 3
+LEAST_DOF = 12
+#: Cells of a depth after which the search no longer waits for its sizes.
+IN_VAIN = 16
+#: What a cell costs beside its FLOPs, as a share of the dearest one: a thousand tiny cells are no bargain.
+OVERHEAD = 0.01
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An option that is worth training, how much, and why.
+
+    Attributes:
+        option: the cell.
+        gain: expected relative drop of the variance of the aim; NaN in the first design, which has no estimate yet.
+        reason: in words.
+    """
+
+    option: Option
+    gain: float
+    reason: str
+
+
+@single_threaded
+def propose(
+    rows: pd.DataFrame,
+    pending: Sequence[Option],
+    options: Sequence[Option],
+    aim: Aim,
+    count: int,
+) -> list[Choice]:
+    """The next cells, best first: `count` of them, fewer only where options run out.
+
+    A pure function: equal input, equal output, whatever the order of rows, pending cells and options. To ask for n is
+    to ask n times for one, with those chosen before among the pending ones.
+
+    Args:
+        rows: one row an ended cell: depth, width, params, lr_factor, lr, seed, loss (NaN: diverged or failed for good).
+        pending: cells that run.
+        options: to choose among; none is a row or pending.
+        aim: what the search wants to know.
+        count: how many are asked for.
+    """
+    lost = lost_shapes(rows)
+    able = [item for item in in_order(options) if not is_lost(item, lost)]
+    waiting = in_order(pending)
+    if count < 1 or not able:
+        return []
+    used, _ = compared(rows)
+    curves = _guide(rows, used, [*able, *waiting])
+    if curves is None:
+        return _first(rows, waiting, able, count)
+    return _best(rows, used, curves, waiting, able, aim, count)
+
+
+def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:
+    """The fit so far, or None while it is no guide.
+
+    A depth that can have no more sizes, or of which many cells were tried in vain, does not hold up the others: it is
+    taken as it is, or left out if it has fewer than two sizes.
+    """
+    sizes: dict[int, set[float]] = {}
+    for depth, params, _, _ in ended(used):
+        sizes.setdefault(depth, set()).add(params)
+    tried = rows["depth"].value_counts()
+    for depth in sorted({item.depth for item in further}):
+        known = sizes.get(depth, set())
+        more = any(item.depth == depth and item.params not in known for item in further)
+        if more and len(known) < LEAST_SIZES and tried.get(depth, 0) < IN_VAIN:
+            return None
+    used = used[[len(sizes[int(depth)]) > 1 for depth in used["depth"]]]
+    if used["depth"].nunique() < 2:
+        return None
+    curves = build_curves(used)
+    return curves if curves.noise.known and curves.noise.dof >= LEAST_DOF else None
+
+
+def _best(
+    rows: pd.DataFrame,
+    used: pd.DataFrame,
+    curves: Curves,
+    waiting: list[Option],
+    able: list[Option],
+    aim: Aim,
+    count: int,
+) -> list[Choice]:
+    """The cells that lower the variance of the aim most for their cost."""
+    known = set(curves.depths)
+    able = [item for item in able if item.depth in known]
+    if not able:
+        return []
+    waiting = [item for item in waiting if item.depth in known]
+    done = [(*cell[:2], cell[3]) for cell in ended(used) if cell[0] in known]
+    begun = [(item.depth, item.params, item.seed) for item in waiting]
+    shapes: list[Key] = sorted({cell[:2] for cell in [*done, *begun]} | {(o.depth, o.params) for o in able})
+    labels = sorted({cell[2] for cell in [*done, *begun]} | {item.seed for item in able})
+    row, column = {shape: i for i, shape in enumerate(shapes)}, {label: i for i, label in enumerate(labels)}
+    shape_of = np.array([row[item.depth, item.params] for item in able], dtype=np.int64)
+    seed_of = np.array([column[item.seed] for item in able], dtype=np.int64)
+    measured, running = np.zeros((2, len(shapes), len(labels)))
+    for table, cells in ((measured, done), (running, begun)):
+        for depth, params, seed in cells:
+            table[row[depth, params], column[seed]] = 1
+    sd = float(np.median(curves.noise.sd_at(curves.mean))) * math.sqrt(1 - curves.noise.correlation)
+    overhead = OVERHEAD * max(item.cost for item in (*able, *waiting))
+    # Rows do not say what they cost; for equal tokens it is in proportion to N.
+    rate = float(np.median([item.cost / item.params for item in (*able, *waiting)]))
+    spent = rate * float(rows["params"].sum()) + sum(item.cost for item in waiting)
+    spent += overhead * (len(rows) + len(waiting))
+    plan = plan_rates(rows, waiting, able, shapes, sd)
+    model = Model(
+        curves,
+        shapes,
+        measured,
+        running,
+        shape_of,
+        seed_of,
+        np.array([item.cost for item in able]),
+        overhead,
+        spent,
+        aim,
+        plan,
+    )
+    chosen: list[Choice] = []
+    while len(chosen) < count and (step := model.best()) is not None:
+        # One at a time even where several belong together, so that asking for n is asking n times for one.
+        item = able[step.option]
+        first = not model.taken[model.shape_of[step.option]].any()
+        chosen.append(Choice(item, step.gain, _why(item, step, first)))
+        model.take(step.option)
+    return chosen
+
+
+def _why(item: Option, step: Step, first: bool) -> str:
+    what = _named(item)
+    crossing = f"the crossing {step.pair[0]} → {step.pair[1]}"
+    words = {
+        "side": f"{crossing} is not yet measured on both sides",
+        "rate": f"{item.lr_factor:g} times the learning rate, because its best is not known for {crossing}",
+        "run": f"a new size for {crossing}" if first else f"another seed for {crossing}",
+    }
+    return f"{what}: {words[step.kind]}"
+
+
+def _named(item: Option) -> str:
+    return f"{item.depth} layers at N = {item.params:.3g}"
+
+
+def _first(rows: pd.DataFrame, waiting: list[Option], able: list[Option], count: int) -> list[Choice]:
+    """What is missing of the first design; after it its further rounds, then whatever is cheapest."""
+    have = _have(rows, waiting)
+    found: list[Option] = []
+    places: tuple[float, ...] = ()
+    for more, seeds in ROUNDS:
+        places += more
+        wanted = _spread({*have, *((o.depth, o.params) for o in able)}, places)
+        found += _missing(wanted, have, [item for item in able if item not in set(found)], seeds)
+        if places == ROUNDS[0][0]:
+            corners = [shape for shape in wanted if shape[0] in (wanted[0][0], wanted[-1][0])]
+            ends = [shape for shape in corners if shape[1] in _ends(corners, shape[0])]
+            found += corner_rates(
+                rows, [*waiting, *found], [item for item in able if item not in set(found)], ends
+            )
+        have = _have(rows, [*waiting, *found])
+    taken = set(found)
+    found += [item for item in able if item not in taken]
+    return [
+        Choice(item, math.nan, f"first design: {_named(item)}, seed {item.seed}") for item in found[:count]
+    ]
+
+
+def _ends(shapes: list[Key], depth: int) -> tuple[float, float]:
+    sizes = [params for other, params in shapes if other == depth]
+    return min(sizes), max(sizes)
+
+
+def _have(rows: pd.DataFrame, waiting: list[Option]) -> dict[Key, set[int]]:
+    """Shape -> the seeds that have a loss or run."""
+    have: dict[Key, set[int]] = {}
+    for depth, params, _, seed in ended(rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]):
+        have.setdefault((depth, params), set()).add(seed)
+    for item in waiting:
+        have.setdefault((item.depth, item.params), set()).add(item.seed)
+    return have
+
+
+def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
+    """For every depth a shape near each of the places, by depth.
+
+    A shape that was lost is neither an option nor measured, and the next one stands for it.
+    """
+    logs = [math.log(params) for _, params in shapes]
+    low, high = min(logs), max(logs)
+    wanted: list[Key] = []
+    for depth in sorted({shape[0] for shape in shapes}):
+        free = sorted(shape for shape in shapes if shape[0] == depth)
+        for share in places[: len(free)]:
+            there = low + share * (high - low)
+            wanted.append(min(free, key=lambda shape: (abs(math.log(shape[1]) - there), shape[1])))
+            free.remove(wanted[-1])
+    return wanted
+
+
+def _missing(wanted: list[Key], have: dict[Key, set[int]], able: list[Option], seeds: int) -> list[Option]:
+    """The options that give every wanted shape so many seeds, seed after seed, cheapest first."""
+    by_shape: dict[Key, list[Option]] = {}
+    for item in able:
+        by_shape.setdefault((item.depth, item.params), []).append(item)
+    done = {shape: set(have.get(shape, ())) for shape in wanted}
+    found: list[Option] = []
+    for rank in range(seeds):
+        added = []
+        for shape in wanted:
+            here = [item for item in by_shape.get(shape, ()) if item.seed not in done[shape]]
+            if here and len(done[shape]) <= rank:
+                item = min(here, key=lambda o: (o.seed, abs(math.log(o.lr_factor)), o.lr_factor))
+                done[shape].add(item.seed)
+                added.append(item)
+        found += in_order(added)
+    return found

@@ -1,0 +1,156 @@
+#!/usr/bin/env bash
+# Makes a machine ready: the pinned packages in ~/interplay-env, and the cluster's environment in every shell.
+# Run by `ray up` on the head where a file or the configuration has changed, and once on every worker; where all is there
+# it ends within a second.
+#
+# An environment that is there already is taken, and no package fetched, if it has all that pyproject.toml wants in the
+# versions of constraints.txt: INTERPLAY_ENV=/path (its bin/python), which an image may set in /etc/environment, else the
+# python that PATH finds.
+set -euo pipefail
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+environment=$HOME/interplay-env
+stamp=$HOME/.interplay-env.stamp
+
+# Whether a python has every package that Interplay needs on a cluster, each in its pinned version; else names the first.
+complete() {
+  "$1" - "$repository" <<'PYTHON'
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+root = Path(sys.argv[1])
+project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+lines = (root / "constraints.txt").read_text().split()
+pins = {canonicalize_name(pin.name): pin.specifier for pin in map(Requirement, lines)}
+seen = set()
+
+
+def check(requirement, extra=""):
+    if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+        return
+    name = canonicalize_name(requirement.name)
+    if (name, frozenset(requirement.extras)) in seen:
+        return
+    seen.add((name, frozenset(requirement.extras)))
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        sys.exit(f"has no {requirement.name}")
+    wanted = pins.get(name, requirement.specifier)
+    if not wanted.contains(found.version, prereleases=True):
+        sys.exit(f"has {name} {found.version}, not {wanted}")
+    for needed in map(Requirement, found.requires or ()):
+        for chosen in ("", *requirement.extras):
+            check(needed, chosen)
+
+
+for wanted in (project["name"], *project["dependencies"], *project["optional-dependencies"]["cluster"]):
+    check(Requirement(wanted))
+PYTHON
+}
+
+# Python 3.11 is what the versions of constraints.txt were chosen with.
+new_python() {
+  local candidate
+  for candidate in python3.11 python3.12 python3.13 python3; do
+    if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+install() {
+  local python
+  if ! new_python >/dev/null && command -v apt-get >/dev/null && sudo -n true; then
+    echo "No Python of 3.11 or newer with venv; asking apt for python3-venv."
+    sudo -n apt-get -o DPkg::Lock::Timeout=300 update -qq
+    sudo -n DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq python3-venv >/dev/null
+  fi
+  python=$(new_python) || {
+    echo "$(hostname) has no Python of 3.11 or newer with its venv module. Take an image that has one (Ubuntu 24.04" \
+      "does, as 3.12), or install python3.11 and python3.11-venv." >&2
+    exit 1
+  }
+  if [ -L "$environment" ]; then rm "$environment"; fi
+  echo "Installing into $environment with $python: some minutes, once."
+  "$python" -m venv "$environment"
+  "$environment/bin/python" -m pip install -q --disable-pip-version-check --no-cache-dir \
+    -c "$repository/constraints.txt" -e "${repository}[cluster]"
+}
+
+# Two machines may share one home folder.
+exec 9>"$HOME/.interplay-env.lock"
+flock 9
+
+# Before the line of ~/.bashrc that ends it for shells without a terminal, as `ray exec` and the start commands have.
+line='if [ -f ~/interplay/cluster/environment.sh ]; then source ~/interplay/cluster/environment.sh; fi'
+touch ~/.bashrc
+if ! grep -qxF "$line" ~/.bashrc; then
+  profile=$(readlink -f ~/.bashrc)
+  # A copy first, for its owner and mode; and whole or not at all.
+  cp -p "$profile" "$profile.part"
+  { echo "$line" && cat "$profile"; } >"$profile.part"
+  mv "$profile.part" "$profile"
+fi
+
+wanted=$(cat "$repository/pyproject.toml" "$repository/constraints.txt" | sha256sum | cut -d' ' -f1)
+ready() {
+  [ -x "$environment/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] &&
+    { [ -z "${INTERPLAY_ENV:-}" ] || [ "$(readlink "$environment")" = "$INTERPLAY_ENV" ]; }
+}
+if ! ready; then
+  rm -f "$stamp"
+  # The link that an earlier run has made is no environment of its own: PATH, without it, says what there is.
+  offered=${INTERPLAY_ENV:+$INTERPLAY_ENV/bin/python}
+  offered=${offered:-$(PATH=${PATH//"$environment/bin:"/} type -P python python3 | head -n 1 || true)}
+  if [ -n "$offered" ] && reason=$(complete "$offered" 2>&1); then
+    if [ -d "$environment" ] && [ ! -L "$environment" ]; then rm -rf "$environment"; fi
+    ln -sfn "$(dirname "$(dirname "$offered")")" "$environment"
+    echo "$offered has the pinned packages."
+  elif [ -n "${INTERPLAY_ENV:-}" ]; then
+    echo "INTERPLAY_ENV=$INTERPLAY_ENV cannot be used: its python ${reason##*$'\n'}. Rebuild it from this version's" \
+      "pyproject.toml and constraints.txt, or unset INTERPLAY_ENV to have them installed." >&2
+    exit 1
+  else
+    install
+  fi
+  if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU ' &&
+    ! "$environment/bin/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "$(hostname) has a GPU, but the installed torch cannot use it: its driver is older than torch's CUDA, or the" \
+      "packages come from an index of CPU builds. Take a newer image, or see pip's configuration there." >&2
+    exit 1
+  fi
+  echo "$wanted" >"$stamp"
+fi
+
+# Only the head has it: Ray writes the whole configuration there.
+if [ -r ~/ray_bootstrap_config.yaml ]; then
+  "$environment/bin/python" - <<'PYTHON' >~/interplay-cluster.sh.part
+import shlex
+from pathlib import Path
+
+import yaml
+
+config = yaml.safe_load((Path.home() / "ray_bootstrap_config.yaml").read_text())
+metadata = config.get("metadata", {})
+if config["provider"]["type"] == "aws":
+    region = config["provider"]["region"]
+    values = {
+        "INTERPLAY_STORAGE": f"s3://{metadata['bucket']}/interplay",
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+    }
+else:
+    values = {"INTERPLAY_STORAGE": metadata["storage"]}
+values["INTERPLAY_CLUSTER"] = config["cluster_name"]
+for name, value in values.items():
+    print(f"export {name}={shlex.quote(value)}")
+PYTHON
+  mv ~/interplay-cluster.sh.part ~/interplay-cluster.sh
+fi

@@ -1,0 +1,214 @@
+#!/usr/bin/env bash
+# MLflow's tracking server on the head, started again whenever it dies.
+#
+#   start_mlflow.sh             start it unless it runs, and wait until it answers
+#   start_mlflow.sh --no-wait   the same, without waiting
+#   start_mlflow.sh --stop      end it
+#
+# Settings, from the environment or ~/interplay-settings.sh:
+#   INTERPLAY_MLFLOW_STORE      SQLAlchemy's URI of the store, e.g. postgresql+psycopg2://user@host/mlflow with PGPASSFILE;
+#                               SQLite in INTERPLAY_MLFLOW_HOME if unset
+#   INTERPLAY_MLFLOW_ARTIFACTS  where artifacts go; the bucket of INTERPLAY_STORAGE, or INTERPLAY_MLFLOW_HOME, if unset
+#   INTERPLAY_MLFLOW_AUTH=1     ask for a name and a password: admin, and what INTERPLAY_MLFLOW_HOME/admin_password says
+#   INTERPLAY_MLFLOW_HOME       ~/mlflow: log, store, passwords
+#   INTERPLAY_MLFLOW_COPY       how often, in seconds, the SQLite store is copied beside the artifacts of a bucket (60);
+#                               a head without a store begins with that copy, because the old head's disk went with it
+#   MLFLOW_HOST, MLFLOW_PORT    127.0.0.1 and 5000; with another host only the names in MLFLOW_SERVER_ALLOWED_HOSTS
+#                               (default: loopback and this machine's own address) are answered
+set -euo pipefail
+umask 077
+# shellcheck source-path=SCRIPTDIR source=environment.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+home=$INTERPLAY_MLFLOW_HOME
+host=${MLFLOW_HOST:-127.0.0.1}
+port=${MLFLOW_PORT:-5000}
+log=$home/server.log
+mkdir -p "$home"
+
+# The server and all it started carry this variable, and so does the loop that watches it. A process id could have been
+# given to somebody else meanwhile; a variable of ours cannot.
+mark=INTERPLAY_MLFLOW_OF=$home
+family() {
+  grep -lszxF "$mark" /proc/[0-9]*/environ | tr -dc '0-9\n' | grep -vx "$$" || true
+}
+# SIGKILL: an orphan of uvicorn keeps the port, and SQLite and PostgreSQL bear it.
+end_family() {
+  local pids
+  pids=$(family)
+  if [ -n "$pids" ]; then
+    # shellcheck disable=SC2086
+    kill -KILL $pids 2>/dev/null || true
+  fi
+}
+
+secret() {
+  if [ ! -s "$home/$1" ]; then
+    head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$home/$1.part"
+    mv "$home/$1.part" "$home/$1"
+  fi
+}
+
+case ${INTERPLAY_STORAGE:-} in
+  *://*) artifacts=${INTERPLAY_STORAGE%/*}/mlflow ;;
+  *) artifacts=$home/artifacts ;;
+esac
+artifacts=${INTERPLAY_MLFLOW_ARTIFACTS:-$artifacts}
+# One a cluster: two of them would overwrite each other's.
+copied=
+if [ -z "${INTERPLAY_MLFLOW_STORE:-}" ] && [[ $artifacts == *://* ]]; then
+  copied=$artifacts/${INTERPLAY_CLUSTER:-interplay}.db
+fi
+
+# Copy the SQLite store to the bucket, or, where there is none here, from it.
+copy_store() {
+  python - "$1" "$home/mlflow.db" "$copied" <<'PYTHON'
+import shutil
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from pyarrow import fs
+
+direction, store, uri = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+system, path = fs.FileSystem.from_uri(uri)
+part = store.with_suffix(f".{direction}")
+part.unlink(missing_ok=True)
+if direction == "there":
+    # SQLite's own copy is whole though the server writes.
+    with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(part)) as target:
+        source.backup(target)
+    with part.open("rb") as source, system.open_output_stream(path) as target:
+        shutil.copyfileobj(source, target)
+    part.unlink()
+elif system.get_file_info(path).type == fs.FileType.File:
+    with system.open_input_stream(path) as source, part.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    part.rename(store)
+    print(f"The store is the copy of {uri}.")
+PYTHON
+}
+
+keep_copy() {
+  while sleep "${INTERPLAY_MLFLOW_COPY:-60}"; do
+    # Before the first copy, what `find` says is that it has nothing to compare with.
+    if [ -e "$home/mlflow.db" ] && [ -n "$(find "$home" -name 'mlflow.db*' -newer "$home/copied" 2>&1)" ]; then
+      touch "$home/copying"
+      if reason=$(copy_store there 2>&1); then
+        mv "$home/copying" "$home/copied"
+      else
+        echo "$(date -Is) The store could not be copied to $copied: ${reason##*$'\n'}"
+      fi
+    fi
+  done
+}
+
+serve() {
+  local arguments
+  # Not knowing whether there is a copy, a new store would overwrite it a minute later: then rather none, and again.
+  # In a list after which `||` stands, as this function's call does, bash does not end by itself at a failure.
+  if [ -n "$copied" ] && [ ! -e "$home/mlflow.db" ]; then copy_store here || exit 1; fi
+  arguments=(--host "$host" --port "$port" --workers 1 --uvicorn-opts --no-access-log
+    --artifacts-destination "$artifacts")
+  if [ "$host" != 127.0.0.1 ] && [ -z "${MLFLOW_SERVER_ALLOWED_HOSTS:-}" ]; then
+    arguments+=(--allowed-hosts "localhost:*,127.0.0.1:*,$(hostname -I | awk '{print $1}'):$port")
+  fi
+  # In the environment and not among the arguments, which any user of the machine sees in `ps`: it may hold a password.
+  export MLFLOW_BACKEND_STORE_URI=${INTERPLAY_MLFLOW_STORE:-sqlite:///$home/mlflow.db}
+  if [ "${INTERPLAY_MLFLOW_AUTH:-}" = 1 ]; then
+    MLFLOW_AUTH_ADMIN_PASSWORD=$(<"$home/admin_password")
+    MLFLOW_FLASK_SERVER_SECRET_KEY=$(<"$home/secret_key")
+    export MLFLOW_AUTH_ADMIN_PASSWORD MLFLOW_FLASK_SERVER_SECRET_KEY
+    arguments+=(--app-name basic-auth)
+  fi
+  # Seven processes of 235 MiB otherwise, for evaluations that a study does not ask for (mlflow 3.17).
+  export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
+  # The users of basic authentication are in a file of the working folder.
+  cd "$home"
+  exec mlflow server "${arguments[@]}"
+}
+
+watch() {
+  local pause=1 began status
+  while true; do
+    began=$SECONDS
+    echo "$(date -Is) MLflow starts on $host:$port" >>"$log"
+    status=0
+    if [ -n "$copied" ]; then keep_copy >>"$log" 2>&1 </dev/null 8>&- & fi
+    (serve) >>"$log" 2>&1 </dev/null 8>&- || status=$?
+    end_family
+    # At once after a long life; ever slower where it cannot start at all.
+    if [ $((SECONDS - began)) -ge 300 ]; then pause=1; fi
+    echo "$(date -Is) MLflow ended with status $status; again in $pause s" >>"$log"
+    sleep "$pause" 8>&-
+    pause=$((pause < 30 ? pause * 2 : 60))
+  done
+}
+
+# By Python, which is there where MLflow is, as curl need not be; and by no proxy, which would be asked for loopback too.
+until_it_answers() {
+  python - "http://${host/#0.0.0.0/127.0.0.1}:$port/health" <<'PYTHON'
+import sys
+import time
+import urllib.request
+
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+# 27 to 90 s where the cores are busy.
+deadline = time.monotonic() + 180
+while True:
+    try:
+        direct.open(sys.argv[1], timeout=5).close()
+        break
+    except OSError as error:
+        if time.monotonic() > deadline:
+            sys.exit(f"MLflow does not answer at {sys.argv[1]} after 180 s: {error}")
+        time.sleep(0.5)
+PYTHON
+}
+
+case ${1:-} in
+  --watch) watch ;;
+  --stop)
+    # Twice: what the loop was just starting may not have been seen.
+    end_family
+    sleep 0.2
+    end_family
+    exit
+    ;;
+  "" | --no-wait) ;;
+  *)
+    echo "start_mlflow.sh takes --no-wait, --stop or nothing, not '$1'." >&2
+    exit 2
+    ;;
+esac
+
+if [ "${INTERPLAY_MLFLOW_AUTH:-}" = 1 ]; then
+  secret admin_password
+  secret secret_key
+fi
+# One that runs with other settings is no answer to this call; also not one of another version of this script.
+settings=$(printf '%s\n' "$host" "$port" "${INTERPLAY_MLFLOW_STORE:-}" "${INTERPLAY_MLFLOW_AUTH:-}" "$artifacts" "$copied" \
+  "${MLFLOW_SERVER_ALLOWED_HOSTS:-}" "${INTERPLAY_MLFLOW_COPY:-}" "$(type -P mlflow)" | cat - "$0" | sha256sum)
+exec 7>"$home/start.lock"
+flock 7
+patience=0.1
+if [ "$(cat "$home/settings" 2>/dev/null)" != "$settings" ]; then
+  end_family
+  patience=5
+  echo "$settings" >"$home/settings"
+fi
+# The loop inherits the lock and holds it while it lives: whoever gets it may start another.
+exec 8>"$home/watch.lock"
+# What was just killed lets go of it a moment later.
+if flock -w "$patience" 8; then
+  # A server whose loop was killed would still answer below.
+  end_family
+  env "$mark" setsid nohup bash "$0" --watch >>"$log" 2>&1 </dev/null 7>&- &
+fi
+exec 7>&- 8>&-
+if [ "${1:-}" = --no-wait ]; then exit; fi
+until_it_answers || {
+  echo "The end of its log, $log:" >&2
+  tail -n 20 "$log" >&2
+  exit 1
+}

@@ -1,0 +1,65 @@
+"""`interplay cluster`: what is done about a cluster file before `ray up`."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Check the file of a cluster, price a study on it, and make its token. Starts no machine.",
+)
+
+FileArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="a Ray cluster file, such as cluster/aws.yaml")
+]
+
+
+@app.command("check")
+def check_verb(
+    file: FileArgument,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help="also: does this study fit, and what will it cost")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of SPEC")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="one JSON document on stdout and nothing else")
+    ] = False,
+) -> None:
+    """Find what is wrong with a cluster file before it costs money. Asks nothing of the network."""
+    from study.cluster.check import check
+    from study.cluster.view import check_view
+
+    checked = check(file, spec, overrides or ())
+    if as_json:
+        print(json.dumps(checked.to_json(), indent=2, allow_nan=False))
+    else:
+        Console(highlight=False).print(check_view(checked), soft_wrap=True)
+    if checked.errors:
+        raise typer.Exit(2)
+
+
+@app.command("token")
+def token_verb(file: FileArgument) -> None:
+    """Make the token of a cluster, which only you can read; one that is there is kept."""
+    from study.cluster.source import read
+    from study.cluster.token import make_token
+
+    token = make_token(read(file))
+    console = Console(highlight=False)
+    done = "Made" if token.made else "Kept"
+    console.print(f"{done} the token {token.path}.", markup=False, soft_wrap=True)
+    if token.mended:
+        console.print(
+            "Others could read it, and cannot any more. Somebody may have: to be sure, delete it, make a new one "
+            "and run `ray up` again.",
+            markup=False,
+            soft_wrap=True,
+        )
+    console.print("For Ray's own commands (`ray job`, `ray status`) in this shell:", soft_wrap=True)
+    for line in token.exports:
+        console.print(f"  {line}", markup=False, soft_wrap=True)

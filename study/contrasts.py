@@ -1,0 +1,116 @@
+"""The study under other parametrisations: rows of the same experiment that differ in that alone."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.contrast import Contrast, contrast
+from analysis.errors import InputError
+from analysis.fit import Fit, fit
+from analysis.runs import RunTable
+from study.ledger import ARM, IDENTITY
+from study.plan import Plan
+from study.spec import StudySpec
+from study.tracking import Row, Store
+
+#: Fields of a recipe that say how it is parametrised; under `sp` a recipe has neither.
+OWN = ("parametrisation", "base")
+#: Parametrisations that are compared; of one with several protocols (other base shapes or rates) each counts.
+MOST = 4
+
+
+def contrasts(spec: StudySpec, plan: Plan, result: Fit, store: Store | None) -> tuple[Contrast, ...]:
+    """The crossings of a study beside those of every other parametrisation that its experiment has rows of.
+
+    Args:
+        spec: of the study.
+        plan: of the study.
+        result: its fit.
+        store: None where it is away; then nothing is compared.
+    """
+    if store is None:
+        return ()
+    found = []
+    for protocol, rows in others(plan, store.rows().values()).items():
+        table = table_of(rows)
+        try:
+            other = fit(table, level=result.level, draws=result.draws)
+        except InputError:
+            # Rows that are all diverged or failed say nothing of a crossing.
+            continue
+        found.append((name_of(rows[0].params), protocol, other))
+    found.sort(key=lambda item: (item[0], -item[2].used, item[1]))
+    names = [name for name, _, _ in found]
+    return tuple(
+        contrast(
+            result,
+            other,
+            (
+                spec.training.parametrisation,
+                name if names.count(name) == 1 else f"{name} ({protocol[:6]})",
+            ),
+            protocol=protocol,
+        )
+        for name, protocol, other in found[:MOST]
+    )
+
+
+def others(plan: Plan, rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Protocol -> rows of the same data and recipe under another parametrisation."""
+    cell = plan.cells[0].cell
+    recipe = cell.recipe.model_dump(mode="json")
+    ours = _common(recipe, cell.data_key)
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.protocol == plan.protocol or name_of(row.params) == name_of(recipe):
+            continue
+        params = {**row.params, **_options(row.params)}
+        if (
+            _common(
+                {name: params[name] for name in params if name in type(cell.recipe).model_fields},
+                str(row.params.get("data_key")),
+            )
+            == ours
+        ):
+            groups[row.protocol].append(row)
+    return dict(groups)
+
+
+def table_of(rows: Sequence[Row]) -> RunTable:
+    """The run table of rows that the plan does not list, by what MLflow has of them."""
+    stopped = any(row.loss_se is not None for row in rows)
+    lines = [
+        {
+            **{name: row.params.get(name) for name in IDENTITY if name != "cell"},
+            "cell": row.cell,
+            "loss": row.loss,
+            **({"loss_se": row.loss_se} if stopped else {}),
+            "status": row.status,
+            "reason": row.reason,
+            "protocol": row.protocol,
+            "arm": row.tags.get(ARM, ""),
+        }
+        for row in rows
+    ]
+    return RunTable.from_frame(pd.DataFrame(lines), source="another parametrisation")
+
+
+def name_of(recipe: Mapping[str, Any]) -> str:
+    """The parametrisation of a recipe or of the parameters of a row."""
+    return str(recipe.get("parametrisation") or "sp")
+
+
+def _options(params: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's options, which are written as one text."""
+    return {"deepspeed": json.loads(str(params["deepspeed"]))} if params.get("deepspeed") else {}
+
+
+def _common(recipe: Mapping[str, Any], data_key: str) -> dict[str, str]:
+    """What must be the same, as text: MLflow keeps nothing else."""
+    return {
+        "data_key": data_key,
+        **{name: str(value) for name, value in recipe.items() if name not in OWN and value not in ({}, None)},
+    }

@@ -1,0 +1,293 @@
+"""How many devices a cell takes and what each of them holds: the fewest whose memory it fits, or what the spec says."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from study.devices import DEVICES, Device, usable_memory
+from study.errors import SpecError
+from study.spec import MinWidth, ResourcesSection
+from trainables.cell import Recipe, Shape
+from trainables.counts import Memory, memory
+from trainables.errors import InputError
+from trainables.layout import Layout, default_zero
+
+#: ASSUMPTION: resident memory of a rank's process on CPU before its first tensor (measured 490 MB).
+PROCESS_BYTES = 500_000_000
+#: ASSUMPTION: GPUs of one machine. Ranks that share matrices sit on one machine, because they add up the stream of
+#: every layer; beyond it `auto` goes on with data parallelism (Narayanan et al. 2021, arXiv 2104.04473, takeaway 1).
+#: A machine with more can be told by `tensor_parallel: 16`. A cluster that was joined tells its own.
+GPUS_OF_A_MACHINE = 8
+#: Slots to look for a way out with: more than any study here has had.
+MANY_SLOTS = 1024
+#: The width of a head in most models of more than a hundred million parameters.
+HEAD_DIM = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The layout of a cell, its memory, and why it is so."""
+
+    layout: Layout
+    memory: Memory
+    """Of the rank that holds most."""
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """Chooses layouts under one spec."""
+
+    resources: ResourcesSection
+    device: Device
+    slots: int
+    recipe: Recipe
+    vocabulary: int
+    must_fit: bool = True
+    """Whether what cannot be trained is refused; a study whose rows are only read may come from other machines."""
+    share: int | None = None
+    """Bytes that a rank may fill on a CPU of a cluster; without, this machine's memory is shared among the slots."""
+    largest: int | None = None
+    """Devices of a cluster's largest machine; without a cluster it is not known where the study will run."""
+
+    @property
+    def usable(self) -> int:
+        """Bytes that the tensors of a rank may fill."""
+        return usable_memory(self.device, self.slots, self.share) - (
+            0 if self.device.is_gpu else PROCESS_BYTES
+        )
+
+    @property
+    def _together(self) -> int:
+        """The most ranks that `auto` lets share matrices."""
+        if self.largest is not None:
+            return min(self.slots, self.largest)
+        return min(self.slots, GPUS_OF_A_MACHINE) if self.device.is_gpu else self.slots
+
+    @property
+    def _recompute(self) -> tuple[bool, ...]:
+        """On a CPU `auto` does not count on it: glibc keeps the blocks it frees, 447 MB where tensors hold 196."""
+        asked = self.resources.recompute
+        if asked == "auto":
+            return (False, True) if self.device.is_gpu else (False,)
+        return (asked == "always",)
+
+    def choose(self, shape: Shape) -> Choice:
+        """Return the layout with the fewest ranks whose memory fits the device.
+
+        Among layouts of as many ranks, tensor parallelism goes before data parallelism, because it shares all of the
+        big matrices and every stage of ZeRO; then comes the largest micro-batch that fits, down to one sequence a
+        group, before more ranks are taken; and where `recompute` is auto, keeping the activations goes before
+        computing them again.
+
+        Raises:
+            SpecError: what the spec asks for does not go with the shape, or fits no number of ranks; names the
+                numbers and the way out.
+        """
+        if self.must_fit:
+            self._refuse_impossible(shape)
+        found = self._first_fit(shape)
+        if found is None:
+            if not self.must_fit:
+                alone = self._layout(1, 1)
+                return Choice(alone, memory(shape, self.vocabulary, self.recipe, alone), ())
+            raise SpecError(self._too_large(shape))
+        layout, needed = found
+        return Choice(layout, needed, tuple(self._flags(shape, layout)))
+
+    def _first_fit(self, shape: Shape) -> tuple[Layout, Memory] | None:
+        for layout in self._layouts(shape):
+            needed = memory(shape, self.vocabulary, self.recipe, layout)
+            if needed.total <= self.usable:
+                return layout, needed
+        return None
+
+    def _layouts(self, shape: Shape) -> Iterator[Layout]:
+        """Every layout the spec allows for a shape, the first choice first."""
+        degrees = [
+            (tensor, data)
+            for tensor in _degrees(self.resources.tensor_parallel, shape, shape.heads, self._together)
+            for data in _degrees(self.resources.data_parallel, shape, self.recipe.batch, self.slots)
+            if tensor * data <= self.slots
+        ]
+        for tensor, data in sorted(degrees, key=lambda pair: (pair[0] * pair[1], -pair[0])):
+            share = self.recipe.batch // data
+            asked = self.resources.micro_batch
+            pieces = divisors(share)[::-1] if asked == "auto" else [asked] if share % asked == 0 else []
+            for recompute in self._recompute:
+                for micro_batch in pieces:
+                    yield self._layout(tensor, data, micro_batch, recompute=recompute)
+
+    def _layout(
+        self, tensor: int, data: int, micro_batch: int | None = None, *, recompute: bool = False
+    ) -> Layout:
+        zero = self.resources.zero
+        return Layout(
+            tensor_parallel=tensor,
+            data_parallel=data,
+            zero=default_zero(self.recipe.precision, tensor * data) if zero == "auto" else zero,
+            micro_batch=micro_batch,
+            recompute=recompute,
+            shard_vocabulary=self.resources.shard_vocabulary == "always" and tensor > 1,
+        )
+
+    def _refuse_impossible(self, shape: Shape) -> None:
+        resources = self.resources
+        tensor = _asked(resources.tensor_parallel, shape)
+        data = _asked(resources.data_parallel, shape)
+        micro_batch = None if resources.micro_batch == "auto" else resources.micro_batch
+        try:
+            # Where the groups are auto, one is the most lenient: what does not divide a batch divides no share of it.
+            self._layout(tensor or 1, data or 1, micro_batch).check(shape, self.recipe)
+        except InputError as error:
+            raise SpecError(f"`resources`: {error}") from None
+        ranks = (tensor or 1) * (data or 1)
+        if ranks > self.slots:
+            degrees = [
+                f"`{name}` {n}"
+                for name, n in (("tensor_parallel", tensor), ("data_parallel", data))
+                if n is not None and n > 1
+            ]
+            here = "GPUs here" if self.device.is_gpu else f"cores here, {resources.cpus_per_trial:g} a rank"
+            auto = f" (auto: the {here})"
+            raise SpecError(
+                f"`resources`: {' x '.join(degrees)} takes {ranks} devices for depth {shape.depth}, width "
+                f"{shape.width}, and `slots` is {self.slots}{auto if resources.slots == 'auto' else ''}: a cell cannot "
+                f"take more devices than are in use at a time. Set `slots` to {ranks} or more, or take lower degrees."
+            )
+
+    def _flags(self, shape: Shape, layout: Layout) -> Iterator[str]:
+        if layout.ranks > 1:
+            names = {"tensor parallel": layout.tensor_parallel, "data parallel": layout.data_parallel}
+            degrees = " x ".join(f"{name} {n}" for name, n in names.items() if n > 1)
+            alone = memory(
+                shape,
+                self.vocabulary,
+                self.recipe,
+                Layout(
+                    zero=default_zero(self.recipe.precision, 1),
+                    micro_batch=1,
+                    recompute=True in self._recompute,
+                ),
+            )
+            if alone.total > self.usable:
+                yield f"{degrees}: {gigabytes(alone.total)} of {gigabytes(self.usable)} on one device"
+            else:
+                yield f"{degrees}, as `resources` says"
+        if layout.recompute:
+            kept = memory(
+                shape, self.vocabulary, self.recipe, layout.model_copy(update={"recompute": False})
+            ).total
+            if self.resources.recompute == "auto":
+                yield f"recomputed: {gigabytes(kept)} of {gigabytes(self.usable)} with activations kept"
+            else:
+                yield "activations recomputed"
+        if layout.pieces(self.recipe) > 1:
+            groups = f" in each of {layout.data_parallel} groups" if layout.data_parallel > 1 else ""
+            yield f"batch in {layout.pieces(self.recipe)} pieces of {layout.sequences(self.recipe)}{groups}"
+
+    def _too_large(self, shape: Shape) -> str:
+        tried = [
+            (memory(shape, self.vocabulary, self.recipe, layout), layout) for layout in self._layouts(shape)
+        ]
+        needed, layout = min(tried, key=lambda pair: (pair[0].total, pair[1].sequences(self.recipe)))
+        sequences = layout.sequences(self.recipe)
+        at_once = "one sequence at a time" if sequences == 1 else f"{sequences} sequences at a time"
+        if layout.ranks == 1:
+            each = "it"
+        else:
+            each = (
+                f"each of {layout.ranks} devices (tensor parallel {layout.tensor_parallel} x data parallel "
+                f"{layout.data_parallel}, of what {shape.heads} heads, {self.slots} slots and at most "
+                f"{self._together} in a machine allow)"
+            )
+        share = "usable memory" if self.device.is_gpu else f"memory for each of {self.slots} slots"
+        remedies = self._remedies(shape) or ["smaller shapes"]
+        return (
+            f"`resources.device` {self.device.name} cannot train depth {shape.depth}, width {shape.width}: with "
+            f"{at_once} {each} needs {gigabytes(needed.total)} ({gigabytes(needed.state)} of it weights, gradients "
+            f"and optimizer), and there are {gigabytes(max(0, self.usable))} of {share}. "
+            f"Take {', or '.join(remedies)}, or leave the largest budgets out."
+        )
+
+    def _remedies(self, shape: Shape) -> list[str]:
+        """What would make room, each tried out."""
+        asked = self.resources
+        changes: dict[str, Any] = {
+            "tensor_parallel": "auto",
+            "data_parallel": "auto",
+            "micro_batch": "auto",
+            "recompute": "auto",
+            "shard_vocabulary": "always",
+            "zero": 3,
+        }
+        found = [
+            f"`resources.{key}: {value}`"
+            for key, value in changes.items()
+            if getattr(asked, key) != value
+            and not (key == "recompute" and asked.recompute == "always")
+            and self._with(**{key: value})._first_fit(shape)
+        ]
+        beyond = [n for n in divisors(shape.heads) if self._together < n <= self.slots]
+        fitting = next((n for n in beyond if self._with(tensor_parallel=n)._first_fit(shape)), None)
+        if asked.tensor_parallel == "auto" and fitting:
+            found.append(
+                f"`resources.tensor_parallel: {fitting}` (if a machine has as many devices)"
+                if self.largest is None
+                else f"machines with {fitting} devices or more"
+            )
+        found += self._more_ranks(shape)
+        larger = [
+            name
+            for name, device in DEVICES.items()
+            if device.memory is not None and replace(self, device=device)._first_fit(shape)
+        ]
+        if larger:
+            found.append(f"a larger device ({', '.join(larger[:3])})")
+        if not self.device.is_gpu and self.slots > 1:
+            found.append("fewer `resources.slots`")
+        return found
+
+    def _more_ranks(self, shape: Shape) -> list[str]:
+        """More slots, more heads, or both, where that makes room."""
+        shapes = {"": shape}
+        if shape.width % HEAD_DIM == 0 and shape.heads < shape.width // HEAD_DIM:
+            more = Shape(depth=shape.depth, width=shape.width, heads=shape.width // HEAD_DIM)
+            shapes[f"`frontier.head_dim: {HEAD_DIM}` instead of `heads`"] = more
+        found = []
+        for text, one in shapes.items():
+            if text and (fit := self._first_fit(one)):
+                found.append(f"{text} (then tensor parallel {fit[0].tensor_parallel} fits)")
+            elif self.device.is_gpu:
+                fit = replace(self, slots=MANY_SLOTS)._first_fit(one)
+                slots = f"`resources.slots: {fit[0].ranks}` or more" if fit else ""
+                found += [f"{text} with {slots}" if text else slots] if fit else []
+        return found
+
+    def _with(self, **changes: Any) -> "Chooser":
+        resources = self.resources.model_copy(update=changes)
+        return replace(self, resources=resources)
+
+
+def _degrees(rule: Any, shape: Shape, whole: int, slots: int) -> list[int]:
+    """Degrees a rule allows: for auto all divisors of the heads (or of the batch) that the slots have room for."""
+    asked = _asked(rule, shape)
+    return [asked] if asked is not None else [n for n in divisors(whole) if n <= slots]
+
+
+def _asked(rule: Any, shape: Shape) -> int | None:
+    """The degree a rule names for a shape; None where it is auto."""
+    if isinstance(rule, MinWidth):
+        return rule.degree(shape.width)
+    return None if rule == "auto" else int(rule)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors in ascending order."""
+    small = [n for n in range(1, int(number**0.5) + 2) if n * n <= number and number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def gigabytes(count: float) -> str:
+    """Bytes in three digits, such as 72 GB."""
+    return f"{count / 1e9:.3g} GB"

@@ -1,0 +1,403 @@
+"""A cell over several processes: rank 0 in the trial's own, the others in actors of its placement group.
+
+A bundle of the group holds one rank, or all of those that share matrices.
+
+The trial is the supervisor: rank 0 trains in a thread of its process, so that the trial can tell what became of every
+rank whichever of them hangs. The other ranks stay warm for the next cell of the same trial process.
+"""
+
+import functools
+import importlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from study.deaths import Death, death
+from trainables.cell import Cell
+from trainables.errors import InputError
+from trainables.layout import Layout
+from trainables.progress import Progress, Result
+
+#: Seconds that starting the processes and importing torch may take; 20 to 30 on a machine at load 15.
+START_SECONDS = 300.0
+#: Seconds that a process kept from the last cell may take to answer: it has nothing to load. One that is frozen would
+#: hold the next cell for as long as it is waited for; a wrong guess costs a start.
+WARM_SECONDS = 10.0
+#: Seconds to wait for a better cause when a rank has only lost its peers: Ray tells of a dead process about a second
+#: later than its sockets do.
+GRACE_SECONDS = 5.0
+#: Seconds between two signs of life of the trial's process.
+BEAT_SECONDS = 5.0
+
+#: `trainables.loop.train`, or what a test gives in its place.
+Train = Callable[..., Result]
+
+
+class GangError(RuntimeError):
+    """A gang was lost; the message names the rank and what became of it."""
+
+    death: Death | None = None
+    """How the process of the rank was lost, where Ray tells."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs."""
+
+    node: str
+    """Ray's id of the machine."""
+    host: str
+    address: str
+    pid: int
+
+
+class Peer:
+    """A rank beside the trial's own, as a Ray actor."""
+
+    def ready(self) -> Place:
+        """Import what training needs, and say where this process is."""
+        _warm()
+        return _place()
+
+    def train(self, train: Train, cell: Cell, options: Mapping[str, Any], seat: Any) -> None:
+        """Train as the rank of this seat; its result is rank 0's, and not sent again."""
+        train(cell, **options, seat=seat)
+
+
+@dataclass(frozen=True)
+class _Peers:
+    """Warm actors, those of a trial's placement group but the trial itself."""
+
+    actors: tuple[Any, ...]
+    places: tuple[Place, ...]
+
+
+#: The warm peers of this process's placement group, from one trial to the next (`reuse_actors`). They end with their
+#: placement group, which Tune removes with the trial's process.
+_KEPT: list[_Peers] = []
+
+
+def train_gang(
+    train: Train,
+    cell: Cell,
+    layout: Layout,
+    options: Mapping[str, Any],
+    *,
+    timeout: float,
+    report: Callable[[Progress], None],
+    alive: Callable[[float], None] = lambda _: None,
+) -> Result:
+    """Train a cell over all ranks of its layout and return rank 0's result.
+
+    After a failure no peer is left, and the trial's process is not to be used again.
+
+    Args:
+        train: trains as one rank; `trainables.loop.train`.
+        cell: what to train.
+        layout: its ranks, as many in each bundle of the trial's placement group.
+        options: what every rank passes to `train`, the layout among it.
+        timeout: seconds a rank waits for the others before the one that does not come counts as hanging.
+        report: called in this thread with rank 0's progress.
+        alive: called in this thread with the seconds after which, without another call, this whole process is stopped.
+
+    Raises:
+        InputError: a rank found something wrong with the input.
+        GangError: a rank died, hangs or raised; the first real cause, not what its peers saw of it.
+    """
+    from trainables.world import Meeting
+
+    with _disbanded_on_error():
+        # Its own imports, then those of the peers.
+        alive(2 * START_SECONDS)
+        peers = _peers(layout.ranks)
+        mine = _place()
+        order = seating([mine, *peers.places], layout.tensor_parallel)
+        places = [[mine, *peers.places][i] for i in order]
+        alone = len({place.node for place in places}) == 1
+        meeting = Meeting("127.0.0.1" if alone else mine.address)
+        seats = [meeting.seat(rank, layout.ranks, timeout) for rank in range(layout.ranks)]
+        actors = [None, *(peers.actors[i - 1] for i in order[1:])]
+        events: queue.Queue[int | Progress] = queue.Queue()
+        leader = _lead(lambda: train(cell, **options, seat=seats[0], meeting=meeting, report=events.put))
+        futures: list[Future[Any]] = [leader]
+        for actor, seat in zip(actors[1:], seats[1:], strict=True):
+            futures.append(actor.train.remote(train, cell, dict(options), seat).future())
+
+        def lost(rank: int) -> None:
+            # Its sockets close, so that ranks that wait for it need not do so for the whole timeout.
+            if rank:
+                _kill(actors[rank])
+
+        try:
+            watch(futures, events, report, lost, timeout, lambda: alive(timeout + 2 * BEAT_SECONDS))
+            alive(2 * (timeout + GRACE_SECONDS))
+            failure = verdict(futures, places, timeout)
+            if failure is not None:
+                _disband()
+                if isinstance(failure, InputError) and not _ends(leader, timeout + GRACE_SECONDS):
+                    # A wrong input leaves the trial's process to the next cell, for which it must be free.
+                    raise GangError(f"{failure} Rank 0 does not end after that.")
+                raise failure
+        finally:
+            meeting.close()
+        result: Result = leader.result()
+        return result
+
+
+def seating(places: Sequence[Place], tensor_parallel: int) -> list[int]:
+    """Return the order of the ranks: the trial's process first, and the ranks of each machine side by side.
+
+    Raises:
+        GangError: a tensor-parallel group would be on two machines, where each layer would wait for the network.
+    """
+    first = places[0].node
+    order = sorted(range(len(places)), key=lambda i: (places[i].node != first, places[i].node, i))
+    for start in range(0, len(order), tensor_parallel):
+        hosts = {places[i].node: places[i].host for i in order[start : start + tensor_parallel]}
+        if len(hosts) > 1:
+            raise GangError(
+                f"ranks {start} to {start + tensor_parallel - 1}, which share every matrix, were started on "
+                f"{len(hosts)} machines ({', '.join(sorted(hosts.values()))})."
+            )
+    return order
+
+
+def watch(
+    futures: Sequence[Future[Any]],
+    events: "queue.Queue[int | Progress]",
+    report: Callable[[Progress], None],
+    lost: Callable[[int], None],
+    timeout: float,
+    alive: Callable[[], None] = lambda: None,
+) -> None:
+    """Return when all ranks have ended, or when the cause of a failure is as clear as it will get.
+
+    Args:
+        futures: how each rank ends, by rank.
+        events: rank 0's progress; the ranks that end are put here too.
+        report: called with the progress.
+        lost: called with each rank that failed.
+        timeout: seconds the others may take once a rank has ended well.
+        alive: called every `BEAT_SECONDS`.
+    """
+    for rank, future in enumerate(futures):
+        future.add_done_callback(functools.partial(_put, events, rank))
+    waiting, deadline, beat = set(range(len(futures))), float("inf"), 0.0
+    while waiting:
+        if time.monotonic() >= beat:
+            alive()
+            beat = time.monotonic() + BEAT_SECONDS
+        try:
+            event = events.get(timeout=max(0.0, min(deadline, beat) - time.monotonic()))
+        except queue.Empty:
+            if time.monotonic() >= deadline:
+                return
+            continue
+        if not isinstance(event, int):
+            report(event)
+            continue
+        waiting.discard(event)
+        error = futures[event].exception()
+        if error is None:
+            deadline = min(deadline, time.monotonic() + timeout)
+            continue
+        if not is_echo(error):
+            return
+        lost(event)
+        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+
+
+def _put(events: "queue.Queue[int | Progress]", rank: int, _: Future[Any]) -> None:
+    events.put(rank)
+
+
+def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: float) -> Exception | None:
+    """Return why a watched gang failed, or None if it did not: what happened to a rank, before what others saw of it.
+
+    Args:
+        futures: how each rank ended, by rank; one that has not ended hangs.
+        places: where each rank runs.
+        timeout: seconds it was waited for.
+    """
+    from trainables.together import PeerError
+
+    failed = {rank: _origin(f.exception()) for rank, f in enumerate(futures) if f.done() and f.exception()}
+    hanging = [rank for rank, future in enumerate(futures) if not future.done()]
+    if not failed and not hanging:
+        return None
+    names = [
+        f"rank {rank} of {len(places)} (host {place.host}, pid {place.pid})"
+        for rank, place in enumerate(places)
+    ]
+    for rank, error in failed.items():
+        if isinstance(error, InputError):
+            # As it is from rank 0; what is wrong on one machine only must name the machine.
+            return error if rank == 0 else InputError(f"{error} (Said by {names[rank]}.)")
+    for rank, error in failed.items():
+        if not is_echo(error):
+            return _lost(names[rank], error)
+    for rank, error in failed.items():
+        if isinstance(error, PeerError):
+            # The rank that raised has not come to say so itself.
+            return GangError(f"{names[rank]} heard of a failure of {_message(error)}")
+    if hanging:
+        who = " and ".join(names[rank] for rank in hanging)
+        return GangError(f"{who} hung: the other ranks waited {timeout:g} s")
+    rank, error = next(iter(failed.items()))
+    return GangError(f"{names[rank]} lost the connection to the others: {_text(error)}")
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether an exception only says that another rank failed, is gone or late.
+
+    That is what ranks tell each other, and torch's and gloo's errors of communication.
+    """
+    import torch.distributed as dist
+
+    from trainables.together import PeerError
+
+    cause = _origin(error)
+    return isinstance(cause, (dist.DistError, PeerError)) or (
+        isinstance(cause, RuntimeError) and "gloo" in str(cause)
+    )
+
+
+def _origin(error: BaseException | None) -> Any:
+    """What a rank raised, out of the wrapper that Ray carries it in."""
+    return getattr(error, "cause", None) or error
+
+
+def _lost(rank: str, error: BaseException, when: str = "") -> GangError:
+    """What is said of a rank that raised, or that Ray has lost."""
+    how = death(error)
+    match how:
+        case Death.MEMORY:
+            fate = f"was killed because its machine ran out of memory: {_text(error)}"
+        case None:
+            fate = f"failed: {_text(error)}"
+        case _:
+            fate = f"was lost: {how.value}" if how.of_machine else f"died: {how.value}"
+    lost = GangError(f"{rank} {fate}{when}")
+    lost.death = how
+    return lost
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_message(error)}"[:300]
+
+
+def _message(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or "no message"
+
+
+def _place() -> Place:
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    return Place(node, socket.gethostname(), ray.util.get_node_ip_address(), os.getpid())
+
+
+def _warm() -> None:
+    """Load what `train` loads, so that no rank waits at the meeting for the imports of another."""
+    importlib.import_module("trainables.loop")
+    importlib.import_module("trainables.world").import_deepspeed()
+
+
+def _peers(ranks: int) -> _Peers:
+    """The peers kept from the last trial, or new ones in this trial's placement group."""
+    import ray
+    from ray.util.placement_group import get_current_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    for kept in _KEPT:
+        try:
+            ray.get([actor.ready.remote() for actor in kept.actors], timeout=WARM_SECONDS)
+            return kept
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            # One has died or was frozen between two cells; that is no fault of this one.
+            _disband()
+    group = get_current_placement_group()
+    if group is None or ranks % group.bundle_count:
+        found = 0 if group is None else group.bundle_count
+        raise GangError(f"a gang of {ranks} ranks was started in a placement group of {found} bundles")
+    together = ranks // group.bundle_count
+    actors: list[Any] = []
+    try:
+        for rank in range(1, ranks):
+            index = rank // together
+            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+            bundle = group.bundle_specs[index]
+            share = {
+                "num_cpus": bundle.get("CPU", 0) / together,
+                "num_gpus": bundle.get("GPU", 0) / together,
+            }
+            actors.append(ray.remote(Peer).options(scheduling_strategy=where, **share).remote())
+        ready = [actor.ready.remote() for actor in actors]
+        _warm()
+        peers = _Peers(tuple(actors), tuple(ray.get(ready, timeout=START_SECONDS)))
+    except BaseException as error:
+        for actor in actors:
+            _kill(actor)
+        if isinstance(error, ray.exceptions.RayActorError):
+            raise _lost(f"a rank of {ranks}", error, " while it was started") from error
+        if isinstance(error, ray.exceptions.GetTimeoutError):
+            raise GangError(f"not all of {ranks} ranks have started within {START_SECONDS:g} s") from error
+        raise
+    _KEPT.append(peers)
+    return peers
+
+
+def _kill(actor: Any) -> None:
+    import ray
+
+    ray.kill(actor)
+
+
+def _disband() -> None:
+    while _KEPT:
+        for actor in _KEPT.pop().actors:
+            _kill(actor)
+
+
+@contextmanager
+def _disbanded_on_error() -> Iterator[None]:
+    """Keep no peer of a gang that failed: it may hang, or hold what the failed cell left behind."""
+    try:
+        yield
+    except BaseException:
+        _disband()
+        raise
+
+
+def _lead(work: Callable[[], Result]) -> Future[Any]:
+    """Run rank 0 in a thread that does not keep its process alive.
+
+    Where it hangs, the process ends all the same: Tune removes the placement group of a trial that failed, and Ray
+    kills what is left in it.
+    """
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # the supervisor raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="rank 0", daemon=True).start()
+    return future
+
+
+def _ends(future: Future[Any], seconds: float) -> bool:
+    """Wait for rank 0's thread, which falls out of its collective when its peers are killed."""
+    try:
+        future.exception(timeout=seconds)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,331 @@
+"""The machines of a Ray cluster: those that are there, those its autoscaler may start, and what they hold."""
+
+import math
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from study.devices import Device, local_gpus
+from study.errors import SpecError
+from trainables.layout import Layout
+
+#: Where `ray up` leaves the cluster's file on the head, the resources of its machine types filled in.
+CLUSTER_FILE = Path("~/ray_bootstrap_config.yaml")
+#: The label in which Ray keeps the name of a machine's type.
+TYPE_LABEL = "ray.io/node-group"
+#: What a rank takes of a resource that only marks machines, such as a pool's. Ray counts in ten-thousandths.
+MARK = 0.001
+#: How Ray marks a machine by the kind of its GPU.
+ACCELERATOR = "accelerator_type:"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine of a cluster."""
+
+    resources: Mapping[str, float]
+    """By Ray's names; `memory` in bytes."""
+    node: str | None = None
+    """Ray's id of it; None for one that the autoscaler has not started."""
+    kind: str = ""
+    """The name of its type in the cluster's file."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many devices are in use at a time, one for each rank of a trial, and what a rank takes."""
+
+    devices: int
+    cpus: float
+    gpus: float
+    marks: tuple[str, ...] = ()
+    """Resources that the machine of a rank must have any of each: its pool, the kind of its GPU."""
+
+    def bundle(self, ranks: int = 1) -> dict[str, float]:
+        """What ranks on one machine ask Ray for."""
+        # 3 x 0.1 is a hair more than 0.3; Ray counts in ten-thousandths.
+        needs = {"CPU": round(ranks * self.cpus, 4), "GPU": round(ranks * self.gpus, 4)}
+        return {**dict.fromkeys(self.marks, MARK), **needs}
+
+    def may_use(self, resources: Mapping[str, float]) -> bool:
+        """Whether a machine of these resources has all the marks."""
+        return all(resources.get(mark, 0) > 0 for mark in self.marks)
+
+    def ranks_on(self, resources: Mapping[str, float]) -> int:
+        """How many ranks a machine of these resources holds."""
+        if not self.may_use(resources):
+            return 0
+        needs = (("CPU", self.cpus), ("GPU", self.gpus))
+        # 0.3 / 0.1 is a hair less than 3; Ray itself counts in ten-thousandths.
+        return int(min(resources.get(name, 0) / needed for name, needed in needs if needed) + 1e-4)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a joined cluster has for a study."""
+
+    devices: int
+    memory: int
+    """Bytes that a rank may fill on a CPU; 0 where no machine tells."""
+    together: int
+    """Devices of the machine that has most."""
+
+
+@dataclass(frozen=True)
+class Promised:
+    """The machines a cluster's file lets the autoscaler start."""
+
+    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By name: `resources`, `min_workers`, `max_workers`."""
+    most: int = 0
+    """Workers of all types together."""
+
+
+def promised(path: Path | None = None) -> Promised:
+    """Read the cluster's file on its head; nothing is promised where there is none.
+
+    Args:
+        path: of the file; by default INTERPLAY_CLUSTER_FILE, else where `ray up` leaves it.
+    """
+    path = path or Path(os.environ.get("INTERPLAY_CLUSTER_FILE", CLUSTER_FILE)).expanduser()
+    if not path.is_file():
+        return Promised()
+    raw = yaml.safe_load(path.read_text()) or {}
+    head = raw.get("head_node_type")
+    kinds = {name: kind for name, kind in raw.get("available_node_types", {}).items() if name != head}
+    return Promised(kinds, int(raw.get("max_workers", 0)))
+
+
+def machines(live: Collection[Machine], promise: Promised) -> list[Machine]:
+    """Return the machines of a cluster: those that live, and those that the autoscaler may start beside them.
+
+    Of types whose resources only the machines themselves know (machines reached by SSH) the living ones count. Where
+    types together may start more than the cluster's `max_workers`, the largest come first.
+    """
+    coming = []
+    for name, kind in promise.kinds.items():
+        resources = kind.get("resources") or {}
+        if not {"CPU", "GPU"} & resources.keys():
+            continue
+        missing = int(kind.get("max_workers", 0)) - sum(machine.kind == name for machine in live)
+        coming += [Machine(resources, None, name)] * max(0, missing)
+    coming.sort(key=lambda machine: (-machine.resources.get("GPU", 0), -machine.resources.get("CPU", 0)))
+    workers = sum(machine.kind in promise.kinds for machine in live)
+    return [*live, *coming[: max(0, promise.most - workers)]]
+
+
+def live_machines() -> list[Machine]:
+    """The machines that are now part of the Ray cluster this process has joined."""
+    import ray
+
+    return [
+        Machine(node["Resources"], node["NodeID"], node.get("Labels", {}).get(TYPE_LABEL, ""))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def cluster_machines(patience: float = 0.0) -> list[Machine]:
+    """The machines of the Ray cluster this process has joined, those its autoscaler may start among them.
+
+    Args:
+        patience: seconds to wait for those that its file says are always there: they join after the head.
+    """
+    promise = promised()
+    always = sum(int(kind.get("min_workers", 0)) for kind in promise.kinds.values())
+    deadline = time.monotonic() + patience
+    while True:
+        live = live_machines()
+        if time.monotonic() >= deadline or sum(machine.kind in promise.kinds for machine in live) >= always:
+            return machines(live, promise)
+        time.sleep(1)
+
+
+def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, ...]:
+    """Resources a rank's machine must have: its pool, and the kind of GPU it was planned for where machines tell it.
+
+    Any pool is, for a study on CPUs, the one without GPUs: Ray would start the dearest machines for their CPUs too.
+
+    Raises:
+        SpecError: the cluster has no such pool, or no such GPU, or several pools for a study on CPUs.
+    """
+    result = []
+    if pool != "any":
+        # Names of Ray's own, such as GPU, are no pools: a rank asks for them by number.
+        pools = sorted({name for machine in found for name in _own_names(machine)})
+        if pool not in pools:
+            raise SpecError(
+                f"`resources.pool` is {pool!r}, and no machine of this Ray cluster has, or may be started with, a "
+                f"resource of that name; it has {', '.join(pools) or 'no pools'}. Name one of these, or `any`."
+            )
+        result.append(pool)
+    elif not device.is_gpu and (plain := _plain_pool(found)):
+        result.append(plain)
+    kinds = [_accelerators(machine) for machine in found if machine.resources.get("GPU")]
+    # A file that does not name the GPUs it may start (KubeRay's) cannot be held against those that are there.
+    if device.is_gpu and kinds and all(kinds):
+        wanted = ACCELERATOR + str(device.accelerator)
+        there = set().union(*kinds)
+        if wanted not in there:
+            names = ", ".join(sorted(kind.removeprefix(ACCELERATOR) for kind in there))
+            raise SpecError(
+                f"`resources.device` is {device.name}, and the GPUs of this Ray cluster are {names}. Plan for one of "
+                "these, or add machines that have it to the cluster's file."
+            )
+        result.append(wanted)
+    return tuple(result)
+
+
+def room(found: Collection[Machine], slots: Slots) -> Room:
+    """How many ranks a cluster holds, the memory of the smallest share of a machine, and the ranks of the largest.
+
+    Machines that do not tell their memory, such as those KubeRay may start, are left out of the share.
+
+    Raises:
+        SpecError: none fits any machine.
+    """
+    check_one(slots, [machine.resources for machine in found])
+    holding = [(machine, slots.ranks_on(machine.resources)) for machine in found]
+    holding = [(machine, ranks) for machine, ranks in holding if ranks]
+    shares = [
+        int(memory / ranks) for machine, ranks in holding if (memory := machine.resources.get("memory"))
+    ]
+    ranks_of = [ranks for _, ranks in holding]
+    return Room(sum(ranks_of), min(shares, default=0), max(ranks_of))
+
+
+def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -> None:
+    """Refuse what this machine does not have: Ray would take our word for its GPUs and the trials would use the CPU.
+
+    Raises:
+        SpecError: more GPUs are planned than there are, or a gang needs more devices than the study may use.
+    """
+    needed = math.ceil(slots.devices * slots.gpus)
+    if needed and needed > (found := local_gpus()):
+        raise SpecError(
+            f"`resources.device` {device} with {slots.devices} slots needs {needed} GPUs, and this machine has "
+            f"{found}. Set `resources.slots` to {found} or fewer, or `resources.device: cpu`, or join a cluster that "
+            "has them (RAY_ADDRESS)."
+        )
+    check_capacity(
+        slots,
+        layouts,
+        [{"CPU": math.ceil(slots.devices * slots.cpus), "GPU": math.ceil(slots.devices * slots.gpus)}],
+    )
+
+
+def check_one(slots: Slots, machines: Collection[Mapping[str, float]]) -> None:
+    """Refuse a rank that no machine holds.
+
+    Raises:
+        SpecError: names the resource and the largest machine.
+    """
+    marked = [machine for machine in machines if slots.may_use(machine)]
+    which = f" with {' and '.join(slots.marks)}" if slots.marks else ""
+    for name, needed in (("CPU", slots.cpus), ("GPU", slots.gpus)):
+        most = max((machine.get(name, 0) for machine in marked), default=0)
+        if most < needed:
+            raise SpecError(
+                f"one rank of a trial needs {needed:g} {name}s, and the largest machine of the Ray cluster{which} has "
+                f"{most:g}. Lower `resources.{name.lower()}s_per_trial`, or start machines that have them."
+            )
+
+
+def check_capacity(
+    slots: Slots, layouts: Collection[Layout], machines: Collection[Mapping[str, float]]
+) -> None:
+    """Refuse a trial that the cluster could never hold; Tune would wait for it in silence.
+
+    Args:
+        slots: what a rank takes, and how many the study may use.
+        layouts: those of the cells that will be run.
+        machines: the resources of each machine, by Ray's names.
+
+    Raises:
+        SpecError: no machine holds one rank, none a tensor-parallel group, or all together not the whole gang.
+    """
+    check_one(slots, machines)
+    rooms = [slots.ranks_on(machine) for machine in machines]
+    rooms = [room for room in rooms if room] or [0]
+    for layout in layouts:
+        gang = (
+            f"a cell over {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
+            f"{layout.data_parallel})"
+        )
+        if layout.ranks > slots.devices:
+            raise SpecError(
+                f"{gang} needs {layout.ranks} devices at a time, and `resources.slots` is {slots.devices}. Set it to "
+                f"{layout.ranks} or more where there are as many, or lower the degrees."
+            )
+        if layout.ranks > sum(rooms):
+            raise SpecError(
+                f"{gang} needs {layout.ranks} devices, and the Ray cluster has room for {sum(rooms)} ranks of "
+                f"{slots.cpus:g} CPUs and {slots.gpus:g} GPUs. Start more machines, or lower the degrees."
+            )
+        if layout.tensor_parallel > max(rooms):
+            raise SpecError(
+                f"{gang} needs {layout.tensor_parallel} devices in one machine, because ranks that share matrices talk "
+                f"in every layer, and the largest machine of the Ray cluster has room for {max(rooms)}. Start larger "
+                "machines, or set `resources.tensor_parallel: auto`, which takes no more than that."
+            )
+        groups = sum(room // layout.tensor_parallel for room in rooms)
+        if layout.data_parallel > groups:
+            raise SpecError(
+                f"{gang} needs {layout.data_parallel} groups of {layout.tensor_parallel} devices, each in one machine, "
+                f"and the machines of the Ray cluster, which have room for {' + '.join(map(str, rooms))} ranks, hold "
+                f"{groups}. Lower `resources.data_parallel` to {groups}, choose a `resources.tensor_parallel` that "
+                "divides the devices of a machine, or start more machines."
+            )
+
+
+def placement(layout: Layout, slots: Slots, *, one_machine: bool) -> Any:
+    """Return Tune's resource request of a trial: the first bundle holds the trial's own process.
+
+    Ranks that share matrices exchange activations in every layer, so they must be on one machine: they are in one
+    bundle, which Ray does not divide. Groups that only share batches are better on one machine and may be spread, which
+    is what PACK means. No machine is named, for it may be lost, and those that are to come have no name.
+
+    Args:
+        layout: of the trial's cell.
+        slots: what a rank takes.
+        one_machine: whether Ray has, and will have, a single machine. All is together there anyway, and with a bundle
+            for each rank layouts of as many ranks ask for the same and share their processes.
+    """
+    from study.bundles import Together
+
+    together = 1 if one_machine else layout.tensor_parallel
+    return Together(slots.bundle(together), layout.ranks // together, slots.bundle())
+
+
+def _plain_pool(found: Collection[Machine]) -> str | None:
+    """The pool without GPUs, where the autoscaler could start machines with GPUs as well, to train on their CPUs.
+
+    Raises:
+        SpecError: there are several.
+    """
+    if not any(machine.node is None and machine.resources.get("GPU") for machine in found):
+        return None
+    plain = [m for m in found if m.resources.get("CPU") and not m.resources.get("GPU")]
+    pools = sorted({name for machine in plain for name in _own_names(machine)})
+    if len(pools) > 1:
+        raise SpecError(
+            f"`resources.device` is cpu and `resources.pool` any, so this cluster might start machines with GPUs for "
+            f"it. Name the pool: {', '.join(pools)}."
+        )
+    return pools[0] if pools else None
+
+
+def _accelerators(machine: Machine) -> set[str]:
+    """How Ray marks the GPUs of a machine."""
+    return {name for name in machine.resources if name.startswith(ACCELERATOR)}
+
+
+def _own_names(machine: Machine) -> set[str]:
+    """Resources of a machine that Ray has not named itself."""
+    known = ("CPU", "GPU", "memory", "object_store_memory", "head")
+    return {name for name, n in machine.resources.items() if n and name not in known and ":" not in name}

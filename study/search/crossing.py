@@ -1,0 +1,345 @@
+"""The sampler `crossing`: one Optuna study of single cells, chosen for what they tell of the crossings.
+
+An Optuna trial is a cell: its parameters are depth, width, learning-rate factor and seed. `CrossingSampler` looks at
+the trials alone, those that ended and those that run, and lets `analysis.design` choose. What it chooses next therefore
+follows from the rows in the order they ended and from the cells that run, and a search that was killed goes on as if it
+had not been.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+import pandas as pd
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from analysis.aim import Aim, Estimate
+from analysis.design import Choice, Option, propose
+from study.plan import Plan, PlannedCell
+from study.search.source import Outcome
+from study.search.until import Ending, Watch, aim_of
+from study.spec import StudySpec
+from study.tables import short
+
+DEPTH, WIDTH, LR, SEED = "depth", "width", "lr_factor", "seed"
+#: Depth, width, learning-rate factor and seed: what a trial's parameters say.
+Name = tuple[int, int, float, int]
+#: How many of the next cells are known at least, for people.
+SHOWN = 3
+#: User attributes of a trial: the rank in which it ended, and the fields of its outcome that Optuna has no place for.
+ENDED, LOSS_SE, SHARE, STATUS = "ended", "loss_se", "share", "status"
+
+
+@dataclass(frozen=True)
+class News:
+    """What a search knows after so many ended cells."""
+
+    cells: int
+    flops: float
+    """Training FLOPs of these."""
+    estimate: Estimate | None
+    """At the last check; None before the first."""
+    next: tuple[Choice, ...]
+    """The cells that come next and why, best first; none where the search has ended."""
+    ending: Ending | None
+
+
+class CrossingSampler(BaseSampler):
+    """Optuna's interface to `analysis.design.propose`.
+
+    New rows are looked at in whole groups. Of a group that is not whole yet the cells count as running, so that a
+    driver with many workers need not plan anew for each of them, and yet chooses by the rows alone.
+    """
+
+    def __init__(
+        self, options: Mapping[Name, PlannedCell], aim: Aim, workers: int, max_flops: float | None = None
+    ) -> None:
+        """Choose among these cells.
+
+        Args:
+            options: all cells there may be trials of.
+            aim: what is to be known.
+            workers: how many cells run at once.
+            max_flops: training FLOPs that all trials together may cost.
+        """
+        self.cells = options
+        self.options = {name: _option(planned) for name, planned in options.items()}
+        self.aim, self.workers, self.max_flops = aim, workers, max_flops
+        self.group = max(1, workers // 2)
+        self._queue: list[Choice] = []
+        self._seen = -1
+        self._tried: set[Name] = set()
+        self._left, self._found = math.inf, False
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """All parameters are chosen together."""
+        return distributions(self.options)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the parameters of the next cell.
+
+        Raises:
+            LookupError: there is none; `upcoming` says so before.
+        """
+        if "fixed_params" in trial.system_attrs:
+            return {}
+        choices = self.upcoming(study)
+        if not choices:
+            raise LookupError("no cell is left that can be chosen")
+        chosen = self._queue.pop(0).option
+        self._tried.add((chosen.depth, chosen.width, chosen.lr_factor, chosen.seed))
+        return {DEPTH: chosen.depth, WIDTH: chosen.width, LR: chosen.lr_factor, SEED: chosen.seed}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Refuse: a parameter that is not of `infer_relative_search_space` is no part of a cell."""
+        raise ValueError(f"{param_name} is no parameter of a cell; those are {DEPTH}, {WIDTH}, {LR}, {SEED}")
+
+    def upcoming(self, study: optuna.Study) -> Sequence[Choice]:
+        """The next choices, best first, planned anew where another group of cells has ended."""
+        ended, running = trials_of(study)
+        seen = len(ended) // self.group * self.group
+        tried = {name_of(trial) for trial in (*ended, *running)}
+        left = self.left(ended, running)
+        is_planned = self._seen == seen and self._tried == tried
+        # A plan that found nothing is made again only where more FLOPs are left.
+        is_used_up = not self._queue and (self._found or self._left != left)
+        if not is_planned or is_used_up or (self._queue and self._queue[0].option.cost > left):
+            options = [
+                option for name, option in self.options.items() if name not in tried and option.cost <= left
+            ]
+            pending = [self.options[name_of(trial)] for trial in (*ended[seen:], *running)]
+            count = max(self.group, self.workers - len(running), SHOWN)
+            rows = frame(self.cells, ended[:seen])
+            self._queue = propose(rows, pending, options, self.aim, count) if options else []
+            self._seen, self._tried, self._left, self._found = seen, tried, left, bool(self._queue)
+        return tuple(self._queue)
+
+    def left(self, ended: Sequence[FrozenTrial], running: Sequence[FrozenTrial]) -> float:
+        """Training FLOPs that trials to come may cost."""
+        if self.max_flops is None:
+            return math.inf
+        return (
+            self.max_flops - self.spent(ended) - sum(self.options[name_of(trial)].cost for trial in running)
+        )
+
+    def spent(self, ended: Sequence[FrozenTrial]) -> float:
+        """Training FLOPs of ended trials; of a stopped one those up to its stop."""
+        return math.fsum(
+            self.options[name_of(trial)].cost * float(trial.user_attrs[SHARE]) for trial in ended
+        )
+
+
+class CrossingSearch:
+    """The cells of a plan in the order in which they tell most, until a limit of the spec is reached."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: StudySpec,
+        known: Mapping[str, Outcome],
+        begun: Collection[str] = (),
+        workers: int = 1,
+    ) -> None:
+        """Begin from what is known.
+
+        Args:
+            plan: the cells to choose from.
+            spec: the limits.
+            known: outcomes of cells that ended before, by cell key, in the order in which they ended.
+            begun: keys of cells that were begun and have no outcome (failed, or cut off), in the order in which they
+                began: they come first.
+            workers: how many cells run at once.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._plan, self._search = plan, spec.search
+        self._cells = {_name(planned): planned for planned in plan.pool if not planned.arm}
+        self._sampler = CrossingSampler(self._cells, aim_of(spec), workers, spec.search.max_flops)
+        self._watch = Watch(aim_of(spec), spec.search.until)
+        self._distributions = distributions(self._cells)
+        self.study = optuna.create_study(sampler=self._sampler, direction="minimize", study_name=plan.name)
+        self._trials: dict[str, optuna.Trial] = {}
+        self._waiting: list[PlannedCell] = []
+        self._ended = 0
+        for key, outcome in known.items():
+            if planned := self._own(key):
+                self._begin(planned)
+                self._end(key, outcome)
+        for key in begun:
+            if (planned := self._own(key)) and key not in known:
+                self._begin(planned)
+                self._waiting.append(planned)
+        self.ending = self._ending()
+
+    @property
+    def done(self) -> bool:
+        """Whether no cell will ever be given again."""
+        return self.ending is not None and not self._waiting
+
+    @property
+    def total(self) -> int:
+        """Cells of the whole search at most, those already known included."""
+        return self._plan.cell_count
+
+    def take(self) -> PlannedCell | None:
+        """Return the next cell to run; None where the search has ended, or waits for what runs."""
+        if self._waiting:
+            return self._waiting.pop(0)
+        if self.ending is not None:
+            return None
+        if not self._sampler.upcoming(self.study):
+            # A cell that runs may still leave FLOPs over, or change what is worth trying.
+            if not self._trials:
+                self.ending = Ending("options", "every cell that could tell more has been tried.")
+            return None
+        trial = self.study.ask(self._distributions)
+        planned = self._cells[trial.params[DEPTH], trial.params[WIDTH], trial.params[LR], trial.params[SEED]]
+        self._trials[planned.cell.key] = trial
+        self.ending = self._limit()
+        return planned
+
+    def tell(self, key: str, outcome: Outcome) -> None:
+        """Record how a cell ended."""
+        self._end(key, outcome)
+        if self.ending is None:
+            is_due = self._watch.is_due(self._ended)
+            self.ending = self._ending() if is_due else self._limit()
+
+    def news(self) -> News | None:
+        """What is known, where a check was due after the cell that ended last; None at any other time."""
+        return self.state() if self._watch.is_due(self._ended) else None
+
+    def state(self) -> News:
+        """What is known now."""
+        ended, _ = trials_of(self.study)
+        latest = self._watch.latest(frame(self._cells, ended))
+        upcoming = () if self.ending else tuple(self._sampler.upcoming(self.study))
+        return News(self._ended, self._sampler.spent(ended), latest, upcoming, self.ending)
+
+    def _own(self, key: str) -> PlannedCell | None:
+        """The cell of a key; None for one of another study or of an arm."""
+        planned = self._plan.by_key(key)
+        return planned if planned and not planned.arm else None
+
+    def _begin(self, planned: PlannedCell) -> None:
+        depth, width, factor, seed = _name(planned)
+        self.study.enqueue_trial({DEPTH: depth, WIDTH: width, LR: factor, SEED: seed})
+        self._trials[planned.cell.key] = self.study.ask(self._distributions)
+
+    def _end(self, key: str, outcome: Outcome) -> None:
+        trial = self._trials.pop(key)
+        attributes = {
+            ENDED: self._ended,
+            LOSS_SE: outcome.loss_se,
+            SHARE: outcome.share,
+            STATUS: outcome.kind,
+        }
+        for name, value in attributes.items():
+            trial.set_user_attr(name, value)
+        self._ended += 1
+        if outcome.loss is None or not math.isfinite(outcome.loss):
+            self.study.tell(trial, state=TrialState.FAIL)
+        else:
+            self.study.tell(trial, outcome.loss)
+
+    def _ending(self) -> Ending | None:
+        """Which limit is reached, a certainty at any check so far."""
+        ended, _ = trials_of(self.study)
+        return self._watch.ending(frame(self._cells, ended)) or self._limit()
+
+    def _limit(self) -> Ending | None:
+        tried = len(self.study.get_trials(deepcopy=False))
+        most, flops = self._search.max_cells, self._search.max_flops
+        if most is not None and tried >= most:
+            return Ending("max_cells", f"the limit of {most:,} cells is reached.")
+        if tried >= len(self._cells):
+            return Ending("options", f"all {tried:,} cells it may train have been tried.")
+        # A cell that runs may be stopped early or diverge, and leave FLOPs for others.
+        if flops is not None and not self._trials:
+            ended, running = trials_of(self.study)
+            left = self._sampler.left(ended, running)
+            names = {name_of(trial) for trial in ended}
+            if all(option.cost > left for name, option in self._sampler.options.items() if name not in names):
+                return Ending("max_flops", f"no other cell fits into {short(flops)} training FLOPs.")
+        return None
+
+
+def distributions(names: Collection[Name]) -> dict[str, BaseDistribution]:
+    """Optuna's space of the parameters of cells."""
+    depths, widths, factors, seeds = (sorted({name[i] for name in names}) for i in range(4))
+    return {
+        DEPTH: IntDistribution(int(depths[0]), int(depths[-1]), log=True),
+        WIDTH: IntDistribution(int(widths[0]), int(widths[-1]), log=True),
+        LR: FloatDistribution(factors[0], factors[-1], log=True),
+        SEED: IntDistribution(int(seeds[0]), int(seeds[-1])),
+    }
+
+
+def trials_of(study: optuna.Study) -> tuple[list[FrozenTrial], list[FrozenTrial]]:
+    """The trials that ended, in the order they did, and those that run."""
+    # Copies of all trials would cost more than all else at each cell.
+    trials = study.get_trials(deepcopy=False)
+    ended = [trial for trial in trials if trial.state.is_finished()]
+    # A trial that is being asked for has no parameters yet.
+    running = [trial for trial in trials if not trial.state.is_finished() and SEED in trial.params]
+    return sorted(ended, key=lambda trial: int(trial.user_attrs[ENDED])), running
+
+
+def name_of(trial: FrozenTrial) -> Name:
+    """The cell of a trial."""
+    values = trial.params
+    return int(values[DEPTH]), int(values[WIDTH]), float(values[LR]), int(values[SEED])
+
+
+def frame(cells: Mapping[Name, PlannedCell], ended: Sequence[FrozenTrial]) -> pd.DataFrame:
+    """The rows of ended trials, in their order."""
+    return rows_of(
+        (cells[name_of(trial)], trial.value, trial.user_attrs[LOSS_SE], trial.user_attrs[STATUS])
+        for trial in ended
+    )
+
+
+def rows_of(ended: Iterable[tuple[PlannedCell, float | None, float | None, str]]) -> pd.DataFrame:
+    """The rows of `analysis.design` and `analysis.aim`: of cells with loss, its standard error and status."""
+    lines = [
+        (
+            *(planned.cell.shape.depth, planned.cell.shape.width, float(planned.cell.shape.budget_params)),
+            *(planned.lr_factor, planned.cell.lr, planned.cell.seed),
+            *(math.nan if loss is None else loss, loss_se or 0.0, status),
+        )
+        for planned, loss, loss_se, status in ended
+    ]
+    names = ["depth", "width", "params", "lr_factor", "lr", "seed", "loss", "loss_se", "status"]
+    return pd.DataFrame(lines, columns=names)
+
+
+def _name(planned: PlannedCell) -> Name:
+    shape = planned.cell.shape
+    return shape.depth, shape.width, planned.lr_factor, planned.cell.seed
+
+
+def _option(planned: PlannedCell) -> Option:
+    depth, width, factor, seed = _name(planned)
+    return Option(depth, width, float(planned.cell.shape.budget_params), factor, seed, planned.flops)
+
+
+def next_words(news: News) -> str:
+    """The next cells and why each is worth its cost, in one line; empty where the search has ended."""
+    return "; ".join(
+        f"L{option.depth}-d{option.width}-s{option.seed}{_factor(option)} ({choice.reason})"
+        for choice in news.next[:SHOWN]
+        for option in (choice.option,)
+    )
+
+
+def _factor(option: Option) -> str:
+    return "" if option.lr_factor == 1 else f" at {option.lr_factor:g} times the rate"

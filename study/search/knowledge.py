@@ -1,0 +1,79 @@
+"""What a study knows of its aim so far, whatever its sampler, and what it would train next: from its rows alone."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.aim import Estimate, estimate
+from analysis.design import Choice
+from study.ledger import outcomes
+from study.plan import Plan
+from study.search.crossing import CrossingSearch, next_words, rows_of
+from study.search.until import Ending, aim_of
+from study.spec import StudySpec
+from study.tracking import Row
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """The estimate of all rows, and where a search stands."""
+
+    cells: int
+    flops: float
+    """Training FLOPs of the cells that have ended."""
+    estimate: Estimate
+    next: tuple[Choice, ...] = ()
+    """The cells that come next, best first; none where nothing is searched or the search has ended."""
+    next_words: str = ""
+    ending: Ending | None = None
+    """Which limit ended the search."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Strict JSON types."""
+        known = self.estimate
+        return {
+            "cells": self.cells,
+            "flops": self.flops,
+            "value": known.value,
+            "low": known.low,
+            "high": known.high,
+            "halfwidth": known.halfwidth if math.isfinite(known.halfwidth) else None,
+            "words": known.words,
+            "next": [
+                {
+                    "depth": choice.option.depth,
+                    "width": choice.option.width,
+                    "seed": choice.option.seed,
+                    "lr_factor": choice.option.lr_factor,
+                    "gain": choice.gain if math.isfinite(choice.gain) else None,
+                    "reason": choice.reason,
+                }
+                for choice in self.next
+            ],
+            "ended": None
+            if self.ending is None
+            else {"limit": self.ending.limit, "words": self.ending.words},
+        }
+
+
+def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[str]) -> Knowledge | None:
+    """Return what a study knows; None before its first cell has ended.
+
+    Args:
+        spec: the study.
+        plan: with the cells of all rows (`study.ledger.with_recorded`).
+        rows: in the order in which they ended.
+        begun: keys of cells that were begun and have no result.
+    """
+    ended = [(planned, rows[planned.cell.key]) for planned in plan.main if planned.cell.key in rows]
+    if not ended:
+        return None
+    rows_so_far = rows_of((planned, row.loss, row.loss_se, row.status) for planned, row in ended)
+    known = estimate(rows_so_far, aim_of(spec))
+    flops = math.fsum(planned.flops * row.share for planned, row in ended)
+    if spec.search.sampler != "crossing":
+        return Knowledge(len(ended), flops, known)
+    search = CrossingSearch(plan, spec, outcomes(rows), begun, plan.slots)
+    state = search.state()
+    return Knowledge(len(ended), flops, known, state.next, next_words(state), state.ending)

@@ -1,0 +1,83 @@
+"""What ends a search by crossings, and how far it has come: the estimate at fixed counts of ended cells."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from analysis.aim import CHECKS, Aim, Estimate, estimate, reached
+from analysis.power import AHEAD
+from study.spec import StudySpec, UntilSection
+
+#: Estimates are made after so many more ended cells, as a share of those that have ended: their cost grows with the
+#: rows, and so the cost for each cell does not.
+CHECK_SHARE = 1 / 20
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Which limit ended a search."""
+
+    limit: Literal["until", "max_flops", "max_cells", "options"]
+    words: str
+    """One sentence for people."""
+
+
+def aim_of(spec: StudySpec) -> Aim:
+    """What a study wants to know: that of its search, for the projected depth at a size beyond its budgets."""
+    search = spec.search
+    if search.aim_name != "depth":
+        return Aim(search.aim_name)
+    return Aim("depth", search.target_params or AHEAD * max(spec.frontier.budget_values))
+
+
+def checks(count: int) -> list[int]:
+    """The counts of ended cells up to `count` at which there is an estimate.
+
+    They are the same for any number of workers: a search that has ended on one machine has ended on all.
+    """
+    found = [1]
+    while found[-1] <= count:
+        found.append(found[-1] + max(1, math.floor(found[-1] * CHECK_SHARE)))
+    return found[:-1]
+
+
+class Watch:
+    """The estimates of one search, each a function of the first rows that ended and of nothing else."""
+
+    def __init__(self, aim: Aim, until: UntilSection | None) -> None:
+        """Watch a search that ends at `until`, if at any certainty."""
+        self.aim, self.until = aim, until
+        self._found: dict[int, Estimate] = {}
+
+    def is_due(self, count: int) -> bool:
+        """Whether there is an estimate of exactly so many ended cells."""
+        return count in checks(count)
+
+    def latest(self, rows: pd.DataFrame) -> Estimate | None:
+        """The estimate at the last check; None before the first."""
+        due = checks(len(rows))
+        return self._at(rows, due[-1]) if due else None
+
+    def ending(self, rows: pd.DataFrame) -> Ending | None:
+        """Whether the certainty asked for was reached at any check of the rows in their order.
+
+        Of cells that ended later, because they ran then, none takes it back.
+        """
+        if self.until is None:
+            return None
+        due = checks(len(rows))
+        for place, count in enumerate(due):
+            judged = [self._at(rows, earlier) for earlier in due[max(0, place - CHECKS + 1) : place + 1]]
+            if reached(judged, self.until.halfwidth):
+                asked = f"±{100 * self.until.halfwidth:g} % was asked for"
+                return Ending(
+                    "until", f"{judged[-1].words} After {count} cells this is certain enough: {asked}."
+                )
+        return None
+
+    def _at(self, rows: pd.DataFrame, count: int) -> Estimate:
+        if count not in self._found:
+            self._found[count] = estimate(rows.iloc[:count], self.aim)
+        return self._found[count]

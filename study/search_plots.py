@@ -1,0 +1,155 @@
+"""Optuna's own plots of a search, from an Optuna study that is built again from the run table."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import optuna
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+from matplotlib.text import Text
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from analysis import palette
+from analysis.drawing import WIDTH, count_axis
+from analysis.figures import Figure
+from analysis.report import MORE
+from analysis.runs import RunTable
+from analysis.search_history import rows_in_order
+
+#: What Optuna calls the value of a trial.
+VALUE = "validation loss (nats a token)"
+#: Inches.
+HEIGHT = 3.6
+_TITLES = {
+    "search_history": "Optuna: history of the trials",
+    "search_slices": "Optuna: loss against each parameter",
+    "search_parallel": "Optuna: all parameters of each trial",
+}
+_CAPTIONS = {
+    "search_history": "One point a trial, that is a cell, in the order they ended, and the lowest loss so far. Losses "
+    "of all sizes are together here: a small net that is late is no worse a trial.",
+    "search_slices": "The same trials against each of their parameters; the darker, the later.",
+    "search_parallel": "One line a trial; the darker, the lower its loss.",
+}
+assert tuple(_TITLES) == MORE
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """The trials behind a plot."""
+
+    study: optuna.Study
+
+    def table(self) -> pd.DataFrame:
+        """For the CSV."""
+        frame: pd.DataFrame = self.study.trials_dataframe(attrs=("number", "value", "params", "state"))
+        return frame
+
+
+def optuna_study(runs: RunTable) -> optuna.Study | None:
+    """The trials of a searched study in the order they ended; None where its table does not say the order.
+
+    A trial is a cell with its depth and N and, where they vary, the multiple of the rate and the seed; its value is the
+    loss. Cells without a loss are failed trials.
+    """
+    rows = rows_in_order(runs)
+    if rows is None or rows.empty:
+        return None
+    frame = runs.frame.set_index("order")
+    factors = frame["lr_factor"].astype(float).reindex(rows["order"]) if "lr_factor" in frame else None
+    table = pd.DataFrame({"depth": rows["depth"], "N": rows["params"].astype(float)})
+    if factors is not None and factors.nunique() > 1:
+        table["lr_factor"] = factors.to_numpy()
+    if rows["seed"].nunique() > 1:
+        table["seed"] = rows["seed"]
+    space = {name: _distribution(table[name]) for name in table.columns}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="minimize")
+    for values, loss in zip(table.to_dict("records"), rows["loss"], strict=True):
+        lost = not math.isfinite(loss)
+        params = {str(name): value for name, value in values.items()}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={
+                    name: int(value) if isinstance(space[name], IntDistribution) else float(value)
+                    for name, value in params.items()
+                },
+                distributions=space,
+                value=None if lost else float(loss),
+                state=TrialState.FAIL if lost else TrialState.COMPLETE,
+            )
+        )
+    return study
+
+
+def _distribution(column: pd.Series) -> BaseDistribution:
+    low, high = column.min(), column.max()
+    if column.name in ("depth", "seed"):
+        return IntDistribution(int(low), int(high), log=column.name == "depth")
+    return FloatDistribution(float(low), float(high), log=True)
+
+
+def optuna_figures(runs: RunTable) -> list[Figure]:
+    """Optuna's history, slices and parallel coordinates; none without two trials that have a loss."""
+    study = optuna_study(runs)
+    if study is None or len(study.get_trials(states=(TrialState.COMPLETE,))) < 2:
+        return []
+    from optuna.visualization import matplotlib as plots
+
+    draws: dict[str, Callable[..., Any]] = {
+        "search_history": plots.plot_optimization_history,
+        "search_slices": plots.plot_slice,
+        "search_parallel": plots.plot_parallel_coordinate,
+    }
+    return [
+        Figure(name, _TITLES[name], _CAPTIONS[name], _Trials(study), _drawn(draw, study))
+        for name, draw in draws.items()
+    ]
+
+
+def _drawn(draw: Callable[..., Any], study: optuna.Study) -> Callable[[], Canvas]:
+    def make() -> Canvas:
+        from matplotlib import pyplot
+
+        # Optuna draws through pyplot, sets its style for the whole process, and calls all of this experimental.
+        size = {"figure.figsize": (WIDTH, HEIGHT), "figure.constrained_layout.use": True}
+        with mpl.rc_context(size), warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            pyplot.switch_backend("agg")
+            axes = draw(study, target_name=VALUE)
+            first = axes.flat[0] if hasattr(axes, "flat") else axes
+            canvas: Canvas = first.get_figure()
+            pyplot.close(canvas)
+        _in_our_style(canvas)
+        return canvas
+
+    return make
+
+
+def _in_our_style(canvas: Canvas) -> None:
+    """Colours that have a dark edition, no title (the page has it), and the width of the other figures."""
+    canvas.set_size_inches(WIDTH, HEIGHT)
+    canvas.suptitle("")
+    canvas.patch.set_facecolor("none")
+    for axes in canvas.axes:
+        axes.set_title("")
+        axes.patch.set_facecolor("none")
+        axes.grid(color=palette.GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=palette.MUTED, labelcolor=palette.INK, labelsize=8.5)
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                low, high = axis.get_view_interval()
+                count_axis(axis, math.log10(high / low) + 2 * (axis is axes.xaxis))
+        for spine in axes.spines.values():
+            spine.set_edgecolor(palette.MUTED)
+        legend = axes.get_legend()
+        if legend is not None:
+            legend.get_frame().set(facecolor="none", edgecolor="none")
+    for text in canvas.findobj(Text):
+        text.set(color=palette.INK, fontfamily="DejaVu Sans", fontsize=min(text.get_fontsize(), 9))

@@ -1,0 +1,163 @@
+"""Ray for as long as a study lasts: the cluster this process belongs to, or a private one on this machine."""
+
+import functools
+import importlib
+import logging
+import math
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from study.errors import SpecError
+from study.machines import Slots
+from study.private import open_private
+
+#: Read by Ray when it is imported or started: no telemetry, no per-trial log files, no output of its own. Tune's
+#: experiment snapshot is not used (a study is rebuilt from its run table), so it is written as rarely as can be.
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+}
+#: Set in every trial's process before torch is loaded.
+TRIAL_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+OBJECT_STORE_BYTES = 128 << 20
+#: How long the head of a cluster may take to accept a connection.
+ANSWER_SECONDS = 10.0
+
+
+def joins() -> bool:
+    """Whether this process belongs to a cluster: it is a job of `ray job submit`, or RAY_ADDRESS names one."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+@contextmanager
+def joined_cluster(*, on_gpu: bool) -> Iterator[None]:
+    """Join the cluster this process belongs to, with the authentication its environment says.
+
+    Args:
+        on_gpu: whether trials are planned for GPUs.
+
+    Raises:
+        SpecError: RAY_ADDRESS is no address of a cluster, or nothing answers there.
+    """
+    check_address(os.environ["RAY_ADDRESS"])
+    _prepare()
+    with _connected({}, on_gpu=on_gpu):
+        yield
+
+
+def check_address(address: str) -> None:
+    """Refuse an address that Ray would answer with a traceback, or ask for minutes.
+
+    Raises:
+        SpecError: it is that of the job server or of Ray's client, or nothing listens there.
+    """
+    way_out = "Unset RAY_ADDRESS to train on this machine, or send the study to the cluster with `interplay submit`."
+    if "://" in address:
+        raise SpecError(
+            f"RAY_ADDRESS is {address}: a study joins a cluster by HOST:PORT of its head (such as 10.0.0.4:6379), on a "
+            f"machine of it. {way_out}"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # `auto` and `local` are Ray's own words
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise SpecError(
+            f"RAY_ADDRESS is {address}, and no Ray cluster answers there ({error}). {way_out}"
+        ) from error
+
+
+@contextmanager
+def private_ray(slots: Slots) -> Iterator[None]:
+    """Start Ray on this machine, on loopback and with token authentication.
+
+    The token is in a file of this session, so that neither the user's own token nor a cluster they have running is
+    touched.
+
+    Args:
+        slots: what the study takes of this machine.
+    """
+    _prepare()
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
+    scratch = Path(tempfile.mkdtemp(prefix="interplay-"))
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(scratch / "token")
+    with open_private(scratch / "token") as file:
+        file.write(_token())
+    options: dict[str, Any] = {
+        "address": "local",
+        "num_cpus": math.ceil(slots.devices * slots.cpus),
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+    }
+    if slots.gpus:
+        options["num_gpus"] = math.ceil(slots.devices * slots.gpus)
+    try:
+        with _connected(options, on_gpu=bool(slots.gpus)):
+            yield
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _prepare() -> None:
+    os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
+
+
+@contextmanager
+def _connected(options: Mapping[str, Any], *, on_gpu: bool) -> Iterator[None]:
+    # Only now: Ray's C++ core reads the mode of authentication once, at import.
+    import ray
+
+    # Ray shows every GPU to a process that asked for none; a cell planned for the CPU must not see them.
+    hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    try:
+        _silence_raylet()
+        ray.init(
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            runtime_env={"env_vars": TRIAL_ENVIRONMENT | hidden},
+            **options,
+        )
+        for name in ("ray", "ray.tune", "ray.train"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _silence_raylet() -> None:
+    """Keep Ray from printing a paragraph into the live table whenever a process dies; the listener says so itself.
+
+    `log_to_driver=False` does not cover these messages (Ray 2.60).
+    """
+    worker: Any = importlib.import_module("ray._private.worker")
+    worker.print_to_stdstream = lambda *_, **__: None
+
+
+@functools.cache
+def _token() -> str:
+    """The token of this process: Ray's core reads it once and keeps it, so a second session must have the same."""
+    return secrets.token_hex(32)

@@ -1,0 +1,231 @@
+"""The encoding of text spread over the machines of a cluster by Ray Data; the store is the same to the last byte.
+
+One process, the driver, reads and splits the text, learns the vocabulary and writes the ids, because all three go
+through the text in order; it has the whole text on its disk meanwhile. What takes longest, the encoding with BPE, is
+cut into chunks. A chunk goes to a worker as an object of Ray's, so that a worker needs neither the source nor the
+storage, and its ids come back in the order of the chunks.
+"""
+
+import logging
+import os
+import tempfile
+from array import array
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from study.machines import MARK
+from trainables.data.mixture import interleave
+from trainables.data.pack import Encode, Ids, token_type
+from trainables.data.spool import Chunk, Text, cut
+from trainables.data.tokenizer import Encoder, bpe_encoder, bytes_encoder
+
+#: Bytes of text a worker is given at a time: about a second of its work.
+CHUNK = 4 << 20
+#: Bytes of text that are worth one worker; below twice as many, nothing is spread.
+WORTH = 64 << 20
+#: Chunks at a worker: while it encodes one, it has the next.
+AT_WORKER = 2
+#: Chunks that the driver's process for reading reads at once.
+READERS = 4
+#: Ray Data asks the autoscaler for bare CPUs, twice as many as there are, and would so have machines of any pool
+#: started, the most expensive ones too (Ray 2.60). Our workers are asked for from the start, and name their pool.
+ASK_FOR_NOTHING = {"RAY_DATA_DEFAULT_CLUSTER_SCALING_UP_MAX_CPU_RESOURCE_DELTA": "0"}
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Processes of one CPU each, on machines of the Ray cluster this process is connected to."""
+
+    most: int
+    marks: tuple[str, ...] = ()
+    """Resources that their machines must have any of each, such as a pool's."""
+
+
+def spread(workers: Workers, *, chunk: int = CHUNK, worth: int = WORTH) -> Encode:
+    """Encode on workers.
+
+    Those whose machines the autoscaler has to start join in when they come, and the others do not wait for them. One
+    whose machine dies is started again elsewhere, and does again what it had in hand. Each worker holds some chunks;
+    ids that wait for those before them are in Ray's object store, within what Ray Data gives itself of it, half. Of a
+    mixture, the ids of a part that is ahead wait on this machine's disk.
+
+    Args:
+        workers: how many at most, and where.
+        chunk: bytes of text a worker is given at a time.
+        worth: bytes of text that are worth one worker.
+    """
+
+    @contextmanager
+    def encode(
+        encoder: Encoder, texts: Sequence[Text], weights: Sequence[float], work: Path
+    ) -> Iterator[list[Iterator[Ids]]]:
+        count = min(workers.most, sum(text.size for text in texts) // worth)
+        if count < 2:
+            yield [encoder.encode(text) for text in texts]
+            return
+        ordered = list(_order(texts, weights, chunk))
+        with ExitStack() as stack:
+            rows = _encoded(encoder, [one for _, one in ordered], min(count, len(ordered)), workers.marks)
+            stack.enter_context(closing(rows))
+            files = [stack.enter_context(tempfile.TemporaryFile(dir=work)) for _ in texts]
+            arrivals = _Arrivals(rows, [owner for owner, _ in ordered], files, token_type(encoder.vocabulary))
+            yield [arrivals.of(owner) for owner in range(len(texts))]
+
+    return encode
+
+
+def _order(texts: Sequence[Text], weights: Sequence[float], size: int) -> Iterator[tuple[int, Chunk]]:
+    """All chunks, about as they will be wanted: by the weights as long as every text lasts, then what is left."""
+    streams = [text.chunks(size) for text in texts]
+    yield from interleave(streams, weights, lambda one: one.size)
+    for owner, stream in enumerate(streams):
+        for one in stream:
+            yield owner, one
+
+
+class _Arrivals:
+    """Gives each text its ids, from chunks that come in one order for all; what is not wanted yet waits on the disk."""
+
+    def __init__(
+        self,
+        rows: Iterator[tuple[bytes, bytes]],
+        owners: Sequence[int],
+        files: Sequence[IO[bytes]],
+        dtype: np.dtype[Any],
+    ) -> None:
+        """Of each row the owner, of each owner a file for what is ahead."""
+        self._rows, self._files, self._dtype = zip(owners, rows, strict=True), files, dtype
+        self._waiting: list[deque[tuple[int, int, bytes]]] = [deque() for _ in files]
+
+    def of(self, owner: int) -> Iterator[Ids]:
+        """The ids of each piece of a text, in order."""
+        while (row := self._next(owner)) is not None:
+            ids, counts = np.frombuffer(row[0], self._dtype), np.frombuffer(row[1], np.int64)
+            start = 0
+            for count in counts.tolist():
+                yield ids[start : start + count]
+                start += count
+
+    def _next(self, owner: int) -> tuple[bytes, bytes] | None:
+        file = self._files[owner]
+        if self._waiting[owner]:
+            offset, length, counts = self._waiting[owner].popleft()
+            file.seek(offset)
+            return file.read(length), counts
+        for other, (ids, counts) in self._rows:
+            if other == owner:
+                return ids, counts
+            offset = self._files[other].seek(0, os.SEEK_END)
+            self._files[other].write(ids)
+            self._waiting[other].append((offset, len(ids), counts))
+        return None
+
+
+class Reader:
+    """Reads chunks on the driver's machine, for workers; an actor of Ray's."""
+
+    def __init__(self, chunks: Sequence[Chunk], tokenizer: str | None) -> None:
+        self._chunks, self._tokenizer = chunks, tokenizer
+
+    def tokenizer(self) -> str | None:
+        """The BPE tokenizer in JSON; None for bytes."""
+        return self._tokenizer
+
+    def chunk(self, index: int) -> tuple[bytes, "array[int]", bytearray]:
+        """The text of a chunk, the bytes of each piece and whether a document ends with it."""
+        one = self._chunks[index]
+        return one.content(), one.lengths, one.lasts
+
+
+class Worker:
+    """Encodes chunks; an actor of Ray Data's."""
+
+    def __init__(self, reader: Any) -> None:
+        import ray
+
+        self._get, self._reader = ray.get, reader
+        tokenizer = self._get(reader.tokenizer.remote())
+        if tokenizer is None:
+            self._encoder = bytes_encoder()
+        else:
+            from tokenizers import Tokenizer
+
+            self._encoder = bpe_encoder(Tokenizer.from_str(tokenizer))
+        self._dtype = token_type(self._encoder.vocabulary)
+
+    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[Any]]:
+        """The ids of one chunk, and how many each piece has."""
+        (index,) = batch["chunk"].tolist()
+        pieces = cut(*self._get(self._reader.chunk.remote(index)))
+        ids = list(self._encoder.encode(pieces))
+        counts = np.array([len(one) for one in ids], np.int64)
+        return {
+            "chunk": [index],
+            "ids": [np.concatenate(ids).astype(self._dtype).tobytes()],
+            "counts": [counts.tobytes()],
+        }
+
+
+def _encoded(
+    encoder: Encoder, chunks: Sequence[Chunk], count: int, marks: Sequence[str]
+) -> Generator[tuple[bytes, bytes], None, None]:
+    """The ids of each chunk in order, and how many each of its pieces has, as bytes of numbers."""
+    os.environ |= ASK_FOR_NOTHING
+    import ray
+    import ray.data
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # The text is on the disk of this machine, which as the head of a cluster has no CPU to give.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    reader = (
+        ray.remote(Reader)
+        .options(num_cpus=0, scheduling_strategy=here, max_concurrency=READERS)
+        .remote(chunks, encoder.bpe.to_str() if encoder.bpe else None)
+    )
+    try:
+        with _quiet_data(ray.data.DataContext.get_current().copy()) as context:
+            context.execution_options.preserve_order = True
+            with ray.data.DataContext.current(context):
+                dataset = ray.data.from_items(
+                    [{"chunk": index} for index in range(len(chunks))], override_num_blocks=len(chunks)
+                ).map_batches(
+                    Worker,
+                    fn_constructor_args=(reader,),
+                    batch_size=1,
+                    # All of them are asked for at once: what Ray cannot place yet is what its autoscaler starts.
+                    compute=ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=AT_WORKER),
+                    num_cpus=1,
+                    resources=dict.fromkeys(marks, MARK),
+                )
+                expected = 0
+                for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+                    for row in table.to_pylist():
+                        if row["chunk"] != expected:
+                            raise AssertionError(
+                                f"Ray Data gave chunk {row['chunk']} in the place of {expected}"
+                            )
+                        expected += 1
+                        yield row["ids"], row["counts"]
+    finally:
+        ray.kill(reader)
+
+
+@contextmanager
+def _quiet_data(context: Any) -> Iterator[Any]:
+    """Ray Data without bars and lines of its own; what goes wrong is raised all the same."""
+    log = logging.getLogger("ray.data")
+    before = log.level
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield context
+    finally:
+        log.setLevel(before)

@@ -1,0 +1,53 @@
+"""A simulated search: rows in the order they ended, an arm at other learning rates, and the grid beside it."""
+
+import numpy as np
+import pandas as pd
+
+from analysis.aim import Aim
+from analysis.runs import RunTable
+from analysis.search_history import Search
+from analysis.simulate import Truth, shapes_of, simulate
+
+TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
+SHAPES = shapes_of(TRUTH.depths, np.geomspace(1.5e3, 6e4, 7))
+TOKENS = 1e6
+AIM = Aim("crossings")
+
+
+def searched(seeds=3, seed=0):
+    """Rows of a study, seed after seed, with the columns of a searched study."""
+    rows = simulate(TRUTH, SHAPES, seeds, np.random.default_rng(seed))
+    rows = rows.assign(
+        cell=[f"{index:012d}" for index in range(len(rows))], lr=0.01, tokens=TOKENS, status="done", arm=""
+    )
+    rows = rows.sort_values(["seed", "params"], kind="stable", ignore_index=True)
+    return rows.assign(order=np.arange(1, len(rows) + 1), flops=6 * rows["params"] * TOKENS)
+
+
+def with_arm(rows, factor=0.5, harm=0.01):
+    """`rows`, and the sizes about 1 -> 2 again at another rate that harms depth 2."""
+    where = TRUTH.crossing(1)
+    near = rows[(rows["depth"] < 4) & rows["params"].between(where / 3, where * 3)]
+    again = near.assign(
+        loss=near["loss"] + harm * (near["depth"] == 2),
+        lr=factor * near["lr"],
+        arm="sensitivity",
+        cell="a" + near["cell"],
+        order=np.arange(len(near)) + len(rows) + 1,
+    )
+    return pd.concat([rows, again], ignore_index=True)
+
+
+def grid():
+    """The grid of the same shapes, one row each."""
+    table = pd.DataFrame(SHAPES, columns=["depth", "width", "budget"])
+    params = 12.0 * table["depth"] * table["width"] ** 2
+    return table.assign(params=params, flops=6 * params * TOKENS)[["depth", "params", "flops"]]
+
+
+def search(until=0.3, ended=""):
+    return Search(AIM, until, grid(), ended)
+
+
+def table(rows):
+    return RunTable.from_frame(rows)

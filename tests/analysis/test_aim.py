@@ -1,0 +1,100 @@
+"""What a search knows, against the fit of the same rows."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.aim import Aim, estimate, reached
+from analysis.errors import InputError
+from analysis.fit import fit
+from analysis.projection import law_of, recommend, solve_depth
+from analysis.runs import RunTable
+from analysis.simulate import Truth, shapes_of, simulate
+
+TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.002)
+SHAPES = shapes_of(TRUTH.depths, np.geomspace(800, 48_000, 6))
+AHEAD = 480_000.0
+
+
+@pytest.fixture(scope="module")
+def rows():
+    frame = simulate(TRUTH, SHAPES, 4, np.random.default_rng(0))
+    return frame.assign(lr=0.01, lr_factor=1.0)
+
+
+@pytest.fixture(scope="module")
+def fitted(rows):
+    return fit(RunTable.from_frame(rows), draws=200)
+
+
+def test_the_depth_is_that_of_the_fit_of_the_same_rows(rows, fitted):
+    found = estimate(rows, Aim("depth", AHEAD))
+    said = recommend(law_of(fitted.law), [AHEAD])[0]
+    assert found.value == pytest.approx(said["depth_exact"])
+    assert (found.low, found.high) == pytest.approx(tuple(said["depth_interval"]))
+    assert found.halfwidth == pytest.approx((found.high - found.low) / (2 * found.value))
+    assert found.low < solve_depth(TRUTH.a, TRUTH.b, AHEAD) < found.high
+    assert "N = 4.8e+05" in found.words
+    assert f"{found.halfwidth:.0%}" in found.words
+
+
+def test_the_slope_is_that_of_the_fit(rows, fitted):
+    found = estimate(rows, Aim("b"))
+    assert found.value == pytest.approx(fitted.law.b)
+    assert (found.low, found.high) == pytest.approx(fitted.law.b_interval)
+
+
+def test_the_crossings_are_as_sure_as_the_least_certain(rows, fitted):
+    found = estimate(rows, Aim("crossings"))
+    halves = {
+        item.params: math.log(item.params_interval[1] / item.params_interval[0]) / 2
+        for item in fitted.crossings
+        if item.adjacent
+    }
+    assert found.halfwidth == pytest.approx(max(halves.values()))
+    assert halves[found.value] == max(halves.values())
+
+
+def test_neither_order_nor_index_of_the_rows_counts(rows):
+    mixed = rows.sample(frac=1, random_state=3)
+    for aim in (Aim("depth", AHEAD), Aim("b"), Aim("crossings")):
+        assert estimate(mixed, aim) == estimate(rows, aim)
+
+
+def test_too_little_is_no_estimate_and_says_why(rows):
+    for few, why in (
+        (rows[rows["depth"] == 1], "fewer than two depths"),
+        (rows[rows["depth"] < 4], "two crossings"),
+        (rows[:0], "fewer than two depths"),
+    ):
+        found = estimate(few, Aim("depth", AHEAD))
+        assert (found.value, found.low, found.high, found.halfwidth) == (None, None, None, math.inf)
+        assert why in found.words
+
+
+def test_a_shape_that_diverged_on_the_wrong_side_speaks_against_its_crossing_and_one_that_failed_does_not(
+    rows,
+):
+    lost = rows.iloc[[0]].assign(depth=4, width=36, params=12 * 4 * 36**2, loss=np.nan)
+    diverged = pd.concat([rows, lost], ignore_index=True)
+    assert math.isinf(estimate(diverged, Aim("crossings")).halfwidth)
+    told = diverged.assign(status=["done"] * len(rows) + ["failed"])
+    assert estimate(told, Aim("crossings")) == estimate(rows, Aim("crossings"))
+
+
+def test_a_depth_is_asked_for_with_a_size(rows):
+    with pytest.raises(InputError, match="give N"):
+        estimate(rows, Aim("depth"))
+
+
+def test_a_search_ends_on_two_narrow_estimates_in_succession(rows):
+    narrow = estimate(rows, Aim("depth", AHEAD))
+    wide = estimate(rows[rows["depth"] < 4], Aim("depth", AHEAD))
+    asked = narrow.halfwidth
+    assert reached([wide, narrow, narrow], asked)
+    assert not reached([narrow, narrow], 0.99 * asked)
+    assert not reached([narrow, wide, narrow], asked)
+    assert not reached([narrow], asked)
+    assert not reached([], asked)

@@ -1,0 +1,117 @@
+"""Two parametrisations side by side, against worlds whose crossings are known."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from analysis.contrast import Contrast, contrast, difference, moved
+from analysis.crossings import find_crossings
+from analysis.curves import build_curves
+from analysis.fit import Fit, fit
+from analysis.runs import RunTable
+from analysis.simulate import Truth, shapes_of, simulate
+from analysis.threshold import fit_threshold
+from analysis.wording_search import contrast_sentence
+
+TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
+SHAPES = shapes_of(TRUTH.depths, np.geomspace(1.5e3, 1.5e5, 8))
+
+
+def study(truth, seed, shapes=SHAPES):
+    """What a contrast needs of a fit; the rest of one takes ten times as long."""
+    rows = simulate(truth, shapes, 3, np.random.default_rng(seed))
+    found = find_crossings(build_curves(rows), draws=100)
+    law = fit_threshold(found, "log-linear")
+    return SimpleNamespace(crossings=found.items, law=law, used=len(rows), level=0.95)
+
+
+def crossings(truth, seed):
+    curves = build_curves(simulate(truth, SHAPES, 3, np.random.default_rng(seed)))
+    return {(item.shallow, item.deep): item for item in find_crossings(curves, draws=100).items}
+
+
+@pytest.fixture(scope="module")
+def own():
+    return study(TRUTH, 0)
+
+
+@pytest.fixture(scope="module")
+def again():
+    """The same world with other noise."""
+    return study(TRUTH, 1)
+
+
+def test_the_same_world_shows_no_difference(own, again):
+    found = contrast(own, again, ("sp", "mup"))
+    assert [(item.shallow, item.deep) for item in found.pairs] == [(1, 2), (2, 4)]
+    assert not any(item.significant for item in found.pairs)
+    words = contrast_sentence(found)
+    assert words.startswith("Between sp and mup no crossing moves beyond the noise (95 %)")
+    assert "is excluded" in words
+
+
+def test_a_shifted_world_is_told_by_its_factor(own):
+    # Every crossing at e^0.8 times the N: a moves by half of it.
+    found = contrast(own, study(replace(TRUTH, a=TRUTH.a + 0.4), 1), ("sp", "completep"))
+    for item in found.pairs:
+        low, high = item.shift_interval
+        assert low < 0.8 < high
+        assert item.significant
+    words = contrast_sentence(found)
+    assert "From sp to completep 2 of 2 crossings move: 1 → 2 at 2." in words
+    assert "a property of the tuning too" in words
+
+
+@pytest.mark.slow
+def test_the_intervals_of_differences_hold_what_they_say():
+    inside = total = 0
+    for seed in range(40):
+        other = replace(TRUTH, a=TRUTH.a + 0.2)
+        ours, theirs = (crossings(world, [seed, rank]) for rank, world in enumerate((TRUTH, other)))
+        for pair in ((1, 2), (2, 4)):
+            low, high = moved(ours[pair], theirs[pair]).shift_interval
+            if low is not None and high is not None:
+                inside, total = inside + (low <= 0.4 <= high), total + 1
+    assert total > 70
+    # 80 intervals of 95 %: three standard errors of their share.
+    assert inside / total > 0.875
+
+
+def test_differences_of_numbers_with_equal_errors_are_those_of_the_textbook():
+    low, high = difference(3.0, (2.0, 4.0), 1.0, (0.0, 2.0))
+    assert (low, high) == pytest.approx((2 - math.sqrt(2), 2 + math.sqrt(2)))
+    assert difference(3.0, (None, 4.0), 1.0, (0.0, 2.0)) == pytest.approx((None, 2 + math.sqrt(2)))
+    # Only bounds are known: the ends themselves are subtracted.
+    assert difference(None, (None, 4.0), 1.0, (0.5, 2.0)) == (None, 3.5)
+
+
+def test_a_censored_crossing_bounds_the_difference(own):
+    # The deeper nets of the other are ahead everywhere.
+    found = contrast(own, study(replace(TRUTH, a=TRUTH.a - 2.5), 1), ("sp", "mup"))
+    pair = found.pairs[0]
+    assert pair.other_status == "left_censored"
+    assert pair.shift is None
+    assert pair.shift_interval[0] is None
+    assert pair.shift_interval[1] < 0
+    assert pair.significant
+    assert "1 → 2 at another N (95 %: below 0." in contrast_sentence(found)
+
+
+def test_nothing_to_compare_says_so(own):
+    one = Truth(a=2.5, b=0.3, depths=(1,))
+    found = contrast(own, study(one, 0, shapes_of((1,), (2e3, 4e3, 8e3))), ("sp", "mup"))
+    assert found.pairs == ()
+    assert "stays open" in contrast_sentence(found)
+
+
+def test_the_fit_file_keeps_a_contrast(own, again):
+    found = contrast(own, again, ("sp", "mup"), protocol="abc")
+    assert Contrast.from_json(found.to_json()) == found
+    rows = simulate(TRUTH, SHAPES[:3], 2, np.random.default_rng(0))
+    both = replace(fit(RunTable.from_frame(rows), draws=100), contrasts=(found,))
+    assert Fit.from_json(both.to_json()).contrasts == (found,)
+    assert Fit.from_json(json.loads(json.dumps(both.to_json()))).contrasts == (found,)

@@ -1,0 +1,88 @@
+"""The parts of a report that only a search, a sensitivity arm or another parametrisation has."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.contrast import contrast
+from analysis.fit import fit
+from analysis.move_data import contrast_data, sensitivity_data
+from analysis.report import write_report
+from analysis.wording_search import contrast_sentence, sensitivity_sentence
+from tests.analysis import searched
+from tests.analysis.test_report import read
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return searched.table(searched.with_arm(searched.searched(seeds=2)))
+
+
+@pytest.fixture(scope="module")
+def found(runs):
+    own = fit(runs, draws=100)
+    # The same rows under another name: what the page makes of a contrast is asked here, not the contrast.
+    return replace(own, contrasts=(contrast(own, own, ("sp", "completep"), protocol="abc123"),))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, runs, found):
+    out = tmp_path_factory.mktemp("searched")
+    return write_report(runs, found, out, search=searched.search(ended="the limit was reached."))
+
+
+def test_the_page_has_the_search_the_arm_and_the_contrast(page, found):
+    text = read(page).text
+    assert sensitivity_sentence(found.sensitivity, found.level) in text
+    assert contrast_sentence(found.contrasts[0]) in text
+    assert "The search trained 42 cells" in text
+    assert "The limit was reached." in text
+    for name in ("search", "sensitivity", "contrast"):
+        for kind in ("svg", "png", "csv"):
+            assert (page.parent / "figures" / f"{name}.{kind}").is_file()
+    html = page.read_text()
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert {"tuning", "how", "search", "sensitivity", "contrast"} <= set(ids)
+
+
+def test_colours_have_a_dark_edition(page):
+    """A colour of a drawing is a variable of the page, but for the white and black of numbers on a map."""
+    html = page.read_text()
+    for name in ("search", "sensitivity", "contrast"):
+        drawing = html[html.index(f'<figure id="{name}"') :]
+        drawing = drawing[: drawing.index("</svg>")]
+        assert not set(re.findall(r"(?:fill|stroke): (#\w{6})", drawing)), name
+
+
+def test_an_earlier_search_leaves_no_figure_behind(tmp_path):
+    frame = searched.searched(seeds=2)
+    runs = searched.table(frame[frame["depth"] == 1])
+    old = tmp_path / "figures" / "search_slices.svg"
+    old.parent.mkdir()
+    old.write_text("<svg/>")
+    page = write_report(runs, fit(runs, draws=100), tmp_path)
+    assert not old.exists()
+    text = read(page).text
+    assert "How the search went" not in text
+    assert "Shape or tuning" not in text
+
+
+def test_the_figures_of_moves_tell_where_each_crossing_is(found):
+    data = sensitivity_data(found.crossings, found.sensitivity)
+    assert data.conditions == ("1 × rate", "0.5 × rate")
+    # No cell of 2 -> 4 was tried at another rate.
+    pairs = data.rows.groupby("condition")["deep"].apply(list).to_dict()
+    assert pairs == {"1 × rate": [2, 4], "0.5 × rate": [2]}
+    moved = data.rows[data.rows["condition"] == "0.5 × rate"].iloc[0]
+    shift = found.sensitivity[0]
+    assert moved["params"] == pytest.approx(shift.params * np.exp(shift.shift))
+    both = contrast_data(found.contrasts)
+    assert both.conditions == ("sp", "completep")
+    assert len(both.rows) == 4
+    assert sensitivity_data(found.crossings, ()) is None
+    assert contrast_data(()) is None
+    pd.testing.assert_frame_equal(both.table(), both.rows)

@@ -1,0 +1,135 @@
+"""What a study costs its driver: CPU for each ended cell, and how busy it keeps 32 workers.
+
+The cells sleep; all else is the product's own: the search, the ledger in SQLite, the live table, Ray Tune. What is
+measured begins when every worker has had its first cell, because until then the machine starts their processes, and
+ends with the last cell that is begun, because after it workers have nothing left to do.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+from rich.console import Console
+
+from study.machines import Slots
+from study.plan import PlannedCell
+from study.runner import run_study
+from study.search import Source
+from study.spec import load_spec
+from study.trial import TrialSettings
+from study.tuner import Listener, run_cells
+from tests.bench.figure import Figure
+from tests.bench.sleeper import sleeper
+from tests.stubs import stub_result
+from tests.study.small import SMALL
+from trainables.progress import Progress, Result
+
+CELLS, WORKERS, SECONDS = 1000, 32, 10.0
+
+
+class Meter:
+    """A listener before another: notes when each cell began and ended, and the CPU of this process by then."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.process = psutil.Process()
+        self.starts: list[float] = []
+        self.ends: list[tuple[float, float]] = []
+        """When a cell ended, and for how long it had slept."""
+        self.cpu: list[float] = []
+        """Seconds of all threads of this process until then."""
+
+    def started(self, planned: PlannedCell) -> None:
+        self.starts.append(time.monotonic())
+        self.listener.started(planned)
+
+    def progress(self, planned: PlannedCell, progress: Progress) -> None:
+        self.listener.progress(planned, progress)
+
+    def ended(self, planned: PlannedCell, result: Result) -> None:
+        self.ends.append((time.monotonic(), result.train_seconds))
+        self.listener.ended(planned, result)
+        times = self.process.cpu_times()
+        self.cpu.append(times.user + times.system)
+
+    def failed(self, planned: PlannedCell, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def retried(self, planned: PlannedCell, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def figures(self, workers: int) -> list[Figure]:
+        """The idle share of the workers, and the CPU: of a cell, and of one of the last third over the first."""
+        begin, end = self.starts[workers - 1], self.starts[-1]
+        slept = sum(max(0.0, min(when, end) - max(when - seconds, begin)) for when, seconds in self.ends)
+        idle = 1 - slept / (workers * (end - begin))
+        cpu = [cpu for (when, _), cpu in zip(self.ends, self.cpu, strict=True) if begin <= when <= end]
+        third = (len(cpu) - 1) // 3
+        first, last = ((cpu[i + third] - cpu[i]) / third for i in (0, len(cpu) - 1 - third))
+        each = 1000 * (cpu[-1] - cpu[0]) / (len(cpu) - 1)
+        what = f"{len(self.ends)} cells on {workers} workers"
+        return [
+            Figure(f"{what}: share of their time without a cell", 100 * idle, "%", 5.0),
+            Figure(f"{what}: CPU of the driver for each ended cell", each, "ms", 30.0),
+            Figure(
+                f"{what}: that of the last third over that of the first",
+                last / first,
+                "ratio",
+                1.1,
+                f"{1000 * last:.1f} ms",
+                f"{1000 * first:.1f} ms",
+            ),
+        ]
+
+
+@contextmanager
+def metered(seconds: float) -> Iterator[list[Meter]]:
+    """Let the cells of studies sleep, and their events be measured."""
+    meters: list[Meter] = []
+
+    def run(
+        source: Source,
+        slots: Slots,
+        settings: TrialSettings,
+        retries: int,
+        listener: Listener,
+        scratch: Path,
+        **options: Any,
+    ) -> bool:
+        meters.append(Meter(listener))
+        trainable = sleeper(seconds, stub_result().model_dump(mode="json"))
+        return run_cells(source, slots, settings, retries, meters[-1], scratch, trainable, **options)
+
+    with mock.patch("study.runner.run_cells", run):
+        yield meters
+
+
+def measure(
+    folder: Path,
+    cells: int = CELLS,
+    workers: int = WORKERS,
+    seconds: float = SECONDS,
+    sampler: str = "crossing",
+) -> list[Figure]:
+    """Run a study of sleeping cells, chosen one by one or all of a grid."""
+    shapes = 15
+    chosen = {
+        "crossing": [
+            "search.sampler=crossing",
+            f"search.max_cells={cells}",
+            f"search.max_seeds={cells // 10}",
+        ],
+        "grid": [f"training.seeds={-(-cells // shapes)}"],
+    }
+    spec = load_spec(SMALL, [*chosen[sampler], f"resources.slots={workers}"])
+    with metered(seconds) as meters, Path(os.devnull).open("w") as nowhere:
+        console = Console(file=nowhere, force_terminal=True, width=120, height=50)
+        summary = run_study(spec, folder, console)
+    (meter,) = meters
+    assert summary.trained == len(meter.ends) >= cells, f"{summary.trained} of {cells} cells were run"
+    return meter.figures(workers)

@@ -1,0 +1,83 @@
+"""How long a gang takes to its first step: warm, with the ranks of the cell before, and cold."""
+
+import dataclasses
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from study.machines import Slots
+from study.plan import PlannedCell, make_plan
+from study.session import private_ray
+from study.spec import load_spec
+from study.trial import TrialSettings, run_with
+from study.tuner import run_cells
+from tests.bench.figure import Figure
+from tests.bench.scheduling import Watch
+from tests.stubs import Cells
+from trainables.cell import Cell
+from trainables.data.store import open_store
+from trainables.layout import Layout
+from trainables.progress import Progress, Result
+
+CELLS = 9
+RANKS = 2
+
+
+class Starts(Watch):
+    """Also notes when each trial started, by its cell's key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts: dict[str, float] = {}
+
+    def started(self, planned: PlannedCell) -> None:
+        self.starts[planned.cell.key] = time.time()
+
+
+def timed(cell: Cell, *, data_root: Path, report: Any = None, **options: Any) -> Result:
+    """`train` that writes down when rank 0 has done its first step."""
+    from trainables.loop import train
+
+    mark = data_root / cell.key
+
+    def first(_: Progress) -> None:
+        if not mark.exists():
+            mark.write_text(repr(time.time()))
+
+    if report is None:
+        return train(cell, data_root=data_root, **options)
+    return train(cell, data_root=data_root, report=first, report_every=0.0, **options)
+
+
+def trial(config: dict[str, Any]) -> None:
+    """The Tune trainable."""
+    run_with(timed, config)
+
+
+def start_time(folder: Path) -> Figure:
+    """Median seconds from the start of a trial over two ranks to the end of its first step, its ranks being warm."""
+    spec = load_spec("quickstart", ["training.steps=60", f"training.seeds={CELLS}", "frontier.depths=[2]"])
+    plan = make_plan(spec)
+    layout = Layout(tensor_parallel=RANKS, zero=1)
+    cells = [dataclasses.replace(p, layout=layout) for p in plan.cells if p.budget == plan.cells[0].budget]
+    open_store(spec.data, context=spec.training.context, root=folder, key=cells[0].cell.data_key)
+    keys = [planned.cell.key for planned in cells]
+    settings = TrialSettings(
+        data_root=folder.resolve(),
+        checkpoint_root=folder.resolve() / "checkpoints",
+        checkpoint_every=60,
+        evaluations=1,
+    )
+    watch, slots = Starts(), Slots(RANKS, 1, 0)
+    with private_ray(slots):
+        run_cells(Cells(cells), slots, settings, 0, watch, folder / "tune", trainable=trial)
+    cold, *warm = (float((folder / key).read_text()) - watch.starts[key] for key in keys)
+    return Figure(
+        f"a warm gang of {RANKS}, from the trial's start to its first step, median of {len(warm)}",
+        statistics.median(warm),
+        "s",
+        1.0,
+        f"{statistics.median(warm):.2f} s",
+        f"{cold:.1f} s, the first gang, which imports",
+    )

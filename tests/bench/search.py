@@ -1,0 +1,268 @@
+"""What a search spends beside the grid until it is as sure: simulated studies, trained cell by cell by each sampler.
+
+The rules are the same for all samplers and settings:
+
+- the grid has all depths at budgets a factor of about 2.3 apart, from an eighth of the first crossing to eight times
+  the last: one who plans a study does not know them better (another rule of the learning rate or twice the tokens move
+  them by a factor of 2 to 3). It goes seed after seed, the largest cells first, as the sampler `grid` does;
+- the other samplers choose within the same range of N: `crossing` among as many seeds as the grid, and three more sizes
+  between neighbouring budgets; `tpe` and `gp` train the grid's shapes with eight seeds, the best of a budget first;
+- a cell costs N, for equal tokens;
+- after every batch of half a seed of the grid, or a tenth of the cells so far, the estimate of the depth at ten times
+  the largest budget is asked for; a sampler ends by `analysis.aim.reached`;
+- the half-width asked for is the median that the grid has with `ASKED` seeds;
+- a sampler that has spent `CAP` times what the grid needed is cut off, and counts as that.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from analysis.aim import Aim, Estimate, estimate, reached
+from analysis.design import Option, propose
+from analysis.projection import solve_depth
+from analysis.simulate import Truth, shapes_of, simulate_matched
+from study.plan import Plan, make_plan
+from study.search.per_budget import FrontierSearch
+from study.search.source import Outcome
+from study.spec import SearchSection, load_spec
+from tests.bench.figure import Figure
+
+STUDIES, RIVAL_STUDIES = 100, 20
+#: Of a shape at most, and of every candidate of `tpe` and `gp`.
+SEEDS, RIVAL_SEEDS = 24, 8
+#: Of fewer seeds some grids end by luck after three, with an interval that misses.
+ASKED, ASKED_STUDIES = 8, 20
+MARGIN = 8.0
+BETWEEN = 4
+CAP = 2.0
+COLUMNS = ("depth", "width", "params", "lr_factor", "lr", "seed", "loss")
+#: Depth, width and seed.
+Cell = tuple[int, int, int]
+#: From the rows so far and how many are wanted to the next cells; none where there are no more.
+Ask = Callable[[pd.DataFrame, int], list[Cell]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A world and how many budgets its grid has."""
+
+    truth: Truth
+    count: int
+
+    @cached_property
+    def budgets(self) -> list[float]:
+        depths = self.truth.depths
+        low, high = self.truth.crossing(depths[0]) / MARGIN, self.truth.crossing(depths[-2]) * MARGIN
+        return [float(value) for value in np.geomspace(low, high, self.count)]
+
+    @cached_property
+    def grid(self) -> list[tuple[int, int]]:
+        """(depth, width), the largest first."""
+        found = {shape[:2] for shape in shapes_of(self.truth.depths, self.budgets)}
+        return sorted(found, key=lambda shape: (-shape[0] * shape[1] ** 2, shape))
+
+    @cached_property
+    def between(self) -> list[tuple[int, int]]:
+        """The shapes `crossing` chooses among."""
+        ends = self.budgets[0], self.budgets[-1]
+        budgets = np.geomspace(*ends, BETWEEN * (self.count - 1) + 1)
+        return sorted({shape[:2] for shape in shapes_of(self.truth.depths, budgets)} | set(self.grid))
+
+    @property
+    def aim(self) -> Aim:
+        return Aim("depth", 10 * self.budgets[-1])
+
+    @property
+    def depth(self) -> float:
+        return solve_depth(self.truth.a, self.truth.b, 10 * self.budgets[-1])
+
+    @property
+    def batch(self) -> int:
+        return max(8, len(self.grid) // 2)
+
+    @cached_property
+    def halfwidth(self) -> float:
+        """What is asked for: the median half-width of a grid of `ASKED` seeds, in studies that are not raced."""
+        shapes = [(depth, width, 0.0) for depth, width in self.grid]
+        widths = []
+        for number in range(ASKED_STUDIES):
+            rows = simulate_matched(self.truth, shapes, ASKED, (1, number))
+            widths.append(estimate(rows.assign(lr_factor=1.0, lr=1.0), self.aim).halfwidth)
+        return statistics.median(widths)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The grid as a plan of the product, for its own samplers."""
+        overrides = (
+            f"frontier.depths={list(self.truth.depths)}",
+            f"frontier.budgets={self.budgets}",
+            "frontier.tolerance=0.9",
+            f"training.seeds={RIVAL_SEEDS}",
+        )
+        return make_plan(load_spec("quickstart", overrides), to_read=True)
+
+
+LOW, HIGH = 0.002, 0.01
+#: Worlds of the coverage tests; low noise is 0.2 % of the loss, high 1 %.
+SETTINGS = {
+    "3 depths, low noise": Setting(Truth(2.5, 0.3, (1, 2, 4), noise=LOW), 8),
+    "5 depths, low noise": Setting(Truth(3, 0.15, (2, 4, 6, 8, 10), noise=LOW), 9),
+    "5 depths, high noise": Setting(Truth(3, 0.15, (2, 4, 6, 8, 10), noise=HIGH), 9),
+    "7 depths, high noise": Setting(Truth(5.039, 0.0555, (6, 12, 18, 24, 30, 36, 48), noise=HIGH), 10),
+}
+
+
+@dataclass(frozen=True)
+class Raced:
+    """One study of one sampler.
+
+    Attributes:
+        spent: sum of N over its cells.
+        cells: how many.
+        reached: whether it became as sure as was asked.
+        held: whether its interval at the end holds the true depth.
+    """
+
+    spent: float
+    cells: int
+    reached: bool
+    held: bool
+
+
+def race(setting: Setting, losses: dict[Cell, float], ask: Ask, most: float = math.inf) -> Raced:
+    """Train what a sampler asks for until it is as sure as the setting asks, or has spent `most`."""
+    rows: list[tuple[float, ...]] = []
+    asked: list[Estimate] = []
+    spent = 0.0
+    while not reached(asked, setting.halfwidth) and spent < most:
+        cells = ask(pd.DataFrame(rows, columns=list(COLUMNS)), max(setting.batch, len(rows) // 10))
+        if not cells:
+            break
+        for depth, width, seed in cells:
+            params = 12.0 * depth * width**2
+            rows.append((depth, width, params, 1.0, 1.0, seed, losses[depth, width, seed]))
+            spent += params
+        asked.append(estimate(pd.DataFrame(rows, columns=list(COLUMNS)), setting.aim))
+    last = asked[-1]
+    held = last.value is not None and (last.low or 0.0) <= setting.depth <= (last.high or math.inf)
+    return Raced(spent, len(rows), reached(asked, setting.halfwidth), held)
+
+
+def grid(setting: Setting) -> Ask:
+    """Seed after seed, the largest first."""
+    cells = iter([(*shape, seed) for seed in range(SEEDS) for shape in setting.grid])
+    return lambda rows, count: list(itertools.islice(cells, count))
+
+
+def crossing(setting: Setting) -> Ask:
+    """The cells that `analysis.design` proposes."""
+    options: dict[Cell, Option] = {}
+    for depth, width in setting.between:
+        params = 12.0 * depth * width**2
+        for seed in range(SEEDS):
+            options[depth, width, seed] = Option(depth, width, params, 1.0, seed, params)
+
+    def ask(rows: pd.DataFrame, count: int) -> list[Cell]:
+        chosen = propose(rows, [], list(options.values()), setting.aim, count)
+        cells = [(choice.option.depth, choice.option.width, choice.option.seed) for choice in chosen]
+        for cell in cells:
+            del options[cell]
+        return cells
+
+    return ask
+
+
+def per_budget(setting: Setting, sampler: str) -> Ask:
+    """The samplers `tpe` and `gp`: the best depth of each budget, every candidate with all its seeds."""
+    search = FrontierSearch(
+        setting.plan,
+        SearchSection.model_validate({"sampler": sampler, "candidates": len(setting.truth.depths)}),
+        {},
+    )
+    keys: dict[Cell, str] = {}
+
+    def ask(rows: pd.DataFrame, count: int) -> list[Cell]:
+        for depth, width, seed, loss in rows[["depth", "width", "seed", "loss"]].itertuples(index=False):
+            key = keys.pop((int(depth), int(width), int(seed)), None)
+            if key is not None:
+                search.tell(key, Outcome(float(loss)))
+        cells: list[Cell] = []
+        while len(cells) < count and (planned := search.take()) is not None:
+            shape = planned.cell.shape
+            cells.append((shape.depth, shape.width, planned.cell.seed))
+            keys[cells[-1]] = planned.cell.key
+        return cells
+
+    return ask
+
+
+def losses_of(setting: Setting, number: int) -> dict[Cell, float]:
+    """What every cell of a study would come out as: the same for all samplers."""
+    shapes = [(depth, width, 0.0) for depth, width in setting.between]
+    frame = simulate_matched(setting.truth, shapes, SEEDS, (0, number))
+    columns = (frame[name].tolist() for name in ("depth", "width", "seed", "loss"))
+    return {(depth, width, seed): loss for depth, width, seed, loss in zip(*columns, strict=True)}
+
+
+def studies(
+    setting: Setting, samplers: Sequence[str], count: int
+) -> Iterator[tuple[Raced, dict[str, tuple[float, Raced]]]]:
+    """Race after race: the grid, and by sampler the FLOPs over the grid's."""
+    for number in range(count):
+        losses = losses_of(setting, number)
+        base = race(setting, losses, grid(setting))
+        found = {}
+        for sampler in samplers:
+            ask = crossing(setting) if sampler == "crossing" else per_budget(setting, sampler)
+            raced = race(setting, losses, ask, CAP * base.spent)
+            found[sampler] = (
+                raced.spent / base.spent if raced.reached else max(CAP, raced.spent / base.spent),
+                raced,
+            )
+        yield base, found
+
+
+def measure(count: int = STUDIES, rivals: int = RIVAL_STUDIES) -> list[Figure]:
+    """For every setting the median and the 90th percentile of the ratios, and the coverage at the end."""
+    figures = []
+    for name, setting in SETTINGS.items():
+        raced = list(studies(setting, ("crossing",), count))
+        beside = list(studies(setting, ("tpe", "gp"), rivals))
+        ratios = [found["crossing"][0] for _, found in raced]
+        words = f"{name}: ±{setting.halfwidth:.0%} of the depth projected"
+        seeds = statistics.median(base.cells for base, _ in raced) / len(setting.grid)
+        rival = ", ".join(
+            f"{sampler} {statistics.median(found[sampler][0] for _, found in beside):.2f}"
+            for sampler in ("tpe", "gp")
+        )
+        tenth = float(np.quantile(ratios, 0.9))
+        held = statistics.fmean(found["crossing"][1].held for _, found in raced)
+        before = statistics.fmean(base.held for base, _ in raced)
+        cells = statistics.median(found["crossing"][1].cells for _, found in raced)
+        figures += [
+            Figure(
+                f"{words}, FLOPs over the grid's, median",
+                statistics.median(ratios),
+                "ratio",
+                0.33,
+                f"{cells:g} cells",
+                f"grid: {seeds:.1f} seeds; {rival}",
+            ),
+            Figure(f"{words}, 90th percentile", tenth, "ratio", 0.6),
+            Figure(
+                f"{words}, intervals at the end that miss",
+                1 - held,
+                "share",
+                0.08,
+                "",
+                f"grid: {1 - before:.2f}",
+            ),
+        ]
+    return figures

@@ -1,0 +1,154 @@
+"""The commands of cluster/README.md that prepare an AWS account, run as they stand against a server that plays AWS."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clouds import amazon
+
+pytestmark = [pytest.mark.slow]
+README = Path(__file__).parents[2] / "cluster" / "README.md"
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """EC2, IAM, S3, STS and SSM by moto, on loopback; the commands are told of nothing else."""
+    with amazon() as address:
+        yield f"http://{address}"
+
+
+@pytest.fixture(scope="module")
+def laptop(endpoint, tmp_path_factory):
+    """A shell whose AWS command line reaches moto and nothing else."""
+    aws = shutil.which("aws")
+    if not aws:
+        pytest.skip("the AWS command line is not installed: apt-get install awscli")
+    folder = tmp_path_factory.mktemp("laptop")
+    # Debian's is older than AWS_ENDPOINT_URL. An address of one's own is not asked for either: that is no part of AWS.
+    for name, body in (("aws", f'exec {aws} --endpoint-url "$ENDPOINT" "$@"'), ("curl", "echo 192.0.2.7")):
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "ENDPOINT": endpoint,
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_PAGER": "",
+    }
+
+    def run(script, **more):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script], env={**environment, **more}, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def account(laptop):
+    """The account after the commands: what the line they end with says."""
+    (block,) = re.findall(r"```bash\n(export AWS_DEFAULT_REGION=.*?)```", README.read_text(), re.S)
+    # moto serves a fixed list of public parameters, without this one: the question is asked here for one it has.
+    name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    assert name in block
+    shown = laptop(
+        block.replace(name, "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64")
+    )
+    return dict(re.findall(r"(\w+): (\S+)", shown.splitlines()[-1]))
+
+
+@pytest.fixture
+def client(endpoint, account):
+    import boto3
+
+    def make(service):
+        return boto3.client(
+            service, endpoint_url=endpoint, region_name=account["region"],
+            aws_access_key_id="nobody", aws_secret_access_key="nothing",
+        )  # fmt: skip
+
+    return make
+
+
+def test_the_commands_print_what_the_file_wants_to_know(account):
+    assert account["region"] == "us-west-2"
+    assert re.fullmatch(r"ami-[0-9a-f]+", account["image"])
+    assert re.fullmatch(r"sg-[0-9a-f]+", account["security_group"])
+
+
+def test_the_bucket_is_closed(account, client):
+    closed = client("s3").get_public_access_block(Bucket=account["bucket"])["PublicAccessBlockConfiguration"]
+    assert set(closed.values()) == {True}
+    assert len(closed) == 4
+
+
+def test_the_group_lets_in_its_machines_and_one_address(account, client):
+    (group,) = client("ec2").describe_security_groups(GroupIds=[account["security_group"]])["SecurityGroups"]
+    inside, outside = sorted(group["IpPermissions"], key=lambda rule: rule["IpProtocol"])
+    assert (inside["IpProtocol"], inside["IpRanges"]) == ("-1", [])
+    assert [pair["GroupId"] for pair in inside["UserIdGroupPairs"]] == [account["security_group"]]
+    assert (outside["IpProtocol"], outside["FromPort"], outside["ToPort"]) == ("tcp", 22, 22)
+    assert [entry["CidrIp"] for entry in outside["IpRanges"]] == ["192.0.2.7/32"]
+
+
+def test_only_the_head_may_start_machines_and_both_may_use_the_bucket(account, client):
+    iam = client("iam")
+
+    def allowed(role):
+        actions, terms = {}, {}
+        for name in iam.list_role_policies(RoleName=role)["PolicyNames"]:
+            document = iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
+            if isinstance(document, str):
+                document = json.loads(document)
+            for statement in document["Statement"]:
+                for action in (
+                    [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
+                ):
+                    actions[action] = statement["Resource"]
+                    terms.setdefault(action, []).append(statement.get("Condition"))
+        return actions, terms
+
+    for role in ("interplay-head", "interplay-worker"):
+        (held,) = iam.get_instance_profile(InstanceProfileName=role)["InstanceProfile"]["Roles"]
+        assert held["RoleName"] == role
+        may, _ = allowed(role)
+        assert may["s3:ListBucket"] == f"arn:aws:s3:::{account['bucket']}"
+        assert may["s3:PutObject"] == f"arn:aws:s3:::{account['bucket']}/*"
+    (head, terms), (worker, _) = allowed("interplay-head"), allowed("interplay-worker")
+    assert {action.split(":")[0] for action in worker} == {"s3"}
+    assert {"ec2:RunInstances", "ec2:TerminateInstances", "ec2:CreateTags", "ec2:DescribeInstances"} <= set(
+        head
+    )
+    assert head["iam:PassRole"].endswith(":role/interplay-worker")
+    # Other machines of the account are not its own to end or to mark.
+    tagged = {"StringLike": {"ec2:ResourceTag/ray-cluster-name": "*"}}
+    assert terms["ec2:TerminateInstances"] == [tagged]
+    assert terms["ec2:CreateTags"] == [{"StringEquals": {"ec2:CreateAction": "RunInstances"}}, tagged]
+
+
+def test_what_runs_is_listed_and_the_bucket_emptied(account, client, laptop):
+    """The two commands that show that nothing is paid for any more."""
+    listed, emptied = re.findall(r"^\$ (aws .*)$", README.read_text(), re.M)
+    # In a shell that knows of no region, or of another one, it would show nothing while machines run.
+    elsewhere = {"AWS_DEFAULT_REGION": "eu-central-1"}
+    listed = listed.replace("REGION", account["region"])
+    assert json.loads(laptop(listed, **elsewhere)) == []
+    tags = {"ResourceType": "instance", "Tags": [{"Key": "ray-cluster-name", "Value": "interplay"}]}
+    client("ec2").run_instances(ImageId=account["image"], MinCount=1, MaxCount=1, TagSpecifications=[tags])
+    assert len(json.loads(laptop(listed, **elsewhere))) == 1
+
+    client("s3").put_object(
+        Bucket=account["bucket"], Key="interplay/study/results/report.html", Body=b"shown"
+    )
+    laptop(emptied.replace("BUCKET", account["bucket"]), **elsewhere)
+    assert "Contents" not in client("s3").list_objects_v2(Bucket=account["bucket"])

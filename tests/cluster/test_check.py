@@ -1,0 +1,720 @@
+"""`interplay cluster check`: a right file passes, and each way to get it wrong is named with its place and fix."""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from study import cli
+from study.cluster.check import check
+from study.cluster.fit import resources
+from study.cluster.pools import Pool
+from study.cluster.prices import prices
+from study.cluster.rules import SOURCES
+from study.cluster.rules_aws import ARM
+from study.cluster.view import about
+from study.devices import DEVICES
+from study.errors import SpecError
+from tests.cluster.files import ROOT, aws
+
+HEAD, SPOT = "available_node_types.head", "available_node_types.spot"
+
+
+@pytest.fixture(autouse=True)
+def laptop(tmp_path, monkeypatch):
+    """A home with the cluster's token and credentials, and the working folder at the top of the repository."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    token = tmp_path / ".ray" / "interplay-token"
+    token.parent.mkdir()
+    token.write_text("f" * 64)
+    token.chmod(0o600)
+    return tmp_path
+
+
+def check_changed(laptop, old, new, **values):
+    path = aws(laptop, **values)
+    text = path.read_text()
+    assert old in text, f"the shipped file has no {old!r} any more"
+    path.write_text(text.replace(old, new, 1))
+    return check(str(path))
+
+
+def test_the_shipped_file_is_right_once_it_is_edited(laptop):
+    checked = check(str(aws(laptop)))
+    assert checked.errors == ()
+    assert checked.warnings == ()
+    assert {pool.name for pool in checked.pools} == {"spot", "on_demand", "wide", "cpu"}
+    assert all(pool.hour for pool in checked.pools)
+
+
+def test_the_shipped_files_name_what_is_to_be_edited_and_nothing_else():
+    checked = check("cluster/aws.yaml")
+    assert {found.path for found in checked.errors} == {
+        "metadata.image",
+        "metadata.bucket",
+        "metadata.security_group",
+    }
+    lines = (ROOT / "cluster/aws.yaml").read_text().splitlines()
+    for found in checked.errors:
+        assert found.path.split(".")[1] in lines[found.line - 1]
+    places = {found.path for found in check("cluster/onprem.yaml").errors}
+    assert places
+    assert all(place.startswith(("metadata.", "provider.", "auth.")) for place in places)
+
+
+#: What is written in place of what, where it is told and the words of the fix.
+BROKEN = {
+    # Typos that Ray's schema lets pass
+    "instance type": (
+        "spot: {type: &spot g6.xlarge",
+        "spot: {type: &spot g6.xlagre",
+        SPOT + ".node_config.InstanceType",
+        "`g6.xlarge`",
+    ),
+    "key of node_config": (
+        "InstanceMarketOptions:",
+        "InstanceMarketOption:",
+        SPOT + ".node_config.InstanceMarketOption",
+        "`InstanceMarketOptions`",
+    ),
+    "key inside": (
+        "{HttpTokens: required}",
+        "{HttpToken: required}",
+        HEAD + ".node_config.MetadataOptions.HttpToken",
+        "`HttpTokens`",
+    ),
+    "word": (
+        "MarketType: spot",
+        "MarketType: sport",
+        SPOT + ".node_config.InstanceMarketOptions.MarketType",
+        "`spot`",
+    ),
+    "kind of disk": (
+        "VolumeType: gp3",
+        "VolumeType: gp33",
+        HEAD + ".node_config.BlockDeviceMappings[0].Ebs.VolumeType",
+        "`gp3`",
+    ),
+    "type of a value": (
+        "VolumeSize: 150",
+        "VolumeSize: '150'",
+        HEAD + ".node_config.BlockDeviceMappings[0].Ebs.VolumeSize",
+        "a whole number",
+    ),
+    "provider": (
+        "  cache_stopped_nodes: false",
+        "  cache_stoped_nodes: false",
+        "provider.cache_stoped_nodes",
+        "`cache_stopped_nodes`",
+    ),
+    "metadata": ("  bucket:", "  buckets:", "metadata", "`buckets`"),
+    "zone of another region": (
+        "us-west-2a,",
+        "us-east-1a,",
+        "provider.availability_zone",
+        "us-west-2a,us-west-2b",
+    ),
+    "two regions": (
+        "  region: *region",
+        "  region: us-east-2",
+        "provider.region",
+        "`metadata.region`, which the machines read, is us-west-2",
+    ),
+    "region": ("&region us-west-2", "&region us-wset-2", "provider.region", "`us-west-2`"),
+    "written twice": (
+        "max_workers: *machines",
+        "max_workers: *machines\nmax_workers: 3",
+        "max_workers",
+        "take one out",
+    ),
+    # What Ray refuses, all of it at once and with the line
+    "top-level key": (
+        "idle_timeout_minutes:",
+        "idle_timeout_minute:",
+        "idle_timeout_minute",
+        "`idle_timeout_minutes`",
+    ),
+    "key of a type": ("    labels: {pool: spot}", "    label: {pool: spot}", SPOT + ".label", "`labels`"),
+    "resource as text": (
+        "resources: {spot: 1}",
+        "resources: {spot: one}",
+        SPOT + ".resources.spot",
+        "a whole number",
+    ),
+    "no head": ("head_node_type: head", "head_node_type: haed", "", "head_node_type"),
+    # Money
+    "trials on the head": ("{CPU: 0, head: 1}", "{head: 1}", HEAD + ".resources", "CPU: 0"),
+    "more than all": ("max: &spot_max 8", "max: &spot_max 99", SPOT + ".max_workers", "raise the top-level"),
+    "no bound": ("    max_workers: *spot_max\n", "", SPOT, "give its own"),
+    "spot at full price": (
+        "      InstanceMarketOptions: {MarketType: spot}\n",
+        "",
+        SPOT + ".node_config",
+        "MarketType: spot",
+    ),
+    "ended in every pause": (
+        "idle_timeout_minutes: 5",
+        "idle_timeout_minutes: 0",
+        "idle_timeout_minutes",
+        "take 5",
+    ),
+    "disks that stay": (
+        "DeleteOnTermination: true",
+        "DeleteOnTermination: false",
+        HEAD + ".node_config.BlockDeviceMappings[0].Ebs.DeleteOnTermination",
+        "write true",
+    ),
+    "a GPU more than there is": (
+        "resources: {spot: 1}",
+        "resources: {spot: 1, GPU: 4}",
+        SPOT + ".resources.GPU",
+        "Ray fills it in",
+    ),
+    "a head too small": (
+        "&head m7i.xlarge",
+        "&head t3.micro",
+        HEAD + ".node_config.InstanceType",
+        "4 or more",
+    ),
+    "a head of another kind": (
+        "&head m7i.xlarge",
+        "&head m7g.xlarge",
+        HEAD + ".node_config.InstanceType",
+        "without the `g`",
+    ),
+    "ended within a pause": (
+        "idle_timeout_minutes: 5",
+        "idle_timeout_minutes: 0.01",
+        "idle_timeout_minutes",
+        "take 5",
+    ),
+    "more heads": ("    max_workers: 0\n", "    max_workers: 2\n", HEAD + ".max_workers", "write 0"),
+    "storage unknown to workers": (
+        "cluster_synced_files: [~/interplay-cluster.sh]",
+        "cluster_synced_files: []",
+        "cluster_synced_files",
+        "[~/interplay-cluster.sh]",
+    ),
+    "head that may be taken away": (
+        "      InstanceType: *head\n",
+        "      InstanceType: *head\n      InstanceMarketOptions: {MarketType: spot}\n",
+        HEAD + ".node_config.InstanceMarketOptions",
+        "take this out",
+    ),
+    # Pools
+    "label of another pool": (
+        "labels: {pool: spot}",
+        "labels: {pool: cheap}",
+        SPOT + ".labels.pool",
+        "by one name",
+    ),
+    "no label": ("    labels: {pool: spot}\n", "", SPOT, "labels: {pool: spot}"),
+    "no resource": ("resources: {spot: 1}", "resources: {}", SPOT + ".resources", "{spot: 1}"),
+    # Machines
+    "no image": ("      ImageId: *image\n", "", HEAD + ".node_config", "Ubuntu 18.04"),
+    "no profile": (
+        "      IamInstanceProfile: {Name: *head_profile}\n",
+        "",
+        HEAD + ".node_config",
+        "all rights",
+    ),
+    "no disk": (
+        "      BlockDeviceMappings:\n        - {DeviceName: /dev/sda1, Ebs: {VolumeSize: 150,",
+        "      BlockDeviceMappings:\n        - {DeviceName: /dev/sda1, Ebs: {Iops: 3000,",
+        HEAD + ".node_config",
+        "VolumeSize: 160",
+    ),
+    "small disk": (
+        "VolumeSize: 150",
+        "VolumeSize: 20",
+        HEAD + ".node_config.BlockDeviceMappings",
+        "80 or more",
+    ),
+    # Who may come in
+    "Ray's own group": (
+        "      SecurityGroupIds: [*security_group]\n",
+        "",
+        HEAD + ".node_config",
+        "name your own",
+    ),
+    "metadata for anybody": (
+        "      MetadataOptions: {HttpTokens: required}\n",
+        "",
+        HEAD + ".node_config",
+        "HttpTokens: required",
+    ),
+    "open dashboard": (
+        "--dashboard-host=127.0.0.1",
+        "--dashboard-host=0.0.0.0",
+        "head_start_ray_commands[2]",
+        "--dashboard-host=127.0.0.1",
+    ),
+    "keys in the file": (
+        "  region: *region",
+        "  region: *region\n  aws_credentials: {aws_access_key_id: x}",
+        "provider.aws_credentials",
+        "AWS_PROFILE",
+    ),
+    "a key in a command": (
+        "initialization_commands: []",
+        "initialization_commands: [export AWS_SECRET_ACCESS_KEY=abc]",
+        "initialization_commands",
+        "take it out",
+    ),
+    "no token mounted": (
+        "  ~/.ray/auth_token: ~/.ray/interplay-token\n",
+        "",
+        "file_mounts",
+        "~/.ray/auth_token: ~/.ray/interplay-token",
+    ),
+    # Copies and scripts
+    "source that is not there": (
+        "study: study",
+        "study: studdy",
+        "file_mounts.~/interplay/study",
+        "top of the repository",
+    ),
+    "home of another user": (
+        "~/interplay/study: study",
+        "/home/ec2-user/interplay/study: study",
+        "file_mounts./home/ec2-user/interplay/study",
+        "auth.ssh_user",
+    ),
+    "ignored files copied": (
+        "rsync_filter: [.gitignore]",
+        "rsync_filter: []",
+        "rsync_filter",
+        "[.gitignore]",
+    ),
+    "script of another name": (
+        "cluster/setup_node.sh",
+        "cluster/setup-node.sh",
+        "setup_commands",
+        "setup_node.sh",
+    ),
+    "script that is not mounted": (
+        "  ~/interplay/cluster: cluster\n",
+        "",
+        "setup_commands",
+        "mount its folder",
+    ),
+    "nothing scales": (
+        "--autoscaling-config=~/ray_bootstrap_config.yaml",
+        "",
+        "head_start_ray_commands[2]",
+        "--autoscaling-config",
+    ),
+    "workers alone": ("--address=$RAY_HEAD_IP:6379", "", "worker_start_ray_commands[1]", "$RAY_HEAD_IP"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_file_is_named_with_place_and_fix(laptop, kind):
+    old, new, path, fix = BROKEN[kind]
+    checked = check_changed(laptop, old, new)
+    told = [found for found in checked.errors if found.path == path]
+    assert told, f"nothing at {path}, but {[(found.path, found.message) for found in checked.errors]}"
+    assert fix in " ".join(found.message for found in told)
+    if key := re.search(r"(\w+)$", path):
+        lines = (laptop / "aws.yaml").read_text().splitlines()
+        assert all(key[0] in lines[found.line - 1] for found in told)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [
+        ("image", "ubuntu-24.04", "ami- with 8 or 17"),
+        ("image", "ami-00000000000000000", "give the id of an image"),
+        ("bucket", "s3://mine", "bare name"),
+        ("bucket", "My_Bucket", "a-z, 0-9"),
+        ("bucket", "192.168.5.4", "bare name"),
+        ("security_group", "sg-12", "8 or 17 digits"),
+        ("security_group", "default", "8 or 17 digits"),
+        ("head_profile", "<yours>", "instance profile"),
+    ],
+)
+def test_what_a_user_edits_has_a_form(laptop, key, value, fix):
+    found = check(str(aws(laptop, **{key: value}))).errors
+    assert [one.path for one in found] == [f"metadata.{key}"], (
+        "told once, and not for each machine that refers to it"
+    )
+    assert fix in found[0].message
+
+
+def test_the_line_is_that_of_the_key(laptop):
+    path = aws(laptop)
+    text = path.read_text().replace("labels: {pool: wide}", "labels: {pool: broad}")
+    path.write_text(text)
+    (found,) = check(str(path)).errors
+    assert "pool: broad" in text.splitlines()[found.line - 1]
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "cluster"])
+def test_all_that_is_installed_from_is_mounted(laptop, name):
+    checked = check_changed(laptop, f"  ~/interplay/{name}: {name}\n", "")
+    assert any(f"add `~/interplay/{name}: {name}`" in found.message for found in checked.errors)
+
+
+def test_setup_installs_from_what_the_check_asks_for(laptop):
+    """The package's own metadata name the files that building it reads, besides its sources."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], *project["license-files"], "pyproject.toml", "constraints.txt"} < set(SOURCES)
+    assert "constraints.txt" in (ROOT / "cluster/setup_node.sh").read_text()
+
+
+def test_all_mistakes_are_told_at_once(laptop):
+    path = aws(laptop, image="x", bucket="X")
+    path.write_text(path.read_text().replace("HttpTokens: required", "HttpTokens: optional"))
+    places = {found.path for found in check(str(path)).errors}
+    assert {"metadata.image", "metadata.bucket"} < places
+    assert sum("node_config" in place for place in places) == 2, "the head's own and that of all workers"
+
+
+def places(value, path=()):
+    yield path
+    for key, item in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        yield from places(item, (*path, key))
+
+
+def test_a_value_of_any_wrong_kind_is_told_and_breaks_nothing(laptop):
+    path = aws(laptop)
+    document = yaml.safe_load(path.read_text())
+    checked_parts = (
+        "provider",
+        "auth",
+        "available_node_types",
+        "file_mounts",
+        "rsync_filter",
+        "head_start_ray_commands",
+    )
+    others = ("on_demand", "wide", "cpu")
+    junk = itertools.cycle([[], {}, 3, None, [1], True, {"a": 1}])
+    count = 0
+    for place in places(document):
+        if not place or place[0] not in checked_parts or (len(place) > 1 and place[1] in others):
+            continue
+        broken = yaml.safe_load(path.read_text())
+        here = broken
+        for key in place[:-1]:
+            here = here[key]
+        here[place[-1]] = next(junk)
+        wrong = laptop / "wrong.yaml"
+        wrong.write_text(yaml.safe_dump(broken))
+        # A mapping that may be empty is the only junk that is no mistake.
+        with contextlib.suppress(SpecError):
+            assert check(str(wrong)).errors or here[place[-1]] in ({}, True), (
+                f"{place} = {here[place[-1]]!r} passes"
+            )
+        count += 1
+    assert count > 50
+
+
+def network_cards(count, **changes):
+    card = "{{InterfaceType: efa, NetworkCardIndex: {0}, DeviceIndex: {1}, SubnetId: subnet-1, Groups: [sg-1]{2}}}"
+    extra = "".join(f", {key}: {value}" for key, value in changes.items())
+    return "[" + ", ".join(card.format(i, int(i > 0), extra) for i in range(count)) + "]"
+
+
+@pytest.mark.parametrize(
+    ("count", "keep", "fix"),
+    [
+        (4, "", None),
+        (1, "", "list one for each from 0 to 3"),
+        (4, "      SecurityGroupIds: [*security_group]\n", "give it in each of the interfaces"),
+    ],
+)
+def test_efa_is_written_for_every_card_or_not_at_all(laptop, count, keep, fix):
+    path = aws(laptop)
+    document = yaml.safe_load(path.read_text())
+    wide = document["available_node_types"]["wide"]["node_config"]
+    assert prices().types[wide["InstanceType"]].efa_cards == 4
+    wide["NetworkInterfaces"] = yaml.safe_load(network_cards(count))
+    if not keep:
+        del wide["SecurityGroupIds"]
+    path.write_text(yaml.safe_dump(document))
+    told = " ".join(found.message for found in check(str(path)).errors)
+    assert (fix in told) if fix else not told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1,\nb: 2", "line 2"),
+        ("provider:\n\ttype: aws", "line 2"),
+        ("", "is empty"),
+        ("- 1", "is a list"),
+        ("a: {1: 2}", "the key `1` on line 1"),
+        ("a:\n  b: 1\n  on: 2", "the key `on` on line 3"),
+        ("provider: {type: gcp}", "aws and local"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_paragraph(tmp_path, text, message):
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        check(str(path))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(SpecError, match=r"no cluster file absent\.yaml"):
+        check("absent.yaml")
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o600, False), (0o640, True), (0o644, True)])
+def test_a_token_that_others_can_read_is_an_error(laptop, mode, told):
+    (laptop / ".ray/interplay-token").chmod(mode)
+    errors = check(str(aws(laptop))).errors
+    assert [found.path for found in errors] == ["file_mounts.~/.ray/auth_token"] * told
+    if told:
+        assert f"{mode:04o}" in errors[0].message
+        assert "interplay cluster token" in errors[0].message
+
+
+def test_a_token_that_is_not_there_is_made_by_a_command_that_is_named(laptop):
+    (laptop / ".ray/interplay-token").unlink()
+    path = aws(laptop)
+    (found,) = check(str(path)).errors
+    assert f"interplay cluster token {path}" in found.message
+
+
+def test_missing_credentials_are_a_warning_and_no_machine_is_asked(laptop, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("the network was asked"))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
+    (found,) = check(str(aws(laptop))).warnings
+    assert "aws configure" in found.message
+    (laptop / ".aws").mkdir()
+    (laptop / ".aws/credentials").write_text("[default]\naws_access_key_id = x\naws_secret_access_key = y\n")
+    assert not check(str(aws(laptop))).warnings
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("min_workers: 0", "min_workers: 1", "nothing to do"),
+        ("idle_timeout_minutes: 5", "idle_timeout_minutes: 600", "600 minutes"),
+        ("cache_stopped_nodes: false", "cache_stopped_nodes: true", "pay for their disks"),
+        ("VolumeType: gp3", "VolumeType: gp2", "gp3"),
+        ("DeviceName: /dev/sda1", "DeviceName: /dev/sdb", "second disk"),
+        ("~/interplay/study: study", "~/interplay/study: .", "mount the folders one by one"),
+        (
+            "start_mlflow.sh --no-wait",
+            "start_mlflow.sh --no-wait; export MLFLOW_HOST=0.0.0.0",
+            "security group",
+        ),
+    ],
+)
+def test_what_only_costs_is_a_warning(laptop, old, new, message):
+    checked = check_changed(laptop, old, new)
+    assert not checked.errors
+    assert message in " ".join(found.message for found in checked.warnings)
+
+
+def test_a_type_without_a_price_is_told_and_not_guessed(laptop):
+    checked = check_changed(laptop, "&spot g6.xlarge", "&spot g4dn.xlarge")
+    assert not checked.errors
+    assert any("g4dn.xlarge" in note and "not priced" in note for note in checked.notes)
+    assert next(pool for pool in checked.pools if pool.name == "spot").hour is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "fix"),
+    [
+        ("", "", None, None),
+        ("[10.0.0.2]", "[10.0.0.2, 10.0.0.2]", "provider.worker_ips[1]", "named twice"),
+        ("[10.0.0.2]", "[10.0.0.1]", "provider.worker_ips[0]", "named twice"),
+        ("--num-cpus=0", "", "head_start_ray_commands", "add --num-cpus=0"),
+        ("head_ip:", "head_ips:", "provider.head_ips", "`head_ip`"),
+        ("head_ip:", "head_ips:", "", "`ray up` would refuse it: Please supply a `head_ip`"),
+        ("  ssh_user: *user\n", "", "auth", "name the user"),
+        ("user: &user 10.0.0.1", "user: &user CHANGE-ME", "metadata.user", "give your own"),
+        ("--dashboard-host=127.0.0.1", "--dashboard-host=::", "head_start_ray_commands[2]", "takes jobs"),
+    ],
+)
+def test_machines_by_ssh_are_checked_too(laptop, old, new, path, fix):
+    text = (ROOT / "cluster/onprem.yaml").read_text().replace("[CHANGE-ME]", "[10.0.0.2]")
+    key = laptop / "key"
+    key.write_text("")
+    text = text.replace("CHANGE-ME", "10.0.0.1").replace("~/.ssh/id_ed25519", str(key))
+    assert old in text
+    (laptop / "onprem.yaml").write_text(text.replace(old, new, 1))
+    errors = check(str(laptop / "onprem.yaml")).errors
+    assert bool(errors) == bool(fix)
+    if fix:
+        assert fix in " ".join(found.message for found in errors if found.path == path)
+
+
+def test_a_study_is_priced_on_each_pool_that_can_train_it(laptop):
+    path = str(aws(laptop))
+    checked = check(path, "quickstart", ["resources.pool=cpu"])
+    (option,) = checked.study.options
+    cpu = next(pool for pool in checked.pools if pool.name == "cpu")
+    assert option.pool == "cpu"
+    assert option.machines == cpu.most
+    assert option.dollars == pytest.approx(option.hours * (cpu.most * cpu.hour + checked.head_hour))
+    assert not checked.warnings
+
+
+def test_the_price_of_a_study_grows_with_its_work(laptop):
+    path = str(aws(laptop))
+    one = check(path, "quickstart", ["resources.pool=cpu"]).study.options[0]
+    two = check(path, "quickstart", ["resources.pool=cpu", "training.steps=12000"]).study.options[0]
+    assert two.dollars > 5 * one.dollars
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["resources.pool=large"], "cpu, on_demand, spot, wide"),
+        (["resources.device=h200-141gb"], "A100"),
+        (["resources.device=a100-40gb"], "cannot tell apart"),
+        (["resources.cpus_per_trial=500"], "500 CPUs"),
+        (["resources.device=l4-24gb", "resources.pool=wide"], "with wide and accelerator_type:L4"),
+        (
+            [
+                "resources.pool=cpu",
+                "resources.tensor_parallel=16",
+                "frontier.heads=16",
+                "frontier.widths={1: [64]}",
+            ],
+            "16 devices in one machine",
+        ),
+    ],
+)
+def test_a_study_that_does_not_fit_the_machines_is_refused(laptop, overrides, message):
+    errors = check(str(aws(laptop)), "quickstart", overrides).errors
+    assert message in " ".join(found.message for found in errors)
+
+
+def test_machines_that_the_table_lacks_are_not_held_for_missing(laptop):
+    """A pool of them exists all the same, and the head will know what they hold."""
+    path = aws(laptop)
+    path.write_text(path.read_text().replace("&cpu m7i.2xlarge", "&cpu m7i-flex.xlarge"))
+    checked = check(str(path), "quickstart", ["resources.pool=cpu"])
+    assert not checked.errors
+    assert checked.study is None
+    assert any("what m7i-flex.xlarge holds is not in our table" in note for note in checked.notes)
+    assert check(str(path), "quickstart", ["resources.pool=wide"]).study is not None
+
+
+def test_more_slots_than_machines_hold_is_a_warning(laptop):
+    checked = check(str(aws(laptop)), "quickstart", ["resources.pool=cpu", "resources.slots=500"])
+    assert not checked.errors
+    assert any("`resources.slots` of quickstart is 500" in found.message for found in checked.warnings)
+
+
+def test_json_is_one_document_and_the_status_says_whether_it_passes(laptop, capsys, monkeypatch):
+    for bucket, status in (("my-bucket", 0), ("My_Bucket", 2)):
+        monkeypatch.setattr(
+            "sys.argv", ["interplay", "cluster", "check", str(aws(laptop, bucket=bucket)), "--json"]
+        )
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        document = json.loads(capsys.readouterr().out)
+        assert (ended.value.code or 0) == status
+        assert set(document) == {"file", "errors", "warnings", "notes", "price"}
+        assert bool(document["errors"]) == bool(status)
+        assert all(set(found) == {"path", "line", "message"} for found in document["errors"])
+        assert document["price"]["head_hour"] > 0
+
+
+def test_findings_are_a_line_each_and_the_text_names_the_source_of_prices(laptop, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "sys.argv", ["interplay", "cluster", "check", str(aws(laptop, image="x")), "levine2020"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out = capsys.readouterr().out
+    assert ended.value.code == 2
+    assert re.search(r"(?m)^error: line \d+, metadata\.image: .*copy it from the console\.$", out)
+    assert prices().page in out
+    assert "assumption" in out
+    assert "about $" in out
+
+
+@pytest.mark.parametrize(
+    ("dollars", "text"),
+    [
+        (0, "$0.00"), (0.004, "1 cent"), (0.2167, "$0.22"), (1.94, "$1.94"), (27.5, "$28"), (104.4, "$100"),
+        (38_912.7, "$39,000"), (995, "$1,000"), (9.996, "$10.00"),
+    ],
+)  # fmt: skip
+def test_money_has_no_more_digits_than_are_known(dollars, text):
+    assert about(dollars) == text
+
+
+def test_every_machine_of_the_table_has_a_device_of_ours_and_ray_sees_what_the_table_says():
+    """Against the data that moto has from EC2 itself, by the code that Ray runs on it."""
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager as Gpus
+
+    for name, machine in prices().types.items():
+        real = INSTANCE_TYPES[name]
+        assert machine.cpus == real["VCpuInfo"]["DefaultVCpus"]
+        assert machine.memory_gib == real["MemoryInfo"]["SizeInMiB"] // 1024
+        assert machine.gpus == (Gpus.get_ec2_instance_num_accelerators(name, INSTANCE_TYPES) or 0)
+        pool = Pool("x", ("x",), name, 1, False, machine, machine.hour)
+        offered = {key for key in resources(pool, {}) if key.startswith("accelerator_type:")}
+        kind = Gpus.get_ec2_instance_accelerator_type(name, INSTANCE_TYPES)
+        assert offered == ({f"accelerator_type:{kind}"} if kind else set())
+        assert DEVICES[machine.device].is_gpu == bool(machine.gpus)
+        if machine.gpus:
+            memory = real["GpuInfo"]["Gpus"][0]["MemoryInfo"]["SizeInMiB"] * 2**20
+            assert memory == pytest.approx(DEVICES[machine.device].memory, rel=0.1)
+
+
+def test_arm_machines_are_told_by_their_names():
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    for name, real in INSTANCE_TYPES.items():
+        is_arm = "arm64" in real["ProcessorInfo"]["SupportedArchitectures"]
+        assert (ARM.match(name) is not None) == is_arm, name
+
+
+def test_ray_takes_the_resources_we_foresee(laptop):
+    """`ray up` fills in CPU, GPU, memory and the kind of GPU; the share for processes is Ray's constant."""
+    from ray._private.ray_constants import DEFAULT_OBJECT_STORE_MEMORY_PROPORTION
+
+    from study.cluster.fit import PROCESS_SHARE
+
+    assert pytest.approx(1 - DEFAULT_OBJECT_STORE_MEMORY_PROPORTION) == PROCESS_SHARE
+
+
+@pytest.mark.parametrize(
+    ("library", "arguments"),
+    [("botocore", ["cluster", "check", "cluster/aws.yaml"]), ("aiohttp", ["submit", "quickstart"])],
+)
+def test_without_the_extra_it_is_named(library, arguments):
+    program = f"import sys; sys.modules[{library!r}] = None; import study.cli; study.cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 2
+    assert (
+        f"needs {library}, of the extra `cluster`; install it: pip install 'interplay[cluster]'."
+        in done.stderr
+    )
+
+
+def test_the_command_starts_without_the_libraries_of_a_cluster():
+    heavy = {"ray", "boto3", "botocore", "jsonschema", "torch", "mlflow"}
+    program = f"import study.cli, sys; print(*sorted(set(sys.modules) & {heavy!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(ROOT)
+    )
+    assert done.stdout.strip() == ""

@@ -1,0 +1,267 @@
+"""The files of cluster/: each is what its reader takes, and they agree with one another."""
+
+import copy
+import gzip
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "cluster"
+SCRIPTS = sorted(path.name for path in CLUSTER.iterdir() if path.suffix in (".sh", ".sbatch"))
+#: Of Ray's own, by name in the cluster's file.
+SHARED = (
+    "file_mounts",
+    "cluster_synced_files",
+    "rsync_exclude",
+    "rsync_filter",
+    "setup_commands",
+    "worker_start_ray_commands",
+)
+
+
+def load(name):
+    return yaml.safe_load((CLUSTER / name).read_text())
+
+
+def commands(config):
+    return [
+        *config["setup_commands"],
+        *config["head_start_ray_commands"],
+        *config["worker_start_ray_commands"],
+    ]
+
+
+@pytest.fixture(scope="module")
+def rayjob():
+    documents = list(yaml.safe_load_all((CLUSTER / "kuberay" / "rayjob.yaml").read_text()))
+    return next(document for document in documents if document["kind"] == "RayJob")
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """What the ConfigMap beside the RayJob tells a study of its groups."""
+    documents = list(yaml.safe_load_all((CLUSTER / "kuberay" / "rayjob.yaml").read_text()))
+    (config,) = (document for document in documents if document["kind"] == "ConfigMap")
+    return yaml.safe_load(config["data"]["cluster.yaml"])
+
+
+def strict(schema):
+    """The schema as an API server takes it under strict field validation: what it does not name is an error."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: strict(value) for key, value in schema.items()}
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        result["additionalProperties"] = False
+        result["properties"] = {name: strict(field) for name, field in schema["properties"].items()}
+    return result
+
+
+@pytest.fixture(scope="module")
+def kuberay():
+    """A check of a RayJob by KubeRay's own schema."""
+    archive = Path(__file__).parent / "crds" / "rayjob.json.gz"
+    document = json.loads(gzip.decompress(archive.read_bytes()))
+    assert document["tag"] == "v1.7.0"
+    schema = strict(document["schema"])
+    # Of any object it names only these three; an API server knows their rest.
+    schema["properties"]["metadata"] = {"type": "object"}
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("name", ["aws.yaml", "onprem.yaml"])
+def test_ray_takes_the_file(name):
+    config = load(name)
+    validate_config(prepare_config(copy.deepcopy(config)))
+    # Ray's schema lets a user's own data pass, and nothing else that it does not know.
+    with pytest.raises(jsonschema.ValidationError, match="idle_timeout_minuts"):
+        validate_config(prepare_config({**config, "idle_timeout_minuts": 5}))
+
+
+def test_what_a_user_edits_comes_first_and_is_used():
+    """`metadata` is the first key, and each of its values is referred to below, or read by the machines' scripts."""
+    for name, by_scripts in (("aws.yaml", {"bucket"}), ("onprem.yaml", {"storage"})):
+        text = (CLUSTER / name).read_text()
+        assert next(iter(load(name))) == "metadata"
+        anchors, uses = set(re.findall(r" &(\w+)", text)), set(re.findall(r"[ [{]\*(\w+)", text))
+        assert anchors == uses, name
+        for key in by_scripts:
+            assert re.search(rf"metadata\[['\"]{key}['\"]\]", (CLUSTER / "setup_node.sh").read_text())
+
+
+def test_pools_are_resources_and_labels_of_one_name():
+    config = load("aws.yaml")
+    types = config["available_node_types"]
+    head = types.pop(config["head_node_type"])
+    assert head["resources"] == {"CPU": 0, "head": 1}
+    assert set(types) == {"spot", "on_demand", "wide", "cpu"}
+    for name, kind in types.items():
+        assert kind["resources"] == {name: 1}
+        assert kind["labels"] == {"pool": name}
+        assert kind["min_workers"] == 0
+    assert sum(kind["max_workers"] for kind in types.values()) >= config["max_workers"]
+    spot = {name for name, kind in types.items() if "InstanceMarketOptions" in kind["node_config"]}
+    assert spot == {"spot", "cpu"}
+
+
+def test_machines_on_aws_are_closed_and_named():
+    config = load("aws.yaml")
+    for kind in config["available_node_types"].values():
+        node = kind["node_config"]
+        assert node["MetadataOptions"] == {"HttpTokens": "required"}
+        assert node["ImageId"] == config["metadata"]["image"]
+        assert node["SecurityGroupIds"] == [config["metadata"]["security_group"]]
+        assert node["BlockDeviceMappings"][0]["Ebs"]["VolumeType"] == "gp3"
+        assert node["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is True
+    head = config["available_node_types"]["head"]["node_config"]["IamInstanceProfile"]
+    workers = [
+        kind["node_config"]["IamInstanceProfile"]
+        for name, kind in config["available_node_types"].items()
+        if name != "head"
+    ]
+    assert all(worker == workers[0] != head for worker in workers)
+
+
+@pytest.mark.parametrize("name", ["aws.yaml", "onprem.yaml"])
+def test_ray_is_started_with_a_token_on_loopback(name):
+    config = load(name)
+    starts = [command for command in commands(config) if "ray start" in command]
+    assert len(starts) == 2
+    for command in starts:
+        assert (
+            command.index("environment.sh")
+            < command.index("RAY_AUTH_MODE=token")
+            < command.index("ray start")
+        )
+        assert "--disable-usage-stats" in command
+    (head,) = (command for command in starts if "--head" in command)
+    assert "--dashboard-host=127.0.0.1" in head
+    assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/interplay-token"
+
+
+@pytest.mark.parametrize("name", ["aws.yaml", "onprem.yaml"])
+def test_mlflow_is_started_before_ray_and_waited_for_after(name):
+    """Its password is made by the start, and the drivers of jobs inherit it from `ray start`."""
+    steps = load(name)["head_start_ray_commands"]
+    words = ("ray stop", "start_mlflow.sh --no-wait", "ray start", "start_mlflow.sh")
+    assert len(steps) == len(words)
+    assert all(word in step for word, step in zip(words, steps, strict=True))
+
+
+def test_the_two_ways_of_ray_up_differ_only_in_their_machines():
+    aws, onprem = load("aws.yaml"), load("onprem.yaml")
+    assert {key: aws[key] for key in SHARED} == {key: onprem[key] for key in SHARED}
+
+
+def test_everything_mounted_is_there_and_no_folder_is_mounted_whole():
+    """Ray reads all of a mount at each `ray up`, also what git ignores (ray#20878)."""
+    mounts = load("aws.yaml")["file_mounts"]
+    sources = {source for source in mounts.values() if not source.startswith("~")}
+    assert all((ROOT / source).exists() for source in sources)
+    assert {"study", "trainables", "analysis", "cluster", "pyproject.toml", "constraints.txt"} <= sources
+    assert "." not in sources
+    for source in sources:
+        assert mounts[f"~/interplay/{source}"] == source
+    for command in commands(load("aws.yaml")):
+        for script in re.findall(r"~/interplay/(cluster/\w+\.sh)", command):
+            assert (ROOT / script).is_file()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_bash(name):
+    subprocess.run(["bash", "-n", CLUSTER / name], check=True)
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", "-x", CLUSTER / name], capture_output=True, text=True, check=False)
+    assert not done.stdout
+
+
+def test_kuberay_takes_the_job(rayjob, kuberay):
+    kuberay.validate(rayjob)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        (("spec",), {"backofLimit": 1}),
+        (("spec", "rayClusterSpec", "authOptions"), {"mode": "tokens"}),
+        (("spec", "rayClusterSpec", "autoscalerOptions"), {"version": "v3"}),
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0), {"groupNam": "spot"}),
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0), {"maxReplicas": "8"}),
+        (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "containers", 0), {"images": "a"}),
+    ],
+)
+def test_kuberay_refuses_a_mistake_in_the_job(rayjob, kuberay, path, wrong):
+    broken = copy.deepcopy(rayjob)
+    target = broken
+    for key in path:
+        target = target[key]
+    target.update(wrong)
+    (error,) = kuberay.iter_errors(broken)
+    assert next(iter(wrong)) in [*error.path, *re.findall(r"'(\w+)'", error.message)]
+
+
+def test_the_study_on_kubernetes_knows_what_its_groups_may_grow_to(rayjob, pools):
+    groups = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    told = pools["available_node_types"]
+    assert [group["groupName"] for group in groups] == list(told)
+    for group in groups:
+        name = group["groupName"]
+        asked = {resource: int(number) for resource, number in group["resources"].items()}
+        assert told[name]["resources"] == asked
+        assert told[name]["max_workers"] == group["maxReplicas"]
+        assert asked[name] == 1
+        assert group["labels"] == {"pool": name}
+        # KubeRay reads these names in any case; a pool of such a name would overwrite the number.
+        assert name.lower() not in ("cpu", "gpu", "memory")
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert (int(limits["cpu"]), int(limits.get("nvidia.com/gpu", 0))) == (
+            asked["CPU"],
+            asked.get("GPU", 0),
+        )
+    assert pools["max_workers"] == sum(group["maxReplicas"] for group in groups)
+    images = {
+        container["image"]
+        for group in itertools.chain([rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]], groups)
+        for container in group["template"]["spec"]["containers"]
+    }
+    assert len(images) == 1
+
+
+def test_what_never_ran_says_so_in_its_first_line():
+    first = (CLUSTER / "kuberay" / "rayjob.yaml").read_text().splitlines()[0]
+    assert first.startswith("# Checked against the schema of KubeRay v1.7.0 and never run.")
+
+
+def test_the_job_has_the_pinned_ray(rayjob):
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert rayjob["spec"]["rayClusterSpec"]["rayVersion"] == pins["ray"]
+
+
+def test_the_prices_on_the_page_are_those_that_the_check_says(tmp_path):
+    file = tmp_path / "aws.yaml"
+    file.write_text((CLUSTER / "aws.yaml").read_text())
+    command = [sys.executable, "-m", "study", "cluster", "check", file, "levine2020"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout
+    (block,) = re.findall(r"```text\n(pool .*?)```", (CLUSTER / "README.md").read_text(), re.S)
+    assert block.strip() in shown
+
+
+def test_an_image_is_built_from_what_a_machine_is_set_up_from():
+    """.dockerignore lets in what `ray up` mounts, and the page's image has the pinned Ray."""
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    mounts = load("aws.yaml")["file_mounts"].values()
+    assert allowed == {source for source in mounts if not source.startswith("~")}
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert f"FROM rayproject/ray:{pins['ray']}-py311" in (CLUSTER / "README.md").read_text()

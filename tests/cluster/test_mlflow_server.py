@@ -1,0 +1,346 @@
+"""cluster/start_mlflow.sh with a real server: in a home of its own, on a port of its own, killed and back by itself."""
+
+import base64
+import logging
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "cluster" / "start_mlflow.sh"
+PASSWORD = "kept-from-everyone"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Head:
+    """A machine's home folder, and what a user may do there."""
+
+    def __init__(self, home, **settings):
+        self.home, self.port = home, free_port()
+        binaries = Path(sys.executable).parent
+        self.environment = {
+            "HOME": str(home),
+            "PATH": f"{binaries}:/usr/bin:/bin",
+            "MLFLOW_PORT": str(self.port),
+            **settings,
+        }
+
+    def call(self, *arguments):
+        return subprocess.run(
+            ["bash", SCRIPT, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def family(self):
+        """All processes that know this home: the loop, the server and its helpers."""
+        mark = f"{self.home}/mlflow"
+        return [p for p in psutil.process_iter() if self._environ(p).get("INTERPLAY_MLFLOW_OF") == mark]
+
+    @staticmethod
+    def _environ(process):
+        try:
+            return process.environ()
+        except psutil.Error:
+            return {}
+
+    def server(self):
+        """The process that holds the port."""
+        (found,) = {
+            c.pid
+            for c in psutil.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN and c.laddr.port == self.port
+        }
+        return psutil.Process(found)
+
+    def status(self, path="/", host="127.0.0.1", **headers):
+        request = urllib.request.Request(f"http://{host}:{self.port}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                return reply.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def healthy_again(self):
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                if self.status("/health") == 200:
+                    return
+            except OSError:
+                pass
+            assert time.monotonic() < deadline, (self.home / "mlflow" / "server.log").read_text()
+            time.sleep(0.2)
+
+    def log(self):
+        return (self.home / "mlflow" / "server.log").read_text()
+
+
+@pytest.fixture
+def head(tmp_path):
+    """Heads whose server is ended with the test, by the script itself; nothing may be left."""
+    made = []
+
+    def make(**settings):
+        home = tmp_path / f"home{len(made)}"
+        home.mkdir()
+        made.append(Head(home, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        assert one.call("--stop").returncode == 0
+        deadline = time.monotonic() + 10
+        while one.family():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def modes(folder):
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()}
+
+
+def test_the_server_starts_once_and_comes_back_by_itself(head):
+    one = head()
+    done = one.call()
+    assert done.returncode == 0, done.stderr + one.log()
+    assert one.status("/health") == 200
+    assert one.status("/", Host="evil.com") == 403
+    assert one.status("/", Host=f"localhost:{one.port}") == 200
+    # On loopback and nowhere else.
+    assert {c.laddr.ip for c in one.server().net_connections() if c.status == psutil.CONN_LISTEN} == {
+        "127.0.0.1"
+    }
+    assert set(modes(one.home / "mlflow").values()) == {0o600}
+
+    # Called again, also by several at once, it starts nothing.
+    before = one.server()
+    again = [subprocess.Popen(["bash", SCRIPT], env=one.environment) for _ in range(4)]
+    assert [process.wait(60) for process in again] == [0] * 4
+    assert one.server() == before
+    assert before.is_running()
+
+    # The server alone is killed: the loop starts another, with the same store.
+    import mlflow
+
+    client = mlflow.MlflowClient(f"http://127.0.0.1:{one.port}")
+    client.create_experiment("kept")
+    before.send_signal(signal.SIGKILL)
+    one.healthy_again()
+    assert one.server() != before
+    assert client.get_experiment_by_name("kept").artifact_location.startswith("mlflow-artifacts:/")
+    assert "MLflow ended with status" in one.log()
+
+    # The loop is killed: the server lives on as an orphan, and a new start puts a loop and a server in their place.
+    orphan = one.server()
+    family = one.family()
+    members = {process.pid for process in family}
+    (loop,) = (process for process in family if process.ppid() not in members)
+    assert loop.cmdline()[-1] == "--watch"
+    loop.send_signal(signal.SIGKILL)
+    assert one.status("/health") == 200
+    assert one.call().returncode == 0
+    assert not orphan.is_running()
+    one.server().send_signal(signal.SIGKILL)
+    one.healthy_again()
+
+
+def test_a_server_that_cannot_start_says_why_and_keeps_the_password(head):
+    """The trap of the name: under SQLAlchemy 2.1 plain `postgresql` means a driver that is not installed."""
+    one = head(INTERPLAY_MLFLOW_STORE=f"postgresql://mlflow:{PASSWORD}@127.0.0.1:1/mlflow")
+    assert one.call("--no-wait").returncode == 0
+    deadline = time.monotonic() + 120
+    while "MLflow ended with status" not in one.log():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert "No module named 'psycopg'" in one.log()
+    assert PASSWORD not in one.log()
+    assert not [p for p in one.family() if PASSWORD in " ".join(p.cmdline())]
+
+
+def test_with_authentication_only_the_password_opens_it(head):
+    one = head()
+    assert one.call("--no-wait").returncode == 0
+    # One that runs with other settings is replaced, and not taken for the one that was asked for.
+    one.environment["INTERPLAY_MLFLOW_AUTH"] = "1"
+    done = one.call()
+    assert done.returncode == 0, done.stderr + one.log()
+    password = (one.home / "mlflow" / "admin_password").read_text()
+    assert len(password) == 64
+    assert set(modes(one.home / "mlflow").values()) == {0o600}
+    api = "/api/2.0/mlflow/experiments/search?max_results=1"
+
+    def basic(word):
+        return "Basic " + base64.b64encode(f"admin:{word}".encode()).decode()
+
+    assert one.status("/health") == 200
+    assert one.status(api) == 401
+    assert one.status(api, Authorization=basic("wrong")) == 401
+    assert one.status(api, Authorization=basic(password)) == 200
+    # The drivers of jobs have it from environment.sh.
+    show = f"source {ROOT}/cluster/environment.sh; echo $MLFLOW_TRACKING_USERNAME:$MLFLOW_TRACKING_PASSWORD"
+    shown = subprocess.run(
+        ["bash", "-c", show], env=one.environment, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == f"admin:{password}"
+    # Nobody else does: not the log, and not what `ps` shows to all.
+    assert password not in one.log()
+    assert not [p for p in one.family() if password in " ".join(p.cmdline())]
+
+
+@pytest.fixture
+def bucket():
+    """A bucket of a server that speaks S3, on loopback, and what reaches it."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/study", method="PUT")).close()
+    yield {
+        "INTERPLAY_STORAGE": "s3://study/interplay",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": PASSWORD,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    server.stop()
+
+
+def test_a_new_head_begins_with_the_store_of_the_old_one(head, bucket):
+    import mlflow
+
+    old = head(INTERPLAY_MLFLOW_COPY="1", **bucket)
+    done = old.call()
+    assert done.returncode == 0, done.stderr + old.log()
+    client = mlflow.MlflowClient(f"http://127.0.0.1:{old.port}")
+    run = client.create_run(client.create_experiment("kept"))
+    client.log_text(run.info.run_id, "shown", "report.html")
+    client.set_tag(run.info.run_id, "done", "yes")
+    written = time.time()
+    deadline = time.monotonic() + 60
+    while not (mark := old.home / "mlflow" / "copied").exists() or mark.stat().st_mtime < written:
+        assert time.monotonic() < deadline, old.log()
+        time.sleep(0.2)
+    assert old.call("--stop").returncode == 0
+
+    # While nobody says whether there is a copy, no server starts with an empty store.
+    lost = head(**{**bucket, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_MAX_ATTEMPTS": "1"})
+    assert lost.call("--no-wait").returncode == 0
+    deadline = time.monotonic() + 120
+    while "MLflow ended with status 1" not in lost.log():
+        assert time.monotonic() < deadline, lost.log()
+        time.sleep(0.5)
+    assert not (lost.home / "mlflow" / "mlflow.db").exists()
+
+    new = head(**bucket)
+    done = new.call()
+    assert done.returncode == 0, done.stderr + new.log()
+    client = mlflow.MlflowClient(f"http://127.0.0.1:{new.port}")
+    assert client.get_run(run.info.run_id).data.tags["done"] == "yes"
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["report.html"]
+    assert not any(PASSWORD in one.log() for one in (old, lost, new))
+
+
+@pytest.fixture
+def postgres(tmp_path):
+    """Debian's PostgreSQL, started by the test, as the user that its package makes: it refuses to run as root."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not folders:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    if os.geteuid() == 0:
+        try:
+            user = pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("PostgreSQL refuses root, and there is no user `postgres`")
+        become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    else:
+        become = []
+    # Sockets and data where that user may go, which pytest's own folder is not.
+    place = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    if become:
+        os.chown(place, user.pw_uid, user.pw_gid)
+    port = free_port()
+    (place / "password").write_text(PASSWORD)
+    (place / "password").chmod(0o644)
+    initialise = [
+        "initdb",
+        "-D",
+        place / "data",
+        "-U",
+        "mlflow",
+        "-A",
+        "scram-sha-256",
+        "--pwfile",
+        place / "password",
+    ]
+    subprocess.run(
+        [*become, folders[-1] / initialise[0], *initialise[1:]], check=True, capture_output=True, cwd=place
+    )
+    serve = [folders[-1] / "postgres", "-D", place / "data", "-k", place, "-h", "127.0.0.1", "-p", str(port)]
+    with (tmp_path / "postgres.log").open("w") as log:
+        process = subprocess.Popen([*become, *serve], stdout=log, stderr=log, cwd=place)
+    try:
+        yield port, folders[-1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        shutil.rmtree(place)
+
+
+def test_the_store_may_be_postgresql(head, postgres, tmp_path):
+    port, binaries = postgres
+    passwords = tmp_path / "pgpass"
+    passwords.write_text(f"127.0.0.1:{port}:*:mlflow:{PASSWORD}\n")
+    passwords.chmod(0o600)
+    deadline = time.monotonic() + 60
+    ask = [binaries / "psql", "-h", "127.0.0.1", "-p", str(port), "-U", "mlflow", "-d", "postgres", "-Atc"]
+    known = {"PGPASSFILE": str(passwords), "PATH": os.environ["PATH"]}
+    while subprocess.run(
+        [*ask, "create database mlflow"], env=known, capture_output=True, check=False
+    ).returncode:
+        assert time.monotonic() < deadline, (tmp_path / "postgres.log").read_text()
+        time.sleep(0.5)
+
+    uri = f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/mlflow"
+    one = head(INTERPLAY_MLFLOW_STORE=uri, PGPASSFILE=str(passwords))
+    done = one.call()
+    assert done.returncode == 0, done.stderr + one.log()
+
+    import mlflow
+
+    client = mlflow.MlflowClient(f"http://127.0.0.1:{one.port}")
+    run = client.create_run(client.create_experiment("in PostgreSQL"))
+    client.log_metric(run.info.run_id, "loss", 1.5)
+    one.server().send_signal(signal.SIGKILL)
+    one.healthy_again()
+    assert client.get_run(run.info.run_id).data.metrics == {"loss": 1.5}
+    ask[ask.index("postgres")] = "mlflow"
+    counted = subprocess.run(
+        [*ask, "select count(*) from metrics"], env=known, capture_output=True, text=True, check=True
+    )
+    assert counted.stdout.strip() == "1"
+    assert not (one.home / "mlflow" / "mlflow.db").exists()
+    assert PASSWORD not in one.log()
+    assert not [p for p in one.family() if PASSWORD in " ".join(p.cmdline())]

@@ -1,0 +1,171 @@
+"""cluster/setup_node.sh and cluster/environment.sh in a home folder of their own; no package is fetched."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CLUSTER = Path(__file__).parents[2] / "cluster"
+ROOT = CLUSTER.parent
+
+
+class Machine:
+    """A machine as `ray up` leaves it before the setup commands: the repository's files and nothing else."""
+
+    def __init__(self, home):
+        self.home = home
+        (home / "interplay").symlink_to(ROOT)
+        self.environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+
+    def run(self, script, **more):
+        return subprocess.run(
+            ["bash", "-c", script],
+            env={**self.environment, **more},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def setup(self, **more):
+        return self.run("bash ~/interplay/cluster/setup_node.sh", **more)
+
+    def variables(self, **more):
+        """What a login shell's commands have, as Ray's launcher runs them."""
+        done = self.run("source ~/.bashrc; source ~/interplay/cluster/environment.sh; env -0", **more)
+        assert done.returncode == 0, done.stderr
+        return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+
+    def configure(self, **config):
+        """What Ray writes on a head, and on no worker."""
+        (self.home / "ray_bootstrap_config.yaml").write_text(json.dumps(config))
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def test_an_environment_that_has_all_is_taken_and_kept(machine):
+    done = machine.setup(INTERPLAY_ENV=sys.prefix)
+    assert done.returncode == 0, done.stderr
+    assert "has the pinned packages" in done.stdout
+    assert (machine.home / "interplay-env").readlink() == Path(sys.prefix)
+    again = machine.setup()
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    # The line that ends ~/.bashrc for shells without a terminal must not come before it, nor it twice.
+    assert (machine.home / ".bashrc").read_text().count("environment.sh;") == 1
+
+
+def test_the_python_of_the_path_is_taken_if_it_has_all(machine):
+    done = machine.setup(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    assert (machine.home / "interplay-env" / "bin" / "python").exists()
+
+
+def test_users_own_lines_of_the_shell_are_kept(machine):
+    own = "case $- in *i*) ;; *) return ;; esac\nexport MINE='a  b'\n"
+    # As those have it who keep their settings elsewhere.
+    (machine.home / "kept").write_text(own)
+    (machine.home / "kept").chmod(0o600)
+    (machine.home / ".bashrc").symlink_to("kept")
+    several = "for i in 1 2 3 4; do bash ~/interplay/cluster/setup_node.sh & done; wait"
+    assert machine.run(several, INTERPLAY_ENV=sys.prefix).returncode == 0
+    assert (machine.home / ".bashrc").is_symlink()
+    assert (machine.home / "kept").stat().st_mode & 0o777 == 0o600
+    first, rest = (machine.home / ".bashrc").read_text().split("\n", 1)
+    assert "environment.sh" in first
+    assert rest == own
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("constraints.txt", "ray==2.60.0", "ray==2.59.0"), "has ray 2.60.0, not ==2.59.0"),
+        # Of a package that is only there because another wants it.
+        (("constraints.txt", "s3transfer==", "s3transfer==9"), "has s3transfer"),
+        (("pyproject.toml", '"boto3>=1.40"', '"no-such-package>=1"'), "has no no-such-package"),
+    ],
+)
+def test_an_environment_that_lacks_something_is_refused_by_its_name(machine, tmp_path, change, reason):
+    name, old, new = change
+    copy = tmp_path / "copy"
+    shutil.copytree(CLUSTER, copy / "cluster")
+    for file in ("constraints.txt", "pyproject.toml"):
+        shutil.copyfile(ROOT / file, copy / file)
+    text = (copy / name).read_text()
+    assert old in text
+    (copy / name).write_text(text.replace(old, new))
+    done = machine.run(f"bash {copy}/cluster/setup_node.sh", INTERPLAY_ENV=sys.prefix)
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert "unset INTERPLAY_ENV" in done.stderr
+    assert not (machine.home / ".interplay-env.stamp").exists()
+
+
+def test_new_versions_are_looked_for_anew(machine):
+    """What was found to fit is not believed to fit what came later."""
+    assert machine.setup(INTERPLAY_ENV=sys.prefix).returncode == 0
+    (machine.home / ".interplay-env.stamp").write_text("of an older version\n")
+    assert "has the pinned packages" in machine.setup(INTERPLAY_ENV=sys.prefix).stdout
+
+
+def test_a_gpu_that_torch_cannot_use_is_said_at_once(machine, tmp_path):
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine may have a GPU that torch can use")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-1)'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = machine.setup(INTERPLAY_ENV=sys.prefix, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert done.returncode == 1
+    assert "torch cannot use it" in done.stderr
+
+
+def test_the_head_of_aws_tells_the_region_and_the_bucket(machine):
+    machine.configure(
+        cluster_name="interplay",
+        provider={"type": "aws", "region": "eu-west-1"},
+        metadata={"bucket": "studies"},
+    )
+    assert machine.setup(INTERPLAY_ENV=sys.prefix).returncode == 0
+    found = machine.variables()
+    assert found["INTERPLAY_STORAGE"] == "s3://studies/interplay"
+    assert found["INTERPLAY_CLUSTER"] == "interplay"
+    assert found["AWS_DEFAULT_REGION"] == found["AWS_REGION"] == "eu-west-1"
+    # A worker has no configuration, only this file, which Ray copies from the head.
+    (machine.home / "worker").mkdir()
+    worker = Machine(machine.home / "worker")
+    shutil.copyfile(machine.home / "interplay-cluster.sh", worker.home / "interplay-cluster.sh")
+    assert worker.setup(INTERPLAY_ENV=sys.prefix).returncode == 0
+    assert worker.variables()["INTERPLAY_STORAGE"] == "s3://studies/interplay"
+
+
+def test_the_head_of_ones_own_machines_tells_the_folder_whatever_its_name(machine):
+    folder = "/mnt/our data/$(touch oops)"
+    machine.configure(cluster_name="interplay", provider={"type": "local"}, metadata={"storage": folder})
+    assert machine.setup(INTERPLAY_ENV=sys.prefix).returncode == 0
+    found = machine.variables()
+    assert found["INTERPLAY_STORAGE"] == folder
+    assert "AWS_REGION" not in found
+
+
+def test_what_the_drivers_of_jobs_are_told(machine):
+    assert machine.setup(INTERPLAY_ENV=sys.prefix).returncode == 0
+    # Ray's launcher sets the first for each of its commands, `ray start` among them.
+    found = machine.variables(OMP_NUM_THREADS="1")
+    assert "OMP_NUM_THREADS" not in found
+    assert found["RAY_AUTH_MODE"] == "token"
+    assert found["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert found["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert found["INTERPLAY_RESULTS"] == f"{machine.home}/results"
+    assert found["PATH"].split(":")[0] == f"{machine.home}/interplay-env/bin"
+    assert found["PATH"].count("interplay-env") == found["PYTHONPATH"].count("interplay") == 1
+    # Where no server was ever started there is none to name.
+    assert "INTERPLAY_TRACKING" not in found
+    (machine.home / "mlflow").mkdir()
+    assert machine.variables()["INTERPLAY_TRACKING"] == "http://127.0.0.1:5000"
+    assert machine.variables(MLFLOW_HOST="0.0.0.0")["INTERPLAY_TRACKING"] == "http://127.0.0.1:5000"
+    assert machine.variables(MLFLOW_HOST="10.0.0.4")["INTERPLAY_TRACKING"] == "http://10.0.0.4:5000"
+    (machine.home / "interplay-settings.sh").write_text("export INTERPLAY_TRACKING=https://mlflow.example\n")
+    assert machine.variables()["INTERPLAY_TRACKING"] == "https://mlflow.example"

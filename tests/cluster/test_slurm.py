@@ -1,0 +1,140 @@
+"""cluster/slurm.sbatch under a real Slurm of two machines, both played by this one in namespaces of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from study.tracking import Store
+from tests.environment import PRIORITY
+
+pytestmark = [pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+NEEDED = (
+    "unshare",
+    "nsenter",
+    "ip",
+    "setpriv",
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "scontrol",
+    "sinfo",
+)
+TRUSTED = "/usr/sbin:/usr/bin:/sbin:/bin"
+STUDY = ("quickstart", "--set=training.seeds=1", "--set=training.steps=200", "--set=frontier.depths=[1,2]")
+
+
+class Slurm:
+    """The namespaces, and commands run in them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        # Only this process need be killed: it takes all of its namespaces with it.
+        self.process = subprocess.Popen(
+            ["unshare", "-m", "-n", "-p", "-u", "-f", "--mount-proc", "--kill-child=SIGKILL",
+             "bash", Path(__file__).parent / "slurm" / "machines.sh", folder],
+            env={"PATH": TRUSTED}, stdout=(folder / "machines.log").open("w"), stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def ready(self):
+        deadline = time.monotonic() + 60
+        while not (self.folder / "ready").exists():
+            assert self.process.poll() is None, (self.folder / "machines.log").read_text()
+            assert time.monotonic() < deadline, (self.folder / "machines.log").read_text()
+            time.sleep(0.2)
+        (inside,) = psutil.Process(self.process.pid).children()
+        self.inside = inside.pid
+
+    def run(self, *command, check=True, **settings):
+        enter = ["nsenter", "-t", str(self.inside), "-m", "-n", "-p", "-u", f"--wdns={ROOT}"]
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        environment = {
+            "PATH": TRUSTED,
+            "HOME": str(home),
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "INTERPLAY_ENV": sys.prefix,
+            "INTERPLAY_RESULTS": str(self.folder / "results"),
+            "OMP_NUM_THREADS": "1",
+            **PRIORITY,
+            **settings,
+        }
+        done = subprocess.run(
+            [*enter, *command], env=environment, capture_output=True, text=True, check=False
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    def submit(self, *study):
+        """Submit the script as a user has edited it, on machines without GPUs; the job's number."""
+        script = self.folder / "job.sbatch"
+        lines = (ROOT / "cluster" / "slurm.sbatch").read_text().splitlines(keepends=True)
+        script.write_text("".join(line for line in lines if "--gpus-per-node" not in line))
+        return self.run("sbatch", "--parsable", f"--output={self.folder}/%j.log", script, *study)
+
+    def state(self, job):
+        return re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job)).group(1)
+
+    def ended(self, job, patience=240):
+        deadline = time.monotonic() + patience
+        while (state := self.state(job)) in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            assert time.monotonic() < deadline, self.log(job)
+            time.sleep(0.5)
+        return state
+
+    def log(self, job):
+        path = self.folder / f"{job}.log"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    if os.geteuid():
+        pytest.skip("needs root, for namespaces and Slurm's own processes")
+    if absent := [name for name in NEEDED if not shutil.which(name, path=TRUSTED)]:
+        pytest.skip(f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge iproute2")
+    started = Slurm(tmp_path)
+    try:
+        started.ready()
+        # Nothing of it can leave this machine: another network, with no way out.
+        own, inside = (Path(f"/proc/{pid}/ns/net").readlink() for pid in ("self", started.inside))
+        assert own != inside
+        assert "default" not in started.run("ip", "route")
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+
+
+def test_a_job_that_is_told_to_end_goes_on_when_submitted_again(slurm):
+    first = slurm.submit(*STUDY)
+    deadline = time.monotonic() + 240
+    while "[1/8]" not in slurm.log(first):
+        assert slurm.state(first) in ("PENDING", "CONFIGURING", "RUNNING"), slurm.log(first)
+        assert time.monotonic() < deadline, slurm.log(first)
+        time.sleep(0.5)
+    # What Slurm sends 120 s before the time is up.
+    slurm.run("scancel", "--batch", "--signal=TERM", first)
+    assert slurm.ended(first) == "FAILED"
+    assert not slurm.run("pgrep", "-f", "raylet|mlflow|interplay", check=False)
+    rows = Store(f"sqlite:///{slurm.folder}/results/mlflow.db", "quickstart").rows()
+    assert 1 <= len(rows) < 8
+
+    second = slurm.submit(*STUDY)
+    assert slurm.ended(second) == "COMPLETED", slurm.log(second)
+    # Two machines of two CPUs each.
+    assert f"8 cells, {len(rows)} done" in slurm.log(second)
+    assert "on 4 slots" in slurm.log(second)
+    again = Store(f"sqlite:///{slurm.folder}/results/mlflow.db", "quickstart").rows()
+    assert len(again) == 8
+    assert {cell: again[cell].loss for cell in rows} == {cell: row.loss for cell, row in rows.items()}
+    assert (slurm.folder / "results" / "quickstart" / "report.html").is_file()

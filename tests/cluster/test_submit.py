@@ -1,0 +1,585 @@
+"""`interplay submit`: what is sent, what is said when it cannot be, and a study on a real Ray head with a token."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from study import cli
+from study.cluster import submit as submitting
+from study.cluster.shipment import pack
+from study.cluster.tunnel import Tunnel, answers, open_tunnel
+from study.errors import SpecError
+from study.spec import load_spec
+from tests.cluster.files import aws
+from tests.environment import environment_without
+from tests.study.small import SMALL
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def command(*arguments, **environment):
+    """Run the command in the repository, with nothing of this shell's Ray."""
+    clean = environment_without("RAY_", "INTERPLAY_")
+    return subprocess.run(
+        [sys.executable, "-m", "study", *map(str, arguments)], cwd=ROOT, env={**clean, "COLUMNS": "200", **environment},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+# What is sent
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """The least that counts as a checkout."""
+    folder = tmp_path / "checkout"
+    (folder / "study").mkdir(parents=True)
+    (folder / "study/__main__.py").write_text("")
+    (folder / "pyproject.toml").write_text("")
+    (folder / ".gitignore").write_text("results/\n")
+    (folder / ".rayignore").write_text("secret.txt\n")
+    (folder / "results").mkdir()
+    (folder / "results/big.bin").write_text("x")
+    (folder / "corpus.txt").write_text("words and words\n" * 100)
+    (folder / "secret.txt").write_text("words")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def packed(tmp_path, source, *overrides):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return pack(str(source), overrides, load_spec(str(source), overrides), scratch)
+
+
+def contents(shipment):
+    with zipfile.ZipFile(shipment.package) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+def test_a_preset_is_called_by_its_name_with_its_overrides(checkout, tmp_path):
+    shipment = packed(tmp_path, "quickstart", "training.seeds=1", "frontier.depths=[1, 2]")
+    assert (
+        shipment.entrypoint
+        == "python -m study run quickstart --set training.seeds=1 --set 'frontier.depths=[1, 2]'"
+    )
+    names = set(contents(shipment))
+    assert {"study/__main__.py", "pyproject.toml", "corpus.txt"} <= names
+    assert not {"results/big.bin", "secret.txt"} & names
+
+
+def test_a_checkout_is_found_from_a_folder_inside(checkout, tmp_path, monkeypatch):
+    monkeypatch.chdir(checkout / "study")
+    assert "pyproject.toml" in contents(packed(tmp_path, "quickstart"))
+
+
+def test_any_other_spec_is_sent_whole(checkout, tmp_path):
+    shipment = packed(tmp_path, SMALL, "training.seeds=7")
+    assert shipment.entrypoint == "python -m study run small.submitted.yaml"
+    sent = contents(shipment)["small.submitted.yaml"]
+    (tmp_path / "there.yaml").write_bytes(sent)
+    assert load_spec(str(tmp_path / "there.yaml")) == load_spec(str(SMALL), ["training.seeds=7"])
+
+
+def test_without_a_checkout_the_package_of_the_machines_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert packed(tmp_path, "quickstart").package is None
+    shutil.rmtree(tmp_path / "scratch")
+    assert set(contents(packed(tmp_path, SMALL))) == {"small.submitted.yaml"}
+
+
+def test_data_within_the_checkout_go_along_by_a_path_that_holds_there(checkout, tmp_path):
+    shipment = packed(tmp_path, "text", "data.path=corpus.txt")
+    sent = contents(shipment)
+    assert "corpus.txt" in sent
+    assert yaml.safe_load(sent["text.submitted.yaml"])["data"]["path"] == "corpus.txt"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("secret.txt", "keeps from being sent"),
+        ("/etc/hostname", "does not have"),
+        ("~/mine.txt", "does not have"),
+    ],
+)
+def test_data_that_the_cluster_would_not_have_are_refused(checkout, tmp_path, path, message):
+    with pytest.raises(SpecError, match=message):
+        packed(tmp_path, "text", f"data.path={path}")
+
+
+def test_a_package_above_what_the_dashboard_takes_is_refused_before_it_is_sent(
+    checkout, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ray._private.ray_constants.DASHBOARD_CLIENT_MAX_SIZE", 100_000)
+    (checkout / "weights.bin").write_bytes(os.urandom(150_000))
+    with pytest.raises(SpecError, match=r"0 MB.*413.*weights\.bin.*\.rayignore"):
+        packed(tmp_path, "quickstart")
+
+
+def test_library_defect_the_dashboard_refuses_more_than_100_mb_whatever_ray_packs():
+    """The upload is one request, whose size the dashboard bounds below what Ray is ready to pack (ray 2.60)."""
+    from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
+    from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
+
+    assert DASHBOARD_CLIENT_MAX_SIZE == 100 * 2**20 < GCS_STORAGE_MAX_SIZE
+
+
+# What is said
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """The few answers of Ray's dashboard that our words depend on."""
+
+    jobs: tuple = ()
+    refusal: int | None = None
+    asked: list = []  # noqa: RUF012 - one list for the class, emptied by the fixture
+
+    def do_GET(self):
+        self.asked.append((self.path, self.headers.get("Authorization")))
+        status, answer = self.refusal or 200, {"ray_version": "2.60.0", "version": "4", "ray_commit": "x"}
+        if self.path.startswith("/api/jobs"):
+            answer = [*self.jobs]
+        self.answer(status, answer)
+
+    def do_PUT(self):
+        self.answer(200, {})
+
+    def do_POST(self):
+        self.answer(500, "no driver could be started\nTraceback")
+
+    def answer(self, status, document):
+        body = json.dumps(document).encode() if not isinstance(document, str) else document.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+@pytest.fixture
+def dashboard(tmp_path, monkeypatch):
+    """Start the answers above; return their class."""
+    kind = type("Answers", (Dashboard,), {"asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    kind.address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "token").write_text("abc")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
+    yield kind
+    server.shutdown()
+    thread.join()
+
+
+def refused(capsys, monkeypatch, *arguments):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.argv", ["interplay", "submit", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2, out + err
+    assert err.count("\n") == 1
+    return err
+
+
+def job(**values):
+    return {
+        "type": "SUBMISSION",
+        "status": "RUNNING",
+        "entrypoint": "x",
+        "submission_id": "raysubmit_7",
+        **values,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, "it refuses the one in"), (403, "it refuses the one in")]
+)
+def test_a_token_that_is_refused_is_named_and_not_shown(dashboard, capsys, monkeypatch, status, message):
+    dashboard.refusal = status
+    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert message in err
+    assert "abc" not in err
+
+
+def test_the_address_asked_for_is_the_one_that_is_used_and_the_token_is_sent(dashboard, capsys, monkeypatch):
+    """RAY_ADDRESS would take its place in Ray's client without a word."""
+    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert "no driver could be started" in err
+    assert ("/api/jobs/", "Bearer abc") in dashboard.asked
+
+
+@pytest.mark.parametrize(
+    "running",
+    [
+        job(metadata={"interplay_study": "quickstart"}),
+        job(entrypoint="python -m study run quickstart --set training.seeds=1"),
+        job(entrypoint="python -m study run presets/quickstart.yaml", status="PENDING"),
+    ],
+)
+def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, monkeypatch, running):
+    dashboard.jobs = (running,)
+    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert "run on this cluster by job raysubmit_7" in err
+    assert f"ray job stop --address {dashboard.address} raysubmit_7" in err
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        job(metadata={"interplay_study": "quickstart"}, status="FAILED"),
+        job(metadata={"interplay_study": "text"}),
+        job(entrypoint="python -m study run text"),
+    ],
+)
+def test_other_jobs_do_not_matter(dashboard, capsys, monkeypatch, other):
+    dashboard.jobs = (other,)
+    assert "refused: " in refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+
+
+def test_an_id_that_was_used_is_refused(dashboard, capsys, monkeypatch):
+    dashboard.jobs = (job(status="SUCCEEDED"),)
+    arguments = ("quickstart", "--address", dashboard.address, "--submission-id", "raysubmit_7")
+    assert "take another, or none" in refused(capsys, monkeypatch, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quickstrat"], "did you mean `quickstart`?"),
+        (["quickstart", "--set", "training.deepspeed={nonsense: 1}"], "nonsense"),
+        (["quickstart", "--cluster", "absent.yaml"], "no cluster file absent.yaml"),
+        (["quickstart", "--address", "nowhere"], "no address of a dashboard"),
+        (["quickstart", "--address", "http://127.0.0.1:9"], "no cluster answers on http://127.0.0.1:9"),
+        (["text", "--set", "data.path=/etc/hostname"], "does not have"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_sent(dashboard, capsys, monkeypatch, arguments, message):
+    assert message in refused(capsys, monkeypatch, *arguments)
+    assert not dashboard.asked
+
+
+def test_a_token_that_is_not_there_is_told_before_anything_is_sent(dashboard, capsys, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/absent/token")
+    assert "/absent/token does not exist" in refused(
+        capsys, monkeypatch, "quickstart", "--address", dashboard.address
+    )
+    assert not dashboard.asked
+
+
+def test_a_study_that_does_not_fit_the_clusters_machines_is_not_sent(dashboard, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    arguments = ("quickstart", "--set", "resources.pool=huge", "--cluster", "cluster/aws.yaml")
+    err = refused(capsys, monkeypatch, *arguments, "--address", dashboard.address)
+    assert "`resources.pool` is 'huge'" in err
+    assert not dashboard.asked
+
+
+def test_what_is_doubtful_is_said_and_does_not_stop_it(dashboard, capsys, monkeypatch, tmp_path):
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/interplay-token").write_text("def")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "200")
+    many = ["--set", "resources.slots=500"]
+    arguments = [
+        "submit",
+        "quickstart",
+        *many,
+        "--cluster",
+        "cluster/aws.yaml",
+        "--address",
+        dashboard.address,
+    ]
+    monkeypatch.setattr("sys.argv", ["interplay", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    out = capsys.readouterr().out
+    assert "warning: `resources.slots` of quickstart is 500" in out
+    assert re.search(
+        r"(?m)^Estimated on cpu alone, 4 x m7i\.2xlarge: .*, about \$[\d.]+ with the head\.$", out
+    )
+    assert ("/api/jobs/", "Bearer def") in dashboard.asked, "the token is that of the cluster's file"
+
+
+def test_an_address_of_the_environment_counts_where_no_file_and_no_address_is_given(
+    dashboard, capsys, monkeypatch
+):
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", dashboard.address)
+    assert "no driver could be started" in refused(capsys, monkeypatch, "quickstart")
+
+
+def test_through_a_tunnel_of_ours_the_commands_name_where_ray_puts_its_own():
+    known = submitting.Cluster("http://127.0.0.1:40001", None, "file.yaml", Tunnel("file.yaml"))
+    assert known.command("stop", "x") == "ray job stop --address http://127.0.0.1:8265 x"
+
+
+@pytest.mark.parametrize("token", ["/a/token", "/with a space/token"])
+def test_the_commands_that_are_printed_can_be_copied_into_a_shell(token, tmp_path):
+    (tmp_path / "ray").write_text('#!/bin/sh\necho "$RAY_AUTH_TOKEN_PATH|$*"\n')
+    (tmp_path / "ray").chmod(0o755)
+    known = submitting.Cluster("http://10.0.0.1:8265", Path(token), None, None)
+    shell = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        known.command("logs --follow", "x"), shell=True, env=shell, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == f"{token}|job logs --follow --address http://10.0.0.1:8265 x"
+
+
+def test_another_web_server_is_told_from_a_dashboard(dashboard, capsys, monkeypatch):
+    dashboard.refusal = 404
+    err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
+    assert "is no dashboard of Ray" in err
+    assert ".." not in err
+
+
+# The tunnel
+
+
+@pytest.fixture
+def no_tunnel(tmp_path, monkeypatch):
+    """A laptop on which nothing may be opened."""
+    monkeypatch.setattr(submitting, "open_tunnel", lambda *_: pytest.fail("a tunnel was opened"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/interplay-token").write_text("abc")
+    monkeypatch.chdir(ROOT)
+
+
+def test_a_file_that_is_not_edited_yet_opens_no_tunnel(no_tunnel, capsys, monkeypatch):
+    err = refused(capsys, monkeypatch, "quickstart", "--cluster", "cluster/aws.yaml")
+    assert "metadata.image: `image` still is CHANGE-ME" in err
+    assert "interplay cluster check cluster/aws.yaml" in err
+
+
+def test_without_credentials_no_tunnel_is_opened(no_tunnel, tmp_path, capsys, monkeypatch):
+    err = refused(capsys, monkeypatch, "quickstart", "--cluster", aws(tmp_path))
+    assert "no credentials of AWS" in err
+    assert "aws configure" in err
+
+
+def test_a_tunnel_that_cannot_be_opened_says_what_ray_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "file.yaml"
+    file.write_text("cluster_name: a\nprovider: {type: local, head_ip: 127.0.0.1}\n")
+    with (
+        pytest.raises(SpecError, match=r"(?s)ray dashboard .*ended with.*worker_ips.*ray up"),
+        open_tunnel(str(file)),
+    ):
+        pytest.fail("it is open")
+
+
+def test_a_tunnel_and_all_that_it_started_are_gone_at_the_end(tmp_path, monkeypatch):
+    """A stand-in for `ray dashboard`: a child that starts another one, which serves, as Ray starts ssh."""
+    (tmp_path / "ray/scripts").mkdir(parents=True)
+    (tmp_path / "ray/__init__.py").write_text("")
+    (tmp_path / "ray/scripts/__init__.py").write_text("")
+    (tmp_path / "ray/scripts/scripts.py").write_text(
+        "import subprocess, sys\n"
+        "serve = [sys.executable, '-m', 'http.server', sys.argv[-1], '--bind', '127.0.0.1']\n"
+        "raise SystemExit(subprocess.call(serve))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with open_tunnel("file.yaml") as tunnel:
+        assert answers(tunnel.address)
+        assert isinstance(tunnel, Tunnel)
+    assert not answers(tunnel.address)
+
+
+# A real head
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    """A Ray head with token authentication, on ports of its own; return what a client needs."""
+    # Ray's sockets have paths of at most 107 characters.
+    folder = Path(tmp_path_factory.mktemp("r", numbered=True))
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text("5" * 64)
+    port = free_port()
+    environment = {
+        **environment_without("RAY_", "INTERPLAY_"),
+        "HOME": str(folder),
+        "RAY_TMPDIR": str(folder / "ray"),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "INTERPLAY_RESULTS": str(folder / "results"),
+        # What `python` of a job's command is on the head.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    ports = ["port", "ray-client-server-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port"]
+    started = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
+        *("--dashboard-host=127.0.0.1", f"--dashboard-port={port}", f"--metrics-export-port={free_port()}"),
+        *(f"--{name}={free_port()}" for name in ports),
+        *("--num-cpus=2", "--object-store-memory=150000000"),
+    ]
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen(started, env=environment, stdout=log, stderr=log, start_new_session=True)
+    address = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 120
+    while not answers(address):
+        assert process.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.5)
+    yield {"address": address, "RAY_AUTH_TOKEN_PATH": str(token), "HOME": str(folder), "folder": folder}
+    # Its workers are sessions' members as well; `ray stop` would end every Ray of this machine.
+    os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(3)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    log.close()
+
+
+TINY = ("--set", "training.steps=20", "--set", "frontier.depths=[1]", "--set", "training.seeds=1")
+
+
+def environment(head):
+    return {name: head[name] for name in ("RAY_AUTH_TOKEN_PATH", "HOME")}
+
+
+class Relay:
+    """A way to an address that is cut once, when a word of the log has just passed."""
+
+    def __init__(self, address, word):
+        self.target, self.word, self.cuts = address.removeprefix("http://").split(":"), word.encode(), 0
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self.server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self.server.accept()
+            except OSError:
+                return
+            far = socket.create_connection((self.target[0], int(self.target[1])))
+            for source, sink, is_answer in ((near, far, False), (far, near, True)):
+                threading.Thread(target=self._copy, args=(source, sink, is_answer), daemon=True).start()
+
+    def _copy(self, source, sink, is_answer):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+                if is_answer and not self.cuts and self.word in data:
+                    self.cuts += 1
+                    break
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+@pytest.mark.slow
+def test_a_study_is_sent_followed_and_its_status_returned(head):
+    """Through a relay that cuts the connection in the middle: the log is complete, and nothing of it comes twice."""
+    relay = Relay(head["address"], "[2/5]")
+    done = command("submit", SMALL, *TINY, "--address", relay.address, **environment(head))
+    relay.server.close()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"Job \w+ runs small on http", done.stdout)
+    assert done.stdout.count("Running entrypoint for job") == 1
+    assert "python -m study run small.submitted.yaml" in done.stdout
+    assert relay.cuts == 1
+    assert [int(number) for number in re.findall(r"(?m)^\[(\d)/5\]", done.stdout)] == [1, 2, 3, 4, 5]
+    assert done.stdout.count("Report: ") == 1
+    assert done.stderr == "", "Ray's own words of packing are kept back"
+    assert (head["folder"] / "results/small/report.html").is_file()
+
+
+@pytest.fixture
+def taken(head):
+    """A study that only the head can know to be impossible: a file lies where its folder of results would be."""
+    (head["folder"] / "results").mkdir(exist_ok=True)
+    (head["folder"] / "results/taken").write_text("")
+    return (SMALL, *TINY, "--set", "name=taken", "--address", head["address"])
+
+
+@pytest.mark.slow
+def test_the_status_of_a_study_that_the_head_refuses_is_returned(head, taken):
+    done = command("submit", *taken, **environment(head))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "error: " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("token", "message"), [(None, "none is here"), ("wrong", "refuses the one in")])
+def test_without_the_clusters_token_nothing_runs(head, tmp_path, token, message):
+    settings = {"HOME": str(tmp_path)}
+    if token:
+        (tmp_path / "token").write_text(token)
+        settings["RAY_AUTH_TOKEN_PATH"] = str(tmp_path / "token")
+    done = command("submit", "quickstart", "--address", head["address"], **settings)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_following_and_not_the_job(head):
+    long = ("--set", "name=long", "--set", "training.steps=20000")
+    clean = environment_without("RAY_", "INTERPLAY_")
+    started = [sys.executable, "-u", "-m", "study", "submit", str(SMALL), *long, "--address", head["address"]]
+    process = subprocess.Popen(
+        started, cwd=ROOT, env={**clean, **environment(head)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    first = process.stdout.readline()
+    known = re.match(r"Job (\w+) runs long", first)[1]
+    for line in process.stdout:
+        if "Running entrypoint" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert f"job {known} goes on" in out
+    assert "Traceback" not in err
+    busy = command("submit", SMALL, *long, "--address", head["address"], **environment(head))
+    assert busy.returncode == 2
+    assert known in busy.stderr
+    stop = re.search(r"stop it: (.*)", out)[1]
+    shell = {**clean, **environment(head), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(stop, shell=True, env=shell, check=True, capture_output=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_no_wait_prints_the_job_and_what_to_do_with_it(head, taken):
+    done = command("submit", *taken, "--no-wait", "--submission-id", "mine", **environment(head))
+    assert done.returncode == 0, done.stderr
+    assert "Job mine runs taken" in done.stdout
+    follow = re.search(r"follow it: (.*)", done.stdout)[1]
+    clean = environment_without("RAY_", "INTERPLAY_")
+    shell = {**clean, **environment(head), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    log = subprocess.run(
+        follow, shell=True, env=shell, check=True, capture_output=True, text=True, timeout=120
+    )
+    assert "error: " in log.stdout

@@ -1,0 +1,93 @@
+"""`interplay cluster token`: made once, readable by its owner alone, and never printed."""
+
+import os
+import re
+import stat
+
+import pytest
+
+from study import cli
+from study.cluster.source import read
+from study.cluster.token import make_token, open_to_others, read_token
+from study.errors import SpecError
+
+
+@pytest.fixture
+def token(tmp_path, monkeypatch):
+    """Where the token of the cluster file in this folder is to be, two folders below what there is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.yaml").write_text(
+        "cluster_name: a\nprovider: {type: aws}\nauth: {ssh_user: me}\n"
+        "file_mounts: {/home/me/.ray/auth_token: ~/keys/ray/token}\n"
+    )
+    return tmp_path / "keys/ray/token"
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_token_is_made_for_its_owner_alone(token):
+    before = os.umask(0)
+    try:
+        made = make_token(read("file.yaml"))
+    finally:
+        os.umask(before)
+    assert (made.path, made.made, made.mended) == (token, True, False)
+    assert re.fullmatch(r"[0-9a-f]{64}", token.read_text())
+    assert mode(token) == 0o600
+    assert [mode(folder) for folder in (token.parent, token.parent.parent)] == [0o700, 0o700]
+
+
+def test_the_file_has_its_mode_before_it_has_a_byte(token, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "secrets.token_hex", lambda size: seen.append((mode(token), token.stat().st_size)) or "a" * 64
+    )
+    make_token(read("file.yaml"))
+    assert seen == [(0o600, 0)]
+
+
+def test_a_token_that_is_there_is_kept_and_closed_to_others(token):
+    token.parent.mkdir(parents=True)
+    token.write_text("mine")
+    token.chmod(0o644)
+    assert open_to_others(token) == "0644"
+    kept = make_token(read("file.yaml"))
+    assert (kept.made, kept.mended) == (False, True)
+    assert token.read_text() == "mine"
+    assert open_to_others(token) is None
+    assert make_token(read("file.yaml")).mended is False
+
+
+def test_the_command_prints_what_a_shell_needs_and_not_the_token(token, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["interplay", "cluster", "token", "file.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert not ended.value.code
+    assert err == ""
+    assert f"export RAY_AUTH_TOKEN_PATH={token}" in out
+    assert "export RAY_AUTH_MODE=token" in out
+    assert "export RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265" in out
+    assert token.read_text() not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "it is empty"), ("two words", "one word"), ("ü", "one word")]
+)
+def test_what_is_no_token_is_refused_and_left_alone(token, text, message):
+    token.parent.mkdir(parents=True)
+    token.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        make_token(read("file.yaml"))
+    assert token.read_text() == text
+
+
+def test_a_missing_token_and_a_file_that_mounts_none_say_what_to_do(token):
+    with pytest.raises(SpecError, match="interplay cluster token FILE"):
+        read_token(token)
+    (token.parents[2] / "none.yaml").write_text("cluster_name: a\nprovider: {type: aws}\n")
+    with pytest.raises(SpecError, match=r"add `~/\.ray/auth_token"):
+        make_token(read("none.yaml"))

@@ -1,0 +1,441 @@
+"""How many devices a cell takes: the fewest its memory fits, what the spec says, and what is refused."""
+
+import io
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from study.degrees import GPUS_OF_A_MACHINE, PROCESS_BYTES, Chooser, divisors
+from study.devices import DEVICES, data_exchange_seconds, tensor_exchange_seconds, usable_memory
+from study.errors import SpecError
+from study.machines import Room
+from study.plan import Plan, by_hand, make_plan, wall_seconds
+from study.spec import ResourcesSection, load_spec
+from study.tables import plan_table
+from trainables.cell import Cell, Recipe, Shape
+from trainables.counts import memory
+from trainables.layout import Layout
+
+VOCABULARY = 50_000
+SHAPE = Shape(depth=6, width=8192, heads=128)
+WIDE = """
+name: wide
+data: {kind: hierarchy, vocabulary: 8, branching: 2, levels: 5, synonyms: 2, grammar_seed: 0}
+frontier: {head_dim: 64, widths: {6: [512, 8192], 12: [8192]}}
+training: {steps: 1000, batch: 64, context: 1024, lr: {rule: width, base: 0.3}, precision: bf16}
+resources: {device: a100-40gb, slots: 64, price_per_hour: 2}
+"""
+
+
+def recipe(**changes: Any) -> Recipe:
+    return Recipe(**{"steps": 10, "batch": 64, "context": 1024, "precision": "bf16", **changes})
+
+
+def chooser(one: Recipe | None = None, room: int = 64, **resources: Any) -> Chooser:
+    """Under a section of resources, with room for so many ranks at a time."""
+    section = ResourcesSection(**{"device": "a100-40gb", **resources})
+    return Chooser(section, DEVICES[section.device], room, one or recipe(), VOCABULARY)
+
+
+def refusal(shape: Shape, room: int = 64, **resources: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        chooser(None, room, **resources).choose(shape)
+    return str(caught.value)
+
+
+def wide(tmp_path: Path, *overrides: str) -> Plan:
+    path = tmp_path / "wide.yaml"
+    path.write_text(WIDE)
+    return make_plan(load_spec(str(path), overrides))
+
+
+# The fewest devices that fit
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "heads"),
+    [
+        (2, 1024, 16),
+        (6, 8192, 128),
+        (12, 8192, 128),
+        (6, 8192, 2),
+        (12, 4608, 3),
+        (24, 6144, 96),
+        (3, 9216, 9),
+    ],
+)
+@pytest.mark.parametrize("recompute", ["never", "always", "auto"])
+@pytest.mark.parametrize("zero", ["auto", 3])
+def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
+    depth: int, width: int, heads: int, recompute: str, zero: int | str
+) -> None:
+    shape, one, slots = Shape(depth=depth, width=width, heads=heads), recipe(), 16
+    usable = usable_memory(DEVICES["a100-40gb"])
+    kept = {"never": [False], "always": [True], "auto": [False, True]}[recompute]
+    # The plain truth: every combination whatever, the ones that can be trained, in the order of preference.
+    fitting = [
+        layout
+        for tensor, data, again, micro in itertools.product(
+            range(1, 9), range(1, 17), kept, [64, 32, 16, 8, 4, 2, 1]
+        )
+        if tensor * data <= slots and heads % tensor == 0 and 64 % data == 0 and 64 // data % micro == 0
+        for layout in [
+            Layout(
+                tensor_parallel=tensor,
+                data_parallel=data,
+                zero=3 if zero == 3 else 1,
+                micro_batch=micro,
+                recompute=again,
+            )
+        ]
+        if memory(shape, VOCABULARY, one, layout).total <= usable
+    ]
+    order = sorted(fitting, key=lambda x: (x.ranks, -x.tensor_parallel, x.recompute, -(x.micro_batch or 0)))
+    planner = chooser(one, slots, recompute=recompute, zero=zero)
+    if not order:
+        with pytest.raises(SpecError, match="cannot train"):
+            planner.choose(shape)
+        return
+    choice = planner.choose(shape)
+    assert choice.layout == order[0]
+    assert choice.memory == memory(shape, VOCABULARY, one, order[0])
+    choice.layout.check(shape, one)
+
+
+def test_a_shape_too_large_for_one_device_is_shared_among_the_fewest_it_fits_and_says_why() -> None:
+    choice = chooser().choose(SHAPE)
+    tensor, data = choice.layout.tensor_parallel, choice.layout.data_parallel
+    assert tensor * data > 1
+    assert choice.memory.total <= usable_memory(DEVICES["a100-40gb"])
+    alone = memory(SHAPE, VOCABULARY, recipe(), Layout(zero=1, micro_batch=1)).total / 1e9
+    degrees = f"tensor parallel {tensor}" + (f" x data parallel {data}" if data > 1 else "")
+    assert f"{degrees}: {alone:.3g} GB of 36 GB on one device" in choice.flags
+
+
+def test_the_batch_is_cut_down_to_one_sequence_before_more_devices_are_taken() -> None:
+    shape = Shape(depth=24, width=2048, heads=32)
+    whole = memory(shape, VOCABULARY, recipe(), Layout(zero=1)).total
+    assert whole > usable_memory(DEVICES["a100-40gb"])
+    choice = chooser().choose(shape)
+    assert choice.layout.ranks == 1
+    pieces = choice.layout.pieces(recipe())
+    assert f"batch in {pieces} pieces of {choice.layout.micro_batch}" in choice.flags
+
+
+def test_auto_goes_on_with_data_parallelism_where_the_heads_allow_no_more() -> None:
+    shape = Shape(depth=6, width=8192, heads=2)
+    choice = chooser(zero=3).choose(shape)
+    assert (choice.layout.tensor_parallel, choice.layout.zero) == (2, 3)
+    assert choice.layout.data_parallel > 1
+    assert choice.flags[0].startswith(f"tensor parallel 2 x data parallel {choice.layout.data_parallel}: ")
+
+
+def test_auto_keeps_ranks_that_share_matrices_on_one_machine() -> None:
+    shape = Shape(depth=24, width=8192, heads=128)
+    assert chooser(zero=3).choose(shape).layout.tensor_parallel == GPUS_OF_A_MACHINE
+    assert chooser(tensor_parallel=16).choose(shape).layout.tensor_parallel == 16
+
+
+def test_auto_takes_no_more_devices_together_than_a_cluster_has_in_one_machine() -> None:
+    """On a pool of machines of one GPU it chose two that share matrices, and was then refused."""
+    shape = Shape(depth=16, width=8192, heads=128)
+
+    def degrees(largest: int, **asked: Any) -> tuple[int, int]:
+        layout = replace(chooser(zero=3, **asked), largest=largest).choose(shape).layout
+        return layout.tensor_parallel, layout.data_parallel
+
+    assert degrees(1)[0] == 1
+    assert degrees(1)[1] > 1
+    assert degrees(2)[0] == 2
+    assert degrees(16) == (16, 1), "the cluster tells that it has them"
+    assert degrees(1, tensor_parallel=4)[0] == 4, "what is asked for is looked at by `check_capacity`"
+    with pytest.raises(SpecError, match=r"Take machines with 16 devices or more, or leave"):
+        replace(chooser(data_parallel=1), largest=1).choose(shape)
+
+
+def test_a_plan_for_a_cluster_knows_its_largest_machine(tmp_path: Path) -> None:
+    path = tmp_path / "wide.yaml"
+    path.write_text(WIDE)
+    spec = load_spec(str(path), ["resources.slots=auto", "resources.zero=3"])
+
+    def most(together: int) -> int:
+        plan = make_plan(spec, room=Room(64, 0, together))
+        return max(planned.layout.tensor_parallel for planned in plan.cells)
+
+    assert (most(1), most(8)) == (1, 8)
+
+
+def test_activations_are_recomputed_where_nothing_else_fits_on_as_few_devices() -> None:
+    shape = Shape(depth=48, width=1024, heads=16)
+    one = recipe(context=16_384)
+    assert chooser(one).choose(shape).layout.ranks > 1
+    choice = chooser(one, recompute="auto").choose(shape)
+    assert choice.layout.ranks == 1
+    assert choice.layout.recompute
+    assert any(flag.startswith("recomputed: ") and "with activations kept" in flag for flag in choice.flags)
+    assert not chooser(recompute="auto").choose(Shape(depth=2, width=64, heads=2)).layout.recompute
+    always = chooser(recompute="always").choose(Shape(depth=2, width=64, heads=2))
+    assert always.layout.recompute
+    assert "activations recomputed" in always.flags
+
+
+def test_a_small_shape_stays_on_one_device() -> None:
+    choice = chooser(recipe(context=128)).choose(Shape(depth=2, width=256, heads=4))
+    assert choice.layout == Layout(zero=1, micro_batch=64)
+    assert choice.flags == ()
+
+
+def test_ranks_on_a_cpu_share_its_memory_among_the_slots() -> None:
+    planner = chooser(recipe(precision="fp32"), 4, device="cpu")
+    assert planner.usable == usable_memory(DEVICES["cpu"], 4) - PROCESS_BYTES
+    choice = planner.choose(Shape(depth=2, width=64, heads=2))
+    assert choice.layout == Layout(zero=0, micro_batch=choice.layout.micro_batch)
+
+
+# What the spec says
+
+
+def test_degrees_of_the_spec_are_taken() -> None:
+    shape = Shape(depth=2, width=256, heads=4)
+    choice = chooser(
+        tensor_parallel=2, data_parallel=4, zero=2, micro_batch=8, shard_vocabulary="always"
+    ).choose(shape)
+    assert choice.layout == Layout(
+        tensor_parallel=2, data_parallel=4, zero=2, micro_batch=8, shard_vocabulary=True
+    )
+    assert choice.flags[0] == "tensor parallel 2 x data parallel 4, as `resources` says"
+    assert "batch in 2 pieces of 8 in each of 4 groups" in choice.flags
+
+
+def test_the_vocabulary_is_shared_only_where_there_are_ranks_to_share_it() -> None:
+    planner = chooser(tensor_parallel={"min_width": {2: 512}}, shard_vocabulary="always")
+    assert not planner.choose(Shape(depth=2, width=256, heads=4)).layout.shard_vocabulary
+    assert planner.choose(Shape(depth=2, width=512, heads=4)).layout.shard_vocabulary
+
+
+@pytest.mark.parametrize(("width", "degree"), [(256, 1), (508, 1), (512, 2), (1020, 2), (1024, 4), (4096, 4)])
+def test_a_degree_by_width(width: int, degree: int) -> None:
+    planner = chooser(tensor_parallel={"min_width": {4: 1024, 2: 512}})
+    assert planner.choose(Shape(depth=2, width=width, heads=4)).layout.tensor_parallel == degree
+
+
+def test_the_stage_is_the_cheapest_that_is_right_unless_said() -> None:
+    shape, fp32 = Shape(depth=2, width=256, heads=4), recipe(precision="fp32")
+    assert chooser(fp32).choose(shape).layout.zero == 0
+    assert chooser(fp32, tensor_parallel=2).choose(shape).layout.zero == 1
+    assert chooser().choose(shape).layout.zero == 1
+    assert chooser(fp32, zero=0, tensor_parallel=2).choose(shape).layout.zero == 0
+
+
+# What is refused
+
+
+def test_heads_that_a_degree_does_not_divide_are_refused_with_the_way_out() -> None:
+    message = refusal(Shape(depth=6, width=4096, heads=2), tensor_parallel=4)
+    assert "tensor_parallel 4 does not divide the 2 heads of depth 6, width 4096" in message
+    assert "`{min_width: {4: WIDTH}}`" in message
+    assert "`frontier.head_dim: 64` in place of `heads`" in message
+    # 64 would give a width of 64 fewer heads than two.
+    message = refusal(Shape(depth=6, width=64, heads=2), tensor_parallel=4)
+    assert "a smaller `frontier.head_dim` in place of `heads`" in message
+
+
+def test_a_batch_that_groups_do_not_divide_is_refused() -> None:
+    assert "data_parallel 3 does not divide the batch of 64 sequences" in refusal(SHAPE, data_parallel=3)
+
+
+def test_a_micro_batch_that_does_not_divide_is_refused() -> None:
+    shape = Shape(depth=2, width=256, heads=4)
+    assert "micro_batch 7 does not divide the 64 sequences" in refusal(shape, micro_batch=7)
+    message = refusal(shape, micro_batch=32, data_parallel=4)
+    assert (
+        "micro_batch 32 does not divide the 16 sequences of a group (a batch of 64 over data_parallel 4)"
+        in message
+    )
+    assert "micro_batch 128 does not divide" in refusal(shape, micro_batch=128)
+
+
+def test_more_ranks_than_slots_are_refused() -> None:
+    message = refusal(SHAPE, 4, tensor_parallel=4, data_parallel=2)
+    assert "`tensor_parallel` 4 x `data_parallel` 2 takes 8 devices for depth 6, width 8192" in message
+    assert "`slots` is 4 (auto" in message
+    assert "Set `slots` to 8 or more, or take lower degrees" in message
+    assert "`slots` is 4: a cell" in refusal(SHAPE, 4, tensor_parallel=8, slots=4)
+
+
+def test_bf16_at_stage_0_is_refused() -> None:
+    assert "bf16 cannot be trained at ZeRO stage 0" in refusal(Shape(depth=2, width=256, heads=4), zero=0)
+
+
+def test_what_fits_no_degree_is_refused_with_what_would_fit() -> None:
+    message = refusal(Shape(depth=12, width=8192, heads=2), 8)
+    assert "`resources.device` a100-40gb cannot train depth 12, width 8192" in message
+    assert "with one sequence at a time each of" in message
+    assert "2 heads, 8 slots and at most 8 in a machine allow" in message
+    assert "36 GB of usable memory" in message
+    assert "`frontier.head_dim: 64` instead of `heads`" in message
+
+
+@pytest.mark.parametrize(
+    ("shape", "slots", "resources"),
+    [
+        (SHAPE, 64, {"tensor_parallel": 1, "data_parallel": 1}),
+        (Shape(depth=12, width=8192, heads=2), 4, {}),
+        (Shape(depth=24, width=8192, heads=128), 8, {}),
+        (SHAPE, 1, {}),
+        (Shape(depth=48, width=1024, heads=16), 1, {"micro_batch": 64}),
+    ],
+)
+def test_every_way_out_that_is_named_is_one(shape: Shape, slots: int, resources: dict[str, Any]) -> None:
+    message = refusal(shape, slots, **resources)
+    tried = 0
+    for key, value in (
+        *(
+            ("tensor_parallel", "auto"),
+            ("data_parallel", "auto"),
+            ("micro_batch", "auto"),
+            ("recompute", "auto"),
+        ),
+        *(("shard_vocabulary", "always"), ("zero", 3), ("tensor_parallel", 16)),
+    ):
+        if f"`resources.{key}: {value}`" in message:
+            chooser(None, slots, **{**resources, key: value}).choose(shape)
+            tried += 1
+    if "`resources.slots: " in message:
+        more = int(message.split("`resources.slots: ")[1].split("`")[0])
+        heads = shape.width // 64 if "`frontier.head_dim: 64`" in message else shape.heads
+        chooser(None, more, **resources).choose(shape.model_copy(update={"heads": heads}))
+        tried += 1
+    if "a larger device (" in message:
+        device = message.split("a larger device (")[1].split(",")[0].split(")")[0]
+        chooser(None, slots, **{**resources, "device": device}).choose(shape)
+        tried += 1
+    assert tried
+    assert message.endswith("leave the largest budgets out.")
+
+
+# The plan
+
+
+def test_the_plan_shows_degree_memory_and_why(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    plan = wide(tmp_path, "resources.slots=8")
+    degrees = {(p.cell.shape.depth, p.cell.shape.width): p.layout.tensor_parallel for p in plan.cells}
+    assert degrees[6, 512] == 1
+    assert 1 < degrees[6, 8192] <= degrees[12, 8192] <= 8
+    for row, planned in zip(json.loads(json.dumps(plan.to_json()))["cells"], plan.cells, strict=True):
+        assert row["tensor_parallel"] == planned.layout.tensor_parallel
+        assert row["ranks"] == row["tensor_parallel"] * row["data_parallel"]
+        assert row["recompute"] is row["shard_vocabulary"] is False
+        assert any("on one device" in flag for flag in row["flags"]) == (row["ranks"] > 1)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(plan_table(plan))
+    text = console.export_text()
+    assert "of 36 GB on one device" in text
+    assert "TP: devices that share each matrix of a cell" in text
+    assert any("cells take several devices" in note for note in plan.notes)
+    assert not any("several devices" in note for note in wide(tmp_path, "frontier.widths={6: [512]}").notes)
+
+
+def test_a_narrow_terminal_still_shows_degree_memory_and_time(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=io.StringIO())
+    plan = wide(tmp_path, "resources.data_parallel=2", "resources.slots=16")
+    console.print(plan_table(plan))
+    lines = [line.split() for line in console.export_text().splitlines() if " d8192 " in line]
+    assert len(lines) == 2
+    for words, planned in zip(lines, plan.cells[1:], strict=True):
+        assert f"{planned.layout.tensor_parallel}x2" in words
+        assert f"{planned.memory_bytes / 1e9:.3g}GB" in words
+
+
+def test_time_and_cost_count_every_rank(tmp_path: Path) -> None:
+    narrow = "frontier.widths={6: [512]}"
+    one, two = (wide(tmp_path, narrow, f"resources.tensor_parallel={n}").cells[0] for n in (1, 2))
+    assert two.layout.ranks == 2
+    assert two.device_seconds == 2 * two.seconds
+    assert two.cost == pytest.approx(2 * two.device_seconds / 3600)
+    assert one.cost == pytest.approx(2 * one.seconds / 3600)
+    assert two.flops == one.flops
+    plan = wide(tmp_path, narrow, "resources.tensor_parallel=2", "resources.slots=2", "training.seeds=3")
+    assert plan.device_hours == pytest.approx(3 * two.device_seconds / 3600)
+    assert plan.hours == pytest.approx(3 * two.seconds / 3600)
+
+
+def test_a_large_cell_is_nearly_as_many_times_faster_as_it_has_ranks(tmp_path: Path) -> None:
+    overrides = ("frontier.widths={6: [4096]}", "resources.device=h100-80gb")
+    seconds = [
+        wide(tmp_path, *overrides, f"resources.tensor_parallel={n}").cells[0].seconds for n in (1, 2, 4)
+    ]
+    assert 1.4 < seconds[0] / seconds[1] < 2
+    assert 1.4 < seconds[1] / seconds[2] < 2
+    again = wide(tmp_path, *overrides, "resources.recompute=always").cells[0].seconds
+    assert 1.2 < again / seconds[0] < 4 / 3 + 0.01
+
+
+def test_exchanges_take_the_time_of_what_is_sent() -> None:
+    device, shape = DEVICES["a100-80gb"], Shape(depth=10, width=1000, heads=10)
+    alone = Layout(zero=1)
+    assert tensor_exchange_seconds(device, shape, 1000, "bf16", alone) == 0
+    assert data_exchange_seconds(device, 10**9, "bf16", alone) == 0
+    two = Layout(tensor_parallel=2, zero=1)
+    sent = 4 * 10 * 1000 * 1000 * 2
+    expected = sent / (300e9 * 0.75) + 40 * device.seconds_per_exchange
+    assert tensor_exchange_seconds(device, shape, 1000, "bf16", two) == pytest.approx(expected)
+    grouped = Layout(tensor_parallel=2, data_parallel=4, zero=1)
+    expected = 2 * 3 / 4 * 10**9 / 2 * 2 / (300e9 * 0.75) + device.seconds_per_exchange
+    assert data_exchange_seconds(device, 10**9, "bf16", grouped) == pytest.approx(expected)
+    third = grouped.model_copy(update={"zero": 3})
+    assert data_exchange_seconds(device, 10**9, "bf16", third) == pytest.approx(1.5 * expected)
+
+
+def test_by_hand_is_the_command_that_trains_the_layout() -> None:
+    assert by_hand(Layout(tensor_parallel=2, zero=1, micro_batch=4)) == (
+        "torchrun --nproc-per-node 2 -m trainables CELL.json --tensor-parallel 2 --zero 1 --micro-batch 4"
+    )
+    text = by_hand(Layout(tensor_parallel=2, data_parallel=2, zero=3, recompute=True, shard_vocabulary=True))
+    assert "--nproc-per-node 4" in text
+    assert text.endswith("--zero 3 --recompute --shard-vocabulary")
+
+
+def test_a_cell_comes_with_the_command_that_trains_it(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "wide.yaml").write_text(WIDE)
+    options = ("wide.yaml", "--set", "frontier.widths={6: [512]}", "--cell", "L6-d512-s0")
+    status, out, err = command("plan", *options, "--set", "resources.tensor_parallel=2")
+    assert status == 0
+    cell = Cell.model_validate_json(out)
+    assert cell.shape.width == 512
+    assert err.startswith("torchrun --nproc-per-node 2 -m trainables CELL.json --tensor-parallel 2 --zero 1 ")
+    alone = "python -m trainables CELL.json --zero 1 --micro-batch 64  # trains it, with the cell above in CELL.json\n"
+    assert command("plan", *options) == (0, out, alone)
+
+
+def test_gangs_that_cannot_share_the_slots_take_longer() -> None:
+    # Two gangs of two on three devices: one at a time, and the third device idles beside them.
+    assert wall_seconds([(10, 2), (10, 2)], 3) == 20
+    assert wall_seconds([(10, 2), (10, 2)], 4) == 10
+    # Unless narrow cells use it.
+    assert wall_seconds([(10, 2), (10, 2), (20, 1)], 3) == 20
+    assert wall_seconds([(10, 2), (10, 2), (50, 1)], 3) == 30
+    assert wall_seconds([], 2) == 0
+
+
+def test_a_study_is_read_where_it_could_not_be_trained(tmp_path: Path) -> None:
+    (tmp_path / "wide.yaml").write_text(WIDE)
+    spec = load_spec(str(tmp_path / "wide.yaml"), ["resources.tensor_parallel=8", "resources.slots=1"])
+    with pytest.raises(SpecError, match="takes 8 devices"):
+        make_plan(spec)
+    whole = load_spec(str(tmp_path / "wide.yaml"))
+    keys = [planned.cell.key for planned in make_plan(whole).cells]
+    assert [planned.cell.key for planned in make_plan(spec, to_read=True).cells] == keys
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (49, [1, 7, 49])])
+def test_divisors(number: int, expected: list[int]) -> None:
+    assert divisors(number) == expected

@@ -1,0 +1,180 @@
+"""When a cell may end early: what the judge says at an evaluation, and what it is made from."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from analysis.forecast import Line
+from study.early import Judge, Policy, Watch, is_whole, stops
+from study.errors import SpecError
+from study.spec import AshaStopping, ForecastStopping, load_spec
+from study.trial import TrialSettings, trial_config
+from tests.study.learning_curves import Setting, planned
+from tests.study.small import SMALL
+from trainables.progress import Evaluation
+
+SURE = Line(step=5, centre=3.0, loss=2.0, slope=0.9, variance=(1e-4, 0.0, 0.01), runs=20)
+
+
+def at(step, loss):
+    return Evaluation(step=step, loss=loss)
+
+
+def study(**rule):
+    """A policy, the planned cells whose fate the rule decides, and the curves of all cells."""
+    setting = Setting({"rule": "forecast", "finished": 12, **rule})
+    spec, plan = planned(setting)
+    return Policy(spec), plan.cells, setting.curves(plan, np.random.default_rng(0))
+
+
+def told(policy, cells, curves):
+    for cell in cells:
+        policy.ended(cell, "done", curves[cell.cell.key])
+
+
+def free(policy, cells):
+    return [cell for cell in cells if not is_whole(cell.cell.key, policy.rule.whole_share)]
+
+
+def test_a_judge_ends_a_cell_where_its_forecast_is_sure_enough():
+    judge = Judge(steps=10, watches=(Watch(step=5, line=SURE, halfwidth=0.0099),))
+    ending = judge(at(5, 3.0))
+    assert (ending.loss, ending.loss_se) == (2.0, 0.01)
+    assert ending.reason == "at step 5 of 10; forecast 2.0000 ± 0.0196 from 20 finished cells"
+    assert judge(at(5, 3.1)) is None, "the interval is wider away from the losses it was made from"
+    assert judge(at(6, 3.0)) is None
+    assert judge(at(5, math.nan)) is None
+    assert judge(at(5, 0.7)) is None, "a forecast below zero is none"
+
+
+def test_a_judge_ends_a_cell_that_is_not_among_the_best_with_its_forecast_where_there_is_one():
+    judge = Judge(
+        steps=10, watches=(Watch(step=5, line=SURE, worst=3.5), Watch(step=8, line=None, worst=2.5))
+    )
+    assert judge(at(5, 3.5)) is None
+    ending = judge(at(5, 3.6))
+    assert ending.loss == pytest.approx(2.54)
+    assert "is not among the best of its budget (up to 3.5000)" in ending.reason
+    without = judge(at(8, 2.6))
+    assert (without.loss, without.loss_se) == (None, None)
+    assert without.reason.endswith("too few cells of its kind are done for a forecast")
+
+
+def test_a_judge_is_sent_to_a_trial_as_it_is():
+    line = dataclasses.replace(SURE, loss=1 / 3)
+    judge = Judge(
+        steps=10, watches=(Watch(step=5, line=line, worst=math.inf), Watch(step=8, line=None, worst=1.0))
+    )
+    _, plan = planned(Setting({"rule": "asha"}))
+    cell = plan.cells[0]
+    settings = TrialSettings(data_root="a", checkpoint_root="b", checkpoint_every=1, evaluations=4)
+    config = trial_config(cell.cell, cell.layout, settings, judge)
+    assert Judge.model_validate_json(config["judge"]) == judge
+    assert "judge" not in trial_config(cell.cell, cell.layout, settings)
+
+
+def test_nothing_is_foretold_before_enough_cells_are_done():
+    policy, cells, curves = study()
+    mine, others = free(policy, cells)[0], [cell for cell in cells if cell is not free(policy, cells)[0]]
+    told(policy, others[:11], curves)
+    assert policy.judge(mine) is None
+    told(policy, others[11:12], curves)
+    judge = policy.judge(mine)
+    assert [watch.step for watch in judge.watches] == [400, 600, 800]
+    assert {watch.line.runs for watch in judge.watches} == {12}
+
+
+def test_stopped_and_failed_cells_and_those_of_another_rate_are_no_finished_curves():
+    policy, cells, curves = study()
+    mine, *others = free(policy, cells)
+    for number, cell in enumerate(others[:15]):
+        status = ("stopped", "diverged", "failed")[number % 3]
+        policy.ended(cell, status, curves[cell.cell.key][:2])
+    for cell in others[15:30]:
+        policy.ended(dataclasses.replace(cell, lr_factor=2.0), "done", curves[cell.cell.key])
+    assert policy.judge(mine) is None
+    assert policy.judge(dataclasses.replace(mine, lr_factor=2.0)) is not None
+
+
+def test_a_share_of_the_cells_is_trained_to_its_end_whatever_it_shows():
+    policy, cells, curves = study(whole_share=0.25)
+    whole = [cell for cell in cells if cell not in free(policy, cells)]
+    assert 0.1 < len(whole) / len(cells) < 0.4
+    told(policy, cells, curves)
+    assert all(policy.judge(cell) is None for cell in whole)
+    assert all(policy.judge(cell) for cell in free(policy, cells))
+    assert np.mean([is_whole(str(number), 0.25) for number in range(4000)]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_forecasts_follow_from_what_ended_and_not_from_when():
+    policy, cells, curves = study()
+    mine = free(policy, cells)[-1]
+    for cell in cells[:20]:
+        policy.judge(mine)
+        told(policy, [cell], curves)
+    once, *_ = study()
+    told(once, cells[:20], curves)
+    assert policy.judge(mine) == once.judge(mine)
+
+
+def test_halving_looks_at_cells_of_the_same_budget_and_lets_the_best_go_on():
+    policy, cells, curves = study(rule="asha", reduction=3, grace=0.3)
+    mine = free(policy, cells)[0]
+    same = [cell for cell in cells if cell.budget == mine.budget and cell is not mine]
+    other = [cell for cell in cells if cell.budget != mine.budget]
+    told(policy, other[:9] + same[:2], curves)
+    assert policy.judge(mine) is None
+    policy.ended(same[2], "diverged", ())
+    (watch,) = policy.judge(mine).watches
+    losses = sorted(curves[cell.cell.key][1].loss for cell in same[:2])
+    assert (watch.step, watch.worst, watch.line) == (400, losses[1], None)
+    told(policy, other[9:], curves)
+    (watch,) = policy.judge(mine).watches
+    assert watch.line.step == 400
+    many, cells, curves = study(rule="asha", reduction=2, grace=0.4)
+    mine, *others = free(many, cells)
+    told(many, others[:20], curves)
+    for cell in others[20:35]:
+        many.ended(cell, "stopped", curves[cell.cell.key][:2])
+    first, last = many.judge(mine).watches
+    assert (first.step, last.step) == (400, 800)
+    assert (first.line.runs, last.line.runs) == (20, 20)
+    alone, *_ = study(rule="asha", reduction=2, grace=0.4)
+    told(alone, others[:20], curves)
+    assert alone.judge(mine).watches[1].line == last.line
+    before = first.line
+    for cell in others[35:40]:
+        many.ended(cell, "stopped", curves[cell.cell.key][:4])
+    assert many.judge(mine).watches[0].line != before, "who came to the next rung tells of the way there"
+
+
+def test_where_rules_may_stop():
+    every = tuple(range(100, 1000, 100))
+    assert stops(ForecastStopping(rule="forecast"), every, 1000) == (300, 400, 500, 600, 700, 800, 900)
+    assert stops(AshaStopping(rule="asha"), every, 1000) == (300, 800)
+    assert stops(AshaStopping(rule="asha", grace=0.1, reduction=2), every, 1000) == (100, 200, 400, 800)
+    assert stops(AshaStopping(rule="asha"), (250, 500, 750), 1000) == (250, 750)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("early_stopping={}", "`early_stopping.rule` is missing; allowed: forecast, asha"),
+        ("early_stopping.rule=median", "allowed: forecast, asha"),
+        ("early_stopping={rule: asha, halfwidth: 0.1}", "`early_stopping.halfwidth` is not a key"),
+        ("early_stopping={rule: forecast, finished: 3}", "`early_stopping.finished`"),
+        ("early_stopping={rule: forecast, whole_share: 0}", "`early_stopping.whole_share`"),
+        ("early_stopping={rule: forecast, least_share: 0.8}", "puts none there; take 10 or more"),
+    ],
+)
+def test_mistakes_of_a_rule_are_named(override, words):
+    with pytest.raises(SpecError, match=words.replace("(", r"\(")):
+        load_spec(SMALL, [override])
+
+
+def test_a_study_without_a_rule_has_no_policy():
+    assert load_spec(SMALL).early_stopping is None
+    with pytest.raises(ValueError, match="no early_stopping"):
+        Policy(load_spec(SMALL))

@@ -1,0 +1,514 @@
+"""`interplay export`: a cell found by what a user types, and a folder that HuggingFace and MLflow load."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from study.export import find
+from study.ledger import Places, connect, identity, places
+from study.plan import make_plan
+from study.spec import load_spec
+from study.tracking import Row
+from tests.disks import small_disk
+from tests.environment import environment_without
+from tests.trainables.test_export import TEXT, load, validation_loss
+from trainables.loop import train
+from trainables.record import Keep, read_record
+
+SYMBOLS = "{kind: hierarchy, vocabulary: 8, branching: 2, levels: 4, synonyms: 2, sequences: 500}"
+SPEC = """
+name: {name}
+data: {data}
+frontier: {{depths: [1, 2], heads: 2, widths: {{1: [16], 2: [16]}}}}
+training: {{steps: {steps}, batch: 4, context: 16, lr: {{rule: width, base: 0.4, cap: 0.04}}, seeds: 2}}
+resources: {{device: cpu, slots: 2}}
+"""
+
+
+class Study:
+    """A study whose cells were trained in this process, with what a run leaves in its results folder."""
+
+    def __init__(self, folder, name, data=SYMBOLS, steps=3, cells=slice(None)):
+        file = folder / f"{name}.yaml"
+        file.write_text(SPEC.format(name=name, data=data, steps=steps))
+        self.spec, self.results = load_spec(str(file)), folder / "results"
+        self.plan = make_plan(self.spec)
+        self.where = places(self.spec, self.results)
+        self.where.folder.mkdir(parents=True)
+        (self.where.folder / "spec.yaml").write_text(self.spec.to_yaml())
+        self.kept = {}
+        for planned in self.plan.cells[cells]:
+            key = planned.cell.key
+            weights = Keep(self.where.models / key, "abc123")
+            self.kept[key] = train(
+                planned.cell, data_root=self.where.data, weights=weights, evaluations=1
+            ).loss
+
+    def table(self, status="done", reason=""):
+        lines = ["cell,depth,width,seed,status,reason"]
+        for planned in self.plan.cells:
+            shape = planned.cell.shape
+            lines.append(
+                f"{planned.cell.key},{shape.depth},{shape.width},{planned.cell.seed},{status},{reason}"
+            )
+        self.where.runs.write_text("\n".join(lines) + "\n")
+
+    def record(self):
+        """Send a row of each kept cell to MLflow."""
+        store = connect(self.spec, self.where).store
+        parent = store.begin_study(self.spec.name, {})
+        runs = {}
+        for planned in self.plan.cells:
+            key = planned.cell.key
+            if key not in self.kept:
+                continue
+            run = runs[key] = store.trial_run(parent, key, planned.cell.name, identity(planned))
+            store.end_trial(
+                run,
+                Row(
+                    cell=key,
+                    name=planned.cell.name,
+                    protocol="",
+                    status="done",
+                    reason=None,
+                    params={},
+                    metrics={"loss": self.kept[key]},
+                    tags={},
+                ),
+            )
+        return store, runs
+
+    def cell(self, index):
+        return self.plan.cells[index].cell
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return Study(tmp_path_factory.mktemp("trained"), "symbols")
+
+
+@pytest.fixture
+def study(trained, tmp_path):
+    """A copy of one study, to spoil at will."""
+    shutil.copytree(trained.results, tmp_path / "results")
+    study = copy.copy(trained)
+    study.results, study.where = tmp_path / "results", places(trained.spec, tmp_path / "results")
+    return study
+
+
+def test_export_writes_a_folder_that_loads_with_the_two_lines_it_prints(command, study):
+    one = study.cell(2)
+    status, out, err = command("export", one.key, "--out", "model")
+    assert (status, err) == (0, "")
+    assert f"Wrote symbols L2-d16-s0 ({one.key}) to model." in out
+    assert f"{study.kept[one.key]:.6f}" in out
+    assert "no tokenizer" in out
+    names = {}
+    exec("\n".join(out.splitlines()[-2:]), names)  # the lines a user copies
+    loss = validation_loss(names["model"].eval(), one, study.where.data)
+    assert loss == pytest.approx(study.kept[one.key], rel=1e-6)
+    assert {path.name for path in (study.results.parent / "model").iterdir()} == {
+        *("README.md", "config.json", "generation_config.json", "interplay.json", "model.safetensors")
+    }
+    assert not list(study.results.parent.glob(".model*"))
+
+
+def test_export_prints_one_json_document(command, study, tmp_path):
+    (tmp_path / "empty").mkdir()
+    one = study.cell(0)
+    status, out, err = command("export", one.key[:6], "--out", "empty", "--json")
+    assert (status, err) == (0, "")
+    document = json.loads(out)
+    assert document["cell"] == one.key
+    assert document["loss"] == study.kept[one.key]
+    assert document["tokenizer"] is None
+    assert document["mlflow_model"] is None
+    assert document["revision"] == "abc123"
+    assert sorted(document["files"]) == sorted(p.name for p in (tmp_path / "empty").iterdir())
+
+
+@pytest.mark.parametrize("given", [".", "link", "dangling"])
+def test_the_folder_may_be_the_one_a_shell_stands_in_or_a_link(command, study, tmp_path, monkeypatch, given):
+    one = study.cell(0)
+    empty = tmp_path / "empty"
+    if given != "dangling":
+        empty.mkdir(0o750)
+    if given == ".":
+        monkeypatch.chdir(empty)
+    else:
+        (tmp_path / given).symlink_to("empty")
+    made = empty.stat() if empty.exists() else None
+    status, out, err = command("export", one.key, "--out", given, "--results", study.results)
+    assert (status, err) == (0, "")
+    assert f"to {given}." in out
+    assert (empty / "config.json").is_file()
+    assert not list(tmp_path.glob(".*part"))
+    if made:
+        # The very folder, so that the shell in it sees the files.
+        assert (empty.stat().st_ino, empty.stat().st_mode) == (made.st_ino, made.st_mode)
+    names = {}
+    exec("\n".join(out.splitlines()[-2:]), names)  # the lines a user copies
+    assert validation_loss(names["model"].eval(), one, study.where.data) == pytest.approx(study.kept[one.key])
+
+
+def test_a_folder_on_a_disk_that_fills_up_is_left_empty(command, study, tmp_path):
+    with small_disk(tmp_path / "disk", 8):
+        status, _, err = command("export", study.cell(0).key, "--out", "disk")
+        assert status == 2
+        assert "No space left" in err
+        assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_the_card_says_what_the_model_is(command, study, tmp_path):
+    one = study.cell(0)
+    assert command("export", one.name, "--out", "a/b/model")[0] == 0
+    card = (tmp_path / "a" / "b" / "model" / "README.md").read_text()
+    metadata, text = card.removeprefix("---\n").split("\n---\n")
+    assert "library_name: transformers" in metadata
+    assert "pipeline_tag" not in metadata
+    for fact in (
+        *(
+            "depth 1, width 16, 2 heads",
+            "3,072 by 12·L·d²",
+            f"{study.kept[one.key]:.6f} nats",
+            one.key,
+            "abc123",
+        ),
+        *(
+            "192 tokens",
+            one.data_key,
+            "a random hierarchy of 4 levels",
+            "no model can do better than",
+            "fp32",
+        ),
+        "begins with the id 8",
+    ):
+        assert fact in text
+    assert str(tmp_path) not in card
+
+
+def test_a_cell_is_found_by_key_digits_or_name(study):
+    one = study.cell(3)
+    for asked in (one.key, one.key[:4], one.name):
+        assert find(asked, study.results).record.key == one.key
+    assert find(one.key, study.results, study="symbols").folder == study.where.models / one.key
+
+
+def test_a_name_in_two_studies_is_ambiguous_until_a_study_is_named(command, study, tmp_path):
+    other = Study(tmp_path, "longer", steps=4, cells=slice(1))
+    status, out, err = command("export", "L1-d16-s0", "--out", "model")
+    assert (status, out) == (2, "")
+    assert "2 cells" in err
+    for key in (study.cell(0).key, other.cell(0).key):
+        assert key in err
+    assert "--study" in err
+    assert not (tmp_path / "model").exists()
+    for named in ("longer", str(tmp_path / "longer.yaml")):
+        assert find("L1-d16-s0", study.results, study=named).record.key == other.cell(0).key
+
+
+def test_a_cell_of_two_studies_is_one_cell(study, tmp_path):
+    again = Study(tmp_path, "again", cells=slice(1))
+    assert again.cell(0).key == study.cell(0).key
+    assert find("L1-d16-s0", study.results).record.key == study.cell(0).key
+
+
+def test_what_cannot_be_exported_is_refused_with_the_reason(command, study, tmp_path):
+    def refused(*arguments):
+        status, out, err = command("export", *arguments)
+        assert (status, out) == (2, "")
+        assert "Traceback" not in err
+        assert not (tmp_path / "new").exists()
+        return " ".join(err.split())
+
+    assert "has no weights of a cell 'L9-d9-s9'" in (error := refused("L9-d9-s9", "--out", "new"))
+    assert study.cell(0).key in error
+    assert "has no weights of a cell '0'" in refused("0", "--out", "new")
+    assert "no weights of any cell" in refused("abc", "--out", "new", "--results", "elsewhere")
+    assert "holds files already" in refused(study.cell(0).key, "--out", "results")
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refused(study.cell(0).key, "--out", "file")
+    (study.where.models / study.cell(0).key / "interplay.json").write_text("{}")
+    error = refused(study.cell(0).key, "--out", "new")
+    assert "interplay.json is damaged, or of another version" in error
+    assert f"--cell {study.cell(0).key} > cell.json" in error
+    assert "did you mean" in refused("L1-d16-s0", "--out", "new", "--study", "quickstrat")
+
+
+def flip(path):
+    """Change one bit of a file's last byte."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil", "message"),
+    [
+        ("model.safetensors", lambda path: os.truncate(path, 100), "has 100 bytes and was written with"),
+        ("model.safetensors", lambda path: path.unlink(), "cannot be read (No such file or directory)"),
+        ("model.safetensors", flip, "does not hold what was written"),
+        ("config.json", flip, "does not hold what was written"),
+    ],
+    ids=["cut", "removed", "flipped", "config"],
+)
+def test_a_damaged_model_is_refused_with_the_way_to_train_it_again(
+    command, study, tmp_path, file, spoil, message
+):
+    one = study.cell(0)
+    path = study.where.models / one.key / file
+    spoil(path)
+    for asked in (one.key, one.name):
+        status, out, err = command("export", asked, "--out", "new")
+        assert (status, out) == (2, "")
+        error = " ".join(err.split())
+        assert f"{path} {message}" in error
+        assert f"interplay plan {study.where.folder}/spec.yaml --cell {one.key} > cell.json" in error
+        assert "--weights DIR" in error
+        assert not (tmp_path / "new").exists()
+    assert command("export", study.cell(1).key, "--out", "new")[0] == 0
+
+
+def test_a_whole_copy_in_another_study_stands_in_for_a_damaged_one(study, tmp_path):
+    again = Study(tmp_path, "again", cells=slice(1))
+    key = study.cell(0).key
+    flip(again.where.models / key / "model.safetensors")
+    assert find(key, study.results).folder == study.where.models / key
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_text("{}"),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: os.truncate(path, 100),
+        lambda path: path.unlink(),
+    ],
+    ids=["other", "binary", "cut", "removed"],
+)
+def test_a_record_that_cannot_be_read_stands_in_nobody_elses_way(command, study, tmp_path, spoil):
+    other = Study(tmp_path, "longer", steps=4, cells=slice(1))
+    spoilt, whole = study.cell(0), study.cell(1)
+    spoil(study.where.models / spoilt.key / "interplay.json")
+    for asked in (whole.key, whole.name, other.cell(0).key):
+        assert find(asked, study.results).record.key in (whole.key, other.cell(0).key)
+
+    def refused(asked):
+        status, out, err = command("export", asked, "--out", "new")
+        assert (status, out) == (2, "")
+        assert not (tmp_path / "new").exists()
+        return " ".join(err.split())
+
+    for asked in (spoilt.key, spoilt.key[:5]):
+        error = refused(asked)
+        assert f"the weights of cell {spoilt.key} of the study 'symbols' are damaged" in error
+        assert f"--cell {spoilt.key} > cell.json" in error
+        assert "--weights DIR" in error
+    error = refused("L9-d9-s9")
+    assert f"not known: {spoilt.key}" in error
+    assert whole.key in error
+
+    # The run table knows the name of the damaged one, by which it is one of two.
+    study.table()
+    error = refused(spoilt.name)
+    assert "2 cells" in error
+    assert f"{spoilt.key} (L1-d16-s0 of symbols, its record cannot be read)" in error
+    shutil.rmtree(other.where.folder)
+    assert f"the weights of cell {spoilt.key} ({spoilt.name})" in refused(spoilt.name)
+    assert find(whole.name, study.results).record.key == whole.key
+
+
+def test_a_copy_with_a_record_stands_in_for_one_without(study, tmp_path):
+    Study(tmp_path, "again", cells=slice(1))
+    key = study.cell(0).key
+    (tmp_path / "results" / "again" / "models" / key / "interplay.json").write_text("{}")
+    assert find(key, study.results).folder == study.where.models / key
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        ("done", "", "--weights DIR"),
+        ("diverged", "the loss rose", "is diverged and has no weights: the loss rose"),
+        ("failed", "out of memory", "is failed and has no weights: out of memory"),
+    ],
+)
+def test_a_cell_without_weights_is_told_from_one_that_is_not_there(
+    command, tmp_path, status, reason, message
+):
+    study = Study(tmp_path, "symbols", cells=slice(0))
+    study.table(status, reason)
+    for asked in (study.cell(0).key, study.cell(0).key[:8], study.cell(0).name):
+        ended, _, err = command("export", asked, "--out", "new")
+        assert ended == 2
+        assert message in " ".join(err.split())
+
+
+@pytest.mark.slow
+def test_the_way_out_for_weights_that_were_not_kept_works(command, tmp_path):
+    study = Study(tmp_path, "symbols", cells=slice(0))
+    study.table()
+    one = study.cell(0)
+    err = command("export", one.key, "--out", "new")[2]
+    lines = err[err.index("`interplay plan") :].split("`")[1::2]
+    script = " && ".join(lines).replace("interplay", f"{sys.executable} -m study")
+    script = script.replace("python -m trainables", f"{sys.executable} -m trainables").replace("DIR", "new")
+    subprocess.run(script, shell=True, check=True, capture_output=True, cwd=tmp_path)
+    assert read_record(tmp_path / "new").key == one.key
+
+
+def test_a_cell_that_is_not_finished_is_told_so(command, tmp_path):
+    study = Study(tmp_path, "symbols", cells=slice(0))
+    key = study.cell(0).key
+    (study.where.checkpoints / key).mkdir(parents=True)
+    status, _, err = command("export", key, "--out", "new")
+    assert status == 2
+    assert "is not finished" in err
+    assert "interplay run" in err
+
+
+def test_weights_kept_where_this_machine_may_not_read_are_told_so(command, tmp_path):
+    study = Study(tmp_path, "symbols", cells=slice(0))
+    away = "s3://nobody/has?endpoint_override=127.0.0.1:1&scheme=http&region=x"
+    (study.where.folder / "storage").write_text(away)
+    status, _, err = command("export", study.cell(0).key, "--out", "new")
+    assert status == 2
+    error = " ".join(err.split())
+    assert "of the study 'symbols' lie in s3://nobody/has/symbols/models, which cannot be read:" in error
+    assert "AWS_ACCESS_KEY_ID" in error
+
+
+@pytest.mark.parametrize("kind", ["symbols", "bytes"])
+def test_mlflow_gives_the_model_back(command, tmp_path, kind, monkeypatch):
+    """Against a real SQLite store: the model hangs on the cell's own run, which stays as it was."""
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    data = SYMBOLS if kind == "symbols" else f"{{kind: files, path: {tmp_path}/corpus.txt}}"
+    study = Study(tmp_path, "logged", data, cells=slice(1))
+    store, runs = study.record()
+    one = study.cell(0)
+    status, out, err = command("export", one.key, "--out", "model", "--mlflow", "--json")
+    assert (status, err) == (0, "")
+    address = json.loads(out)["mlflow_model"]
+    run = store.client.get_run(runs[one.key])
+    assert run.info.status == "FINISHED"
+    assert [output.model_id for output in run.outputs.model_outputs] == [address.removeprefix("models:/")]
+    logged = store.client.get_logged_model(address.removeprefix("models:/"))
+    assert (logged.name, logged.source_run_id) == (one.name, runs[one.key])
+    assert logged.tags["interplay.cell"] == one.key
+
+    import mlflow
+
+    # Not set_tracking_uri, which would write to the environment of all tests that follow.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    opened = mlflow.pyfunc.load_model(address)
+    if kind == "symbols":
+        model = opened.unwrap_python_model().model
+        chances = opened.predict([[8, 1, 2], [8, 3]])
+        assert [len(row) for row in chances] == [9, 9]
+        assert [sum(row) for row in chances] == pytest.approx([1, 1])
+        with torch.no_grad():
+            logits = model(torch.tensor([[8, 1, 2]])).logits[0, -1]
+        assert chances[0] == pytest.approx(logits.softmax(-1).tolist())
+    else:
+        pipeline = mlflow.transformers.load_model(address)
+        model = pipeline.model
+        assert pipeline.tokenizer.encode("é") == list("é".encode())
+        assert opened.predict("The 1")[0].startswith("The 1")
+    loss = validation_loss(model.eval(), one, study.where.data)
+    assert loss == pytest.approx(study.kept[one.key], rel=1e-6)
+
+
+def test_a_model_whose_run_mlflow_does_not_have_is_refused_before_anything_is_written(
+    command, study, tmp_path
+):
+    status, _, err = command("export", study.cell(0).key, "--out", "new", "--mlflow")
+    assert status == 2
+    assert "MLflow has no run of cell" in err
+    assert not (tmp_path / "new").exists()
+    assert not (study.results / "mlflow.db").exists()
+
+
+def test_the_plan_says_what_kept_weights_take_where_it_is_much():
+    def notes(*arguments):
+        return [note for note in make_plan(load_spec(*arguments)).notes if "keep_weights" in note]
+
+    (note,) = notes("levine2020")
+    plan = make_plan(load_spec("levine2020"))
+    assert f"{2 * sum(planned.parameters.total for planned in plan.cells) / 1e9:.3g} GB" in note
+    assert not notes("levine2020", ["resources.keep_weights=none"])
+    assert not notes("quickstart")
+
+
+@pytest.mark.slow
+def test_a_study_keeps_its_weights_and_exports_them(tmp_path):
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    data = f"{{kind: files, path: {tmp_path}/corpus.txt, tokenizer: bpe, vocabulary: 300}}"
+    (tmp_path / "whole.yaml").write_text(SPEC.format(name="whole", data=data, steps=10))
+    environment = environment_without("RAY_", "MLFLOW_")
+
+    def interplay(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "study", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+            env={**environment, "HOME": str(tmp_path / "home")}, check=True,
+        )  # fmt: skip
+        assert done.stderr == ""
+        return done.stdout
+
+    # The wider cells are gangs of two, the cell that is exported among them.
+    wide = (
+        "--set",
+        "resources.tensor_parallel={min_width: {2: 16}}",
+        "--set",
+        "resources.shard_vocabulary=always",
+    )
+    interplay("run", "whole.yaml", "--set", "training.seeds=1", *wide)
+    where = Places(tmp_path / "results", "whole")
+    cells = make_plan(load_spec(str(where.folder / "spec.yaml"))).cells
+    assert {path.name for path in where.models.iterdir()} == {planned.cell.key for planned in cells}
+    assert {read_record(path).revision for path in where.models.iterdir()} != {None}
+    document = json.loads(interplay("export", "L2-d16-s0", "--out", "model", "--mlflow", "--json"))
+    assert document["tokenizer"] == "bpe"
+    record = read_record(tmp_path / "model")
+    assert record.layout.tensor_parallel == 2
+    rows = where.runs.read_text().splitlines()
+    columns = rows[0].split(",")
+    (line,) = (row.split(",") for row in rows if row.startswith(record.key))
+    assert record.loss == float(line[columns.index("loss")])
+    loss = validation_loss(load(tmp_path / "model"), record.cell, where.data)
+    assert loss == pytest.approx(record.loss, rel=1e-6)
+
+    # With `none` nothing is kept, and the study says so when it is asked.
+    changes = (
+        "resources.keep_weights=none",
+        "training.seeds=1",
+        "frontier.depths=[1]",
+        "frontier.widths={1: [16]}",
+    )
+    sets = [text for change in changes for text in ("--set", change)]
+    interplay("run", "whole.yaml", "--results", "other", *sets)
+    assert not Places(tmp_path / "other", "whole").models.exists()
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        interplay("export", "L1-d16-s0", "--out", "none", "--results", "other")
+    assert refused.value.returncode == 2
+    assert "were not kept" in refused.value.stderr
+
+
+def test_the_printed_loading_lines_of_a_text_model_work(command, tmp_path):
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    study = Study(tmp_path, "text", f"{{kind: files, path: {tmp_path}/corpus.txt}}", cells=slice(1))
+    out = command("export", study.cell(0).name, "--out", "model")[1]
+    names = {}
+    exec("\n".join(out.splitlines()[-2:]), names)  # the lines a user copies
+    assert names["tokenizer"].decode(names["tokenizer"].encode("naïve 🦊")) == "naïve 🦊"
+    assert isinstance(names["model"], type(AutoModelForCausalLM.from_pretrained(tmp_path / "model")))
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "pipeline_tag: text-generation" in card
+    assert "files corpus.txt" in card
+    assert str(tmp_path) not in card

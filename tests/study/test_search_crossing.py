@@ -1,0 +1,333 @@
+"""The sampler crossing: what it asks, what ends it, and that it goes on from the run table alone."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+
+from analysis.simulate import Truth
+from study.ledger import Places
+from study.plan import make_plan
+from study.runner import _Listener, _policy
+from study.search import Outcome
+from study.search.crossing import CrossingSampler, distributions, frame, name_of, trials_of
+from study.search.make import make_search
+from study.search.until import checks
+from study.spec import load_spec
+from study.tracking import Row
+from tests.stubs import stub_result
+from tests.study.small import SMALL
+from trainables.progress import Evaluation
+
+TRUTH = Truth(a=2.4, b=0.28, depths=(1, 2, 4), floor=0.72, drop=0.2, noise=0.003, slope=0.05)
+
+
+def study_of(search, *overrides):
+    spec = load_spec(SMALL, [f"search={{sampler: crossing, {search}}}", *overrides])
+    return spec, make_plan(spec)
+
+
+def loss_of(planned):
+    """A landscape with known crossings, and noise that belongs to the cell."""
+    shape, seed = planned.cell.shape, planned.cell.seed
+    shared = np.random.default_rng([seed]).standard_normal()
+    own = np.random.default_rng([seed, shape.depth, shape.width]).standard_normal()
+    noise = math.sqrt(TRUTH.shared) * shared + math.sqrt(1 - TRUTH.shared) * own
+    return float(TRUTH.loss(shape.depth, shape.budget_params) * (1 + TRUTH.noise * noise))
+
+
+def outcome_of(planned):
+    return Outcome(loss_of(planned))
+
+
+def drain(search, workers, outcome=outcome_of, stop=None, order=()):
+    """Run the search with so many trials side by side, up to `stop` ended ones; return given, ended and running.
+
+    Cells do not end in the order in which they began: they end as in `order`, where that has them.
+    """
+    given, ended, running = [], [], []
+    while True:
+        while len(running) < workers and (planned := search.take()):
+            given.append(planned)
+            running.append(planned)
+        if not running or len(ended) == stop:
+            assert running or search.done
+            return given, ended, running
+        next_one = len(ended) % len(running)
+        if places := [order.index(key) for key in keys(running) if key in order]:
+            next_one = keys(running).index(order[min(places)])
+        planned = running.pop(next_one)
+        ended.append(planned)
+        search.tell(planned.cell.key, outcome(planned))
+
+
+def keys(cells):
+    return [planned.cell.key for planned in cells]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """A search with three workers to its end: spec, plan, and the cells in the order they were given and ended."""
+    spec, plan = study_of("max_cells: 26")
+    given, ended, _ = drain(make_search(spec, plan, {}, workers=3), 3)
+    return spec, plan, given, ended
+
+
+def test_a_search_gives_as_many_cells_as_allowed_none_twice_and_some_of_new_budgets(whole):
+    _, plan, given, ended = whole
+    assert len(given) == len(ended) == len(set(keys(given))) == 26
+    assert set(keys(given)) <= {p.cell.key for p in plan.pool}
+    assert not set(keys(given)) <= {p.cell.key for p in plan.cells}
+    assert {p.cell.shape.depth for p in given[:6]} == {1, 2, 4}
+
+
+def test_equal_searches_give_equal_cells(whole):
+    spec, plan, given, _ = whole
+    again, _, _ = drain(make_search(spec, plan, {}, workers=3), 3, stop=20)
+    assert keys(again) == keys(given)[: len(again)]
+
+
+@pytest.mark.parametrize("cut", [7, 21])
+def test_a_killed_search_goes_on_from_the_rows_in_their_order_and_the_cells_that_ran(whole, cut):
+    spec, plan, given, ended = whole
+    first, done, running = drain(make_search(spec, plan, {}, workers=3), 3, stop=cut)
+    assert keys(done) == keys(ended)[:cut]
+    known = {p.cell.key: outcome_of(p) for p in done}
+    again, _, _ = drain(make_search(spec, plan, known, keys(running), workers=3), 3, order=keys(ended))
+    assert keys(again[: len(running)]) == keys(running)
+    assert keys(again[len(running) :]) == keys(given[len(first) :])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_killed_search_goes_on_wherever_it_was_cut(workers):
+    spec, plan = study_of("max_cells: 48")
+    given, ended, _ = drain(make_search(spec, plan, {}, workers=workers), workers)
+    for cut in range(1, 40, 6):
+        first, done, running = drain(make_search(spec, plan, {}, workers=workers), workers, stop=cut)
+        known = {p.cell.key: outcome_of(p) for p in done}
+        search = make_search(spec, plan, known, keys(running), workers=workers)
+        again, _, _ = drain(search, workers, order=keys(ended))
+        assert keys(again) == keys(running) + keys(given[len(first) :])
+
+
+def test_a_finished_search_has_nothing_to_give_and_says_why(whole):
+    spec, plan, _, ended = whole
+    search = make_search(spec, plan, {p.cell.key: outcome_of(p) for p in ended}, workers=3)
+    assert search.done
+    assert search.take() is None
+    assert (search.ending.limit, search.ending.words) == ("max_cells", "the limit of 26 cells is reached.")
+
+
+def test_failed_cells_come_first_again_even_after_the_end(whole):
+    spec, plan, _, ended = whole
+    known = {p.cell.key: outcome_of(p) for p in ended[:-2]}
+    search = make_search(spec, plan, known, keys(ended[-2:]), workers=3)
+    assert search.ending.limit == "max_cells"
+    assert not search.done
+    assert [search.take(), search.take(), search.take()] == [*ended[-2:], None]
+    assert search.done
+
+
+def test_the_flops_of_a_search_stay_within_their_limit():
+    spec, plan = study_of("max_flops: 5e11")
+    search = make_search(spec, plan, {}, workers=4)
+    given, _, _ = drain(search, 4)
+    spent = sum(p.flops for p in given)
+    left = [p.flops for p in plan.pool if p.cell.key not in set(keys(given))]
+    assert spent <= 5e11 < spent + min(left)
+    assert search.ending.limit == "max_flops"
+    assert search.ending.words == "no other cell fits into 500G training FLOPs."
+
+
+def test_a_certainty_ends_a_search_before_its_cells_do_and_ends_it_again():
+    spec, plan = study_of("until: {crossing_halfwidth: 0.5}, max_cells: 150")
+    search = make_search(spec, plan, {}, workers=2)
+    given, ended, _ = drain(search, 2)
+    assert search.ending.limit == "until"
+    assert len(given) < 150
+    assert "±50 % was asked for" in search.ending.words
+    state = search.state()
+    assert state.estimate.halfwidth <= 0.5
+    assert state.next == ()
+    assert state.flops == pytest.approx(sum(p.flops for p in given))
+    for workers in (2, 16):
+        again = make_search(spec, plan, {p.cell.key: outcome_of(p) for p in ended}, workers=workers)
+        assert again.done, "on another machine too"
+        assert again.ending == search.ending
+
+
+def test_a_search_ends_when_every_cell_is_tried():
+    spec, plan = study_of(
+        "max_seeds: 1, new_budgets: none, max_cells: 1000",
+        "training.seeds=1",
+        "frontier.budgets=[1700, 4000]",
+    )
+    search = make_search(spec, plan, {}, workers=2)
+    given, _, _ = drain(search, 2)
+    assert sorted(keys(given)) == sorted(keys(plan.pool))
+    assert (search.ending.limit, search.done) == ("options", True)
+
+
+def test_diverged_and_failed_cells_are_told_apart_and_given_once():
+    spec, plan = study_of("max_cells: 24")
+    search = make_search(spec, plan, {}, workers=2)
+
+    def outcome(planned):
+        bad = {1: Outcome(None), 2: Outcome(None, status="failed")}
+        return bad.get(planned.cell.shape.width % 5, outcome_of(planned))
+
+    given, _, _ = drain(search, 2, outcome)
+    assert len(set(keys(given))) == 24
+    ended, running = trials_of(search.study)
+    assert not running
+    states = {name_of(trial)[1] % 5: trial.state.name for trial in ended}
+    assert states[1] == states[2] == "FAIL"
+    assert {name for remainder, name in states.items() if remainder not in (1, 2)} == {"COMPLETE"}
+
+
+def test_cells_of_an_arm_are_none_of_the_searchs():
+    spec, plan = study_of("max_cells: 12")
+    first = plan.cells[0]
+    arms = [plan.planned_for(first.cell.shape, first.budget, factor, 0, "sensitivity") for factor in (0.5, 2)]
+    plan = replace(plan, more=(*plan.more, *arms))
+    known = {arms[0].cell.key: Outcome(0.9), first.cell.key: outcome_of(first)}
+    search = make_search(spec, plan, known, [arms[1].cell.key])
+    given, _, _ = drain(search, 1)
+    assert len(given) == 11
+    assert not {p.cell.key for p in arms} & set(keys(given))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (Outcome(0.9), "done"),
+        (Outcome(None), "diverged"),
+        (Outcome(math.inf), "diverged"),
+        (Outcome(0.9, 0.01, 0.5, "stopped"), "stopped"),
+        (Outcome(None, None, 0.5, "stopped"), "stopped"),
+        (Outcome(None, status="failed"), "failed"),
+    ],
+)
+def test_how_a_cell_ended_reaches_the_estimate(outcome, kind):
+    spec, plan = study_of("max_cells: 12")
+    search = make_search(spec, plan, {})
+    planned = search.take()
+    search.tell(planned.cell.key, outcome)
+    cells = {(p.cell.shape.depth, p.cell.shape.width, p.lr_factor, p.cell.seed): p for p in plan.pool}
+    (row,) = frame(cells, trials_of(search.study)[0]).to_dict("records")
+    assert row["status"] == kind
+    assert math.isnan(row["loss"]) == (outcome.loss is None or math.isinf(outcome.loss))
+    assert row["loss_se"] == (outcome.loss_se or 0.0)
+    assert search.state().flops == pytest.approx(planned.flops * outcome.share)
+
+
+def test_what_is_known_and_what_comes_next_is_news_at_the_checks():
+    spec, plan = study_of("max_cells: 30")
+    search = make_search(spec, plan, {}, workers=1)
+    assert search.news() is None
+    told = []
+    while (planned := search.take()) and len(told) < 8:
+        search.tell(planned.cell.key, outcome_of(planned))
+        told.append(search.news())
+    assert [news.cells for news in told] == list(range(1, 9))
+    assert told[-1].next[0].option.seed in range(8)
+    assert told[-1].next[0].reason
+
+
+def test_checks_are_a_share_of_the_cells_apart():
+    assert checks(5) == [1, 2, 3, 4, 5]
+    found = checks(1000)
+    assert all(later - sooner == max(1, sooner // 20) for sooner, later in itertools.pairwise(found))
+    assert len(checks(100_000)) < 250
+
+
+def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_stays_finished():
+    spec, plan = study_of("max_flops: 3e11")
+
+    def outcome(planned):
+        if planned.cell.shape.width % 7 == 1:
+            return Outcome(None, None, 0.3, "diverged")
+        if (planned.cell.shape.width + planned.cell.seed) % 3 == 0:
+            return Outcome(loss_of(planned), 0.01, 0.5, "stopped")
+        return outcome_of(planned)
+
+    search = make_search(spec, plan, {}, workers=4)
+    given, ended, _ = drain(search, 4, outcome)
+    spent = sum(p.flops * outcome(p).share for p in given)
+    left = [p.flops for p in plan.pool if p.cell.key not in set(keys(given))]
+    assert spent <= 3e11 < spent + min(left)
+    assert search.ending.limit == "max_flops"
+    for workers in (1, 32):
+        again = make_search(spec, plan, {p.cell.key: outcome(p) for p in ended}, workers=workers)
+        assert again.done
+        assert again.ending == search.ending
+    for cut in (len(ended) - 9, len(ended) - 3):
+        first, done, running = drain(make_search(spec, plan, {}, workers=4), 4, outcome, stop=cut)
+        known = {p.cell.key: outcome(p) for p in done}
+        search = make_search(spec, plan, known, keys(running), workers=4)
+        rest, _, _ = drain(search, 4, outcome, order=keys(ended))
+        assert keys(rest) == keys(running) + keys(given[len(first) :])
+
+
+def test_the_sampler_refuses_a_parameter_that_is_no_cells():
+    _, plan = study_of("max_cells: 9")
+    cells = {(p.cell.shape.depth, p.cell.shape.width, p.lr_factor, p.cell.seed): p for p in plan.pool}
+    study = optuna.create_study(sampler=CrossingSampler(cells, None, 1))
+    study.sampler.max_flops = 0.0
+    with pytest.raises(LookupError, match="no cell"):
+        study.ask(distributions(cells))
+    with pytest.raises(ValueError, match="no parameter of a cell"):
+        study.sampler.sample_independent(study, None, "dropout", optuna.distributions.FloatDistribution(0, 1))
+
+
+class Heard:
+    """A tracker that sends nothing and remembers all."""
+
+    def __init__(self):
+        self.rows, self.told = [], []
+
+    def ended(self, row):
+        self.rows.append(row)
+
+    def news(self, news):
+        self.told.append(news)
+
+
+def test_the_studys_run_hears_what_is_known_what_comes_next_and_which_limit_ended_the_search(tmp_path):
+    spec, plan = study_of("max_cells: 22")
+    search, heard = make_search(spec, plan, {}), Heard()
+    listener = _Listener(plan, {}, heard, Places(tmp_path, "small"))
+    listener.search = search
+    while planned := search.take():
+        result = stub_result(loss=loss_of(planned))
+        search.tell(planned.cell.key, outcome_of(planned))
+        listener.ended(planned, result)
+    listener.tell_last()
+    assert [news.step for news in heard.told] == [*checks(22), 22]
+    first, last = heard.told[0], heard.told[-1]
+    assert first.tags["interplay.search_ended"] == ""
+    assert first.tags["interplay.next"].startswith("L")
+    assert first.metrics["search.flops"] > 0
+    assert last.tags == {"interplay.search_ended": "the limit of 22 cells is reached.", "interplay.next": ""}
+    ends = [float(row.tags["interplay.ended"]) for row in heard.rows]
+    assert ends == sorted(set(ends)), "rows have an order"
+
+
+def test_early_stopping_hears_of_earlier_cells_in_the_order_they_ended_and_of_no_arm():
+    spec, plan = study_of("max_cells: 22", "early_stopping={rule: forecast}")
+    arm = plan.planned_for(plan.cells[0].cell.shape, plan.cells[0].budget, 2.0, 0, "sensitivity")
+    plan = replace(plan, more=(*plan.more, arm))
+    cells = [plan.cells[7], arm, plan.more[3], plan.cells[2]]
+    rows = {
+        p.cell.key: Row(
+            cell=p.cell.key, name=p.cell.name, protocol=plan.protocol, status="done", reason=None, params={},
+            metrics={"loss": 0.9}, tags={}, evaluations=(Evaluation(step=300, loss=1.0),),
+        )
+        for p in cells
+    }  # fmt: skip
+    policy = _policy(spec, plan, rows, None)
+    assert list(policy._ended) == [p.cell.key for p in cells if p is not arm]

@@ -1,0 +1,70 @@
+"""A searched study from its rows to its report: the search, Optuna's plots, the arm and another parametrisation."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.report import MORE
+from analysis.runs import RunTable
+from analysis.simulate import Truth
+from study.answer import answer, searched
+from study.ledger import Places
+from study.plan import make_plan
+from study.sensitivity import arm_cells
+from study.spec import load_spec
+from tests.study.small import SMALL
+from tests.study.test_contrasts import Store, plan_of, rows_of
+
+TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
+SEARCH = ("search.sampler=crossing", "search.aim=b", "search.max_cells=40")
+
+
+def table_of(cells):
+    lines = []
+    for order, planned in enumerate(cells, 1):
+        shape, harm = planned.cell.shape, 0.01 if planned.arm and planned.cell.shape.depth == 2 else 0.0
+        stray = np.random.default_rng([shape.depth, shape.width, planned.cell.seed]).standard_normal()
+        loss = float(TRUTH.loss(shape.depth, np.array([shape.budget_params]))[0]) + 0.003 * stray + harm
+        lines.append({**planned.row(), "loss": loss, "status": "done", "arm": planned.arm, "order": order})
+    return RunTable.from_frame(pd.DataFrame(lines))
+
+
+def test_a_grid_has_no_search_to_tell_of():
+    spec = load_spec(SMALL)
+    assert searched(spec, make_plan(spec), table_of(make_plan(spec).cells)) == {}
+
+
+def test_the_grid_beside_a_search_is_that_of_the_spec():
+    spec = load_spec(SMALL, SEARCH)
+    plan = make_plan(spec)
+    told = searched(spec, plan, table_of(plan.cells))
+    assert told["search"].aim.kind == "b"
+    assert told["search"].until is None
+    assert len(told["search"].grid) == len({planned.cell.shape for planned in plan.cells}) == 15
+    assert told["search"].grid["flops"].sum() == pytest.approx(sum(p.flops for p in plan.cells) / 3)
+
+
+@pytest.mark.slow
+def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
+    spec = load_spec(SMALL, [*SEARCH, "sensitivity.lr_factors=[0.5]"])
+    plan = make_plan(spec)
+    arm = arm_cells(spec, plan, table_of(plan.cells))
+    runs = table_of([*plan.cells, *arm])
+    where = Places(tmp_path, "small")
+    other = plan_of("training.parametrisation=completep")
+    fit, page = answer(
+        spec, plan, runs, where, None, Store(rows_of(other)), "the limit of 40 cells is reached."
+    )
+    assert {item.factor for item in fit.sensitivity} == {0.5}
+    assert [(item.own, item.other) for item in fit.contrasts] == [("sp", "completep")]
+    html = page.read_text()
+    for name in (*MORE, "search", "sensitivity", "contrast"):
+        assert f'<figure id="{name}"' in html
+        assert (page.parent / "figures" / f"{name}.csv").is_file()
+    assert "The limit of 40 cells is reached." in html
+    document = json.loads((page.parent / "fit.json").read_text())
+    assert len(document["sensitivity"]) == 2
+    assert document["contrasts"][0]["protocol"] == other.protocol
+    assert pd.read_csv(page.parent / "runs.csv")["arm"].eq("sensitivity").sum() == len(arm)

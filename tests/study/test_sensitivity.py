@@ -1,0 +1,187 @@
+"""The sensitivity arm: which cells it has, when they come, and that it is the same however a study was cut short."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.runs import RunTable
+from analysis.simulate import Truth
+from study.errors import SpecError
+from study.plan import make_plan
+from study.search.per_budget import FrontierSearch
+from study.search.source import Outcome
+from study.sensitivity import ThenArm, arm_cells
+from study.spec import load_spec, parse_spec
+from tests.study.small import SMALL
+
+TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return load_spec(SMALL, ["sensitivity.lr_factors=[0.5, 2]"])
+
+
+@pytest.fixture(scope="module")
+def plan(spec):
+    return make_plan(spec)
+
+
+def loss_of(planned):
+    shape = planned.cell.shape
+    stray = np.random.default_rng([shape.depth, shape.width, planned.cell.seed]).standard_normal()
+    return float(TRUTH.loss(shape.depth, np.array([shape.budget_params]))[0]) + 0.003 * stray
+
+
+def table_of(cells):
+    lines = [
+        {**planned.row(), "loss": loss_of(planned), "status": "done", "arm": planned.arm} for planned in cells
+    ]
+    return RunTable.from_frame(pd.DataFrame(lines))
+
+
+def test_the_arm_is_about_each_crossing_with_all_seeds_and_both_rates(spec, plan):
+    cells = arm_cells(spec, plan, table_of(plan.cells))
+    listed = {(p.cell.shape, p.cell.seed): p.cell for p in plan.cells}
+    for planned in cells:
+        twin = listed[planned.cell.shape, planned.cell.seed]
+        assert planned.cell.lr == pytest.approx(planned.lr_factor * twin.lr)
+        assert planned.cell.key != twin.key
+        assert planned.arm == "sensitivity"
+    assert {p.lr_factor for p in cells} == {0.5, 2.0}
+    for shallow, deep in ((1, 2), (2, 4)):
+        where = TRUTH.crossing(shallow)
+        for depth in (shallow, deep):
+            sizes = sorted({p.cell.shape.budget_params for p in cells if p.cell.shape.depth == depth})
+            assert sizes[0] < where < sizes[-1]
+    # One seed has at most two sizes of two depths at two rates a crossing, and every seed has the same.
+    seeds = [sum(p.cell.seed == seed for p in cells) for seed in (0, 1, 2)]
+    assert seeds[0] == seeds[1] == seeds[2] <= 16
+    assert [p.cell.seed for p in cells] == sorted(p.cell.seed for p in cells)
+
+
+def test_rows_of_the_arm_do_not_change_the_arm(spec, plan):
+    cells = arm_cells(spec, plan, table_of(plan.cells))
+    again = arm_cells(spec, plan, table_of([*plan.cells, *cells[:7]]))
+    assert [p.cell.key for p in again] == [p.cell.key for p in cells]
+
+
+def test_without_a_section_or_a_crossing_there_is_no_arm(plan, spec):
+    table = table_of(plan.cells)
+    assert arm_cells(load_spec(SMALL), plan, table) == []
+    shallow = table_of([p for p in plan.cells if p.cell.shape.depth == 1])
+    assert arm_cells(spec, plan, shallow) == []
+
+
+class Run:
+    """Drains a search and its arm, with a number of cells side by side."""
+
+    def __init__(self, spec, plan, known=()):
+        self.ended = list(known)
+        losses = {p.cell.key: Outcome(loss_of(p)) for p in known}
+        search = FrontierSearch(plan, spec.search, losses)
+        self.source = ThenArm(
+            search,
+            lambda key: key in {p.cell.key for p in self.ended},
+            lambda: arm_cells(spec, plan, table_of(self.ended)),
+            lambda count: self.opened.append(count),
+        )
+        self.given, self.opened = [], []
+
+    def drain(self, slots, most=10**6):
+        running = []
+        while len(self.given) < most or running:
+            while len(running) < slots and len(self.given) < most and (planned := self.source.take()):
+                running.append(planned)
+                self.given.append(planned)
+            if not running:
+                break
+            planned = running.pop(0)
+            self.ended.append(planned)
+            self.source.tell(planned.cell.key, Outcome(loss_of(planned)))
+        return [p.cell.key for p in self.given]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_the_arm_comes_when_the_whole_search_has_ended(spec, plan, slots):
+    run = Run(spec, plan)
+    assert not run.source.done
+    order = run.drain(slots)
+    assert run.source.done
+    assert run.source.take() is None
+    expected = [p.cell.key for p in arm_cells(spec, plan, table_of(plan.cells))]
+    assert len(order) == len(set(order)) == len(plan.cells) + len(expected)
+    assert order[len(plan.cells) :] == expected
+    assert run.opened == [len(expected)]
+
+
+@pytest.mark.parametrize("cut", [10, 45, 50])
+def test_a_study_cut_short_goes_on_with_the_same_cells(spec, plan, cut):
+    whole = Run(spec, plan).drain(1)
+    first = Run(spec, plan)
+    first.drain(1, most=cut)
+    again = Run(spec, plan, known=first.ended)
+    assert first.drain(1, most=cut) + again.drain(1) == whole
+    assert sum(first.opened + again.opened) >= len(whole) - max(cut, len(plan.cells))
+    last = Run(spec, plan, known=again.ended)
+    assert last.source.done
+    assert last.opened == [0]
+
+
+def test_the_arm_waits_while_a_cell_of_the_search_runs(spec, plan):
+    run = Run(spec, plan, known=plan.cells[1:])
+    last = run.source.take()
+    assert last.cell.key == plan.cells[0].cell.key
+    assert run.source.take() is None
+    assert not run.source.done
+    run.ended.append(last)
+    run.source.tell(last.cell.key, Outcome(loss_of(last)))
+    assert run.source.take().arm == "sensitivity"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sensitivity": {"lr_factors": []}}, "is empty; write"),
+        ({"sensitivity": {"lr_factors": [0.5, 0.5]}}, "0.5 more than once"),
+        ({"sensitivity": {"lr_factors": [1, 2]}}, "has 1, which is the study itself"),
+        ({"sensitivity": {"factors": [2]}}, "factors"),
+        ({"sensitivity": {}, "search": {"lr_factors": [0.5, 1]}}, "tries 2 of every shape already"),
+    ],
+)
+def test_an_arm_that_makes_no_sense_is_refused(spec, change, words):
+    raw = {**load_spec(SMALL).model_dump(mode="json", exclude_none=True), **change}
+    with pytest.raises(SpecError, match=words):
+        parse_spec(raw)
+
+
+def test_a_spec_with_an_arm_comes_back_from_its_own_yaml(spec, tmp_path):
+    path = tmp_path / "again.yaml"
+    path.write_text(spec.to_yaml())
+    assert load_spec(str(path)) == spec
+
+
+@pytest.mark.slow
+def test_a_real_study_ends_with_its_arm_and_does_it_once(tmp_path):
+    def run():
+        command = [sys.executable, "-m", "study", "run", str(Path(SMALL).with_name("armed.yaml"))]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=True
+        ).stdout
+
+    assert "[8/8]" in run()
+    runs = pd.read_csv(tmp_path / "results" / "armed" / "runs.csv")
+    arm = runs[runs["arm"] == "sensitivity"]
+    assert len(runs) == 8
+    assert arm["lr_factor"].tolist() == [0.5] * 4
+    fit = json.loads((tmp_path / "results" / "armed" / "fit.json").read_text())
+    (shift,) = fit["sensitivity"]
+    assert (shift["shallow"], shift["deep"], shift["factor"], shift["runs"]) == (1, 2, 0.5, 4)
+    assert shift["shift_interval"] is None, "one seed of two sizes has no noise estimate"
+    assert fit["rows"]["used"] == 4
+    assert "nothing to train: all 8 rows are there" in run()

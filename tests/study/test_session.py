@@ -1,0 +1,62 @@
+"""Ray for as long as a study lasts."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from study.errors import SpecError
+from study.session import check_address
+from tests.environment import environment_without
+
+
+@pytest.mark.slow
+def test_a_private_ray_leaves_the_users_token_alone_and_ends_its_processes(tmp_path):
+    """A fresh process with a home of its own: no file appears there, and Ray is gone afterwards."""
+    program = (
+        "import os, psutil\n"
+        "from study.machines import Slots\n"
+        "from study.session import private_ray\n"
+        "with private_ray(Slots(1, 1, 0)):\n"
+        "    import ray\n"
+        "    assert ray.cluster_resources()['CPU'] == 1\n"
+        "    assert os.stat(os.environ['RAY_AUTH_TOKEN_PATH']).st_mode & 0o077 == 0\n"
+        "    assert psutil.Process().children(recursive=True)\n"
+        "psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)\n"
+        "with private_ray(Slots(1, 1, 0)):\n"
+        "    assert ray.cluster_resources()['CPU'] == 1, 'a second session in one process'\n"
+        "assert not {'RAY_AUTH_TOKEN_PATH', 'RAY_AUTH_MODE'} & set(os.environ)\n"
+        "psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)\n"
+        "print('left', len(psutil.Process().children(recursive=True)))\n"
+    )
+    kept = environment_without("RAY_")
+    environment = {**kept, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["left", "0"]
+    assert not (tmp_path / ".ray").exists()
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:8265", "ray://127.0.0.1:10001", "127.0.0.1:1", "nohost.invalid:9"]
+)
+def test_an_address_that_is_no_clusters_is_told_at_once(address):
+    """Ray would answer with a traceback, or ask for two minutes."""
+    with pytest.raises(
+        SpecError, match=r"RAY_ADDRESS is .*(HOST:PORT|no Ray cluster answers there).*Unset RAY_ADDRESS"
+    ):
+        check_address(address)
+
+
+def test_what_listens_is_left_to_ray():
+    check_address("auto")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_address("{}:{}".format(*server.getsockname()))

@@ -1,0 +1,72 @@
+"""What `interplay status` knows of a study from its rows alone."""
+
+import io
+
+from rich.console import Console
+
+from study.ledger import places
+from study.plan import make_plan
+from study.spec import load_spec
+from study.status import status_json, status_table, study_status
+from study.tracking import Row
+from tests.study.small import SMALL
+from tests.study.test_search_crossing import loss_of
+
+CROSSING = "search={sampler: crossing, until: {crossing_halfwidth: 0.01}, max_cells: 40}"
+
+
+def write(folder, *overrides, cells):
+    """Leave rows of these cells, as a run without MLflow would."""
+    spec = load_spec(SMALL, overrides)
+    plan = make_plan(spec)
+    for rank, planned in enumerate(cells(plan)):
+        shape, names = planned.cell.shape, ("budget", "lr_factor", "seed")
+        own = {**shape.model_dump(), **{name: planned.row()[name] for name in names}}
+        places(spec, folder).outbox.put(
+            Row(
+                cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done", reason=None,
+                params=own, metrics={"loss": loss_of(planned)}, tags={"interplay.ended": str(rank + 1)},
+            )
+        )  # fmt: skip
+    return study_status(spec, folder)
+
+
+def text(state):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(status_table(state))
+    return console.file.getvalue()
+
+
+def test_a_searchs_status_lists_what_it_trained_and_names_what_comes_next(tmp_path):
+    state = write(tmp_path, CROSSING, cells=lambda plan: [p for p in plan.pool if p.cell.seed < 2][:30])
+    document = status_json(state)
+    assert document["counts"] == {"done": 30}
+    assert len(document["cells"]) == 30
+    known = document["known"]
+    assert known["cells"] == 30
+    assert known["next"][0]["reason"]
+    assert known["flops"] > 0
+    assert "next: L" in text(state)
+
+
+def test_a_grids_status_has_an_estimate_too_and_lists_what_is_missing(tmp_path):
+    state = write(
+        tmp_path, "search.sampler=grid", cells=lambda plan: [p for p in plan.cells if p.cell.seed < 2]
+    )
+    document = status_json(state)
+    assert document["counts"] == {"done": 30, "missing": 15}
+    assert document["known"]["words"] in text(state)
+    assert document["known"]["next"] == []
+    assert document["known"]["ended"] is None
+
+
+def test_a_study_without_rows_knows_nothing(tmp_path):
+    state = write(tmp_path, CROSSING, cells=lambda plan: [])
+    assert status_json(state)["known"] is None
+    assert status_json(state)["counts"] == {}
+
+
+def test_a_search_that_has_ended_says_which_limit_ended_it(tmp_path):
+    state = write(tmp_path, CROSSING, "search.max_cells=6", cells=lambda plan: plan.cells[:6])
+    assert status_json(state)["known"]["ended"]["limit"] == "max_cells"
+    assert "the search has ended: the limit of 6 cells is reached." in text(state)

@@ -1,0 +1,651 @@
+"""Stores that machines share: a machine is a cache folder here, the storage a real S3 server, or fsspec's memory."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from filelock import FileLock
+
+from tests.clouds import amazon
+from tests.disks import small_disk
+from tests.trainables.data.test_store import prose
+from trainables.cell import Cell, Recipe, Shape
+from trainables.data import data_key, open_store, shared
+from trainables.data.seal import is_held, last_used
+from trainables.data.spec import FilesData, HierarchyData
+from trainables.data.store import BUILDING
+from trainables.errors import DataError, InputError
+from trainables.loop import train
+from trainables.storage import Bucket, open_storage
+
+SMALL = HierarchyData(sequences=300, validation_sequences=40)
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A real server that speaks S3, on loopback."""
+    with amazon() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(server, monkeypatch):
+    """The URI of a folder of stores in an empty bucket, and credentials in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "Zm9yLXRlc3Rz")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    name = f"stores-{uuid.uuid4().hex[:12]}"
+    urllib.request.urlopen(urllib.request.Request(f"http://{server}/{name}", method="PUT")).close()
+    return f"s3://{name}/interplay/data?endpoint_override={server}&scheme=http&region=us-east-1"
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """The URI of a storage in this process."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return f"memory://{uuid.uuid4().hex}/data"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Be another machine: one with a cache of its own."""
+
+    def become(name):
+        monkeypatch.setenv("INTERPLAY_CACHE", str(tmp_path / name))
+        return tmp_path / name
+
+    become("one")
+    return become
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(prose())
+    return FilesData(path=str(path), tokenizer="bpe", vocabulary=500)
+
+
+def files(store):
+    return {path.name: path.read_bytes() for path in store.path.iterdir() if path.name != "seal.json"}
+
+
+def there(uri):
+    """The names of all objects of a storage."""
+    from pyarrow.fs import FileSelector
+
+    storage = open_storage(uri)
+    found = storage.files.get_file_info(FileSelector(storage.path, recursive=True, allow_not_found=True))
+    return sorted(info.path.removeprefix(f"{storage.path}/") for info in found if info.is_file)
+
+
+def test_a_store_packed_on_one_machine_is_the_same_bytes_on_another(
+    tmp_path, machine, bucket, text, monkeypatch
+):
+    monkeypatch.setattr(shared, "PART", 10_000)
+    plain = open_store(text, context=CONTEXT, root=tmp_path / "plain")
+    key = plain.path.name
+    one = open_store(text, context=CONTEXT, root=bucket, key=key)
+    assert one.path == tmp_path / "one" / key
+    assert files(one) == files(plain)
+    names = [name.partition("/")[2] for name in there(bucket)]
+    assert (
+        len(names)
+        == sum(-(-path.stat().st_size // 10_000) for path in plain.path.iterdir() if path.suffix == ".bin")
+        + 3
+    )
+    (tmp_path / "text.txt").unlink()
+    machine("two")
+    two = open_store(text, context=CONTEXT, root=bucket, key=key)
+    assert two.path == tmp_path / "two" / key
+    assert files(two) == files(plain)
+    assert two.manifest == plain.manifest
+    assert (two.train == plain.train).all()
+    assert not two.train.flags.writeable
+
+
+def test_a_copy_is_fetched_once_and_then_used_where_it_lies(machine, bucket, monkeypatch):
+    open_store(SMALL, context=CONTEXT, root=bucket)
+    machine("two")
+    first = open_store(SMALL, context=CONTEXT, root=bucket)
+    inode = (first.path / "train.bin").stat().st_ino
+    monkeypatch.setattr(shared, "_fetch", lambda *_: pytest.fail("fetched again"))
+    assert (open_store(SMALL, context=CONTEXT, root=bucket).path / "train.bin").stat().st_ino == inode
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "manifest", "no seal", "bad seal"])
+def test_a_damaged_copy_is_fetched_again(machine, memory, text, damage):
+    packed = files(open_store(text, context=CONTEXT, root=memory))
+    folder = machine("two") / data_key(text, CONTEXT)
+    assert files(open_store(text, context=CONTEXT, root=memory)) == packed
+    if damage == "flipped":
+        with (folder / "train.bin").open("r+b") as file:
+            file.seek(1001)
+            byte = file.read(1)[0]
+            file.seek(1001)
+            file.write(bytes([byte ^ 1]))
+    elif damage == "truncated":
+        os.truncate(folder / "train.bin", 1000)
+    elif damage == "missing":
+        (folder / "tokenizer.json").unlink()
+    elif damage == "manifest":
+        (folder / "manifest.json").write_text("{}")
+    elif damage == "no seal":
+        (folder / "seal.json").unlink()
+    else:
+        (folder / "seal.json").write_text("[1]")
+    assert files(open_store(text, context=CONTEXT, root=memory)) == packed
+    assert not [path for path in (folder.parent / BUILDING).iterdir() if path.is_dir()]
+
+
+def test_a_copy_that_was_only_touched_is_hashed_and_kept(machine, memory, monkeypatch):
+    open_store(SMALL, context=CONTEXT, root=memory)
+    folder = machine("two") / data_key(SMALL, CONTEXT)
+    open_store(SMALL, context=CONTEXT, root=memory)
+    os.utime(folder / "train.bin")
+    monkeypatch.setattr(shared, "_fetch", lambda *_: pytest.fail("fetched again"))
+    open_store(SMALL, context=CONTEXT, root=memory)
+
+
+def test_what_is_published_anew_replaces_the_copy(machine, memory):
+    """Machines of one study must not train on different bytes, whatever each of them has kept."""
+    open_store(SMALL, context=CONTEXT, root=memory)
+    storage, key = open_storage(memory), data_key(SMALL, CONTEXT)
+    machine("two")
+    store = open_store(SMALL, context=CONTEXT, root=memory)
+    other = bytes(reversed((store.path / "train.bin").read_bytes()))
+    manifest = json.loads(storage.read(key, "manifest.json"))
+    digest = hashlib.sha256(other).hexdigest()
+    storage.write(key, "other.bin", other)
+    manifest["sha256"]["train"] = digest
+    manifest["files"]["train.bin"] = {"sha256": digest, "parts": [["other.bin", len(other)]]}
+    storage.write(key, "manifest.json", json.dumps(manifest).encode())
+    assert open_store(SMALL, context=CONTEXT, root=memory).train.tobytes() == other
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing part", "short part", "other bytes", "bad manifest", "no manifest"]
+)
+def test_a_damaged_store_on_the_storage_is_packed_and_published_again(machine, memory, text, damage):
+    packed = files(open_store(text, context=CONTEXT, root=memory))
+    storage, key = open_storage(memory), data_key(text, CONTEXT)
+    part = next(name for name in there(memory) if "train-" in name)
+    if damage == "missing part":
+        storage.files.delete_file(f"{storage.path}/{part}")
+    elif damage == "short part":
+        storage.write(key, part.partition("/")[2], b"short")
+    elif damage == "other bytes":
+        storage.write(key, part.partition("/")[2], bytes(len(packed["train.bin"])))
+    elif damage == "bad manifest":
+        storage.write(key, "manifest.json", b'{"version": 1}')
+    else:
+        storage.files.delete_file(f"{storage.path}/{key}/manifest.json")
+    machine("two")
+    assert files(open_store(text, context=CONTEXT, root=memory)) == packed
+    machine("three")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainables.data.pack.pack", lambda *_: pytest.fail("packed again"))
+        assert files(open_store(text, context=CONTEXT, root=memory)) == packed
+
+
+def test_a_store_deleted_on_the_storage_is_published_from_the_copy(tmp_path, machine, memory, text):
+    key = data_key(text, CONTEXT)
+    packed = files(open_store(text, context=CONTEXT, root=memory, key=key))
+    storage = open_storage(memory)
+    storage.files.delete_dir(f"{storage.path}/{key}")
+    (tmp_path / "text.txt").unlink()
+    open_store(text, context=CONTEXT, root=memory, key=key)
+    machine("two")
+    assert files(open_store(text, context=CONTEXT, root=memory, key=key)) == packed
+
+
+def test_a_store_that_is_not_packed_is_an_error_where_the_source_is_not(tmp_path, machine, memory, text):
+    key = data_key(text, CONTEXT)
+    (tmp_path / "text.txt").unlink()
+    with pytest.raises(
+        DataError, match=r"is not packed in memory://.*cannot be packed on this machine: .*text.txt"
+    ):
+        open_store(text, context=CONTEXT, root=memory, key=key)
+    (tmp_path / "text.txt").write_text(prose(seed=1))
+    with pytest.raises(DataError, match=f"its key was {key}"):
+        open_store(text, context=CONTEXT, root=memory, key=key)
+    assert there(memory) == []
+
+
+def test_whether_it_is_packed_is_known_without_fetching(tmp_path, machine, memory):
+    key = data_key(SMALL, CONTEXT)
+    for root in (memory, tmp_path / "plain"):
+        assert not shared.is_packed(SMALL, CONTEXT, root, key)
+        open_store(SMALL, context=CONTEXT, root=root)
+        empty = machine("empty")
+        assert shared.is_packed(SMALL, CONTEXT, root, key)
+        assert not shared.is_packed(SMALL.model_copy(update={"sequences": 301}), CONTEXT, root, key)
+        assert not empty.exists()
+        machine("one")
+
+
+def test_a_file_uri_is_a_folder_in_place(tmp_path, machine):
+    store = open_store(SMALL, context=CONTEXT, root=f"file://{tmp_path}/stores")
+    assert store.path.parent == tmp_path / "stores"
+    assert not (tmp_path / "one").exists()
+
+
+def test_a_cell_trains_on_a_copy_as_it_does_on_the_store(tmp_path, machine, memory):
+    data = HierarchyData(
+        vocabulary=8, branching=2, levels=4, synonyms=2, sequences=500, validation_sequences=50
+    )
+    recipe = Recipe(steps=4, batch=8, context=32)
+    shape = Shape(depth=1, width=16, heads=2)
+    one = Cell(shape=shape, recipe=recipe, data=data, data_key=data_key(data, 32), lr=0.02, seed=0)
+    open_store(data, context=32, root=memory, key=one.data_key)
+    machine("two")
+    losses = [train(one, data_root=root).loss for root in (memory, tmp_path / "plain")]
+    assert losses[0] == losses[1]
+    assert (tmp_path / "two" / one.data_key / "train.bin").is_file()
+
+
+# Trouble
+
+
+PUBLISH_AND_DIE = """
+import os, sys
+from trainables.data import open_store, shared
+from trainables.data.spec import FilesData
+from trainables.storage import Bucket
+shared.PART, shared.LINES = 10_000, 1
+write = Bucket.write
+def die(self, tag, name, content):
+    if name == sys.argv[3]:
+        os.kill(os.getpid(), 9)
+    write(self, tag, name, content)
+Bucket.write = die
+open_store(FilesData(path=sys.argv[1], tokenizer="bpe", vocabulary=500), context=64, root=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("moment", ["a part", "the manifest"])
+def test_a_killed_publisher_leaves_nothing_that_counts(tmp_path, machine, bucket, text, moment):
+    plain = files(open_store(text, context=CONTEXT, root=tmp_path / "plain"))
+    digest = json.loads(plain["manifest.json"])["sha256"]["train"][:16]
+    name = f"train-{digest}-00003.bin" if moment == "a part" else "manifest.json"
+    command = [sys.executable, "-c", PUBLISH_AND_DIE, str(tmp_path / "text.txt"), bucket, name]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert there(bucket)
+    key = data_key(text, CONTEXT)
+    assert not shared.is_packed(text, CONTEXT, bucket, key)
+    machine("two")
+    assert files(open_store(text, context=CONTEXT, root=bucket)) == plain
+    # The machine of the killed one has packed already and need not again.
+    machine("one")
+    assert files(open_store(text, context=CONTEXT, root=bucket)) == plain
+
+
+def test_a_publisher_that_was_killed_goes_on_from_what_it_packed(tmp_path, machine, bucket, text):
+    command = [sys.executable, "-c", PUBLISH_AND_DIE, str(tmp_path / "text.txt"), bucket, "manifest.json"]
+    assert (
+        subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == -signal.SIGKILL
+    )
+    inode = (tmp_path / "one" / data_key(text, CONTEXT) / "train.bin").stat().st_ino
+    store = open_store(text, context=CONTEXT, root=bucket)
+    assert (store.path / "train.bin").stat().st_ino == inode
+    assert shared.is_packed(text, CONTEXT, bucket, store.path.name)
+
+
+FETCH = """
+import json, sys, time
+from pathlib import Path
+from trainables.data import open_store, shared
+from trainables.data.spec import HierarchyData
+root, log, here, start = sys.argv[1], *map(Path, sys.argv[2:])
+fetch = shared._fetch
+def noted(*arguments):
+    with log.open("a") as file:
+        file.write("fetched\\n")
+    fetch(*arguments)
+shared._fetch = noted
+here.touch()
+while not start.exists():
+    time.sleep(0.001)
+store = open_store(HierarchyData(sequences=300, validation_sequences=40), context=64, root=root)
+print(store.manifest["sha256"]["train"])
+"""
+
+
+FETCH_AND_DIE = """
+import os, sys
+from trainables.data import open_store, shared
+from trainables.data.spec import FilesData
+seal = shared.seal
+def die(folder):
+    os.kill(os.getpid(), 9)
+shared.seal = die
+open_store(FilesData(path=sys.argv[1], tokenizer="bpe", vocabulary=500), context=64, root=sys.argv[2])
+"""
+
+
+def test_a_killed_fetcher_leaves_nothing_that_counts(tmp_path, machine, bucket, text):
+    packed = files(open_store(text, context=CONTEXT, root=bucket))
+    cache = machine("two")
+    command = [sys.executable, "-c", FETCH_AND_DIE, str(tmp_path / "text.txt"), bucket]
+    assert (
+        subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == -signal.SIGKILL
+    )
+    key = data_key(text, CONTEXT)
+    assert list(cache.glob(f"{BUILDING}/{key}.*/train.bin"))
+    assert not (cache / key).exists()
+    assert files(open_store(text, context=CONTEXT, root=bucket)) == packed
+    assert not [path for path in (cache / BUILDING).iterdir() if path.is_dir()]
+
+
+def test_one_process_of_a_machine_fetches_for_all(tmp_path, machine, bucket):
+    expected = open_store(SMALL, context=CONTEXT, root=bucket).manifest["sha256"]["train"]
+    machine("two")
+    start, log = tmp_path / "start", tmp_path / "log"
+    here = [tmp_path / f"here{i}" for i in range(3)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", FETCH, bucket, str(log), str(mark), str(start)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for mark in here
+    ]
+    deadline = time.monotonic() + 60
+    while not all(mark.exists() for mark in here):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    start.touch()
+    assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [expected] * 3
+    assert log.read_text() == "fetched\n"
+
+
+def test_a_storage_that_went_away_is_an_error_unless_there_is_a_copy(
+    tmp_path, machine, memory, monkeypatch, caplog
+):
+    store = open_store(SMALL, context=CONTEXT, root=memory)
+
+    def gone(*_):
+        raise OSError(5, "AWS Error NETWORK_CONNECTION")
+
+    monkeypatch.setattr(Bucket, "read", gone)
+    assert files(open_store(SMALL, context=CONTEXT, root=memory)) == files(store)
+    assert "The copy in" in caplog.text
+    machine("two")
+    with pytest.raises(ConnectionError, match=r"cannot be reached: .*NETWORK_CONNECTION"):
+        open_store(SMALL, context=CONTEXT, root=memory)
+    with pytest.raises(ConnectionError, match="cannot be reached"):
+        shared.is_packed(SMALL, CONTEXT, memory, store.path.name)
+
+
+def test_a_storage_that_goes_away_while_it_is_fetched_from_leaves_nothing(machine, memory, monkeypatch):
+    open_store(SMALL, context=CONTEXT, root=memory)
+    cache = machine("two")
+
+    def gone(*_):
+        raise OSError(5, "AWS Error NETWORK_CONNECTION")
+
+    read = Bucket.read
+
+    def read_and_lose(self, tag, name):
+        content = read(self, tag, name)
+        self.files = type("Gone", (), {"open_input_stream": gone})()
+        return content
+
+    monkeypatch.setattr(Bucket, "read", read_and_lose)
+    with pytest.raises(ConnectionError, match="NETWORK_CONNECTION"):
+        open_store(SMALL, context=CONTEXT, root=memory)
+    assert [path.name for path in cache.rglob("*") if path.suffix != ".lock"] == [BUILDING]
+
+
+def test_a_storage_that_takes_nothing_is_an_error_before_packing(machine, server, bucket, monkeypatch):
+    monkeypatch.setattr("trainables.data.pack.pack", lambda *_: pytest.fail("packed in vain"))
+    missing = bucket.replace("s3://stores", "s3://no-stores")
+    with pytest.raises(InputError, match=r"s3://no-stores.*Make sure that the bucket exists"):
+        open_store(SMALL, context=CONTEXT, root=missing)
+
+
+def test_what_could_not_be_published_is_published_by_the_next_run(machine, memory, monkeypatch):
+    write = Bucket.write
+
+    def refuse(self, tag, name, content):
+        if tag:
+            raise OSError(5, "AWS Error ACCESS_DENIED")
+        write(self, tag, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "write", refuse)
+        with pytest.raises(ConnectionError, match=r"cannot be published.*ACCESS_DENIED.*next run goes on"):
+            open_store(SMALL, context=CONTEXT, root=memory)
+    monkeypatch.setattr("trainables.data.pack.pack", lambda *_: pytest.fail("packed again"))
+    assert shared.is_packed(SMALL, CONTEXT, memory, open_store(SMALL, context=CONTEXT, root=memory).path.name)
+
+
+def test_a_store_too_short_for_a_window_is_refused_though_it_is_published(machine, memory, text):
+    key = data_key(text, 50_000)
+    with pytest.raises(DataError, match="fewer than one window"):
+        open_store(text, context=50_000, root=memory)
+    with pytest.raises(DataError, match=f"{key} has .* fewer than one window"):
+        shared.is_packed(text, 50_000, memory, key)
+
+
+# Room
+
+
+def of_size(sequences):
+    return HierarchyData(sequences=sequences, validation_sequences=40)
+
+
+def test_the_stores_used_longest_ago_make_room_and_only_as_much_as_needed(tmp_path, machine, memory):
+    sizes = [1000, 1001, 1002, 2000]
+    for sequences in sizes:
+        open_store(of_size(sequences), context=CONTEXT, root=memory)
+    keys = [data_key(of_size(sequences), CONTEXT) for sequences in sizes]
+    # Three stores of 67 kB fit beside each other, and the fourth of 132 kB takes the place of two.
+    with small_disk(tmp_path / "small", 260):
+        cache = machine("small")
+        for sequences in (1001, 1000, 1002):
+            open_store(of_size(sequences), context=CONTEXT, root=memory)
+            time.sleep(0.02)
+        open_store(of_size(1001), context=CONTEXT, root=memory)
+        held = FileLock(cache / BUILDING / f"{keys[0]}.lock")
+        with held:
+            # Somebody is about to open the oldest, so the next ones go.
+            open_store(of_size(2000), context=CONTEXT, root=memory)
+        left = {path.name for path in cache.iterdir() if path.is_dir() and path.name != BUILDING}
+        assert left == {keys[0], keys[3]}
+
+
+OPEN = """
+import sys
+from trainables.data import open_store
+from trainables.data.spec import FilesData
+store = open_store(FilesData(path=sys.argv[1], tokenizer="bpe", vocabulary=500), context=64, root=sys.argv[2])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_that_a_process_has_open_makes_no_room_until_it_ends(tmp_path, machine, bucket, text):
+    """The end of a trained cell reads its tokenizer."""
+    used = open_store(text, context=CONTEXT, root=bucket)
+    small, large = (of_size(sequences) for sequences in (1000, 2000))
+    for data in (small, large):
+        open_store(data, context=CONTEXT, root=bucket)
+    key = used.path.name
+    with small_disk(tmp_path / "small", 260):
+        cache = machine("small")
+        command = [sys.executable, "-c", OPEN, str(tmp_path / "text.txt"), bucket]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout.readline() == "open\n"
+            time.sleep(0.02)
+            open_store(small, context=CONTEXT, root=bucket)
+            # Used longest ago, but in use.
+            with pytest.raises(OSError, match="is full: fetching"):
+                open_store(large, context=CONTEXT, root=bucket)
+            assert {path.name for path in cache.iterdir()} == {key, BUILDING}
+            assert (cache / key / "tokenizer.json").read_bytes() == (
+                used.path / "tokenizer.json"
+            ).read_bytes()
+            reader.kill()
+        open_store(large, context=CONTEXT, root=bucket)
+        assert {path.name for path in cache.iterdir()} == {data_key(large, CONTEXT), BUILDING}
+
+
+def test_a_store_is_held_as_long_as_it_is_open_here(machine, memory):
+    store = open_store(SMALL, context=CONTEXT, root=memory)
+    again = open_store(SMALL, context=CONTEXT, root=memory)
+    path = store.path
+    del store
+    assert is_held(path)
+    del again
+    assert not is_held(path)
+
+
+def test_a_copy_used_while_the_storage_is_away_is_held_too(machine, memory, monkeypatch):
+    open_store(SMALL, context=CONTEXT, root=memory)
+
+    def gone(*_):
+        raise OSError(5, "AWS Error NETWORK_CONNECTION")
+
+    monkeypatch.setattr(Bucket, "read", gone)
+    store = open_store(SMALL, context=CONTEXT, root=memory)
+    assert is_held(store.path)
+
+
+def test_where_files_cannot_be_locked_stores_open_and_none_counts_as_free(machine, memory, monkeypatch):
+    path = open_store(SMALL, context=CONTEXT, root=memory).path
+    assert not is_held(path)
+
+    def missing(handle, how):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("trainables.data.seal.fcntl", SimpleNamespace(**{**vars(fcntl), "flock": missing}))
+    assert len(open_store(SMALL, context=CONTEXT, root=memory).train) == 300 * 65
+    assert is_held(path)
+
+
+def test_a_store_that_another_process_deleted_for_its_own_room_is_passed_over(
+    tmp_path, machine, memory, monkeypatch
+):
+    sizes = [1000, 1001, 2000]
+    for sequences in sizes:
+        open_store(of_size(sequences), context=CONTEXT, root=memory)
+    with small_disk(tmp_path / "small", 260):
+        cache = machine("small")
+        oldest = open_store(of_size(1000), context=CONTEXT, root=memory).path
+        time.sleep(0.02)
+        open_store(of_size(1001), context=CONTEXT, root=memory)
+
+        def deleted_meanwhile(folder):
+            used = last_used(folder)
+            if folder == oldest:
+                shutil.rmtree(folder)
+                # Whoever deleted it has written something else.
+                (cache / "other").write_bytes(bytes(67_000))
+            return used
+
+        monkeypatch.setattr(shared, "last_used", deleted_meanwhile)
+        key = open_store(of_size(2000), context=CONTEXT, root=memory).path.name
+        assert {path.name for path in cache.iterdir()} == {key, BUILDING, "other"}
+
+
+def test_a_machine_without_room_to_fetch_is_no_fault_of_the_input_and_nothing_is_left(
+    tmp_path, machine, memory
+):
+    """An InputError would end the cell for good, though another machine may have the room."""
+    open_store(of_size(5000), context=CONTEXT, root=memory)
+    machine("other")
+    with small_disk(tmp_path / "small", 200):
+        cache = machine("small")
+        with pytest.raises(
+            OSError, match=r"is full: fetching the packed data needs 0\.328 MB there"
+        ) as error:
+            open_store(of_size(5000), context=CONTEXT, root=memory)
+        assert not isinstance(error.value, InputError | ConnectionError)
+        assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(cache))
+        # What the command line shows beside the folder.
+        assert error.value.strerror.startswith(f"the disk of {socket.gethostname()} is full: ")
+        assert "0.205 MB is free" in error.value.strerror
+        assert error.value.strerror.endswith("or set INTERPLAY_CACHE to a folder on another disk")
+        assert "max_tokens" not in str(error.value)
+        assert "packing" not in str(error.value)
+        assert [path.name for path in cache.rglob("*") if path.suffix != ".lock"] == [BUILDING]
+        # What is packed there is the input's matter: less of it may fit.
+        with pytest.raises(
+            DataError, match=r"the disk is full: packing.*set max_tokens.*set INTERPLAY_CACHE"
+        ):
+            open_store(of_size(5001), context=CONTEXT, root=memory)
+        assert len(open_store(SMALL, context=CONTEXT, root=memory).train) == 300 * 65
+
+
+def test_a_disk_that_fills_up_while_it_is_fetched_to_is_told_in_the_same_way(
+    tmp_path, machine, memory, monkeypatch
+):
+    open_store(of_size(5000), context=CONTEXT, root=memory)
+    with small_disk(tmp_path / "small", 200):
+        machine("small")
+        # The room was there when it was asked for.
+        monkeypatch.setattr(shared, "_make_room", lambda cache, key, needed: needed)
+        with pytest.raises(OSError, match=r"is full: fetching the packed data needs 0\.328 MB") as error:
+            open_store(of_size(5000), context=CONTEXT, root=memory)
+        assert error.value.errno == errno.ENOSPC
+        assert not [path for path in (tmp_path / "small" / BUILDING).iterdir() if path.is_dir()]
+
+
+def test_a_disk_too_full_for_a_folder_is_told_by_what_was_asked_of_it(tmp_path, machine, memory):
+    open_store(SMALL, context=CONTEXT, root=memory)
+    with small_disk(tmp_path / "small", 200):
+        subprocess.run(["mount", "-o", "remount,nr_inodes=1", str(tmp_path / "small")], check=True)
+        cache = machine("small/cache")
+        with pytest.raises(OSError, match="is full: fetching the packed data needs") as error:
+            open_store(SMALL, context=CONTEXT, root=memory)
+        assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(cache))
+        with pytest.raises(DataError, match="the disk is full: packing the data"):
+            open_store(of_size(301), context=CONTEXT, root=memory)
+
+
+def test_packing_takes_the_room_of_other_stores_when_the_disk_is_full(tmp_path, machine, memory):
+    with small_disk(tmp_path / "small", 260):
+        cache = machine("small")
+        open_store(of_size(2000), context=CONTEXT, root=memory)
+        key = open_store(of_size(2001), context=CONTEXT, root=memory).path.name
+        left = {path.name for path in cache.iterdir() if path.is_dir() and path.name != BUILDING}
+        assert left == {key}
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("INTERPLAY_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert shared.cache_folder() == tmp_path / ".cache" / "interplay" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert shared.cache_folder() == tmp_path / "x" / "interplay" / "data"
+    monkeypatch.setenv("INTERPLAY_CACHE", "~/own")
+    assert shared.cache_folder() == tmp_path / "own"
+
+
+def test_a_cache_that_cannot_be_made_is_said_with_the_fix(tmp_path, memory, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("INTERPLAY_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"cannot be packed into .*file.*set INTERPLAY_CACHE"):
+        open_store(SMALL, context=CONTEXT, root=memory)
+    # Of a machine that has only to fetch it, the machine is at fault.
+    monkeypatch.setenv("INTERPLAY_CACHE", str(tmp_path / "other"))
+    open_store(SMALL, context=CONTEXT, root=memory)
+    monkeypatch.setenv("INTERPLAY_CACHE", str(tmp_path / "file"))
+    with pytest.raises(NotADirectoryError, match=r"fetching the packed data fails on .*set INTERPLAY_CACHE"):
+        open_store(SMALL, context=CONTEXT, root=memory)

@@ -1,0 +1,64 @@
+"""What a process of `test_memory` does; a module of its own, so that fresh processes start with its imports done."""
+
+import contextlib
+import ctypes
+import importlib
+from multiprocessing.connection import Connection
+
+import torch
+
+from trainables.cell import Recipe, Shape
+from trainables.engine import build_engine, import_zero
+from trainables.layout import Layout
+from trainables.model import build_model
+from trainables.throughput import MemoryMeter
+from trainables.world import Meeting, Seat, device, import_deepspeed, join
+
+import_deepspeed()
+importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+importlib.import_module("deepspeed.runtime.superoffload.superoffload_stage3")
+
+#: The optimizer has its moments from the end of the first step on, so the second is the first that has everything.
+STEPS = 2
+
+# Names of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_no_freed_blocks() -> None:
+    """Have glibc give every block of 128 kB or more back to the system when it is freed.
+
+    By default it keeps blocks up to 32 MB, and cannot use one again for a tensor of the same size, because an aligned
+    block needs some bytes more (glibc bug 14581, there until 2.38). What is measured is then luck as much as need:
+    535 MB of tensors took 650, and 196 MB took 447. No default for training: page faults cost up to 40 % of a step.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 17)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 17)
+
+
+def measure(
+    parent: Connection, rank: int, shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout
+) -> None:
+    """Train a few steps as `train` does, and send the peak; rank 0 of a gang sends its port before."""
+    keep_no_freed_blocks()
+    seat = meeting = None
+    if layout.ranks > 1:
+        if rank == 0:
+            meeting = Meeting()
+            parent.send(meeting.port)
+        seat = Seat(rank, layout.ranks, "127.0.0.1", meeting.port if meeting else parent.recv(), 60.0)
+    join(seat, meeting)
+    import_zero(layout)
+    meter = MemoryMeter(device())
+    engine = build_engine(build_model(shape, recipe, vocabulary, 0), recipe, 1e-3, layout)
+    generator = torch.Generator().manual_seed(rank // layout.tensor_parallel)
+    for _ in range(STEPS):
+        tokens = torch.randint(0, vocabulary, (layout.share(recipe), recipe.context), generator=generator)
+        for x in tokens.to(device()).chunk(layout.pieces(recipe)):
+            loss = engine(input_ids=x, labels=x, shift_labels=x).loss
+            engine.backward(loss)
+            del loss
+            engine.step()
+    parent.send(meter.peak())

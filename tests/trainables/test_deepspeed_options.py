@@ -1,0 +1,325 @@
+"""DeepSpeed's own options: the tables against what DeepSpeed reads, what is refused, and that the rest gets through."""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from trainables.cell import Recipe, Shape
+from trainables.deepspeed_options import (
+    PASSED,
+    REFUSED,
+    REMOVED,
+    ZERO_OPTIONS,
+    ZERO_REFUSED,
+    check_names,
+    check_options,
+    field_names,
+)
+from trainables.engine import build_engine, deepspeed_config
+from trainables.errors import InputError
+from trainables.layout import Layout
+from trainables.model import build_model
+from trainables.world import join
+
+#: One use of every option that is passed on, at a ZeRO stage where DeepSpeed looks at it.
+USES: list[dict[str, Any]] = [
+    {"zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 1000, "contiguous_gradients": False}},
+    {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_optimizer": False},
+    {"communication_data_type": "fp32"},
+    {"prescale_gradients": True, "gradient_predivide_factor": 1.0},
+    {"data_types": {"grad_accum_dtype": "fp32"}},
+    {"zero_allow_untested_optimizer": True},
+    {"disable_python_gc": True},
+    {"timers": {"throughput": {"enabled": False}}},
+]
+
+
+@pytest.fixture
+def _process() -> None:
+    join()
+
+
+def refusal(options: dict[Any, Any]) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        check_names(options)
+    return str(caught.value)
+
+
+def recipe(**options: Any) -> Recipe:
+    return Recipe(steps=3, batch=2, context=8, deepspeed=options)
+
+
+def losses(recipe: Recipe, zero: int = 1) -> list[float]:
+    layout = Layout.model_validate({"zero": zero})
+    model = build_model(Shape(depth=1, width=8, heads=2), recipe, 5, seed=0)
+    engine = build_engine(model, recipe, 1e-2, layout)
+    found = []
+    for step in range(recipe.steps):
+        x = torch.arange(16).view(2, 8).add(step).remainder(5)
+        loss = engine(input_ids=x, labels=x).loss
+        engine.backward(loss)
+        engine.step()
+        found.append(loss.item())
+    engine.destroy()
+    return found
+
+
+# The tables against DeepSpeed
+
+
+class Recording(dict[str, Any]):
+    """A configuration that remembers which keys it was asked for."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> Any:  # DeepSpeed asks `key in config.keys()` as well
+        return self
+
+
+@pytest.mark.usefixtures("_process")
+def test_the_table_has_exactly_the_top_level_keys_deepspeed_reads() -> None:
+    import deepspeed
+
+    Recording.asked = set()
+    deepspeed.DeepSpeedConfig(Recording(train_micro_batch_size_per_gpu=1))
+    # `initialize` looks at the configuration before that class does.
+    source = Path(str(deepspeed.__file__)).read_text()
+    early = re.findall(r'\bconfig(?:\[|\.get\()"(\w+)"|"(\w+)" in config\b', source)
+    read = Recording.asked | {word for pair in early for word in pair if word}
+    assert read == set(PASSED) | set(REFUSED) | REMOVED
+    assert not set(PASSED) & set(REFUSED)
+
+
+def test_the_removed_keys_are_those_deepspeed_refuses_by_name() -> None:
+    from deepspeed.runtime import config
+
+    assert set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS) == REMOVED
+
+
+def test_the_table_has_exactly_the_keys_of_zero_optimization() -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    assert field_names(DeepSpeedZeroConfig) == ZERO_OPTIONS
+    assert set(ZERO_REFUSED) <= ZERO_OPTIONS
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_what_interplay_sets_itself_is_refused_with_the_reason(key: str) -> None:
+    message = refusal({key: {}})
+    assert f"`{key}` cannot be given as an option of DeepSpeed: {REFUSED[key]}" in message
+
+
+def test_reasons_name_keys_of_the_spec_that_exist() -> None:
+    from study.spec import StudySpec
+
+    sections: dict[str, Any] = {name: field.annotation for name, field in StudySpec.model_fields.items()}
+    named = set(
+        re.findall(r"`(training|resources)\.(\w+)`", " ".join([*REFUSED.values(), *ZERO_REFUSED.values()]))
+    )
+    assert len(named) > 10
+    for section, key in named:
+        assert key in sections[section].model_fields, f"{section}.{key}"
+
+
+@pytest.mark.parametrize("key", sorted(REMOVED))
+def test_what_deepspeed_has_taken_out_is_refused(key: str) -> None:
+    assert "DeepSpeed has taken it out" in refusal({key: {"enabled": True}})
+
+
+@pytest.mark.parametrize("key", sorted(ZERO_REFUSED))
+def test_what_has_another_place_in_zero_optimization_is_refused(key: str) -> None:
+    assert f"`zero_optimization.{key}` cannot be given: " in refusal({"zero_optimization": {key: True}})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("zero_optimisation", "zero_optimization"),
+        ("comunication_data_type", "communication_data_type"),
+        ("overlap_comm", "zero_optimization.overlap_comm"),
+        ("reduce_bucket_sise", "zero_optimization.reduce_bucket_size"),
+        ("train_batchsize", "train_batch_size"),
+        ("Prescale_Gradients", "prescale_gradients"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_name(key: str, meant: str) -> None:
+    assert difflib.SequenceMatcher(None, key, meant).ratio() > 0.5
+    message = refusal({key: True})
+    assert f"`{key}` is no option of DeepSpeed, which would ignore it (did you mean" in message
+    assert f"`{meant}`" in message
+
+
+def test_a_key_like_no_other_is_refused_with_the_list() -> None:
+    assert "The options are zero_optimization, communication_data_type" in refusal({"xyzzy": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"zero_optimization": True}, "`zero_optimization` is True; it should be a section"),
+        ({"prescale_gradients": "yes"}, "`prescale_gradients` is 'yes'; it should be true or false"),
+        ({"prescale_gradients": 1}, "`prescale_gradients` is 1; it should be true or false"),
+        ({"gradient_predivide_factor": 0}, "`gradient_predivide_factor` is 0; it should be a number above 0"),
+        ({"gradient_predivide_factor": True}, "is True; it should be a number above 0"),
+        ({"communication_data_type": "fp8"}, "`communication_data_type` is 'fp8'; allowed: fp32, bf16, fp16"),
+        (
+            {"data_types": {"grad_accum_dtype": "fp16"}},
+            "`data_types.grad_accum_dtype` is 'fp16'; allowed: fp32",
+        ),
+        (
+            {"data_types": {"grad_acum": "fp32"}},
+            "`data_types.grad_acum` is no option of DeepSpeed; it has grad_ac",
+        ),
+        ({"timers": {"all": {}}}, "`timers.all` is no option of DeepSpeed; it has throughput"),
+        ({"gradient_predivide_factor": float("nan")}, "must be plain JSON"),
+        ({"disable_python_gc": {1, 2}}, "must be plain JSON"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "cannot offload to nvme"),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+            "zero_force_ds_cpu_optimizer: false",
+        ),
+    ],
+)
+def test_values_deepspeed_would_not_check_are_checked(options: dict[str, Any], text: str) -> None:
+    assert text in refusal(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "zero", "text"),
+    [
+        (
+            {"zero_optimization": {"overlap_com": True}},
+            1,
+            "`zero_optimization.overlap_com` is no option (did you mean `overlap_comm`?)",
+        ),
+        (
+            {"zero_optimization": {"offload_param": {"devic": "cpu"}}},
+            3,
+            "`zero_optimization.offload_param.devic` is no option (did you mean `device`?)",
+        ),
+        (
+            {"zero_optimization": {"reduce_bucket_size": -1}},
+            1,
+            "`zero_optimization.reduce_bucket_size` is -1: ",
+        ),
+        (
+            {"zero_optimization": {"overlap_comm": "perhaps"}},
+            1,
+            "is 'perhaps': Input should be a valid boolean",
+        ),
+        ({"zero_optimization": {"mics_shard_size": 2}}, 3, "MiCS ZeRO-3 sharding has been removed"),
+        (
+            {"timers": {"throughput": {"x": 1}}},
+            1,
+            "`timers.throughput.x` is no option; there are enabled, sync",
+        ),
+        (
+            {
+                "zero_optimization": {"offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+                "zero_force_ds_cpu_optimizer": False,
+            },
+            2,
+            "at ZeRO stage 2: `zero_optimization`: Assertion failed, Partial offloading only supported for ZeRO",
+        ),
+        ({"train_batch_size": 4}, 1, "`training.deepspeed`: `train_batch_size` cannot be given"),
+    ],
+)
+def test_deepspeed_itself_checks_what_is_inside_its_sections(
+    options: dict[str, Any], zero: int, text: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        check_options(options, zero)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.usefixtures("_process")
+def test_an_engine_is_not_built_with_a_wrong_option() -> None:
+    model = build_model(Shape(depth=1, width=8, heads=2), recipe(), 5, seed=0)
+    with pytest.raises(InputError, match="overlap_com` is no option"):
+        build_engine(model, recipe(zero_optimization={"overlap_com": True}), 1e-2, Layout(zero=1))
+
+
+# What gets through
+
+
+def test_options_are_in_the_configuration_beside_what_interplay_sets() -> None:
+    options = {
+        "communication_data_type": "fp32",
+        "zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 9},
+    }
+    made = deepspeed_config(recipe(**options), Layout(zero=2))
+    plain = deepspeed_config(recipe(), Layout(zero=2))
+    assert made["communication_data_type"] == "fp32"
+    assert made["zero_optimization"] == {
+        **plain["zero_optimization"],
+        "overlap_comm": True,
+        "reduce_bucket_size": 9,
+    }
+    assert {key: made[key] for key in plain if key != "zero_optimization"} == {
+        key: value for key, value in plain.items() if key != "zero_optimization"
+    }
+    assert "overlap_comm" not in plain["zero_optimization"]
+
+
+@pytest.mark.usefixtures("_process")
+def test_an_engine_works_with_the_options_it_was_given() -> None:
+    options = {"communication_data_type": "bf16", "zero_optimization": {"reduce_bucket_size": 1000}}
+    one = recipe(**options)
+    engine = build_engine(
+        build_model(Shape(depth=1, width=8, heads=2), one, 5, seed=0), one, 1e-2, Layout(zero=1)
+    )
+    assert engine.communication_data_type == torch.bfloat16
+    assert engine.zero_reduce_bucket_size() == 1000
+    engine.destroy()
+
+
+@pytest.mark.usefixtures("_process")
+@pytest.mark.parametrize("options", USES, ids=lambda options: next(iter(options)))
+def test_every_option_that_is_passed_on_trains_one_rank_to_the_same_loss(options: dict[str, Any]) -> None:
+    assert losses(recipe(**options)) == pytest.approx(losses(recipe()), rel=1e-6)
+
+
+def test_every_option_that_is_passed_on_is_among_the_uses_above() -> None:
+    assert {key for options in USES for key in options} == set(PASSED)
+
+
+# Why
+
+
+@pytest.mark.usefixtures("_process")
+def test_library_defect_deepspeed_ignores_an_unknown_top_level_key() -> None:
+    """When this fails, DeepSpeed refuses them itself, and `check_names` need not."""
+    import deepspeed
+
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimisation": {"stage": 3}, "overlap_comm": True}
+    assert deepspeed.DeepSpeedConfig(config).zero_optimization_stage == 0
+
+
+@pytest.mark.usefixtures("_process")
+def test_library_defect_deepspeed_takes_any_value_of_a_plain_key() -> None:
+    """When this fails, the types in `PASSED` can go."""
+    import deepspeed
+
+    config = {"train_micro_batch_size_per_gpu": 1, "prescale_gradients": "no"}
+    assert deepspeed.DeepSpeedConfig(config).prescale_gradients == "no"

@@ -1,0 +1,62 @@
+"""The tokenizer of packed data as HuggingFace's own, for a model that leaves the house."""
+
+from typing import Any
+
+from trainables.data.store import TokenStore
+from trainables.data.tokenizer import BYTES_END, END_OF_TEXT
+from trainables.errors import DataError
+
+
+def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
+    """The tokenizer of a store as HuggingFace's fast tokenizer, None where tokens are symbols and no text.
+
+    It gives the ids that training saw, also for text that spells the end-of-text token, and adds no token of its own.
+
+    Args:
+        store: the packed data.
+        context: tokens of a sequence, the longest the model takes.
+
+    Raises:
+        DataError: the store's `tokenizer.json` is damaged.
+    """
+    kind = store.manifest["spec"].get("tokenizer")
+    if kind is None:
+        return None
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    if kind == "bytes":
+        tokenizer = _bytes_tokenizer()
+    else:
+        path = store.path / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:
+            raise DataError(
+                f"the tokenizer {path} cannot be read ({error}); remove the folder {store.path}, and it is packed again"
+            ) from error
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+    )
+
+
+def _bytes_tokenizer() -> Any:
+    """Byte-level BPE without merges, the id of a byte being its value, and end of text behind them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    # The byte-level alphabet writes a byte as itself where it is printable in Latin-1, else as the next character
+    # from U+0100 on (Radford et al. 2019, `bytes_to_unicode` in their code).
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    vocabulary = {chr(byte if byte in printable else 0x100 + others.index(byte)): byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, END_OF_TEXT: BYTES_END}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer

@@ -1,0 +1,336 @@
+"""Storage by URI of what machines share: a folder, or an object store that ranks reach through a local folder."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from trainables.errors import InputError
+
+T = TypeVar("T")
+
+#: Kinds of pyarrow file systems that have no folders: a name with a slash is enough.
+_OBJECT_STORES = ("s3", "gcs", "abfs")
+_COPY_BYTES = 8 << 20
+#: Seconds between two tries to reach a store.
+PAUSES = (2.0, 8.0, 30.0, 90.0, 170.0)
+#: What Arrow's S3 says where another try may help: nothing answers, too much is asked, the service itself fails.
+_PASSING = (
+    "NETWORK_CONNECTION",
+    "curlCode",
+    "SLOW_DOWN",
+    "THROTTLING",
+    "SERVICE_UNAVAILABLE",
+    "INTERNAL_FAILURE",
+    "TIMEOUT",
+)
+_WAY_OUT = (
+    "Make sure that the bucket exists and that this machine may write to it (for S3 by AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, a profile or the machine's role; `?endpoint_override=HOST:PORT&scheme=http` for a store "
+    "other than Amazon's)."
+)
+
+
+class Folder:
+    """A folder that all ranks of a cell see, whose checkpoints are written and read where they lie."""
+
+    #: Whether each machine has a copy of its own, which it must fetch.
+    is_remote = False
+
+    def __init__(self, local: Path) -> None:
+        self.local = local
+        """Where ranks write a checkpoint, and find one once it is fetched."""
+        self.lock = local / "lock"
+        """Held by the one rank of a machine that fetches for all of them."""
+        self.name = str(local)
+        """For messages; without anything secret."""
+
+    def check(self) -> None:
+        """Refuse a place nothing can be written to, before hours of training end there.
+
+        Raises:
+            InputError: names the place and what is wrong with it.
+        """
+        try:
+            self.local.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"The folder {self.local} cannot be made: {error.strerror}. Name another."
+            ) from error
+        if not os.access(self.local, os.W_OK):
+            raise InputError(
+                f"The folder {self.local} cannot be written to; name another, or change its permissions."
+            )
+
+    def tags(self) -> list[str]:
+        """The names of all checkpoints, whole or not."""
+        if not self.local.is_dir():
+            return []
+        return [path.name for path in self.local.iterdir() if path.is_dir()]
+
+    def read(self, tag: str, name: str) -> bytes | None:
+        """A small file of a checkpoint; None where there is none."""
+        path = self.local / tag / name
+        return path.read_bytes() if path.is_file() else None
+
+    def write(self, tag: str, name: str, content: bytes) -> None:
+        """Write a small file whole or not at all, after everything of the checkpoint that was written before."""
+        target = self.local / tag
+        _sync(target)
+        part = target / (name + ".part")
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target / name)
+        _sync(target)
+        _sync(self.local)
+
+    def put(self, tag: str, name: str, source: Path) -> None:
+        """Copy a file here, over what is there."""
+        (self.local / tag).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, self.local / tag / name)
+
+    def publish(self, tag: str, names: Iterable[str]) -> None:
+        """Bring files that this rank has written to where the others find them."""
+
+    def fetch(self, tag: str, names: Iterable[str]) -> None:
+        """Bring files of a checkpoint to `local`."""
+
+    def release(self, tag: str) -> None:
+        """Give back the room that a fetched or published checkpoint takes on this machine."""
+
+    def remove(self, tag: str, first: str) -> None:
+        """Delete a checkpoint, the file `first` before the others, so that what is left of it does not count."""
+        (self.local / tag / first).unlink(missing_ok=True)
+        shutil.rmtree(self.local / tag, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Delete everything."""
+        shutil.rmtree(self.local, ignore_errors=True)
+
+
+class Bucket(Folder):
+    """A folder of any file system that pyarrow or fsspec knows; each machine has a local one to write and to read."""
+
+    is_remote = True
+
+    def __init__(self, uri: str) -> None:
+        self.files, self.path = _open(uri, shown(uri))
+        own = _own_folder()
+        super().__init__(own / hashlib.sha256(uri.encode()).hexdigest()[:16])
+        self.lock, self.name = own / "lock", shown(uri)
+
+    def check(self) -> None:
+        """As for a folder, by writing a file.
+
+        Raises:
+            InputError: the store lets nobody write, or is not there.
+            ConnectionError: it is away.
+        """
+        probe = "writable"
+        try:
+            self.write("", probe, b"")
+            self.files.delete_file(self._path("", probe))
+        except (OSError, ValueError, ImportError) as error:
+            raise unusable(self.name, error) from error
+
+    def tags(self) -> list[str]:
+        """The names of all checkpoints, whole or not."""
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
+        return [info.base_name for info in found if info.type == FileType.Directory]
+
+    def read(self, tag: str, name: str) -> bytes | None:
+        """A small file of a checkpoint; None where there is none."""
+        try:
+            with self.files.open_input_stream(self._path(tag, name)) as source:
+                return bytes(source.read())
+        except FileNotFoundError:
+            return None
+
+    def write(self, tag: str, name: str, content: bytes) -> None:
+        """Write a small file; an object store does it whole or not at all."""
+        self._make(tag)
+        with self.files.open_output_stream(self._path(tag, name)) as target:
+            target.write(content)
+
+    def put(self, tag: str, name: str, source: Path) -> None:
+        """Upload a file, over what is there."""
+        self._make(tag)
+        with source.open("rb") as content, self.files.open_output_stream(self._path(tag, name)) as target:
+            shutil.copyfileobj(content, target, _COPY_BYTES)
+
+    def publish(self, tag: str, names: Iterable[str]) -> None:
+        """Upload files that this rank has written."""
+        for name in names:
+            self.put(tag, name, self.local / tag / name)
+
+    def fetch(self, tag: str, names: Iterable[str]) -> None:
+        """Download files of a checkpoint to `local`."""
+        (self.local / tag).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            with (
+                self.files.open_input_stream(self._path(tag, name)) as source,
+                (self.local / tag / name).open("wb") as target,
+            ):
+                shutil.copyfileobj(source, target, _COPY_BYTES)
+
+    def release(self, tag: str) -> None:
+        """Delete this machine's copy of a checkpoint."""
+        shutil.rmtree(self.local / tag, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.local.rmdir()
+
+    def remove(self, tag: str, first: str) -> None:
+        """Delete a checkpoint, the file `first` before the others."""
+        with contextlib.suppress(FileNotFoundError):
+            self.files.delete_file(self._path(tag, first))
+        with contextlib.suppress(FileNotFoundError):
+            self.files.delete_dir(self._path(tag, ""))
+
+    def clear(self) -> None:
+        """Delete everything, here and there."""
+        with contextlib.suppress(FileNotFoundError):
+            self.files.delete_dir(self.path)
+        super().clear()
+
+    def _path(self, tag: str, name: str) -> str:
+        return "/".join(filter(None, (self.path, tag, name)))
+
+    def _make(self, folder: str) -> None:
+        if self.files.type_name not in _OBJECT_STORES:
+            self.files.create_dir(self._path(folder, ""), recursive=True)
+
+
+def located(where: str | Path) -> str | Path:
+    """A URI as it is, and anything else as a path: the two are told apart by their type from here on."""
+    return where if isinstance(where, str) and "://" in where else Path(where).expanduser()
+
+
+def open_storage(where: str | Path) -> Folder:
+    """Return the storage of a path or URI.
+
+    A plain path and `file://` are written in place. `s3://BUCKET/FOLDER`, with
+    `?endpoint_override=HOST:PORT&scheme=http` for a store other than Amazon's, and whatever else
+    `pyarrow.fs.FileSystem.from_uri` or fsspec knows, through a local folder of each machine.
+
+    Raises:
+        InputError: no library here knows such a URI.
+    """
+    where = located(where)
+    if isinstance(where, Path):
+        return Folder(where)
+    if where.startswith("file://"):
+        return Folder(Path(urlsplit(where).path))
+    return Bucket(where)
+
+
+def copy_into(where: str | Path, paths: Iterable[Path]) -> None:
+    """Copy files and folders to a path or URI, over what is there; those that do not exist are passed over."""
+    storage = open_storage(where)
+    for path in paths:
+        files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
+        for file in files:
+            tag, _, name = str(file.relative_to(path.parent)).rpartition("/")
+            storage.put(tag, name, file)
+
+
+def under(where: str | Path, name: str) -> str | Path:
+    """The place of that name inside a path or URI; what stands behind the question mark stays there."""
+    where = located(where)
+    if isinstance(where, Path):
+        return where / name
+    parts = urlsplit(where)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+
+
+def shown(uri: str) -> str:
+    """A URI without what may be secret in it: the user, the password and the options."""
+    parts = urlsplit(uri)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def unusable(name: str, error: Exception) -> InputError | ConnectionError:
+    """What to tell of a store that takes no file: a ConnectionError where it is away, which may pass."""
+    kind = ConnectionError if any(word in str(error) for word in _PASSING) else InputError
+    return kind(f"Nothing can be written to {name}: {reason(error)} {_WAY_OUT}")
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """Return what `work` returns, tried again in growing pauses as long as a store is away, for five minutes at most.
+
+    An outage of a minute would else cost every cell that begins or ends in it a retry, or more than it has.
+
+    Raises:
+        ConnectionError: the store is still away.
+    """
+    for pause in PAUSES:
+        try:
+            return work()
+        except ConnectionError:
+            time.sleep(pause)
+    return work()
+
+
+def _open(uri: str, name: str) -> tuple[Any, str]:
+    """The file system of a URI, and the path in it."""
+    from pyarrow import ArrowInvalid
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    problem = ""
+    try:
+        files, path = FileSystem.from_uri(uri)
+        return files, path.rstrip("/")
+    except OSError as error:
+        # Where a URI of S3 names no region, it is asked for at once.
+        raise unusable(name, error) from None
+    except ArrowInvalid as error:
+        # Its own text may quote the URI with the password in it.
+        problem = str(error).replace(uri, name)
+        if "Unrecognized filesystem" not in problem:
+            raise InputError(f"{name} is no place to keep files: {problem}") from None
+    try:
+        from fsspec.core import url_to_fs
+
+        files, path = url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise InputError(
+            f"{name} is no place to keep files: {problem.replace(uri, name)}, and fsspec says: "
+            f"{str(error).replace(uri, name)}. Use a folder, or a URI such as s3://BUCKET/FOLDER."
+        ) from None
+    return PyFileSystem(FSSpecHandler(files)), path.rstrip("/")
+
+
+def _own_folder() -> Path:
+    """A folder of this machine that only this user can write to: what lies there will be unpickled."""
+    root = Path(tempfile.gettempdir()) / f"interplay-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    status = root.lstat()
+    if root.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise InputError(
+            f"{root} belongs to somebody else, or others may write to it; delete it, or set TMPDIR to another folder."
+        )
+    return root
+
+
+def reason(error: Exception) -> str:
+    """What an object store says, as a sentence, without the number of the request."""
+    text = str(error).partition(" (Request ID")[0].rstrip(".")
+    return f"{text}."
+
+
+def _sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk; the contents of its files have been."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

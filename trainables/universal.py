@@ -1,0 +1,211 @@
+"""Checkpoints of one layout brought into another, through DeepSpeed's universal checkpoint.
+
+It has a folder for each parameter, with its whole weight and moments in fp32 (Lian et al. 2024, arXiv 2406.18820).
+"""
+
+import contextlib
+import importlib
+import io
+import shutil
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainables.layout import Layout
+
+#: What is kept of a parameter beside its step: the fp32 weight and AdamW's two moments.
+STATES = ("fp32", "exp_avg", "exp_avg_sq")
+#: What DeepSpeed reads of a model file in a universal checkpoint; the weights are elsewhere.
+_COMMON = (
+    "dp_world_size",
+    "mp_world_size",
+    "global_steps",
+    "global_samples",
+    "skipped_steps",
+    "lr_scheduler",
+)
+
+
+class UnsupportedError(Exception):
+    """DeepSpeed cannot bring this checkpoint into another layout."""
+
+
+def convert(source: Path, target: Path, layout: Layout) -> None:
+    """Write the universal form of a checkpoint that was saved in `layout`.
+
+    It loads at any degree and any ZeRO stage; DeepSpeed's own converter knows no stage 0, and what it writes of
+    stage 3 loads at stage 3 only, so the rest is mended here.
+
+    Raises:
+        UnsupportedError: DeepSpeed cannot convert it.
+        OSError: it cannot be read, or there is no room to write.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "zero").mkdir(parents=True)
+    try:
+        if layout.zero == 0:
+            groups = _merge_plain(source, target, layout.tensor_parallel)
+        else:
+            groups = _merge_zero(source, target)
+        model = _load(next(iter(sorted(source.glob("*mp_rank_*_model_states.pt")))))
+        step = _complete(target / "zero", model)
+        _describe(target, model, groups, step)
+    except (AssertionError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedError(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
+
+
+def load_plain(engine: Any, folder: Path) -> None:
+    """Bring an engine of ZeRO stage 0 to a universal checkpoint, which DeepSpeed does for its ZeRO optimizers only."""
+    part = vars(importlib.import_module("deepspeed.checkpoint.universal_checkpoint"))[
+        "_resolve_autotp_partition"
+    ]
+    degree, place = 1, 0
+    if engine.mpu is not None:
+        group = engine.mpu.get_tensor_model_parallel_group()
+        degree, place = dist.get_world_size(group), dist.get_rank(group)
+    optimizer = engine.optimizer
+    with torch.no_grad():
+        for parameter, name in engine.param_names.items():
+            values = {}
+            for state in STATES:
+                saved = _load(folder / "zero" / name / f"{state}.pt")
+                own = part(parameter, saved, saved["param"], place, degree) if degree > 1 else None
+                values[state] = (saved["param"] if own is None else own).view_as(parameter)
+            parameter.copy_(values.pop("fp32"))
+            moments = {key: value.to(parameter.device, torch.float32) for key, value in values.items()}
+            step = _load(folder / "zero" / name / "step.pt")
+            optimizer.state[parameter] = {"step": step.to(parameter.device), **moments}
+    common = _load(folder / "mp_rank_00_model_states.pt")
+    engine.lr_scheduler.load_state_dict(common["lr_scheduler"])
+    engine.global_steps, engine.global_samples = common["global_steps"], common["global_samples"]
+
+
+def mend(engine: Any, groups: list[dict[str, Any]]) -> None:
+    """Give each group of a loaded engine its own options and each state its own step again.
+
+    At stage 3 DeepSpeed gives all groups the options of the first, so that biases and norms would decay, and one step
+    tensor, which then counts every group.
+
+    Args:
+        engine: after loading.
+        groups: the options of the optimizer's groups, as they were before.
+    """
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    rates = engine.lr_scheduler.get_last_lr()
+    for group, own, rate in zip(optimizer.param_groups, groups, rates, strict=True):
+        group.update(own, lr=rate)
+    for parameter, state in optimizer.state.items():
+        # AdamW's fused kernel wants the step where the weights are.
+        state["step"] = state["step"].detach().clone().to(parameter.device)
+
+
+def options(engine: Any) -> list[dict[str, Any]]:
+    """The options of the optimizer's groups, without their parameters."""
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
+    """Merge the shards of stages 1 to 3 by DeepSpeed's converter; return the options of the optimizer's groups."""
+    converter = importlib.import_module("deepspeed.checkpoint.ds_to_universal")
+    arguments = Namespace(
+        input_folder=str(source),
+        output_folder=str(target),
+        # One process: others would be forked off one that has threads and a process group.
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        # At degree 1 there is nothing to say of how a parameter is shared, and the converter misses that.
+        inject_missing_state=True,
+    )
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        converter.main(arguments)
+    saved = _load(target / "zero" / "optimizer_state.pt")
+    for copied in target.glob("*_model_states.pt"):
+        copied.unlink()
+    groups: list[dict[str, Any]] = saved["param_groups"]
+    inner = saved.get("optimizer_state_dict")
+    if inner is not None:
+        # Stage 3 writes no step beside the parameters.
+        step = next(iter(inner["state"].values()))["step"]
+        for folder in _parameters(target / "zero"):
+            torch.save(step, folder / "step.pt")
+    return groups
+
+
+def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]]:
+    """Merge the shards of stage 0, whose optimizer is torch's own; return the options of its groups."""
+    converter = importlib.import_module("deepspeed.checkpoint.ds_to_universal")
+    pieces = target / "tmp"
+    shapes: dict[str, list[Any]] = {}
+    info: Any = None
+    groups: list[dict[str, Any]] = []
+    for rank in range(degree):
+        model = _load(source / f"mp_rank_{rank:02d}_model_states.pt")
+        optimizer, weights = model["optimizer"], model["module"]
+        groups = optimizer["param_groups"]
+        if rank == 0:
+            info = model.get("universal_checkpoint_info") or {"universal_checkpoint_version": 0.4}
+        order = [name for names in model["parameter_names"] for name in names]
+        for index, name in zip((i for group in groups for i in group["params"]), order, strict=True):
+            state = optimizer["state"][index]
+            flat = {
+                "fp32": weights[name].float(),
+                "exp_avg": state["exp_avg"],
+                "exp_avg_sq": state["exp_avg_sq"],
+            }
+            for key, value in flat.items():
+                count = value.numel()
+                converter.dump_param_fragment(str(pieces), rank, 0, key, value.reshape(-1), name, 0, count)
+            converter.dump_param_fragment(str(pieces), rank, 0, "step", state["step"], name, 0, 1)
+            shapes.setdefault(name, []).append(weights[name].shape)
+    for named in shapes.items():
+        converter.merge_tp_slices(info, str(target / "zero"), str(pieces), degree, named)
+    shutil.rmtree(pieces)
+    return groups
+
+
+def _complete(folder: Path, model: dict[str, Any]) -> Any:
+    """Bring every parameter into the one form that all stages read; return the optimizer's step.
+
+    What the converter writes of stage 3 on one tensor-parallel rank is flat, and bare.
+    """
+    shapes = {name: shape for group in model.get("param_shapes") or [] for name, shape in group.items()}
+    step: Any = None
+    for place in _parameters(folder):
+        for state in STATES:
+            value = _load(place / f"{state}.pt")
+            if torch.is_tensor(value):
+                torch.save({"param": value.reshape(shapes[place.name]), "cat_dim": 0}, place / f"{state}.pt")
+        step = _load(place / "step.pt")
+    return step
+
+
+def _describe(target: Path, model: dict[str, Any], groups: list[dict[str, Any]], step: Any) -> None:
+    """Write what belongs to no parameter, under the names and in the forms that each stage looks for."""
+    torch.save(
+        {
+            "ds_version": model["ds_version"],
+            "param_groups": groups,
+            "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups},
+        },
+        target / "zero" / "optimizer_state.pt",
+    )
+    # DeepSpeed wants as many of these files as it says ranks there were.
+    common = {**{key: model[key] for key in _COMMON}, "mp_world_size": 1}
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+        torch.save(common, target / name)
+
+
+def _parameters(folder: Path) -> list[Path]:
+    # Those with an optimizer state: the converter also writes the tied head under its second name.
+    return sorted(path for path in folder.iterdir() if (path / "exp_avg.pt").is_file())
+
+
+def _load(path: Path) -> Any:
+    # DeepSpeed's files hold more than tensors; the checkpoint was found to be this cell's own.
+    return torch.load(path, map_location="cpu", weights_only=False)

@@ -45,6 +45,8 @@ TWO_POINTS = "two crossings: no test of the form"
 RAYS = 240
 REACH = np.concatenate([np.linspace(0.05, 4, 60), np.geomspace(4.2, 12, 20)])
 HALVINGS = 14
+#: Distances looked at in one go.
+RINGS = 4
 #: Degrees of freedom of a scatter, at least: with three crossings there is one, whose t of 12.7 would end every answer.
 LEAST_FREEDOM = 2
 #: Variance that takes a pair out of a likelihood, in units of its own.
@@ -175,6 +177,10 @@ class _Likelihood:
         self.slope = np.vstack([np.gradient(gap.value, gap.x) for gap in gaps])
         self.offset = np.log(12 * shallow)
         self.regressor = regressor
+        self.pair, self.length = np.arange(len(gaps)), self.high - self.low
+        #: Variances on the grid, and covariances of neighbours there.
+        self.square = np.einsum("ikp,ikp->ik", self.root, self.root)
+        self.between = np.einsum("ikp,ikp->ik", self.root[:, :-1], self.root[:, 1:])
 
     def place(self, laws: Floats) -> Floats:
         """(laws, pairs): ln N at which each law (rows of a, b) puts each crossing."""
@@ -182,22 +188,49 @@ class _Likelihood:
 
     def __call__(self, laws: Floats, scatter: float = 0.0) -> Floats:
         """(laws,): T of each law."""
+        x, left, share, gap = self._gaps(laws)
+        pair = self.pair
+        less, more = (1 - share)[..., None], share[..., None]
+        root = less * self.root[pair, left] + more * self.root[pair, left + 1]
+        matrix = root @ np.swapaxes(root, 1, 2)
+        extra = 0.0
+        if scatter:
+            extra = (
+                2 * scatter * ((1 - share) * self.slope[pair, left] + share * self.slope[pair, left + 1])
+            ) ** 2
+        matrix[:, pair, pair] = (matrix[:, pair, pair] + extra) * (1 + 1e-9) + 1e-24
+        return _least_square(gap, matrix, self._side(x))
+
+    def least(self, laws: Floats, scatter: float = 0.0) -> Floats:
+        """(laws,): a number that T is not below, without linear algebra: the largest square of a single pair."""
+        x, left, share, gap = self._gaps(laws)
+        pair, less = self.pair, 1 - share
+        variance = (
+            less**2 * self.square[pair, left]
+            + share**2 * self.square[pair, left + 1]
+            + 2 * less * share * self.between[pair, left]
+        )
+        if scatter:
+            variance += (
+                2 * scatter * (less * self.slope[pair, left] + share * self.slope[pair, left + 1])
+            ) ** 2
+        variance = np.maximum(variance, 0) * (1 + 1e-9) + 1e-24
+        against = np.where(self._side(x) * gap > 0, 0.0, gap**2 / variance)
+        return np.asarray(against.max(axis=1))
+
+    def _gaps(self, laws: Floats) -> tuple[Floats, npt.NDArray[np.int64], Floats, Floats]:
+        """Where each law puts each crossing: ln N, the step of the grid and the share of it; and the gap there."""
         x = self.place(laws)
         steps = self.value.shape[1] - 1
-        position = np.clip((x - self.low) / (self.high - self.low), 0, 1) * steps
+        position = np.clip((x - self.low) / self.length, 0, 1) * steps
         left = np.minimum(position.astype(int), steps - 1)
         share = position - left
-        pair = np.arange(len(self.low))
-        gap = (1 - share) * self.value[pair, left] + share * self.value[pair, left + 1]
-        root = (1 - share)[..., None] * self.root[pair, left] + share[..., None] * self.root[pair, left + 1]
-        slope = (1 - share) * self.slope[pair, left] + share * self.slope[pair, left + 1]
-        matrix = root @ np.swapaxes(root, 1, 2)
-        extra = (2 * scatter * slope) ** 2
-        diagonal = np.einsum("kii->ki", matrix) + extra
-        matrix[:, pair, pair] = diagonal * (1 + 1e-9) + 1e-24
-        # Below the range the deep net must be ahead at its small end, above it behind at its large end.
-        side = np.where(x < self.low, 1.0, np.where(x > self.high, -1.0, 0.0))
-        return _least_square(gap, matrix, side)
+        gap = (1 - share) * self.value[self.pair, left] + share * self.value[self.pair, left + 1]
+        return x, left, share, gap
+
+    def _side(self, x: Floats) -> Floats:
+        """Below the range the deep net must be ahead at its small end, above it behind at its large end."""
+        return np.where(x < self.low, 1.0, np.where(x > self.high, -1.0, 0.0))
 
 
 def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
@@ -206,25 +239,44 @@ def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
     By principal pivoting (Judice and Pires 1994): a pair whose s is free is taken out by a huge variance; if the others
     then foretell an s of the wrong sign, s becomes zero; if a zero s would lower the square by moving, it becomes free.
     """
+    sided = side != 0
+    bounded = sided.any(axis=1)
+    least = np.empty(len(gap))
+    if not bounded.all():
+        inside = ~bounded
+        solved = np.linalg.solve(matrix[inside], gap[inside][..., None])[..., 0]
+        least[inside] = np.sum(gap[inside] * solved, axis=1)
+    if bounded.any():
+        least[bounded] = _pivoted(gap[bounded], matrix[bounded], side[bounded])
+    return least
+
+
+def _pivoted(gap: Floats, matrix: Floats, side: Floats) -> Floats:
+    """`_least_square` of laws that put some pair outside."""
+    least = np.full(len(gap), np.inf)
     free = side != 0
     pair = np.arange(gap.shape[1])
-    variance = matrix[:, pair, pair]
-    least = np.full(len(gap), np.inf)
+    rows = np.arange(len(gap))
     for _ in range(3 * gap.shape[1] + 1):
-        inflated = matrix.copy()
-        inflated[:, pair, pair] += np.where(free, _HUGE * variance, 0.0)
-        solved = np.linalg.solve(inflated, gap[..., None])[..., 0]
+        part, signs = gap[rows], side[rows]
+        inflated = matrix[rows]
+        inflated[:, pair, pair] *= np.where(free, 1 + _HUGE, 1.0)
+        solved = np.linalg.solve(inflated, part[..., None])[..., 0]
         # Of a free pair (variance added)·solved is s, up to one part in the huge variance.
-        wrong = free & (solved * side < 0)
-        lazy = ~free & (side != 0) & (solved * side > 0)
-        square = np.sum(gap * solved, axis=1)
-        least = np.where(wrong.any(axis=1), least, np.minimum(least, square))
-        if not (wrong | lazy).any():
+        wrong = free & (solved * signs < 0)
+        lazy = ~free & (solved * signs > 0)
+        square = np.sum(part * solved, axis=1)
+        least[rows] = np.where(wrong.any(axis=1), least[rows], np.minimum(least[rows], square))
+        again = (wrong | lazy).any(axis=1)
+        if not again.any():
             break
-        free = (free & ~wrong) | lazy
+        rows, free = rows[again], ((free & ~wrong) | lazy)[again]
     # Where pivoting went round in circles, all at zero is still allowed, if not the least.
-    last = np.linalg.solve(matrix, gap[..., None])[..., 0]
-    return np.asarray(np.where(np.isfinite(least), least, np.sum(gap * last, axis=1)))
+    lost = np.flatnonzero(np.isinf(least))
+    if len(lost):
+        last = np.linalg.solve(matrix[lost], gap[lost][..., None])[..., 0]
+        least[lost] = np.sum(gap[lost] * last, axis=1)
+    return least
 
 
 def fit_threshold(crossings: Crossings, form: Form, *, level: float | None = None) -> ThresholdFit:
@@ -392,8 +444,21 @@ def _region(
     angle = np.linspace(0, 2 * np.pi, RAYS, endpoint=False)
     direction = np.column_stack([np.cos(angle), np.sin(angle)]) @ root.T
     limit = float(likelihood(best[None, :], scatter)[0]) + quantile**2
-    laws = best + REACH[:, None, None] * direction
-    inside = likelihood(laws.reshape(-1, 2), scatter).reshape(len(REACH), RAYS) <= limit
+    inside = np.zeros((len(REACH), RAYS), dtype=bool)
+    # From the outside in, because only the farthest accepted law of each ray counts; and a law that a single pair
+    # excludes (with room for rounding) needs no more.
+    rays = np.arange(RAYS)
+    for start in range(len(REACH), 0, -RINGS):
+        rings = np.arange(max(start - RINGS, 0), start)
+        laws = (best + REACH[rings, None, None] * direction[rays]).reshape(-1, 2)
+        near = np.flatnonzero(likelihood.least(laws, scatter) <= limit * (1 + 1e-6) + 1e-9)
+        accepted = np.zeros(len(laws), dtype=bool)
+        if len(near):
+            accepted[near] = likelihood(laws[near], scatter) <= limit
+        inside[np.ix_(rings, rays)] = accepted.reshape(len(rings), len(rays))
+        rays = rays[~inside[np.ix_(rings, rays)].any(axis=0)]
+        if not len(rays):
+            break
     # The farthest accepted law of each ray: where the region has two parts it is drawn around both.
     last = np.where(inside.any(axis=0), len(REACH) - 1 - np.argmax(inside[::-1], axis=0), -1)
     is_open = last == len(REACH) - 1

@@ -9,7 +9,7 @@ had not been.
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 import pandas as pd
@@ -30,6 +30,8 @@ DEPTH, WIDTH, LR, SEED = "depth", "width", "lr_factor", "seed"
 Name = tuple[int, int, float, int]
 #: How many of the next cells are known at least, for people.
 SHOWN = 3
+#: Workers from which on the time that a plan takes counts, and the fewest ended cells for which so many plan anew.
+MANY_WORKERS = LEAST_GROUP = 8
 #: User attributes of a trial: the rank in which it ended, and the fields of its outcome that Optuna has no place for.
 ENDED, LOSS_SE, SHARE, STATUS = "ended", "loss_se", "share", "status"
 
@@ -46,6 +48,80 @@ class News:
     next: tuple[Choice, ...]
     """The cells that come next and why, best first; none where the search has ended."""
     ending: Ending | None
+
+
+class Line(NamedTuple):
+    """An ended cell as a row of `analysis.design` and `analysis.aim`."""
+
+    depth: int
+    width: int
+    params: float
+    lr_factor: float
+    lr: float
+    seed: int
+    loss: float
+    """NaN where there is none."""
+    loss_se: float
+    status: str
+
+
+class Trials:
+    """What the trials of an Optuna study say: which cells ended and how, and which run.
+
+    It follows from the trials alone. A look goes through those that ran at the last look and those begun since, so that
+    it costs as much after a thousand cells as after ten.
+    """
+
+    def __init__(self, study: optuna.Study, cells: Mapping[Name, PlannedCell]) -> None:
+        """Begin with nothing seen; `look` sees.
+
+        Args:
+            study: whose trials.
+            cells: all cells there may be trials of.
+        """
+        self.study, self.cells = study, cells
+        self.tried: set[Name] = set()
+        """The cells of all trials, but for one that is being asked for and has no parameters yet."""
+        self.running: list[Name] = []
+        """In the order of their trials."""
+        self.ended: list[Name] = []
+        """In the order in which they ended."""
+        self.lines: list[Line] = []
+        """Of the ended ones."""
+        self.spent: list[float] = []
+        """Their training FLOPs; of a stopped one those up to its stop."""
+        self._open: dict[int, Name | None] = {}
+        self._count = 0
+
+    def look(self) -> None:
+        """See what the trials say now."""
+        # Copies of all trials would cost more than all else at each cell.
+        trials = self.study.get_trials(deepcopy=False)
+        self._open.update(dict.fromkeys(range(self._count, len(trials))))
+        self._count = len(trials)
+        ended: list[FrozenTrial] = []
+        for number, known in list(self._open.items()):
+            trial = trials[number]
+            if known is None and SEED in trial.params:
+                self._open[number] = name = name_of(trial)
+                self.tried.add(name)
+            if trial.state.is_finished():
+                ended.append(trial)
+        for trial in sorted(ended, key=lambda trial: int(trial.user_attrs[ENDED])):
+            self._end(trial)
+        self.running = [name for name in self._open.values() if name is not None]
+
+    def rows(self, count: int | None = None) -> pd.DataFrame:
+        """The rows of the cells that ended, or of the first so many."""
+        return frame(self.lines[:count])
+
+    def _end(self, trial: FrozenTrial) -> None:
+        name = self._open.pop(trial.number)
+        assert name is not None
+        planned, attributes = self.cells[name], trial.user_attrs
+        self.ended.append(name)
+        self.lines.append(line_of(planned, trial.value, attributes[LOSS_SE], attributes[STATUS]))
+        self.spent.append(planned.flops * float(attributes[SHARE]))
 
 
 class CrossingSampler(BaseSampler):
@@ -68,18 +144,19 @@ class CrossingSampler(BaseSampler):
         """
         self.cells = options
         self.options = {name: _option(planned) for name, planned in options.items()}
+        self.space = distributions(options)
         self.aim, self.workers, self.max_flops = aim, workers, max_flops
-        self.group = max(1, workers // 2)
+        self.group = group_of(workers)
+        self._trials: Trials | None = None
         self._queue: list[Choice] = []
-        self._seen = -1
-        self._tried: set[Name] = set()
+        self._seen, self._tried = -1, 0
         self._left, self._found = math.inf, False
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """All parameters are chosen together."""
-        return distributions(self.options)
+        return self.space
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -95,7 +172,8 @@ class CrossingSampler(BaseSampler):
         if not choices:
             raise LookupError("no cell is left that can be chosen")
         chosen = self._queue.pop(0).option
-        self._tried.add((chosen.depth, chosen.width, chosen.lr_factor, chosen.seed))
+        # The trial that is being asked for will be of this plan.
+        self._tried += 1
         return {DEPTH: chosen.depth, WIDTH: chosen.width, LR: chosen.lr_factor, SEED: chosen.seed}
 
     def sample_independent(
@@ -104,39 +182,40 @@ class CrossingSampler(BaseSampler):
         """Refuse: a parameter that is not of `infer_relative_search_space` is no part of a cell."""
         raise ValueError(f"{param_name} is no parameter of a cell; those are {DEPTH}, {WIDTH}, {LR}, {SEED}")
 
+    def trials(self, study: optuna.Study) -> Trials:
+        """What the trials of a study say now."""
+        if self._trials is None or self._trials.study is not study:
+            self._trials, self._seen = Trials(study, self.cells), -1
+        self._trials.look()
+        return self._trials
+
     def upcoming(self, study: optuna.Study) -> Sequence[Choice]:
         """The next choices, best first, planned anew where another group of cells has ended."""
-        ended, running = trials_of(study)
-        seen = len(ended) // self.group * self.group
-        tried = {name_of(trial) for trial in (*ended, *running)}
-        left = self.left(ended, running)
-        is_planned = self._seen == seen and self._tried == tried
+        now = self.trials(study)
+        seen = len(now.ended) // self.group * self.group
+        left = self.left(now)
+        # Cells are never taken back, so those of the plan and no others have been begun where there are as many.
+        is_planned = self._seen == seen and self._tried == len(now.tried)
         # A plan that found nothing is made again only where more FLOPs are left.
         is_used_up = not self._queue and (self._found or self._left != left)
         if not is_planned or is_used_up or (self._queue and self._queue[0].option.cost > left):
             options = [
-                option for name, option in self.options.items() if name not in tried and option.cost <= left
+                option
+                for name, option in self.options.items()
+                if name not in now.tried and option.cost <= left
             ]
-            pending = [self.options[name_of(trial)] for trial in (*ended[seen:], *running)]
-            count = max(self.group, self.workers - len(running), SHOWN)
-            rows = frame(self.cells, ended[:seen])
-            self._queue = propose(rows, pending, options, self.aim, count) if options else []
-            self._seen, self._tried, self._left, self._found = seen, tried, left, bool(self._queue)
+            pending = [self.options[name] for name in (*now.ended[seen:], *now.running)]
+            count = max(self.group, self.workers - len(now.running), SHOWN)
+            self._queue = propose(now.rows(seen), pending, options, self.aim, count) if options else []
+            self._seen, self._tried = seen, len(now.tried)
+            self._left, self._found = left, bool(self._queue)
         return tuple(self._queue)
 
-    def left(self, ended: Sequence[FrozenTrial], running: Sequence[FrozenTrial]) -> float:
+    def left(self, now: Trials) -> float:
         """Training FLOPs that trials to come may cost."""
         if self.max_flops is None:
             return math.inf
-        return (
-            self.max_flops - self.spent(ended) - sum(self.options[name_of(trial)].cost for trial in running)
-        )
-
-    def spent(self, ended: Sequence[FrozenTrial]) -> float:
-        """Training FLOPs of ended trials; of a stopped one those up to its stop."""
-        return math.fsum(
-            self.options[name_of(trial)].cost * float(trial.user_attrs[SHARE]) for trial in ended
-        )
+        return self.max_flops - math.fsum(now.spent) - sum(self.options[name].cost for name in now.running)
 
 
 class CrossingSearch:
@@ -165,7 +244,6 @@ class CrossingSearch:
         self._cells = {_name(planned): planned for planned in plan.pool if not planned.arm}
         self._sampler = CrossingSampler(self._cells, aim_of(spec), workers, spec.search.max_flops)
         self._watch = Watch(aim_of(spec), spec.search.until)
-        self._distributions = distributions(self._cells)
         self.study = optuna.create_study(sampler=self._sampler, direction="minimize", study_name=plan.name)
         self._trials: dict[str, optuna.Trial] = {}
         self._waiting: list[PlannedCell] = []
@@ -201,7 +279,7 @@ class CrossingSearch:
             if not self._trials:
                 self.ending = Ending("options", "every cell that could tell more has been tried.")
             return None
-        trial = self.study.ask(self._distributions)
+        trial = self.study.ask(self._sampler.space)
         planned = self._cells[trial.params[DEPTH], trial.params[WIDTH], trial.params[LR], trial.params[SEED]]
         self._trials[planned.cell.key] = trial
         self.ending = self._limit()
@@ -220,10 +298,9 @@ class CrossingSearch:
 
     def state(self) -> News:
         """What is known now."""
-        ended, _ = trials_of(self.study)
-        latest = self._watch.latest(frame(self._cells, ended))
+        now = self._sampler.trials(self.study)
         upcoming = () if self.ending else tuple(self._sampler.upcoming(self.study))
-        return News(self._ended, self._sampler.spent(ended), latest, upcoming, self.ending)
+        return News(self._ended, math.fsum(now.spent), self._watch.latest(now.rows()), upcoming, self.ending)
 
     def _own(self, key: str) -> PlannedCell | None:
         """The cell of a key; None for one of another study or of an arm."""
@@ -233,7 +310,7 @@ class CrossingSearch:
     def _begin(self, planned: PlannedCell) -> None:
         depth, width, factor, seed = _name(planned)
         self.study.enqueue_trial({DEPTH: depth, WIDTH: width, LR: factor, SEED: seed})
-        self._trials[planned.cell.key] = self.study.ask(self._distributions)
+        self._trials[planned.cell.key] = self.study.ask(self._sampler.space)
 
     def _end(self, key: str, outcome: Outcome) -> None:
         trial = self._trials.pop(key)
@@ -253,11 +330,11 @@ class CrossingSearch:
 
     def _ending(self) -> Ending | None:
         """Which limit is reached, a certainty at any check so far."""
-        ended, _ = trials_of(self.study)
-        return self._watch.ending(frame(self._cells, ended)) or self._limit()
+        return self._watch.ending(self._sampler.trials(self.study).rows()) or self._limit()
 
     def _limit(self) -> Ending | None:
-        tried = len(self.study.get_trials(deepcopy=False))
+        now = self._sampler.trials(self.study)
+        tried = len(now.tried)
         most, flops = self._search.max_cells, self._search.max_flops
         if most is not None and tried >= most:
             return Ending("max_cells", f"the limit of {most:,} cells is reached.")
@@ -265,12 +342,21 @@ class CrossingSearch:
             return Ending("options", f"all {tried:,} cells it may train have been tried.")
         # A cell that runs may be stopped early or diverge, and leave FLOPs for others.
         if flops is not None and not self._trials:
-            ended, running = trials_of(self.study)
-            left = self._sampler.left(ended, running)
-            names = {name_of(trial) for trial in ended}
-            if all(option.cost > left for name, option in self._sampler.options.items() if name not in names):
+            left = self._sampler.left(now)
+            if all(
+                option.cost > left for name, option in self._sampler.options.items() if name not in now.tried
+            ):
                 return Ending("max_flops", f"no other cell fits into {short(flops)} training FLOPs.")
         return None
+
+
+def group_of(workers: int) -> int:
+    """How many ended cells a search of so many workers looks at together.
+
+    With one or two workers it looks at each: cells then end so seldom that a plan for every one costs nothing. Many
+    workers choose without knowing what the others will show, so that half of them more or less changes little.
+    """
+    return max(LEAST_GROUP, workers // 2) if workers >= MANY_WORKERS else max(1, workers // 2)
 
 
 def distributions(names: Collection[Name]) -> dict[str, BaseDistribution]:
@@ -284,42 +370,25 @@ def distributions(names: Collection[Name]) -> dict[str, BaseDistribution]:
     }
 
 
-def trials_of(study: optuna.Study) -> tuple[list[FrozenTrial], list[FrozenTrial]]:
-    """The trials that ended, in the order they did, and those that run."""
-    # Copies of all trials would cost more than all else at each cell.
-    trials = study.get_trials(deepcopy=False)
-    ended = [trial for trial in trials if trial.state.is_finished()]
-    # A trial that is being asked for has no parameters yet.
-    running = [trial for trial in trials if not trial.state.is_finished() and SEED in trial.params]
-    return sorted(ended, key=lambda trial: int(trial.user_attrs[ENDED])), running
-
-
 def name_of(trial: FrozenTrial) -> Name:
     """The cell of a trial."""
     values = trial.params
     return int(values[DEPTH]), int(values[WIDTH]), float(values[LR]), int(values[SEED])
 
 
-def frame(cells: Mapping[Name, PlannedCell], ended: Sequence[FrozenTrial]) -> pd.DataFrame:
-    """The rows of ended trials, in their order."""
-    return rows_of(
-        (cells[name_of(trial)], trial.value, trial.user_attrs[LOSS_SE], trial.user_attrs[STATUS])
-        for trial in ended
+def line_of(planned: PlannedCell, loss: float | None, loss_se: float | None, status: str) -> Line:
+    """The line of an ended cell, by its loss and the standard error of that in nats, and how it ended."""
+    shape = planned.cell.shape
+    return Line(
+        *(shape.depth, shape.width, float(shape.budget_params)),
+        *(planned.lr_factor, planned.cell.lr, planned.cell.seed),
+        *(math.nan if loss is None else loss, loss_se or 0.0, status),
     )
 
 
-def rows_of(ended: Iterable[tuple[PlannedCell, float | None, float | None, str]]) -> pd.DataFrame:
-    """The rows of `analysis.design` and `analysis.aim`: of cells with loss, its standard error and status."""
-    lines = [
-        (
-            *(planned.cell.shape.depth, planned.cell.shape.width, float(planned.cell.shape.budget_params)),
-            *(planned.lr_factor, planned.cell.lr, planned.cell.seed),
-            *(math.nan if loss is None else loss, loss_se or 0.0, status),
-        )
-        for planned, loss, loss_se, status in ended
-    ]
-    names = ["depth", "width", "params", "lr_factor", "lr", "seed", "loss", "loss_se", "status"]
-    return pd.DataFrame(lines, columns=names)
+def frame(lines: Iterable[Line]) -> pd.DataFrame:
+    """The rows of `analysis.design` and `analysis.aim` of ended cells, in their order."""
+    return pd.DataFrame(list(lines), columns=list(Line._fields))
 
 
 def _name(planned: PlannedCell) -> Name:

@@ -9,7 +9,7 @@ from analysis.aim import Estimate, estimate
 from analysis.design import Choice
 from study.ledger import outcomes
 from study.plan import Plan
-from study.search.crossing import CrossingSearch, next_words, rows_of
+from study.search.crossing import CrossingSearch, frame, line_of, next_words
 from study.search.until import Ending, aim_of
 from study.spec import StudySpec
 from study.tracking import Row
@@ -69,7 +69,7 @@ def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[
     ended = [(planned, rows[planned.cell.key]) for planned in plan.main if planned.cell.key in rows]
     if not ended:
         return None
-    rows_so_far = rows_of((planned, row.loss, row.loss_se, row.status) for planned, row in ended)
+    rows_so_far = frame(line_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
     known = estimate(rows_so_far, aim_of(spec))
     flops = math.fsum(planned.flops * row.share for planned, row in ended)
     if spec.search.sampler != "crossing":

@@ -39,8 +39,12 @@ def checks(count: int) -> list[int]:
     """
     found = [1]
     while found[-1] <= count:
-        found.append(found[-1] + max(1, math.floor(found[-1] * CHECK_SHARE)))
+        found.append(_after(found[-1]))
     return found[:-1]
+
+
+def _after(check: int) -> int:
+    return check + max(1, math.floor(check * CHECK_SHARE))
 
 
 class Watch:
@@ -50,10 +54,16 @@ class Watch:
         """Watch a search that ends at `until`, if at any certainty."""
         self.aim, self.until = aim, until
         self._found: dict[int, Estimate] = {}
+        self._judged = 0
+        """Checks at which the certainty was not reached."""
+        self._due, self._last = {1}, 1
 
     def is_due(self, count: int) -> bool:
         """Whether there is an estimate of exactly so many ended cells."""
-        return count in checks(count)
+        while self._last < count:
+            self._last = _after(self._last)
+            self._due.add(self._last)
+        return count in self._due
 
     def latest(self, rows: pd.DataFrame) -> Estimate | None:
         """The estimate at the last check; None before the first."""
@@ -68,13 +78,15 @@ class Watch:
         if self.until is None:
             return None
         due = checks(len(rows))
-        for place, count in enumerate(due):
+        while self._judged < len(due):
+            place, count = self._judged, due[self._judged]
             judged = [self._at(rows, earlier) for earlier in due[max(0, place - CHECKS + 1) : place + 1]]
             if reached(judged, self.until.halfwidth):
                 asked = f"±{100 * self.until.halfwidth:g} % was asked for"
                 return Ending(
                     "until", f"{judged[-1].words} After {count} cells this is certain enough: {asked}."
                 )
+            self._judged += 1
         return None
 
     def _at(self, rows: pd.DataFrame, count: int) -> Estimate:

@@ -8,12 +8,13 @@ import numpy as np
 import optuna
 import pytest
 
+from analysis.design_options import LOST_RUNS
 from analysis.simulate import Truth
 from study.ledger import Places
 from study.plan import make_plan
 from study.runner import _Listener, _policy
-from study.search import Outcome
-from study.search.crossing import CrossingSampler, distributions, frame, name_of, trials_of
+from study.search import Outcome, crossing, until
+from study.search.crossing import CrossingSampler, Trials, distributions, group_of
 from study.search.make import make_search
 from study.search.until import checks
 from study.spec import load_spec
@@ -66,6 +67,22 @@ def drain(search, workers, outcome=outcome_of, stop=None, order=()):
 
 def keys(cells):
     return [planned.cell.key for planned in cells]
+
+
+def by_name(plan):
+    return {(p.cell.shape.depth, p.cell.shape.width, p.lr_factor, p.cell.seed): p for p in plan.pool}
+
+
+def counted(monkeypatch, module, name):
+    """Count the calls of a module's function."""
+    calls, real = [], getattr(module, name)
+
+    def call(*args, **options):
+        calls.append(args)
+        return real(*args, **options)
+
+    monkeypatch.setattr(module, name, call)
+    return calls
 
 
 @pytest.fixture(scope="module")
@@ -172,21 +189,28 @@ def test_a_search_ends_when_every_cell_is_tried():
     assert (search.ending.limit, search.done) == ("options", True)
 
 
-def test_diverged_and_failed_cells_are_told_apart_and_given_once():
+@pytest.mark.parametrize(
+    ("bad", "kind"), [(Outcome(None), "diverged"), (Outcome(None, status="failed"), "failed")]
+)
+def test_only_cells_that_diverged_give_their_shape_up(bad, kind):
     spec, plan = study_of("max_cells: 24")
-    search = make_search(spec, plan, {}, workers=2)
+    search = make_search(spec, plan, {}, workers=1)
+    first = search.take()
+    search.tell(first.cell.key, bad)
 
     def outcome(planned):
-        bad = {1: Outcome(None), 2: Outcome(None, status="failed")}
-        return bad.get(planned.cell.shape.width % 5, outcome_of(planned))
+        return bad if planned.cell.shape == first.cell.shape else outcome_of(planned)
 
-    given, _, _ = drain(search, 2, outcome)
-    assert len(set(keys(given))) == 24
-    ended, running = trials_of(search.study)
-    assert not running
-    states = {name_of(trial)[1] % 5: trial.state.name for trial in ended}
-    assert states[1] == states[2] == "FAIL"
-    assert {name for remainder, name in states.items() if remainder not in (1, 2)} == {"COMPLETE"}
+    given, _, _ = drain(search, 1, outcome)
+    assert len({first.cell.key, *keys(given)}) == 24, "none is given twice"
+    trials = search.study.get_trials()
+    assert all(trial.state.is_finished() for trial in trials)
+    lost = [trial for trial in trials if trial.user_attrs["status"] != "done"]
+    assert {(trial.state.name, trial.user_attrs["status"]) for trial in lost} == {("FAIL", kind)}
+    if kind == "diverged":
+        assert len(lost) == LOST_RUNS
+    else:
+        assert len(lost) > LOST_RUNS, "a failure says nothing of the shape"
 
 
 def test_cells_of_an_arm_are_none_of_the_searchs():
@@ -217,8 +241,12 @@ def test_how_a_cell_ended_reaches_the_estimate(outcome, kind):
     search = make_search(spec, plan, {})
     planned = search.take()
     search.tell(planned.cell.key, outcome)
-    cells = {(p.cell.shape.depth, p.cell.shape.width, p.lr_factor, p.cell.seed): p for p in plan.pool}
-    (row,) = frame(cells, trials_of(search.study)[0]).to_dict("records")
+    (trial,) = search.study.trials
+    assert trial.user_attrs["status"] == kind
+    assert trial.state.name == ("COMPLETE" if outcome.loss and math.isfinite(outcome.loss) else "FAIL")
+    trials = Trials(search.study, by_name(plan))
+    trials.look()
+    (row,) = trials.rows().to_dict("records")
     assert row["status"] == kind
     assert math.isnan(row["loss"]) == (outcome.loss is None or math.isinf(outcome.loss))
     assert row["loss_se"] == (outcome.loss_se or 0.0)
@@ -243,6 +271,54 @@ def test_checks_are_a_share_of_the_cells_apart():
     found = checks(1000)
     assert all(later - sooner == max(1, sooner // 20) for sooner, later in itertools.pairwise(found))
     assert len(checks(100_000)) < 250
+
+
+def test_a_search_plans_once_a_group_of_cells_and_alone_after_each():
+    assert [group_of(workers) for workers in (1, 2, 4, 7, 8, 15, 16, 32, 64)] == [1, 1, 2, 3, 8, 8, 8, 16, 32]
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 101), (8, 14), (32, 8)])
+def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkeypatch):
+    spec, plan = study_of("max_cells: 100")
+    plans = counted(monkeypatch, crossing, "propose")
+    search = make_search(spec, plan, {}, workers=workers)
+    running = [search.take() for _ in range(workers)]
+    for _ in range(100 - workers):
+        planned = running.pop(0)
+        search.tell(planned.cell.key, outcome_of(planned))
+        search.news()
+        running.append(search.take())
+    assert most // 2 < len(plans) <= most
+
+
+def test_what_a_cell_costs_a_search_does_not_grow_with_the_cells(monkeypatch):
+    spec, plan = study_of("max_cells: 100, until: {crossing_halfwidth: 1e-6}")
+    read, judged = counted(monkeypatch, crossing, "name_of"), counted(monkeypatch, until, "reached")
+    lines, estimates = counted(monkeypatch, crossing, "line_of"), counted(monkeypatch, until, "estimate")
+    search = make_search(spec, plan, {}, workers=16)
+    given, _, _ = drain(search, 16)
+    search.state()
+    assert len(given) == len(lines) == 100, "a row is made once"
+    assert len(read) == 100, "a trial is read once for its name"
+    assert max(len(estimates), len(judged)) <= len(checks(100)), "a check is made once"
+
+
+def test_looks_now_and_then_see_what_one_look_at_all_trials_sees():
+    spec, plan = study_of("max_cells: 20")
+    search = make_search(spec, plan, {}, workers=3)
+    kept, running = Trials(search.study, by_name(plan)), []
+    for count in range(18):
+        running += [search.take() for _ in range(3 - len(running))]
+        planned = running.pop(count % 3)
+        search.tell(planned.cell.key, Outcome(None) if count == 5 else outcome_of(planned))
+        if count % 4 == 1:
+            kept.look()
+            anew = Trials(search.study, by_name(plan))
+            anew.look()
+            assert (kept.tried, kept.running, kept.ended) == (anew.tried, anew.running, anew.ended)
+            assert kept.rows().equals(anew.rows())
+            assert kept.spent == anew.spent
+            assert len(kept.ended) == count + 1
 
 
 def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_stays_finished():
@@ -275,7 +351,7 @@ def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_sta
 
 def test_the_sampler_refuses_a_parameter_that_is_no_cells():
     _, plan = study_of("max_cells: 9")
-    cells = {(p.cell.shape.depth, p.cell.shape.width, p.lr_factor, p.cell.seed): p for p in plan.pool}
+    cells = by_name(plan)
     study = optuna.create_study(sampler=CrossingSampler(cells, None, 1))
     study.sampler.max_flops = 0.0
     with pytest.raises(LookupError, match="no cell"):

@@ -2,7 +2,8 @@
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -16,8 +17,11 @@ from study.plan import Plan, PlannedCell, wall_seconds
 from study.tables import duration
 from trainables.progress import Progress, Result
 
-#: More rows than this do not fit a screen; the table then counts cells by depth only.
+#: More rows than this do not fit a screen: the table then counts cells by depth only, and only so many cells are shown
+#: of those that run.
 MOST_ROWS = 24
+#: Slots from which on the live table is drawn half as often: its lines, one a running cell, then cost the driver most.
+MANY_SLOTS = 8
 
 
 @dataclass
@@ -30,51 +34,124 @@ class _Running:
 
 
 @dataclass
-class Board:
-    """The state of a study as its viewer needs it: losses, running cells, and an estimate of the time left."""
+class _Group:
+    """The cells of one depth at one budget."""
 
-    plan: Plan
-    slots: int
-    total: int
-    losses: dict[str, float | None] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    running: dict[str, _Running] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
-    note: str = ""
-    """What a search knows, in a sentence."""
-    measured: float = 0.0
-    estimated: float = 0.0
+    cells: int = 0
+    ended: int = 0
+    losses: int = 0
+    total: float = 0.0
+    """Of the losses."""
+
+    def __add__(self, other: "_Group") -> "_Group":
+        return _Group(
+            self.cells + other.cells,
+            self.ended + other.ended,
+            self.losses + other.losses,
+            self.total + other.total,
+        )
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.losses if self.losses else None
+
+
+class Board:
+    """The state of a study as its viewer needs it: losses, running cells, and an estimate of the time left.
+
+    It is kept up as cells begin and end, so that drawing it costs the same for any number of cells.
+    """
+
+    def __init__(self, plan: Plan, slots: int, total: int) -> None:
+        """Begin with nothing known.
+
+        Args:
+            plan: the cells.
+            slots: how many run at once.
+            total: cells that will have ended at the end.
+        """
+        self.plan, self.slots, self.total = plan, slots, total
+        self.losses: dict[str, float | None] = {}
+        self.failed: dict[str, str] = {}
+        self.running: dict[str, _Running] = {}
+        self.began = time.monotonic()
+        self.note = ""
+        """What a search knows, in a sentence."""
+        self.measured = self.estimated = 0.0
+        self.groups: dict[tuple[float, int], _Group] = defaultdict(_Group)
+        """What the table shows, by budget and depth: of a search the cells it tried, because most never will be."""
+        self._is_search = plan.sampler == "crossing"
+        self._listed = {planned.cell.key for planned in (plan.main if self._is_search else plan.cells)}
+        self._missing = {planned.cell.key: planned for planned in plan.main}
+        self._missing_seconds: dict[int, float] = defaultdict(float)
+        """The time of the missing cells by their ranks."""
+        for planned in plan.main:
+            self._missing_seconds[planned.layout.ranks] += planned.seconds
+        for planned in () if self._is_search else plan.cells:
+            self._group(planned).cells += 1
 
     @property
     def ended(self) -> int:
         """Cells that need no more work in this run."""
         return len(self.losses) + len(self.failed)
 
-    def touched(self) -> list[PlannedCell]:
-        """The cells that run or have ended: of those a search may train most never will."""
-        keys = {*self.losses, *self.failed, *self.running}
-        return [planned for planned in self.plan.main if planned.cell.key in keys]
+    def know(self, losses: Mapping[str, float | None]) -> None:
+        """Take over the losses of cells that ended in earlier runs."""
+        for key, loss in losses.items():
+            if planned := self.plan.by_key(key):
+                self.end(planned, loss)
+            else:
+                self.losses[key] = loss
+
+    def start(self, planned: PlannedCell) -> None:
+        """A cell has begun, or begins again."""
+        self._touch(planned)
+        self.running[planned.cell.key] = _Running(planned, time.monotonic())
+
+    def end(self, planned: PlannedCell, loss: float | None) -> None:
+        """A cell has ended, with a loss or without one."""
+        self._leave(planned)
+        self.losses[planned.cell.key] = loss
+        if loss is not None and planned.cell.key in self._listed:
+            group = self._group(planned)
+            group.losses += 1
+            group.total += loss
+
+    def fail(self, planned: PlannedCell, reason: str) -> None:
+        """A cell has failed for good in this run."""
+        self._leave(planned)
+        self.failed[planned.cell.key] = reason
 
     def seconds_left(self) -> float | None:
         """Time left: the plan's estimates of the missing cells, corrected by how wrong they were so far."""
-        running = [r for r in self.running.values() if r.share > 0.02]
+        # The table is drawn in a thread of its own, while cells begin and end: it goes through copies.
+        begun = list(self.running.values())
+        running = [r for r in begun if r.share > 0.02]
         measured = self.measured + sum(time.monotonic() - r.since for r in running)
         estimated = self.estimated + sum(r.planned.seconds * r.share for r in running)
         if estimated <= 0 or measured <= 0:
             return None
-        missing = [
-            p
-            for p in self.plan.main
-            if p.cell.key not in self.losses
-            and p.cell.key not in self.failed
-            and p.cell.key not in self.running
-        ]
         # An adaptive search tries only some of the candidates.
-        wanted = max(0, self.total - self.ended - len(self.running))
-        share = wanted / len(missing) if missing else 0
-        work = [(p.seconds * share, p.layout.ranks) for p in missing]
-        work += [(r.planned.seconds * (1 - r.share), r.planned.layout.ranks) for r in self.running.values()]
+        wanted = max(0, self.total - self.ended - len(begun))
+        share = wanted / len(self._missing) if self._missing else 0
+        work = [(seconds * share, ranks) for ranks, seconds in self._missing_seconds.items()]
+        work += [(r.planned.seconds * (1 - r.share), r.planned.layout.ranks) for r in begun]
         return wall_seconds(work, max(1, self.slots)) * (measured / estimated)
+
+    def _group(self, planned: PlannedCell) -> _Group:
+        return self.groups[planned.budget, planned.cell.shape.depth]
+
+    def _touch(self, planned: PlannedCell) -> None:
+        if self._missing.pop(planned.cell.key, None):
+            self._missing_seconds[planned.layout.ranks] -= planned.seconds
+            if self._is_search:
+                self._group(planned).cells += 1
+
+    def _leave(self, planned: PlannedCell) -> None:
+        self._touch(planned)
+        self.running.pop(planned.cell.key, None)
+        if planned.cell.key in self._listed:
+            self._group(planned).ended += 1
 
 
 class Viewer:
@@ -83,7 +160,10 @@ class Viewer:
     def __init__(self, board: Board, console: Console) -> None:
         """Show `board` on `console`; nothing is drawn before the viewer is entered."""
         self.board, self.console = board, console
-        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=2, transient=True)
+        rate = 1 if board.slots >= MANY_SLOTS else 2
+        self._live = Live(
+            console=console, get_renderable=self.render, refresh_per_second=rate, transient=True
+        )
         self._is_terminal = console.is_terminal
 
     def __enter__(self) -> Self:
@@ -99,7 +179,7 @@ class Viewer:
 
     def started(self, planned: PlannedCell) -> None:
         """A cell has begun, or begins again."""
-        self.board.running[planned.cell.key] = _Running(planned, time.monotonic())
+        self.board.start(planned)
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         """A running cell has news."""
@@ -114,8 +194,7 @@ class Viewer:
     def ended(self, planned: PlannedCell, result: Result) -> None:
         """A cell is done, was stopped, or diverged."""
         board = self.board
-        board.running.pop(planned.cell.key, None)
-        board.losses[planned.cell.key] = result.loss
+        board.end(planned, result.loss)
         if not result.resumed_from:
             board.measured += result.train_seconds
             board.estimated += planned.seconds
@@ -128,8 +207,7 @@ class Viewer:
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         """A cell failed for good in this run."""
-        self.board.running.pop(planned.cell.key, None)
-        self.board.failed[planned.cell.key] = reason
+        self.board.fail(planned, reason)
         self.console.print(f"[red]failed[/] {planned.cell.name}: ", Text(reason))
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
@@ -156,49 +234,45 @@ class Viewer:
             Text(f"about {duration(left)} left" if left is not None else "estimating", style="dim"),
         )
         parts: list[RenderableType] = [head, *([Text(board.note)] if board.note else []), self._table()]
-        for running in board.running.values():
+        begun = list(board.running.values())
+        for running in begun[:MOST_ROWS]:
             loss = f"loss {running.loss:.3f}" if running.loss is not None else "starting"
             rate = f"{running.rate / 1000:,.0f}k tokens/s" if running.rate else ""
             row = Table.grid(padding=(0, 2))
             bar = ProgressBar(total=1, completed=running.share, width=20)
             row.add_row(Text(f"{running.planned.cell.name:<12}"), bar, Text(f"{loss}  {rate}", style="dim"))
             parts.append(row)
+        if len(begun) > MOST_ROWS:
+            parts.append(Text(f"and {len(begun) - MOST_ROWS} more", style="dim"))
         return Group(*parts)
 
     def _completed(self) -> float:
-        return self.board.ended + sum(r.share for r in self.board.running.values())
+        return self.board.ended + sum(r.share for r in list(self.board.running.values()))
 
     def _table(self) -> Table:
         """Mean loss of each budget (row) and depth (column), with how many of its cells have ended."""
-        board = self.board
-        cells = board.plan.cells if board.plan.sampler != "crossing" else board.touched()
-        depths = sorted({p.cell.shape.depth for p in cells})
-        groups: dict[tuple[float, int], list[PlannedCell]] = defaultdict(list)
-        budgets = sorted({p.budget for p in cells})
+        groups = dict(self.board.groups)
+        depths = sorted({depth for _, depth in groups})
+        budgets = sorted({budget for budget, _ in groups})
         by_budget = len(budgets) <= MOST_ROWS
-        for planned in cells:
-            groups[planned.budget if by_budget else 0.0, planned.cell.shape.depth].append(planned)
+        if not by_budget:
+            groups = {(0.0, d): sum((g for (_, e), g in groups.items() if e == d), _Group()) for d in depths}
         table = Table(box=None, padding=(0, 2), header_style="dim")
         table.add_column("N" if by_budget else "", justify="right", style="dim")
         for depth in depths:
             table.add_column(f"L={depth}", justify="right")
         for budget in budgets if by_budget else [0.0]:
-            means = {depth: self._mean(groups.get((budget, depth), [])) for depth in depths}
-            known = [mean for mean in means.values() if mean is not None]
+            row = [groups.get((budget, depth), _Group()) for depth in depths]
+            known = [group.mean for group in row if group.mean is not None]
             best = min(known) if by_budget and len(known) > 1 else None
-            shown = [self._cell(groups.get((budget, d), []), means[d], means[d] == best) for d in depths]
-            table.add_row(f"{budget:,.0f}" if by_budget else "all", *shown)
+            table.add_row(f"{budget:,.0f}" if by_budget else "all", *(_cell(g, g.mean == best) for g in row))
         return table
 
-    def _mean(self, cells: list[PlannedCell]) -> float | None:
-        losses = [loss for p in cells if (loss := self.board.losses.get(p.cell.key)) is not None]
-        return sum(losses) / len(losses) if losses else None
 
-    def _cell(self, cells: list[PlannedCell], mean: float | None, best: bool) -> Text:
-        if not cells:
-            return Text("-", style="dim")
-        ended = sum(p.cell.key in self.board.losses or p.cell.key in self.board.failed for p in cells)
-        count = f" {ended}/{len(cells)}"
-        if mean is None:
-            return Text(f"·{count}", style="dim")
-        return Text.assemble((f"{mean:.4f}", "bold green" if best else ""), (count, "dim"))
+def _cell(group: _Group, best: bool) -> Text:
+    if not group.cells:
+        return Text("-", style="dim")
+    count = f" {group.ended}/{group.cells}"
+    if group.mean is None:
+        return Text(f"·{count}", style="dim")
+    return Text.assemble((f"{group.mean:.4f}", "bold green" if best else ""), (count, "dim"))

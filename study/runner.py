@@ -469,7 +469,7 @@ def _train(
     total = listener.search.total if listener.search else plan.cell_count
     board = Board(plan, slots.devices, total + listener.arm_cells)
     # Of an arm only what is still to run is in the total.
-    board.losses.update(
+    board.know(
         {k: row.loss for k, row in listener.rows.items() if row.status != "failed" and not row.tags.get(ARM)}
     )
     with ExitStack() as stack:

@@ -69,7 +69,7 @@ def test_time_left_is_the_plans_corrected_by_what_was_measured(plan):
     assert board.seconds_left() is None
     half = plan.cells[: len(plan.cells) // 2]
     for planned in half:
-        board.losses[planned.cell.key] = 1.0
+        board.end(planned, 1.0)
         board.measured += 3 * planned.seconds
         board.estimated += planned.seconds
     rest = sum(p.seconds for p in plan.cells[len(half) :])
@@ -80,7 +80,7 @@ def test_time_left_counts_every_rank_of_a_cell():
     plan = make_plan(load_spec(SMALL, ["resources.slots=2", "resources.tensor_parallel=2"]))
     board = Board(plan, plan.slots, len(plan.cells))
     first = plan.cells[0]
-    board.losses[first.cell.key] = 1.0
+    board.end(first, 1.0)
     board.measured = board.estimated = first.seconds
     # A cell takes both slots, so the cells come one after another.
     assert board.seconds_left() == pytest.approx(sum(p.seconds for p in plan.cells[1:]))
@@ -89,7 +89,58 @@ def test_time_left_counts_every_rank_of_a_cell():
 def test_time_left_of_a_search_counts_only_the_cells_it_will_try(plan):
     board = Board(plan, 1, total=10)
     planned = plan.cells[0]
-    board.losses[planned.cell.key] = 1.0
+    board.end(planned, 1.0)
     board.measured = board.estimated = planned.seconds
     rest = [p.seconds for p in plan.cells[1:]]
     assert board.seconds_left() == pytest.approx(9 * sum(rest) / len(rest))
+
+
+def test_time_left_counts_a_cell_once_however_it_went(plan):
+    shown = viewer(plan)
+    first, second, third, fourth = plan.cells[:4]
+    shown.board.know({first.cell.key: 0.9})
+    shown.started(second)
+    shown.retried(second, "the process died")
+    shown.started(second)
+    shown.ended(second, stub_result(loss=0.8, train_seconds=second.seconds))
+    shown.started(third)
+    shown.failed(third, "out of memory")
+    shown.started(fourth)
+    rest = sum(p.seconds for p in plan.cells[3:])
+    # Two slots share what is left; the cell that has just begun has measured nothing to speak of.
+    assert shown.board.seconds_left() == pytest.approx(rest / 2, rel=1e-3)
+    assert shown.board.ended == 3
+
+
+def test_the_table_of_a_search_has_the_cells_it_tried_and_that_of_a_grid_all():
+    search = ["search={sampler: crossing, max_cells: 9}"]
+    first, again = (make_plan(load_spec(SMALL, overrides)) for overrides in ([], search))
+    for plan, count in ((first, 3), (again, 2)):
+        shown = viewer(plan)
+        a, b, *_ = [p for p in plan.cells if p.cell.shape == plan.cells[0].cell.shape]
+        shown.started(a)
+        shown.ended(a, stub_result(loss=0.9))
+        shown.started(b)
+        shown.retried(b, "the machine was lost")
+        shown.started(b)
+        assert f"0.9000 1/{count}" in text_of(shown)
+
+
+def test_what_ends_of_an_arm_is_in_no_mean(plan):
+    planned = plan.cells[0]
+    arm = plan.planned_for(planned.cell.shape, planned.budget, 2.0, 0, "sensitivity")
+    shown = viewer(plan)
+    shown.ended(planned, stub_result(loss=0.9))
+    shown.started(arm)
+    shown.ended(arm, stub_result(loss=0.1))
+    assert "0.9000 1/2" in text_of(shown)
+    assert shown.board.ended == 2
+
+
+def test_of_many_running_cells_the_first_are_shown_and_the_others_counted(plan):
+    shown = viewer(plan)
+    for planned in plan.cells:
+        shown.started(planned)
+    text = text_of(shown)
+    assert text.count("starting") == 24
+    assert "and 6 more" in text

@@ -66,6 +66,12 @@ class FrontierSearch:
             self._budget(budget, candidates, index)
             for index, (budget, candidates) in enumerate(_candidates(plan).items())
         ]
+        self._places: dict[str, list[tuple[_Budget, tuple[int, int]]]] = defaultdict(list)
+        """The candidates a cell is of: one, unless budgets share a shape."""
+        for budget in self._budgets:
+            for ranks, candidate in budget.candidates.items():
+                for key in candidate.keys:
+                    self._places[key].append((budget, ranks))
         if search.sampler == "grid":
             # A grid adapts to nothing, so all of it is asked for now, and the longest cells of each seed start first.
             for budget in self._budgets:
@@ -98,8 +104,8 @@ class FrontierSearch:
     def tell(self, key: str, outcome: Outcome) -> None:
         """Record how a cell ended, and tell Optuna once all seeds of its candidate have."""
         self._outcomes[key] = outcome
-        for budget in self._budgets:
-            for ranks in [r for r in budget.open if key in budget.candidates[r].keys]:
+        for budget, ranks in self._places.get(key, ()):
+            if ranks in budget.open:
                 self._settle(budget, ranks)
 
     @property

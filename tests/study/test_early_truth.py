@@ -10,8 +10,9 @@ from analysis.curves import build_curves
 from analysis.simulate import Truth
 from tests.study.learning_curves import Setting, planned, run
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
+#: Of each setting, a tenth of a second each.
 STUDIES = 80
 #: Share of the FLOPs that each saves, at least, and of the intervals that hold the truth, at most. In the last setting
 #: nine cells in ten may end after a fifth of their steps, where little can be foretold: its intervals are wide, and are

@@ -156,7 +156,7 @@ class Model:
         self.foretold = np.array(
             [sums.get(place, 0.0) ** 2 for place in zip(self.depth.tolist(), self.x, strict=True)]
         )
-        self.rho, self.stray = noise.correlation, _sure_stray(curves)
+        self.rho, self.stray = _sure_noise(curves)
         self.places = np.linspace(float(self.x.min()), float(self.x.max()), PLACES)
         tables = {depth: smooth.jacobian(depth, self.places) for depth in curves.depths}
         values = {depth: smooth.loss(depth, self.places) for depth in curves.depths}
@@ -437,13 +437,18 @@ class Model:
         self.state = self._follow(self.taken)
 
 
-def _sure_stray(curves: Curves) -> float:
-    """`Curves.stray` as far as it is more than noise that few replicates have shown too small.
+def _sure_noise(curves: Curves) -> tuple[float, float]:
+    """What shapes of a seed share, and `Curves.stray`, as far as they are more than few replicates make them by chance.
 
-    A search that takes noise for stray asks for sizes only, and then no further seed ever tells it better.
+    A search that takes noise for stray asks for sizes only, and then no further seed ever tells it better. The same
+    holds where a share that is too large leaves too little noise for the rest: with three seeds it is known to two
+    degrees of freedom, however many shapes there are, and one study in ten spent several times what its grid did.
     """
-    if curves.noise.source != "seeds":
-        return curves.stray
-    larger = curves.noise.dof / float(chi2.ppf(1 - SURE, curves.noise.dof))
-    own = (1 - curves.noise.correlation) * float(np.mean(1 / curves.count))
-    return math.sqrt(max((own + curves.stray**2) / larger - own, 0.0))
+    noise = curves.noise
+    if noise.source != "seeds":
+        return noise.correlation, curves.stray
+    rho = noise.correlation * min(1.0, (noise.seeds - 1) / float(chi2.ppf(SURE, noise.seeds - 1)))
+    larger = noise.dof / float(chi2.ppf(1 - SURE, noise.dof))
+    runs = float(np.mean(1 / curves.count))
+    found = (1 - noise.correlation) * runs + curves.stray**2
+    return rho, math.sqrt(max(found / larger - (1 - rho) * runs, 0.0))

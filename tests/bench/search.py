@@ -35,8 +35,8 @@ from study.spec import SearchSection, load_spec
 from tests.bench.figure import Figure
 
 STUDIES, RIVAL_STUDIES = 100, 20
-#: Of a shape at most, and of every candidate of `tpe` and `gp`.
-SEEDS, RIVAL_SEEDS = 24, 8
+#: Of a shape at most, more than any study here takes, and of every candidate of `tpe` and `gp`.
+SEEDS, RIVAL_SEEDS = 64, 8
 #: Of fewer seeds some grids end by luck after three, with an interval that misses.
 ASKED, ASKED_STUDIES = 8, 20
 MARGIN = 8.0

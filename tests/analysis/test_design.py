@@ -259,7 +259,7 @@ def test_noise_of_few_replicates_is_not_taken_for_shapes_that_stray():
 
 
 def test_what_three_seeds_seem_to_share_buys_no_large_sizes():
-    """A share of 0.3 that three seeds show as 0.6 or more: believed as it is, the rest of the noise passes for stray."""
+    """A true share of 0.3 that looks like 0.6 or more: were it believed, what noise is left would pass for stray."""
     shares, sizes = [], []
     for key in range(80):
         rows = trained(TRUTH, SHAPES, 3, key)

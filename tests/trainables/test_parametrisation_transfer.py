@@ -11,7 +11,7 @@ from trainables.data import data_key
 from trainables.data.spec import HierarchyData
 from trainables.loop import train
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 DATA = HierarchyData(
     vocabulary=8, branching=2, levels=4, synonyms=2, sequences=20_000, validation_sequences=300

@@ -97,6 +97,7 @@ def run_cells(
         sized,
         tune_config=tune.TuneConfig(
             search_alg=_searcher(adapter),
+            scheduler=_scheduler(),
             num_samples=-1,
             max_concurrent_trials=slots.devices,
             reuse_actors=True,
@@ -217,6 +218,36 @@ def _searcher(adapter: _Adapter) -> Any:
             return
 
     return CellSearcher()
+
+
+def _scheduler() -> Any:
+    from ray.tune.experiment import Trial
+    from ray.tune.schedulers import FIFOScheduler
+
+    class InOrder(_NotPickled, FIFOScheduler):  # type: ignore[misc, unused-ignore]
+        """Runs trials in the order in which they came.
+
+        So does Tune's own (2.60), but it goes through all trials at each step, those that have ended too.
+        """
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[Any] = []
+
+        def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+            self.open.append(trial)
+
+        def choose_trial_to_run(self, tune_controller: Any) -> Any:
+            self.open = [trial for trial in self.open if not trial.is_finished()]
+            waiting = (
+                trial
+                for status in (Trial.PENDING, Trial.PAUSED)
+                for trial in self.open
+                if trial.status == status
+            )
+            return next(waiting, None)
+
+    return InOrder()
 
 
 def _callback(adapter: _Adapter, listener: Listener) -> Any:

@@ -22,6 +22,7 @@ from study.tuner import (
     SignsOfLife,
     _Adapter,
     _callback,
+    _scheduler,
     failure_reason,
     read_report,
     run_cells,
@@ -125,6 +126,49 @@ def test_library_defect_tune_pickles_searcher_and_callbacks():
 
     with pytest.raises(TypeError, match="cannot pickle"):
         tune.Tuner(trial, run_config=tune.RunConfig(callbacks=[Unpicklable()]))
+
+
+class StubTrial:
+    """Counts how often it is asked for its status."""
+
+    def __init__(self, status="PENDING"):
+        self.state, self.asked = status, 0
+
+    @property
+    def status(self):
+        self.asked += 1
+        return self.state
+
+    def is_finished(self):
+        return self.status in ("TERMINATED", "ERROR")
+
+
+def test_trials_run_in_the_order_they_came_and_those_that_ended_are_looked_at_no_more():
+    scheduler, trials = _scheduler(), [StubTrial() for _ in range(5)]
+    for one in trials:
+        scheduler.on_trial_add(None, one)
+    assert scheduler.choose_trial_to_run(None) is trials[0]
+    trials[0].state = "RUNNING"
+    trials[1].state = "PAUSED"
+    assert scheduler.choose_trial_to_run(None) is trials[2]
+    trials[2].state = trials[3].state = "TERMINATED"
+    trials[4].state = "ERROR"
+    assert scheduler.choose_trial_to_run(None) is trials[1]
+    trials[0].state = "PENDING"
+    assert scheduler.choose_trial_to_run(None) is trials[0], "it was lost and is tried again"
+    asked = [one.asked for one in trials[2:]]
+    scheduler.choose_trial_to_run(None)
+    assert [one.asked for one in trials[2:]] == asked
+
+
+@pytest.mark.slow
+def test_library_defect_tunes_own_scheduler_goes_through_ended_trials():
+    """When this fails, Tune's scheduler may do, and `_scheduler` can go."""
+    from ray.tune.schedulers import FIFOScheduler
+
+    ended = StubTrial("TERMINATED")
+    FIFOScheduler().choose_trial_to_run(SimpleNamespace(get_trials=lambda: [ended]))
+    assert ended.asked
 
 
 def test_a_report_that_cannot_be_read_fails_its_cell_and_not_the_study():

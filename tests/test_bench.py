@@ -23,6 +23,7 @@ def bench(folder, *parts):
 def test_a_figure_is_over_when_it_exceeds_its_limit():
     assert Figure("a", 1.16, "ratio", 1.15).over
     assert not Figure("a", 1.15, "ratio", 1.15).over
+    assert not Figure("a", 1e9, "ms", None).over
 
 
 def test_the_plan_of_ten_thousand_cells_is_measured(tmp_path):

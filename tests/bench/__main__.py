@@ -53,7 +53,8 @@ def main() -> int:
     for figure in figures:
         verdict = "[red]over[/]" if figure.over else "[green]ok[/]"
         value = f"{figure.value:.3g} {figure.unit}"
-        table.add_row(figure.what, figure.ours, figure.rival, value, f"{figure.limit:g}", verdict)
+        limit = "" if figure.limit is None else f"{figure.limit:g}"
+        table.add_row(figure.what, figure.ours, figure.rival, value, limit, verdict if limit else "")
     Console().print(table)
     document = {"cores": cores(), "machine": platform.platform(), "figures": [asdict(f) for f in figures]}
     options.out.write_text(json.dumps(document, indent=2))

@@ -1,5 +1,10 @@
 """What a study costs its driver: CPU for each ended cell, and how busy it keeps 32 workers.
 
+The driver is the process of `interplay run` with all of its threads: the search, the ledger's files on disk, the live
+table, Ray Tune's loop, Ray's client, and the thread that queues what goes to MLflow. Not in it are the trials, Ray's
+own servers, and the process that writes to MLflow from eight workers on, which has a figure of its own without a limit:
+it keeps no worker waiting.
+
 The cells sleep; all else is the product's own: the search, the ledger in SQLite, the live table, Ray Tune. What is
 measured begins when every worker has had its first cell, because until then the machine starts their processes, and
 ends with the last cell that is begun, because after it workers have nothing left to do.
@@ -7,7 +12,7 @@ ends with the last cell that is begun, because after it workers have nothing lef
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,7 @@ from study.machines import Slots
 from study.plan import PlannedCell
 from study.runner import run_study
 from study.search import Source
+from study.sender import Address, Apart
 from study.spec import load_spec
 from study.trial import TrialSettings
 from study.tuner import Listener, run_cells
@@ -35,14 +41,16 @@ CELLS, WORKERS, SECONDS = 1000, 32, 10.0
 class Meter:
     """A listener before another: notes when each cell began and ended, and the CPU of this process by then."""
 
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
+    def __init__(self, listener: Listener, senders: Sequence[Apart]) -> None:
+        self.listener, self.senders = listener, senders
         self.process = psutil.Process()
         self.starts: list[float] = []
         self.ends: list[tuple[float, float]] = []
         """When a cell ended, and for how long it had slept."""
         self.cpu: list[float] = []
         """Seconds of all threads of this process until then."""
+        self.sender_cpu: list[float | None] = []
+        """Those of the process that writes to MLflow; None where there is none, or not yet."""
 
     def started(self, planned: PlannedCell) -> None:
         self.starts.append(time.monotonic())
@@ -54,8 +62,9 @@ class Meter:
     def ended(self, planned: PlannedCell, result: Result) -> None:
         self.ends.append((time.monotonic(), result.train_seconds))
         self.listener.ended(planned, result)
-        times = self.process.cpu_times()
-        self.cpu.append(times.user + times.system)
+        self.cpu.append(_seconds(self.process))
+        sender = next((apart.process for apart in self.senders if apart.process), None)
+        self.sender_cpu.append(_seconds(psutil.Process(sender.pid)) if sender else None)
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         raise AssertionError(reason)
@@ -64,11 +73,15 @@ class Meter:
         raise AssertionError(reason)
 
     def figures(self, workers: int) -> list[Figure]:
-        """The idle share of the workers, and the CPU: of a cell, and of one of the last third over the first."""
+        """The idle share of the workers, and the CPU: of a cell, and of one of the last third over the first.
+
+        The sender's is that of the last two thirds, because it starts in the first.
+        """
         begin, end = self.starts[workers - 1], self.starts[-1]
         slept = sum(max(0.0, min(when, end) - max(when - seconds, begin)) for when, seconds in self.ends)
         idle = 1 - slept / (workers * (end - begin))
-        cpu = [cpu for (when, _), cpu in zip(self.ends, self.cpu, strict=True) if begin <= when <= end]
+        counted = [i for i, (when, _) in enumerate(self.ends) if begin <= when <= end]
+        cpu = [self.cpu[i] for i in counted]
         third = (len(cpu) - 1) // 3
         first, last = ((cpu[i + third] - cpu[i]) / third for i in (0, len(cpu) - 1 - third))
         each = 1000 * (cpu[-1] - cpu[0]) / (len(cpu) - 1)
@@ -84,13 +97,32 @@ class Meter:
                 f"{1000 * last:.1f} ms",
                 f"{1000 * first:.1f} ms",
             ),
+            *self._of_sender(what, counted[third:]),
         ]
+
+    def _of_sender(self, what: str, counted: Sequence[int]) -> list[Figure]:
+        first, last = self.sender_cpu[counted[0]], self.sender_cpu[counted[-1]]
+        if first is None or last is None:
+            return []
+        each = 1000 * (last - first) / (len(counted) - 1)
+        return [Figure(f"{what}: CPU of the process that writes to MLflow for each", each, "ms", None)]
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 @contextmanager
 def metered(seconds: float) -> Iterator[list[Meter]]:
     """Let the cells of studies sleep, and their events be measured."""
     meters: list[Meter] = []
+    senders: list[Apart] = []
+
+    class Watched(Apart):
+        def __init__(self, address: Address) -> None:
+            super().__init__(address)
+            senders.append(self)
 
     def run(
         source: Source,
@@ -101,11 +133,11 @@ def metered(seconds: float) -> Iterator[list[Meter]]:
         scratch: Path,
         **options: Any,
     ) -> bool:
-        meters.append(Meter(listener))
+        meters.append(Meter(listener, senders))
         trainable = sleeper(seconds, stub_result().model_dump(mode="json"))
         return run_cells(source, slots, settings, retries, meters[-1], scratch, trainable, **options)
 
-    with mock.patch("study.runner.run_cells", run):
+    with mock.patch("study.runner.run_cells", run), mock.patch("study.tracker.Apart", Watched):
         yield meters
 
 

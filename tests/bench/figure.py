@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """A value that must not exceed its limit; a ratio names the rival it was measured against in the same run."""
+    """A value that must not exceed its limit, where it has one; a ratio names its rival in the same run."""
 
     what: str
     value: float
     unit: str
-    limit: float
+    limit: float | None
     ours: str = ""
     rival: str = ""
 
     @property
     def over(self) -> bool:
-        return self.value > self.limit
+        return self.limit is not None and self.value > self.limit

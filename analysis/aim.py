@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from analysis.crossings import Crossing, Crossings, find_crossings
 from analysis.curves import build_curves
 from analysis.errors import InputError
+from analysis.groups import numbered
 from analysis.projection import law_of, recommend
 from analysis.rates import choose_rates
 from analysis.threads import single_threaded
@@ -83,7 +85,8 @@ def estimate(rows: pd.DataFrame, aim: Aim, *, level: float = 0.95) -> Estimate:
     used, lost = compared(rows)
     if used["depth"].nunique() < 2:
         return _nothing("fewer than two depths have a loss")
-    found = find_crossings(build_curves(used), level=level, draws=DRAWS, diverged=lost)
+    curves = build_curves(used)
+    found = find_crossings(curves, level=level, draws=DRAWS, delta=None, diverged=lost, neighbours=True)
     if aim.kind == "crossings":
         return _of_crossings(found)
     law = fit_threshold(found, "log-linear")
@@ -109,19 +112,29 @@ def compared(rows: pd.DataFrame) -> tuple[pd.DataFrame, Lost]:
     Returns:
         Rows ordered by depth, params and seed; (depth, N, runs) of every shape without a loss.
     """
-    order = ["depth", "params", "lr", "loss", "seed"]
-    rows = rows.sort_values(order, kind="stable").reset_index(drop=True)
+    rows = _sorted(rows, ("depth", "params", "lr", "loss", "seed")).reset_index(drop=True)
     finite = np.isfinite(rows["loss"].to_numpy(dtype=float))
-    used = choose_rates(rows[finite]).rows if finite.any() else rows[finite]
+    lost = () if finite.all() else _lost(rows, finite)
+    used = rows if finite.all() else rows[finite]
+    return _sorted(choose_rates(used).rows, ("depth", "params", "seed")), lost
+
+
+def _sorted(rows: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
+    """Rows by these columns, the first most; equal ones stay in their order."""
+    return rows.iloc[np.lexsort([rows[name].to_numpy(dtype=float) for name in reversed(names)])]
+
+
+def _lost(rows: pd.DataFrame, finite: npt.NDArray[np.bool_]) -> Lost:
+    """(depth, N, runs that diverged) of shapes without a loss."""
     diverged = ~finite if "status" not in rows else ~finite & (rows["status"] == "diverged").to_numpy()
-    table = rows.assign(finite=finite, diverged=diverged)
-    shapes = table.groupby(["depth", "params"], sort=True)[["finite", "diverged"]].sum().reset_index()
-    whole = shapes[(shapes["finite"] == 0) & (shapes["diverged"] > 0)]
-    lost = tuple(
-        (int(depth), float(params), int(runs))
-        for depth, params, runs in zip(whole["depth"], whole["params"], whole["diverged"], strict=True)
+    depth, params = (rows[name].to_numpy(dtype=float) for name in ("depth", "params"))
+    shape = numbered(depth, params)
+    first = np.unique(shape, return_index=True)[1]
+    alive, runs = np.bincount(shape, weights=finite), np.bincount(shape, weights=diverged)
+    return tuple(
+        (int(depth[first[i]]), float(params[first[i]]), int(runs[i]))
+        for i in np.flatnonzero((alive == 0) & (runs > 0))
     )
-    return used.sort_values(["depth", "params", "seed"], kind="stable"), lost
 
 
 def _nothing(why: str) -> Estimate:

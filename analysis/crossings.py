@@ -180,14 +180,23 @@ class Roots:
 
 def gap_of(curves: Curves, shallow: int, deep: int, delta: float = 0.0) -> Gap | None:
     """The gap of a pair, or None where the pair has no common range or a depth only one size."""
+    found = _gaps_of(curves, shallow, deep, (delta,))
+    return found[0] if found else None
+
+
+def _gaps_of(curves: Curves, shallow: int, deep: int, deltas: tuple[float, ...]) -> list[Gap]:
+    """The gaps of a pair at several δ, for which the curves are looked up once; none where there is no gap."""
     low, high = overlap(curves, (shallow, deep))
     if not low < high or min(len(curves.at(shallow)), len(curves.at(deep))) < 2:
-        return None
+        return []
     x = np.linspace(low, high, STEPS + 1)
-    value = (1 - delta) * curves.loss(shallow, x) - curves.loss(deep, x)
-    jacobian = (1 - delta) * curves.jacobian(shallow, x) - curves.jacobian(deep, x)
-    variance = np.einsum("kp,pq,kq->k", jacobian, curves.covariance, jacobian)
-    return Gap(x, value, np.sqrt(np.maximum(variance, 0)), jacobian)
+    (ours, our_slopes), (theirs, their_slopes) = curves.both(shallow, x), curves.both(deep, x)
+    found = []
+    for delta in deltas:
+        jacobian = (1 - delta) * our_slopes - their_slopes
+        variance = np.vecdot(jacobian @ curves.covariance, jacobian)
+        found.append(Gap(x, (1 - delta) * ours - theirs, np.sqrt(np.maximum(variance, 0)), jacobian))
+    return found
 
 
 def roots(x: Floats, gaps: Floats) -> Roots:
@@ -242,8 +251,9 @@ def find_crossings(
     level: float = 0.95,
     draws: int = 2000,
     seed: int = 0,
-    delta: float = 0.005,
+    delta: float | None = 0.005,
     diverged: tuple[tuple[int, float, int], ...] = (),
+    neighbours: bool = False,
 ) -> Crossings:
     """Every pair of depths, adjacent pairs flagged.
 
@@ -253,29 +263,31 @@ def find_crossings(
         draws: of the bootstrap; all pairs share the draws, so that what is fitted through several crossings knows
             their correlation.
         seed: of the bootstrap.
-        delta: relative gap of the second crossing.
+        delta: relative gap of the second crossing; None where nobody asks for one.
         diverged: (depth, N, runs) of shapes whose runs all diverged.
+        neighbours: only pairs of adjacent depths, which are all that a law needs.
     """
     depths, known = curves.depths, curves.noise.known
     size = curves.smooth.size
     moves = curves.draws(draws, np.random.default_rng(seed)) if known else np.empty((0, size))
     quantile = float(student.ppf((1 + level) / 2, curves.dof)) if known else math.nan
     items, columns, gaps = [], [], []
-    for shallow, deep in itertools.combinations(depths, 2):
+    for shallow, deep in itertools.pairwise(depths) if neighbours else itertools.combinations(depths, 2):
         adjacent = depths.index(deep) == depths.index(shallow) + 1
-        gap = gap_of(curves, shallow, deep)
-        gaps.append(gap)
-        if gap is None:
+        both = _gaps_of(curves, shallow, deep, (0.0,) if delta is None else (0.0, delta))
+        gaps.append(both[0] if both else None)
+        if not both:
             items.append(_insufficient(curves, shallow, deep, adjacent))
             columns.append(np.full(len(moves), np.nan))
             continue
+        gap = both[0]
         drawn = roots(gap.x, gap.value + moves @ gap.jacobian.T)
         lost = tuple(item for item in diverged if item[0] in (shallow, deep))
         item = _classify(curves, shallow, deep, adjacent, gap, drawn, level, quantile, lost)
-        beyond = gap_of(curves, shallow, deep, delta)
-        assert beyond is not None
-        again = roots(beyond.x, beyond.value + moves @ beyond.jacobian.T)
-        items.append(_with_delta(item, delta, beyond, again, quantile))
+        if delta is not None:
+            again = roots(both[1].x, both[1].value + moves @ both[1].jacobian.T)
+            item = _with_delta(item, delta, both[1], again, quantile)
+        items.append(item)
         columns.append(drawn.x)
     drawn_all = np.column_stack(columns) if columns else np.empty((len(moves), 0))
     covariance = curves.covariance if known else np.full((size, size), np.nan)

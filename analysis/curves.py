@@ -139,9 +139,18 @@ class Curves:
         self._inside(depth, x)
         return self.smooth.jacobian(depth, x)
 
+    def both(self, depth: int, x: Floats) -> tuple[Floats, Floats]:
+        """`loss` and `jacobian`, for half the work.
+
+        Raises:
+            ValueError: as `loss`.
+        """
+        self._inside(depth, x)
+        return self.smooth.both(depth, x)
+
     def _inside(self, depth: int, x: Floats) -> None:
         low, high = self.range(depth)
-        if np.any(x < low - 1e-9) or np.any(x > high + 1e-9):
+        if len(x) and (x.min() < low - 1e-9 or x.max() > high + 1e-9):
             raise ValueError(f"depth {depth} is measured on [{low:g}, {high:g}] in ln N, not at {x}")
 
     def draws(self, count: int, generator: np.random.Generator) -> Floats:
@@ -277,23 +286,44 @@ class LossTable:
 
 
 def loss_table(rows: pd.DataFrame) -> LossTable:
-    """The losses of rows with the columns depth, params, seed, loss, and loss_se where there is one."""
-    values = ["loss", FORECAST_ERROR] if FORECAST_ERROR in rows else ["loss"]
-    frame = rows.groupby(["depth", "params", "seed"], sort=True)[values].mean().reset_index()
-    shape = frame.groupby(["depth", "params"], sort=True).ngroup().to_numpy()
-    paired = frame["seed"].nunique() <= MOST_SEEDS
-    label = (
-        frame["seed"].rank(method="dense") - 1 if paired else frame.groupby(["depth", "params"]).cumcount()
+    """The losses of rows with the columns depth, params, seed, loss, and loss_se where there is one.
+
+    Raises:
+        ValueError: there is no row.
+    """
+    depth, params = rows["depth"].to_numpy(dtype=np.int64), rows["params"].to_numpy(dtype=float)
+    loss = rows["loss"].to_numpy(dtype=float)
+    error = (
+        rows[FORECAST_ERROR].to_numpy(dtype=float) if FORECAST_ERROR in rows else np.full(len(loss), np.nan)
     )
-    column = label.to_numpy(dtype=int)
-    losses = np.full((int(shape.max()) + 1, int(column.max()) + 1), np.nan)
-    losses[shape, column] = frame["loss"].to_numpy(dtype=float)
+    seeds, label = np.unique(rows["seed"].to_numpy(), return_inverse=True)
+    # Sorted by loss as well, so that means do not depend on the order of the rows.
+    order = np.lexsort((error, loss, label, params, depth))
+    depth, params, label = depth[order], params[order], label[order]
+    new_shape = np.r_[True, (np.diff(depth) != 0) | (np.diff(params) != 0)]
+    new_cell = new_shape | np.r_[True, np.diff(label) != 0]
+    first = np.flatnonzero(new_cell)
+    shape = np.cumsum(new_shape)[first] - 1
+    shapes = np.flatnonzero(new_shape)
+    paired = len(seeds) <= MOST_SEEDS
+    cells = np.arange(len(first))
+    column = label[first] if paired else cells - cells[np.searchsorted(shape, shape)]
+    losses = np.full((len(shapes), int(column.max()) + 1), np.nan)
+    losses[shape, column] = _means(loss[order], first)
     errors = np.zeros_like(losses)
-    if FORECAST_ERROR in rows:
-        errors[shape, column] = np.nan_to_num(frame[FORECAST_ERROR].to_numpy(dtype=float))
-    first = frame.drop_duplicates(["depth", "params"])
-    depth, params = first["depth"].to_numpy(dtype=np.int64), first["params"].to_numpy(dtype=float)
-    return LossTable(losses, depth, params, paired, errors)
+    errors[shape, column] = np.nan_to_num(_means(error[order], first))
+    return LossTable(losses, depth[shapes], params[shapes], paired, errors)
+
+
+def _means(values: Floats, first: npt.NDArray[np.int64]) -> Floats:
+    """Of groups of rows, that begin at `first`; NaN are left out, and NaN is the mean of none."""
+    if len(first) == len(values):
+        return values
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(
+            np.add.reduceat(np.where(known, values, 0.0), first) / np.add.reduceat(known.astype(float), first)
+        )
 
 
 def _stray(

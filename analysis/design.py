@@ -186,23 +186,29 @@ def _first(rows: pd.DataFrame, waiting: list[Option], able: list[Option], count:
     """What is missing of the first design; after it its further rounds, then whatever is cheapest."""
     have = _have(rows, waiting)
     found: list[Option] = []
+    rest = able
+    every = {*have, *((o.depth, o.params) for o in able)}
     places: tuple[float, ...] = ()
     for more, seeds in ROUNDS:
+        if len(found) >= count:
+            break
         places += more
-        wanted = _spread({*have, *((o.depth, o.params) for o in able)}, places)
-        found += _missing(wanted, have, [item for item in able if item not in set(found)], seeds)
+        wanted = _spread(every, places)
+        found += _missing(wanted, have, rest, seeds)
         if places == ROUNDS[0][0]:
             corners = [shape for shape in wanted if shape[0] in (wanted[0][0], wanted[-1][0])]
             ends = [shape for shape in corners if shape[1] in _ends(corners, shape[0])]
-            found += corner_rates(
-                rows, [*waiting, *found], [item for item in able if item not in set(found)], ends
-            )
-        have = _have(rows, [*waiting, *found])
-    taken = set(found)
-    found += [item for item in able if item not in taken]
+            found += corner_rates(rows, [*waiting, *found], _without(rest, found), ends)
+        have, rest = _have(rows, [*waiting, *found]), _without(rest, found)
+    found += rest
     return [
         Choice(item, math.nan, f"first design: {_named(item)}, seed {item.seed}") for item in found[:count]
     ]
+
+
+def _without(options: list[Option], found: list[Option]) -> list[Option]:
+    taken = set(found)
+    return [item for item in options if item not in taken]
 
 
 def _ends(shapes: list[Key], depth: int) -> tuple[float, float]:

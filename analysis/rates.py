@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.groups import numbered
 from analysis.run_columns import FORECAST_ERROR
 
 Floats = npt.NDArray[np.float64]
@@ -48,18 +49,19 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
         rows: one row a (depth, params, seed, lr), with the column loss in nats a token, sorted so that its order does
             not depend on that of the table.
     """
-    shape = rows.groupby(["depth", "params"]).ngroup().to_numpy()
+    shape = numbered(rows["depth"].to_numpy(dtype=float), rows["params"].to_numpy(dtype=float))
     lr = rows["lr"].to_numpy(dtype=float)
     with np.errstate(invalid="ignore", divide="ignore"):
         x = np.where(np.isfinite(lr) & (lr > 0), np.log(lr), np.nan)
     loss = rows["loss"].to_numpy(dtype=float)
-    frame = pd.DataFrame({"shape": shape, "seed": rows["seed"].to_numpy(), "x": x, "loss": loss})
     # Rates that differ by rounding are one. Numbered in order of the rate, one not given last.
-    rounded = frame["x"].round(9)
-    frame["rate"] = frame.groupby(["shape", rounded], dropna=False).ngroup()
-    several = frame.groupby("shape")["rate"].nunique().to_numpy()[shape] > 1
-    if not several.any():
+    rate = numbered(shape, np.round(x, 9))
+    if len(rate) == 0 or rate.max() == shape.max():
         return RateChoice(rows, {}, 0, 0, 0)
+    frame = pd.DataFrame(
+        {"shape": shape, "seed": rows["seed"].to_numpy(), "x": x, "loss": loss, "rate": rate}
+    )
+    several = frame.groupby("shape")["rate"].nunique().to_numpy()[shape] > 1
     most = frame.groupby(["shape", "seed"])["rate"].nunique().groupby("shape").max().to_numpy()
     known = frame["x"].notna().groupby(frame["shape"]).all().to_numpy()
     laid = _parabolas(frame, (several & (most >= LEAST_RATES)[shape] & known[shape]))

@@ -11,10 +11,11 @@ A fit is weighted least squares. What follows from it needs only values and thei
 parameters, so `Smooth` gives those; they are exact where the family is linear and of first order in α elsewhere.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,8 @@ LEAST_SIZES: Mapping[Family, int] = {"power": 2, "power-own": 4, "quadratic": 4,
 MOST_KNOTS = 8
 #: A family must predict left-out sizes better than the one before it by this factor in squared error.
 BETTER = 0.7
+#: Exponents from which the best is looked for.
+_GRID = (0.0, *(float(alpha) for alpha in np.geomspace(0.02, MOST_ALPHA, 14)))
 
 
 @dataclass(frozen=True)
@@ -97,19 +100,23 @@ class Smooth:
 
     def fitted(self, depth: npt.NDArray[np.int64], x: Floats) -> Floats:
         """Nats a token of points that are ordered by depth."""
-        return np.concatenate([self.loss(int(value), x[depth == value]) for value in np.unique(depth)])
+        return np.concatenate([self.loss(value, x[part]) for value, part in _parts(depth)])
 
     def jacobian(self, depth: int, x: Floats) -> Floats:
         """(len(x), size): derivative of `loss` with respect to all parameters of the study."""
+        return self.both(depth, x)[1]
+
+    def both(self, depth: int, x: Floats) -> tuple[Floats, Floats]:
+        """`loss` and `jacobian`, which need the same functions."""
         curve = self.curves[depth]
         functions = curve.functions(x)
+        coefficients = np.array(curve.coefficients)
         result = np.zeros((len(x), self.size))
-        last = curve.first + len(curve.coefficients)
-        result[:, curve.first : last] = functions * np.array(curve.free)
+        last = curve.first + len(coefficients)
+        result[:, curve.first : last] = functions if all(curve.free) else functions * np.array(curve.free)
         if curve.alpha_at is not None and curve.alpha is not None:
-            slope = curve.coefficients[1]
-            result[:, curve.alpha_at] = slope * _alpha_derivative(x - curve.centre, curve.alpha)
-        return result
+            result[:, curve.alpha_at] = coefficients[1] * _alpha_derivative(x - curve.centre, curve.alpha)
+        return np.asarray(functions @ coefficients), result
 
 
 def fit_smooth(depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> Smooth:
@@ -124,13 +131,13 @@ def fit_smooth(depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Fl
         loss: nats a token.
         weight: inverse variances.
     """
-    sizes = [int(np.sum(depth == value)) for value in np.unique(depth)]
-    several = [size for size in sizes if size > 1]
+    points = _Points(depth, x, loss, weight)
+    several = [part.stop - part.start for part in points.many]
     tried: dict[Family, Smooth] = {}
     for family in FAMILIES:
         if family == "power" or (several and min(several) >= LEAST_SIZES[family]):
-            tried[family] = _fit(family, depth, x, loss, weight)
-    press = {family: _press(smooth, depth, x, loss, weight) for family, smooth in tried.items()}
+            tried[family] = _fit(family, points)
+    press = {family: _press(smooth, points) for family, smooth in tried.items()}
     chosen: Family = "power"
     for family, score in press.items():
         if math.isfinite(score) and score < BETTER * press[chosen]:
@@ -143,16 +150,92 @@ def solution(
     smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, weight: Floats
 ) -> tuple[Floats, Floats]:
     """(size, points): how the parameters follow the losses; and (points,): leverage of each point."""
-    design = np.vstack([smooth.jacobian(int(value), x[depth == value]) for value in np.unique(depth)])
+    return _solution(np.vstack([smooth.jacobian(value, x[part]) for value, part in _parts(depth)]), weight)
+
+
+def _solution(design: Floats, weight: Floats) -> tuple[Floats, Floats]:
     root = np.sqrt(weight)
     solve = np.linalg.pinv(design * root[:, None], rcond=1e-10) * root
-    return np.asarray(solve), np.asarray(np.einsum("pk,kp->p", design, solve))
+    return np.asarray(solve), np.vecdot(design, solve.T)
 
 
-def _press(smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> float:
+def _parts(depth: npt.NDArray[np.int64]) -> list[tuple[int, slice]]:
+    """Each depth and its points, which are ordered by depth."""
+    values, first = np.unique(depth, return_index=True)
+    ends = [*first.tolist(), len(depth)]
+    return [
+        (value, slice(*end)) for value, end in zip(values.tolist(), itertools.pairwise(ends), strict=True)
+    ]
+
+
+class _Points:
+    """The points of a fit, and those of the depths with several sizes as a table: a row a depth."""
+
+    def __init__(self, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> None:
+        """Sort by depth; rows are filled up with points of no weight, and their losses less the depth's mean."""
+        self.x, self.loss, self.weight = x, loss, weight
+        self.parts = _parts(depth)
+        self.many = [part for _, part in self.parts if part.stop - part.start > 1]
+        self.centre = float(np.mean(x))
+        most = max((part.stop - part.start for part in self.many), default=0)
+        self.shifted, self.losses, self.weights = np.zeros((3, len(self.many), most))
+        for row, part in enumerate(self.many):
+            count = part.stop - part.start
+            self.shifted[row, :count] = x[part] - self.centre
+            self.losses[row, :count] = loss[part] - np.average(loss[part], weights=weight[part])
+            self.weights[row, :count] = weight[part]
+
+    @cached_property
+    def grid(self) -> Floats:
+        """(exponents, depths): squares at the exponents of a coarse grid."""
+        decay = np.stack([_decay(self.shifted, alpha) for alpha in _GRID])
+        return _squares(decay, self.losses, self.weights)
+
+    def best_alpha(self, rows: slice) -> float:
+        """The exponent of least squares of some depths: of a coarse grid, then refined, as there may be two minima."""
+        parts = []
+        for part in self.many[rows]:
+            root = np.sqrt(self.weight[part])
+            design = np.ones((len(root), 2)) * root[:, None]
+            parts.append((self.x[part] - self.centre, self.loss[part] * root, root, design))
+
+        def square(alpha: float) -> float:
+            total = 0.0
+            for shifted, loss, root, design in parts:
+                design[:, 1] = _decay(shifted, alpha) * root
+                fitted = design @ np.linalg.lstsq(design, loss, rcond=None)[0]
+                total += float(np.sum((loss - fitted) ** 2))
+            return total
+
+        values = self.grid[:, rows].sum(axis=1)
+        best = int(np.argmin(values))
+        low, high = _GRID[max(best - 1, 0)], _GRID[min(best + 1, len(_GRID) - 1)]
+        refined = minimize_scalar(square, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
+        return float(refined.x) if refined.fun < values[best] else _GRID[best]
+
+
+def _squares(decay: Floats, loss: Floats, weight: Floats) -> Floats:
+    """(…, depths): weighted squared residuals of lines in `decay` (…, depths, points).
+
+    Args:
+        decay: function of ln N at the points.
+        loss: (depths, points), of mean zero for each depth.
+        weight: of the points.
+    """
+    centred = decay - (np.vecdot(weight, decay) / weight.sum(axis=-1))[..., None]
+    across = weight * centred
+    own = np.vecdot(across, centred)
+    slope = np.vecdot(across, loss) / np.where(own > 0, own, np.inf)
+    residual = loss - slope[..., None] * centred
+    return np.asarray(np.vecdot(weight, residual**2))
+
+
+def _press(smooth: Smooth, points: _Points) -> float:
     """Mean weighted squared error of each point as predicted by all the others; NaN where none can be."""
-    _, leverage = solution(smooth, depth, x, weight)
-    fitted = smooth.fitted(depth, x)
+    loss, weight = points.loss, points.weight
+    tables = [smooth.both(value, points.x[part]) for value, part in points.parts]
+    fitted = np.concatenate([values for values, _ in tables])
+    _, leverage = _solution(np.vstack([design for _, design in tables]), weight)
     # A depth of two sizes goes through both whatever they are: it predicts nothing.
     able = leverage < 0.98
     if not able.any():
@@ -161,31 +244,29 @@ def _press(smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, loss: Floats
     return float(np.mean(weight[able] * error**2))
 
 
-def _fit(family: Family, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> Smooth:
-    groups = {int(value): np.flatnonzero(depth == value) for value in np.unique(depth)}
-    centre = float(np.mean(x))
-    many = [index for index in groups.values() if len(index) > 1]
+def _fit(family: Family, points: _Points) -> Smooth:
+    centre, many = points.centre, len(points.many)
     shared = 0.0
     if family == "power":
         # With two sizes a depth any α fits exactly, and a line is the plainest.
-        free = sum(len(index) - 2 for index in many) > 1
-        shared = _best_alpha([(x[i], loss[i], weight[i]) for i in many], centre) if free else 0.0
+        free = sum(part.stop - part.start - 2 for part in points.many) > 1
+        shared = points.best_alpha(slice(None)) if free else 0.0
     curves: dict[int, Curve] = {}
     first = 0
-    alphas = sum(len(index) > 1 for index in groups.values()) if family == "power-own" else 1
+    alphas = many if family == "power-own" else 1
     width = {"power": 2, "power-own": 2, "quadratic": 3, "spline": 0}[family]
     extra = 0
-    for value, index in groups.items():
-        part = (x[index], loss[index], weight[index])
+    for value, index in points.parts:
+        part = (points.x[index], points.loss[index], points.weight[index])
         alpha: float | None = None
         knots: tuple[float, ...] = ()
         count = width
-        if len(index) == 1:
+        if len(part[0]) == 1:
             count = 1
         elif family == "power":
             alpha = shared
         elif family == "power-own":
-            alpha = _best_alpha([part], centre)
+            alpha = points.best_alpha(slice(extra, extra + 1))
         elif family == "spline":
             knots = _knots(part[0])
             count = len(knots) - 1
@@ -194,7 +275,7 @@ def _fit(family: Family, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, 
         alpha_at = (-1 - (extra if family == "power-own" else 0)) if moves else None
         curves[value] = Curve(first, coefficients, centre, alpha, knots, alpha_at, free_ones)
         first += count
-        extra += len(index) > 1
+        extra += len(part[0]) > 1
     # The exponents stand behind all coefficients, whose number is known only now.
     placed = {
         value: curve
@@ -219,9 +300,14 @@ def _functions(x: Floats, centre: float, alpha: float | None, knots: tuple[float
         return np.ones((len(x), 1))
     if knots:
         return np.column_stack([np.ones(len(x)), _falling(x, knots)])
+    result = np.ones((len(x), count))
     if alpha is not None:
-        return np.column_stack([np.ones(len(x)), _decay(shifted, alpha)])
-    return np.column_stack([shifted**power for power in range(count)])
+        result[:, 1] = _decay(shifted, alpha)
+    else:
+        result[:, 1] = shifted
+        for power in range(2, count):
+            result[:, power] = shifted**power
+    return result
 
 
 def _decay(shifted: Floats, alpha: float) -> Floats:
@@ -231,26 +317,6 @@ def _decay(shifted: Floats, alpha: float) -> Floats:
 
 def _alpha_derivative(shifted: Floats, alpha: float) -> Floats:
     return np.asarray((shifted * np.exp(-alpha * shifted) - _decay(shifted, alpha)) / alpha)
-
-
-def _best_alpha(parts: list[tuple[Floats, Floats, Floats]], centre: float) -> float:
-    """The exponent of least squares; the best of a coarse grid, then refined, because there may be two minima."""
-
-    def square(alpha: float) -> float:
-        total = 0.0
-        for x, loss, weight in parts:
-            root = np.sqrt(weight)
-            design = np.column_stack([np.ones(len(x)), _decay(x - centre, alpha)]) * root[:, None]
-            fitted = design @ np.linalg.lstsq(design, loss * root, rcond=None)[0]
-            total += float(np.sum((loss * root - fitted) ** 2))
-        return total
-
-    grid = [0.0, *np.geomspace(0.02, MOST_ALPHA, 14)]
-    values = [square(alpha) for alpha in grid]
-    best = int(np.argmin(values))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    refined = minimize_scalar(square, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
-    return float(refined.x) if refined.fun < values[best] else float(grid[best])
 
 
 def _coefficients(
@@ -280,13 +346,22 @@ def _knots(x: Floats) -> tuple[float, ...]:
 
 def _falling(x: Floats, knots: tuple[float, ...]) -> Floats:
     """Integrated linear B-splines from x to the right end: each falls from its area to 0, so sums of them fall."""
+    inside = np.clip(x, knots[0], knots[-1])
+    return np.column_stack(
+        [
+            area - (integral(np.clip(inside, low, high)) - start)
+            for integral, low, high, start, area in _integrals(knots)
+        ]
+    )
+
+
+@lru_cache(maxsize=64)
+def _integrals(knots: tuple[float, ...]) -> list[tuple[BSpline, float, float, Floats, Floats]]:
+    """Of each linear B-spline its integral, its ends, the integral at the first end, and its area."""
     grid = np.array(knots)
-    inside = np.clip(x, grid[0], grid[-1])
-    columns = []
+    found = []
     for index in range(len(grid) - 2):
-        basis = BSpline.basis_element(grid[index : index + 3], extrapolate=False)
-        integral = basis.antiderivative()
+        integral = BSpline.basis_element(grid[index : index + 3], extrapolate=False).antiderivative()
         low, high = grid[index], grid[index + 2]
-        part = integral(np.clip(inside, low, high)) - integral(low)
-        columns.append((integral(high) - integral(low)) - part)
-    return np.column_stack(columns)
+        found.append((integral, low, high, integral(low), integral(high) - integral(low)))
+    return found

@@ -1,10 +1,11 @@
 """Linear algebra on one thread."""
 
+import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -19,7 +20,14 @@ def single_threaded(function: Callable[Arguments, Result]) -> Callable[Arguments
 
     @wraps(function)
     def limited(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with threadpool_limits(limits=1, user_api="blas"):
+        # Libraries come with imports only; to look for them takes as long as a small fit.
+        with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
             return function(*args, **kwargs)
 
     return limited
+
+
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:
+    """What is loaded while so many modules are."""
+    return ThreadpoolController()

@@ -67,14 +67,14 @@ def test_a_step_is_followed_by_a_spline_that_only_falls():
 def test_the_jacobian_is_the_derivative(family):
     # Losses differ from every family, so that nothing is at an exact optimum by luck.
     depth, x, loss, weight = table({1: power(2, 1, 0.3), 4: power(1.7, 1.8, 0.6)}, noise=0.02)
-    found = module._fit(family, depth, x, loss, weight)
+    found = module._fit(family, module._Points(depth, x, loss, weight))
     solve, _ = solution(found, depth, x, weight)
     place = np.array([x[2] + 0.1, x[7]])
     step = 1e-5
     for point in (0, 5, 13):
         moved = loss.copy()
         moved[point] += step
-        other = module._fit(family, depth, x, moved, weight)
+        other = module._fit(family, module._Points(depth, x, moved, weight))
         for value in (1, 4):
             numeric = (other.loss(value, place) - found.loss(value, place)) / step
             analytic = found.jacobian(value, place) @ solve[:, point]
@@ -84,13 +84,15 @@ def test_the_jacobian_is_the_derivative(family):
 
 def test_the_score_is_the_error_of_points_left_out_one_by_one():
     depth, x, loss, weight = table({1: power(2, 1, 0.3)}, noise=0.01)
-    found = module._fit("quadratic", depth, x, loss, weight)
+    found = module._fit("quadratic", module._Points(depth, x, loss, weight))
     errors = []
     for point in range(len(x)):
         keep = np.arange(len(x)) != point
-        rest = module._fit("quadratic", depth[keep], x[keep], loss[keep], weight[keep])
+        rest = module._fit("quadratic", module._Points(depth[keep], x[keep], loss[keep], weight[keep]))
         errors.append(loss[point] - rest.loss(1, x[point : point + 1])[0])
-    assert module._press(found, depth, x, loss, weight) == pytest.approx(np.mean(np.square(errors)))
+    assert module._press(found, module._Points(depth, x, loss, weight)) == pytest.approx(
+        np.mean(np.square(errors))
+    )
 
 
 def test_a_depth_of_one_size_is_a_constant_and_of_two_a_line_through_both():

@@ -55,11 +55,11 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
         x = np.where(np.isfinite(lr) & (lr > 0), np.log(lr), np.nan)
     loss = rows["loss"].to_numpy(dtype=float)
     # Rates that differ by rounding are one. Numbered in order of the rate, one not given last.
-    rate = numbered(shape, np.round(x, 9))
-    if len(rate) == 0 or rate.max() == shape.max():
+    rates = numbered(shape, np.round(x, 9))
+    if len(rates) == 0 or rates.max() == shape.max():
         return RateChoice(rows, {}, 0, 0, 0)
     frame = pd.DataFrame(
-        {"shape": shape, "seed": rows["seed"].to_numpy(), "x": x, "loss": loss, "rate": rate}
+        {"shape": shape, "seed": rows["seed"].to_numpy(), "x": x, "loss": loss, "rate": rates}
     )
     several = frame.groupby("shape")["rate"].nunique().to_numpy()[shape] > 1
     most = frame.groupby(["shape", "seed"])["rate"].nunique().groupby("shape").max().to_numpy()

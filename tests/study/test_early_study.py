@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from study.ledger import Places
 from tests.study.test_study import Laptop
 
 pytestmark = pytest.mark.slow
@@ -14,16 +15,16 @@ data: {kind: hierarchy, vocabulary: 8, branching: 2, levels: 4, synonyms: 2, seq
 frontier: {depths: [1, 2], heads: 2, budgets: [1600, 3200, 6200], tolerance: 0.2}
 training: {steps: 40, batch: 8, context: 32, lr: {rule: width, base: 0.4, cap: 0.04}, seeds: 3}
 early_stopping: {rule: forecast, halfwidth: 0.5, finished: 12, whole_share: 0.1}
-resources: {device: cpu, slots: 2, evaluations: 4, keep_weights: none}
+resources: {device: cpu, slots: 1, evaluations: 4, keep_weights: none}
 """
 
 
 def test_a_study_stops_cells_counts_their_forecasts_and_can_be_trained_to_its_end(tmp_path):
     laptop = Laptop(tmp_path)
     (tmp_path / "tiny.yaml").write_text(SPEC)
-    done = laptop.run("run", "tiny.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "stopped: at step 20 of 40; forecast" in done.stdout
+    first = laptop.run("run", "tiny.yaml")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "stopped: at step 20 of 40; forecast" in first.stdout
     rows = {row["cell"]: row for row in laptop.rows()}
     stopped = {key: row for key, row in rows.items() if row["status"] == "stopped"}
     assert len(rows) == 18
@@ -41,6 +42,13 @@ def test_a_study_stops_cells_counts_their_forecasts_and_can_be_trained_to_its_en
     assert any(f"{len(stopped)} of the 18 losses compared are forecasts" in text for text in fit["warnings"])
     status = json.loads(laptop.run("status", "tiny.yaml", "--json").stdout)
     assert status["counts"] == {"done": 18 - len(stopped), "stopped": len(stopped)}
+
+    # With `keep_weights: none` nothing is kept, and the study says so when it is asked.
+    assert not Places(laptop.results, "tiny").models.exists()
+    done = next(key for key in rows if key not in stopped)
+    refused = laptop.run("export", done, "--out", "none")
+    assert refused.returncode == 2
+    assert "were not kept" in " ".join(refused.stderr.split())
 
     again = laptop.run("run", "tiny.yaml")
     assert "nothing to train" in again.stdout

@@ -484,21 +484,6 @@ def test_a_study_keeps_its_weights_and_exports_them(tmp_path):
     loss = validation_loss(load(tmp_path / "model"), record.cell, where.data)
     assert loss == pytest.approx(record.loss, rel=1e-6)
 
-    # With `none` nothing is kept, and the study says so when it is asked.
-    changes = (
-        "resources.keep_weights=none",
-        "training.seeds=1",
-        "frontier.depths=[1]",
-        "frontier.widths={1: [16]}",
-    )
-    sets = [text for change in changes for text in ("--set", change)]
-    interplay("run", "whole.yaml", "--results", "other", *sets)
-    assert not Places(tmp_path / "other", "whole").models.exists()
-    with pytest.raises(subprocess.CalledProcessError) as refused:
-        interplay("export", "L1-d16-s0", "--out", "none", "--results", "other")
-    assert refused.value.returncode == 2
-    assert "were not kept" in refused.value.stderr
-
 
 def test_the_printed_loading_lines_of_a_text_model_work(command, tmp_path):
     (tmp_path / "corpus.txt").write_text(TEXT)

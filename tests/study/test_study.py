@@ -14,8 +14,11 @@ import time
 import psutil
 import pytest
 
+from study.plan import make_plan
+from study.spec import load_spec
 from study.tracking import Outbox, Store, store_uri
 from tests.environment import environment_without
+from trainables.loop import train
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +29,12 @@ frontier: {depths: [1, 2], heads: 2, budgets: [1600, 6200], tolerance: 0.15}
 training: {steps: 80, batch: 8, context: 32, lr: {rule: width, base: 0.4, cap: 0.04}, seeds: 2}
 resources: {device: cpu, slots: 2, checkpoint_every_seconds: 0.5}
 """
-#: Long enough to be killed in the middle, short enough to be run twice.
+#: Cells of one shape, long enough for a few commands beside them.
 LONG = ("training.steps=1500", "frontier.budgets=[6200]", "frontier.depths=[2]")
+#: Long enough to be killed in the middle, after the first checkpoint, and short enough to be trained to the end.
+SHORT = ("training.steps=600", *LONG[1:], "resources.checkpoint_every_seconds=0.2")
+#: One cell more than are trained at a time.
+THREE = (*SHORT, "training.seeds=3")
 
 
 class Laptop:
@@ -143,7 +150,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
 
 
 def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
-    overrides = laptop.overrides([*LONG, "training.seeds=1"])
+    overrides = laptop.overrides([*SHORT, "training.seeds=1"])
     process = laptop.start("run", "tiny.yaml", *overrides)
     laptop.wait_for(laptop.checkpoints, process)
     trials = [
@@ -164,17 +171,15 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
     client = Store(store_uri("auto", laptop.results), "tiny").client
     steps = [m.step for m in client.get_metric_history(runs[0].info.run_id, "train_loss")]
     assert steps == sorted(set(steps)), "each point of the curve once"
-    assert steps[-1] == 1500
-    killed = laptop.rows()[0]["loss"]
-
-    whole = laptop.run("run", "tiny.yaml", *overrides, "--results", "whole")
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    laptop.results = laptop.folder / "whole"
-    assert laptop.rows()[0]["loss"] == killed
+    (planned,) = make_plan(load_spec(str(laptop.folder / "tiny.yaml"), [*SHORT, "training.seeds=1"])).cells
+    assert steps[-1] == planned.cell.recipe.steps
+    whole = train(planned.cell, data_root=laptop.results / "data")
+    assert (whole.status, whole.resumed_from) == ("done", 0)
+    assert float(laptop.rows()[0]["loss"]) == whole.loss
 
 
 def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
-    overrides = laptop.overrides([*LONG, "training.seeds=4"])
+    overrides = laptop.overrides(THREE)
     process = laptop.start("run", "tiny.yaml", *overrides)
     laptop.wait_for(lambda: list(laptop.results.glob("tiny/checkpoints/*/*/complete.json")), process)
     ray = [p for p in psutil.Process(process.pid).children(recursive=True) if "Agent" not in p.name()]
@@ -186,10 +191,10 @@ def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
     again = laptop.run("run", "tiny.yaml", *overrides)
     assert again.returncode == 0, again.stdout + again.stderr
     rows = laptop.rows()
-    assert len(rows) == len({r["cell"] for r in rows}) == 4
+    assert len(rows) == len({r["cell"] for r in rows}) == 3
     studies, trials = laptop.runs()
     assert [r.info.status for r in studies] == ["FINISHED"]
-    assert [r.info.status for r in trials] == ["FINISHED"] * 4
+    assert [r.info.status for r in trials] == ["FINISHED"] * 3
     assert any("interplay.resumed_from" in r.data.tags for r in trials)
 
 
@@ -198,7 +203,8 @@ def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
     [(signal.SIGINT, "training"), (signal.SIGTERM, "training"), (signal.SIGINT, "starting")],
 )
 def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):
-    overrides = laptop.overrides([*LONG, "training.seeds=4"])
+    # Where the stop comes before the first step, the cells need not be long.
+    overrides = laptop.overrides(THREE if stage == "training" else (*THREE, "training.steps=40"))
     process = laptop.start("run", "tiny.yaml", *overrides)
     if stage == "training":
         laptop.wait_for(laptop.checkpoints, process)
@@ -217,7 +223,7 @@ def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):
     again = laptop.run("run", "tiny.yaml", *overrides)
     assert again.returncode == 0, again.stdout + again.stderr
     studies, trials = laptop.runs()
-    assert [r.info.status for r in (*studies, *trials)] == ["FINISHED"] * 5
+    assert [r.info.status for r in (*studies, *trials)] == ["FINISHED"] * 4
 
 
 def test_two_drivers_of_one_study_are_refused(laptop):
@@ -300,7 +306,7 @@ def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(la
     if not shutil.which("mount") or subprocess.run(options, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
-        overrides = laptop.overrides([*LONG, "training.seeds=4"])
+        overrides = laptop.overrides(THREE)
         process = laptop.start("run", "tiny.yaml", *overrides)
         laptop.wait_for(laptop.checkpoints, process)
         with contextlib.suppress(OSError), (laptop.results / "filler").open("wb") as filler:
@@ -315,7 +321,7 @@ def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(la
         again = laptop.run("run", "tiny.yaml", *overrides)
         assert again.returncode == 0, again.stdout + again.stderr
         rows = laptop.rows()
-        assert len({r["cell"] for r in rows}) == len(rows) == 4
+        assert len({r["cell"] for r in rows}) == len(rows) == 3
         assert {r["status"] for r in rows} == {"done"}
     finally:
         subprocess.run(["umount", str(laptop.results)], check=True)

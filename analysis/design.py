@@ -78,7 +78,7 @@ def propose(
         count: how many are asked for.
     """
     lost = lost_shapes(rows)
-    able = [item for item in in_order(options) if not is_lost(item, lost)]
+    able = in_order(item for item in options if not is_lost(item, lost)) if lost else in_order(options)
     waiting = in_order(pending)
     if count < 1 or not able:
         return []

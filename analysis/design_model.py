@@ -275,11 +275,17 @@ class Model:
         self, inverse: Floats, moved: Floats, runs: Floats
     ) -> tuple[Flags, tuple[tuple[tuple[int, int, float], ...], ...]]:
         """Which crossings are measured on both sides, and what the others lack."""
-        variance = np.einsum("ikp,pq,ikq->ik", self.table, inverse, self.table)
-        variance += np.sum((self.table @ moved) ** 2, axis=2)
+        variance = np.vecdot(self.table @ (inverse + moved @ moved.T), self.table)
         z = self.gap / np.sqrt(variance)
-        open_to = np.zeros(len(runs), dtype=bool)
+        there = runs > 0
+        open_to = there.copy()
         open_to[self.shape_of[self.free]] = True
+        # Smallest and largest ln N of each depth: what is measured, and what may be.
+        ends = {}
+        for depth in {depth for pair in self.pairs for depth in pair}:
+            ours = self.depth == depth
+            measured, possible = self.x[ours & there], self.x[ours & open_to]
+            ends[depth] = (measured.min(), measured.max(), float(possible.min()), float(possible.max()))
         covered, lacking = [], []
         for index, pair in enumerate(self.pairs):
             cross = self.cross[index]
@@ -289,12 +295,11 @@ class Model:
             high = min(float(above[0]) if len(above) else math.inf, cross + FARTHEST)
             missing = []
             for depth in pair:
-                ours = self.depth == depth
-                measured, possible = self.x[ours & (runs > 0)], self.x[ours & ((runs > 0) | open_to)]
-                if measured.min() > max(low, possible.min()) + 1e-9:
-                    missing.append((depth, -1, max(low, float(possible.min()))))
-                if measured.max() < min(high, possible.max()) - 1e-9:
-                    missing.append((depth, 1, min(high, float(possible.max()))))
+                smallest, largest, least, most = ends[depth]
+                if smallest > max(low, least) + 1e-9:
+                    missing.append((depth, -1, max(low, least)))
+                if largest < min(high, most) - 1e-9:
+                    missing.append((depth, 1, min(high, most)))
             covered.append(not missing and bool(self.possible[index]))
             lacking.append(tuple(missing))
         return np.array(covered), tuple(lacking)

@@ -211,7 +211,11 @@ def build_curves(rows: pd.DataFrame) -> Curves:
         # Equal numbers of seeds, as in most studies, need one round: weights then change by a common factor only.
         for _ in range(3 if len(set(count.tolist())) > 1 or table.forecast.any() else 1):
             smooth = fit_smooth(depth, x, mean, 1 / (own + stray**2 * square))
+            before = stray
             stray, lack_p = _stray(smooth, depth, x, mean, own, square)
+            if stray == before:
+                # The same weights again would give the same curves.
+                break
         weight = 1 / (own + stray**2 * square)
     else:
         size = np.maximum(np.abs(mean), np.finfo(float).tiny) ** 2

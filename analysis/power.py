@@ -294,9 +294,8 @@ def _simulated(
     truth: Truth, shapes: Sequence[Shape], seeds: int, level: float, key: tuple[int, int]
 ) -> _Study:
     curves = build_curves(simulate_matched(truth, shapes, seeds, key))
-    found = find_crossings(curves, level=level, draws=DRAWS)
-    adjacent = tuple(item for item in found.items if item.adjacent)
-    return _Study(adjacent, fit_threshold(found, "log-linear"))
+    found = find_crossings(curves, level=level, draws=DRAWS, delta=None, neighbours=True)
+    return _Study(found.items, fit_threshold(found, "log-linear"))
 
 
 def _pair(

@@ -66,7 +66,8 @@ def refit(curves: Curves, count: int, *, level: float = 0.95, seed: int = 0) -> 
     laws: list[tuple[float, float]] = []
     places: dict[str, list[float]] = {}
     for _ in range(count):
-        found = find_crossings(build_curves(resample(curves, generator)), level=level, draws=_INNER)
+        simulated = build_curves(resample(curves, generator))
+        found = find_crossings(simulated, level=level, draws=_INNER, delta=None)
         for item in found.items:
             if item.params is not None:
                 x = float(np.log(item.params))

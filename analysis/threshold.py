@@ -172,15 +172,18 @@ class _Likelihood:
         root = vectors * np.sqrt(np.maximum(values, 0))
         self.low = np.array([gap.x[0] for gap in gaps])
         self.high = np.array([gap.x[-1] for gap in gaps])
-        self.value = np.vstack([gap.value for gap in gaps])
-        self.root = np.stack([gap.jacobian @ root for gap in gaps])
-        self.slope = np.vstack([np.gradient(gap.value, gap.x) for gap in gaps])
-        self.offset = np.log(12 * shallow)
-        self.regressor = regressor
-        self.pair, self.length = np.arange(len(gaps)), self.high - self.low
-        #: Variances on the grid, and covariances of neighbours there.
-        self.square = np.einsum("ikp,ikp->ik", self.root, self.root)
-        self.between = np.einsum("ikp,ikp->ik", self.root[:, :-1], self.root[:, 1:])
+        self.length, self.offset, self.regressor = self.high - self.low, np.log(12 * shallow), regressor
+        values = np.stack([gap.value for gap in gaps])[..., None]
+        slopes = np.stack([np.gradient(gap.value, gap.x) for gap in gaps])[..., None]
+        table = np.concatenate([np.stack([gap.jacobian @ root for gap in gaps]), values, slopes], axis=2)
+        start, rise = table[:, :-1], np.diff(table, axis=1)
+        self.steps, self.width = start.shape[1], start.shape[2]
+        self.first = np.arange(len(gaps)) * self.steps
+        #: A row a step of a pair: what is at its start, and by how much that rises to its end.
+        self.cells = np.concatenate([start, rise], axis=2).reshape(-1, 2 * self.width)
+        # Squares of straight lines: of the root, whose sum is the variance, and of the slope.
+        squares = np.stack([start**2, 2 * start * rise, rise**2], axis=2).reshape(-1, 3, self.width)
+        self.squares = np.concatenate([squares[..., :-2].sum(axis=2), squares[..., -1]], axis=1)
 
     def place(self, laws: Floats) -> Floats:
         """(laws, pairs): ln N at which each law (rows of a, b) puts each crossing."""
@@ -188,49 +191,54 @@ class _Likelihood:
 
     def __call__(self, laws: Floats, scatter: float = 0.0) -> Floats:
         """(laws,): T of each law."""
-        x, left, share, gap = self._gaps(laws)
-        pair = self.pair
-        less, more = (1 - share)[..., None], share[..., None]
-        root = less * self.root[pair, left] + more * self.root[pair, left + 1]
+        x = self.place(laws)
+        cell, share = self._cells(x)
+        there = self.cells.take(cell, axis=0)
+        there = there[..., : self.width] + share[..., None] * there[..., self.width :]
+        root, gap, slope = there[..., :-2], there[..., -2], there[..., -1]
         matrix = root @ np.swapaxes(root, 1, 2)
-        extra = 0.0
-        if scatter:
-            extra = (
-                2 * scatter * ((1 - share) * self.slope[pair, left] + share * self.slope[pair, left + 1])
-            ) ** 2
+        pair = np.arange(x.shape[1])
+        extra = (2 * scatter * slope) ** 2
         matrix[:, pair, pair] = (matrix[:, pair, pair] + extra) * (1 + 1e-9) + 1e-24
         return _least_square(gap, matrix, self._side(x))
 
+    def one(self, law: Floats, scatter: float) -> float:
+        """T of a single law (a, b), in half the time."""
+        x = self.offset + 2 * (law[0] + law[1] * self.regressor)
+        position = (x - self.low) / self.length * self.steps
+        if position.min() < 0 or position.max() > self.steps:
+            return float(self(law[None, :], scatter)[0])
+        left = np.minimum(position.astype(int), self.steps - 1)
+        there = self.cells.take(self.first + left, axis=0)
+        there = there[:, : self.width] + (position - left)[:, None] * there[:, self.width :]
+        root, gap = there[:, :-2], there[:, -2]
+        matrix = root @ root.T
+        diagonal = matrix.reshape(-1)[:: len(x) + 1]
+        diagonal += (2 * scatter * there[:, -1]) ** 2
+        diagonal *= 1 + 1e-9
+        diagonal += 1e-24
+        return float(np.sum(gap * np.linalg.solve(matrix, gap)))
+
     def least(self, laws: Floats, scatter: float = 0.0) -> Floats:
         """(laws,): a number that T is not below, without linear algebra: the largest square of a single pair."""
-        x, left, share, gap = self._gaps(laws)
-        pair, less = self.pair, 1 - share
-        variance = (
-            less**2 * self.square[pair, left]
-            + share**2 * self.square[pair, left + 1]
-            + 2 * less * share * self.between[pair, left]
-        )
-        if scatter:
-            variance += (
-                2 * scatter * (less * self.slope[pair, left] + share * self.slope[pair, left + 1])
-            ) ** 2
-        variance = np.maximum(variance, 0) * (1 + 1e-9) + 1e-24
-        against = np.where(self._side(x) * gap > 0, 0.0, gap**2 / variance)
-        return np.asarray(against.max(axis=1))
-
-    def _gaps(self, laws: Floats) -> tuple[Floats, npt.NDArray[np.int64], Floats, Floats]:
-        """Where each law puts each crossing: ln N, the step of the grid and the share of it; and the gap there."""
         x = self.place(laws)
-        steps = self.value.shape[1] - 1
-        position = np.clip((x - self.low) / self.length, 0, 1) * steps
-        left = np.minimum(position.astype(int), steps - 1)
-        share = position - left
-        gap = (1 - share) * self.value[self.pair, left] + share * self.value[self.pair, left + 1]
-        return x, left, share, gap
+        cell, share = self._cells(x)
+        variance = self.squares[:, :3] + 4 * scatter**2 * self.squares[:, 3:]
+        table = np.column_stack([self.cells[:, [self.width - 2, -2]], variance]).take(cell, axis=0)
+        gap = table[..., 0] + share * table[..., 1]
+        variance = table[..., 2] + share * (table[..., 3] + share * table[..., 4])
+        against = gap**2 / (np.maximum(variance, 0) * (1 + 1e-9) + 1e-24)
+        return np.asarray(np.where(self._side(x) * gap > 0, 0.0, against).max(axis=1))
+
+    def _cells(self, x: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+        """The row of `cells` of each pair where its crossing is at ln N = x, and the share of the step."""
+        position = np.clip((x - self.low) / self.length, 0, 1) * self.steps
+        left = np.minimum(position.astype(int), self.steps - 1)
+        return self.first + left, position - left
 
     def _side(self, x: Floats) -> Floats:
         """Below the range the deep net must be ahead at its small end, above it behind at its large end."""
-        return np.where(x < self.low, 1.0, np.where(x > self.high, -1.0, 0.0))
+        return (x < self.low) - 1.0 * (x > self.high)
 
 
 def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
@@ -423,7 +431,7 @@ def _optimum(
     """The law of the smallest T, and the optimiser's words where it gave up."""
     root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2))
     found = minimize(
-        lambda move: float(likelihood((start + root @ move)[None, :], scatter)[0]),
+        lambda move: likelihood.one(start + root @ move, scatter),
         np.zeros(2),
         method="Nelder-Mead",
         options={

@@ -202,17 +202,17 @@ class Viewer:
             f"loss {result.loss:.4f}" if result.status == "done" else f"{result.status}: {result.reason}"
         )
         self._line(
-            f"{planned.cell.name}  N={planned.cell.shape.budget_params:,}  {outcome}", result.train_seconds
+            f"{planned.title}  N={planned.cell.shape.budget_params:,}  {outcome}", result.train_seconds
         )
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         """A cell failed for good in this run."""
         self.board.fail(planned, reason)
-        self.console.print(f"[red]failed[/] {planned.cell.name}: ", Text(reason))
+        self.console.print(f"[red]failed[/] {planned.title}: ", Text(reason))
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
         """A trial was lost; its cell goes on from its checkpoint."""
-        self.console.print(f"[yellow]again[/] {planned.cell.name}: ", Text(reason))
+        self.console.print(f"[yellow]again[/] {planned.title}: ", Text(reason))
 
     def _line(self, text: str, seconds: float) -> None:
         if not self._is_terminal:
@@ -240,7 +240,7 @@ class Viewer:
             rate = f"{running.rate / 1000:,.0f}k tokens/s" if running.rate else ""
             row = Table.grid(padding=(0, 2))
             bar = ProgressBar(total=1, completed=running.share, width=20)
-            row.add_row(Text(f"{running.planned.cell.name:<12}"), bar, Text(f"{loss}  {rate}", style="dim"))
+            row.add_row(Text(f"{running.planned.title:<12}"), bar, Text(f"{loss}  {rate}", style="dim"))
             parts.append(row)
         if len(begun) > MOST_ROWS:
             parts.append(Text(f"and {len(begun) - MOST_ROWS} more", style="dim"))

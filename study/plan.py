@@ -65,6 +65,11 @@ class PlannedCell:
     """What the cell is trained for beside the main study, such as `sensitivity`; empty for a cell of it."""
 
     @property
+    def title(self) -> str:
+        """The cell's name for people, with its learning-rate factor where that is not 1: `L2-d16-s0 lr×0.5`."""
+        return self.cell.name if self.lr_factor == 1 else f"{self.cell.name} lr×{self.lr_factor:g}"
+
+    @property
     def device_seconds(self) -> float:
         """Seconds of one device that the cell takes: its own time on each of its ranks."""
         return self.seconds * self.layout.ranks
@@ -74,7 +79,7 @@ class PlannedCell:
         cell = self.cell
         return {
             "cell": cell.key,
-            "name": cell.name,
+            "name": self.title,
             "budget": self.budget,
             "depth": cell.shape.depth,
             "width": cell.shape.width,
@@ -242,13 +247,13 @@ class Plan:
         return self.planned(key).cell
 
     def planned(self, key: str) -> PlannedCell:
-        """Return a cell and its costs by its key, or by its name where only one cell has it.
+        """Return a cell and its costs by its key, or by its title where only one cell has it.
 
         Raises:
             SpecError: no cell, or several, answer to it.
         """
         exact = self.by_key(key)
-        found = [exact] if exact else [p for p in self.pool if p.cell.name == key]
+        found = [exact] if exact else [p for p in self.pool if p.title == key]
         if len(found) != 1:
             raise SpecError(
                 f"{len(found)} cells of {self.name!r} are called {key!r}; "

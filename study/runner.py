@@ -266,7 +266,7 @@ class _Listener:
             self.viewer.board.total += count
 
     def started(self, planned: PlannedCell) -> None:
-        self.tracker.live(Live(planned.cell.key, planned.cell.name, self._params(planned)))
+        self.tracker.live(Live(planned.cell.key, planned.title, self._params(planned)))
         if self.viewer:
             self.viewer.started(planned)
 
@@ -274,7 +274,7 @@ class _Listener:
         self.tracker.live(
             Live(
                 planned.cell.key,
-                planned.cell.name,
+                planned.title,
                 self._params(planned),
                 list(progress.points),
                 list(progress.evaluations),
@@ -311,7 +311,7 @@ class _Listener:
             checkpoint.remove(under(self.where.checkpoints, planned.cell.key))
         except OSError as error:
             # Of an object store that is away: no reason to end the study, and the next run removes it.
-            _LOG.warning("The checkpoints of %s could not be removed: %s", planned.cell.name, reason(error))
+            _LOG.warning("The checkpoints of %s could not be removed: %s", planned.title, reason(error))
         self._news(planned.arm)
         if self.viewer:
             self.viewer.ended(planned, result)
@@ -351,7 +351,7 @@ class _Listener:
         self.tracker.live(
             Live(
                 planned.cell.key,
-                planned.cell.name,
+                planned.title,
                 self._params(planned),
                 tags=self._lost_tags(planned.cell.key),
             )
@@ -384,7 +384,7 @@ class _Listener:
         row = Row.model_validate(
             {
                 "cell": planned.cell.key,
-                "name": planned.cell.name,
+                "name": planned.title,
                 "protocol": self.plan.protocol,
                 "status": status,
                 "reason": reason,

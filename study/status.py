@@ -79,7 +79,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
         "cells": [
             {
                 "cell": planned.cell.key,
-                "name": planned.cell.name,
+                "name": planned.title,
                 "budget": planned.budget,
                 "state": state.states[planned.cell.key],
                 "loss": row.loss if (row := state.rows.get(planned.cell.key)) else None,
@@ -110,7 +110,7 @@ def status_table(state: StudyStatus) -> RenderableType:
         # Of cells that were stopped early there may be hundreds, and none is a failure; the JSON has their reasons.
         if row and row.reason and row.status != "stopped":
             lines.append(
-                Text(f"{row.status} {planned.cell.name} ({planned.cell.key}): {row.reason}", style="red")
+                Text(f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}", style="red")
             )
     if state.known:
         lines.append(Text(state.known.estimate.words))

@@ -64,6 +64,16 @@ def test_cells_are_in_the_order_of_budget_depth_factor_and_seed() -> None:
     assert len(order) == 90
 
 
+def test_cells_of_one_shape_and_seed_are_told_apart_by_their_rate() -> None:
+    plan = plan_of(SMALL, "search.lr_factors=[0.5, 1]")
+    titles = [planned.title for planned in plan.cells]
+    assert len(set(titles)) == len(titles) == 90
+    half = next(p for p in plan.cells if p.lr_factor == 0.5)
+    assert half.title == f"{half.cell.name} lr×0.5"
+    assert plan.planned(half.title) is half
+    assert plan.planned(half.cell.name).lr_factor == 1
+
+
 def test_every_cell_carries_exact_counts() -> None:
     for planned in plan_of(SMALL).cells:
         cell = planned.cell

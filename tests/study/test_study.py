@@ -35,6 +35,8 @@ LONG = ("training.steps=1500", "frontier.budgets=[6200]", "frontier.depths=[2]")
 SHORT = ("training.steps=600", *LONG[1:], "resources.checkpoint_every_seconds=0.2")
 #: One cell more than are trained at a time.
 THREE = (*SHORT, "training.seeds=3")
+#: One process of trials, which costs more to start than these cells to train.
+ALONE = "resources.slots=1"
 
 
 class Laptop:
@@ -204,7 +206,7 @@ def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
 )
 def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):
     # Where the stop comes before the first step, the cells need not be long.
-    overrides = laptop.overrides(THREE if stage == "training" else (*THREE, "training.steps=40"))
+    overrides = laptop.overrides(THREE if stage == "training" else (*THREE, "training.steps=40", ALONE))
     process = laptop.start("run", "tiny.yaml", *overrides)
     if stage == "training":
         laptop.wait_for(laptop.checkpoints, process)
@@ -244,7 +246,7 @@ def test_a_dead_tracking_server_neither_stops_nor_slows_a_study_and_gets_its_row
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    where = ["--set", f"tracking.uri=http://127.0.0.1:{port}"]
+    where = laptop.overrides([f"tracking.uri=http://127.0.0.1:{port}", ALONE])
     done = laptop.run("run", "tiny.yaml", *where)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "does not answer" in done.stdout
@@ -331,22 +333,14 @@ WILD = "{L1-d12: 0.03, L1-d22: 0.02, L2-d8: 0.04, L2-d16: 1000}"
 
 
 def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
-    done = laptop.run(
-        *(
-            "run",
-            "tiny.yaml",
-            "--set",
-            "training.clip=0",
-            "--set",
-            f"training.lr={{rule: table, values: {WILD}}}",
-        )
-    )
+    wild = ["training.clip=0", f"training.lr={{rule: table, values: {WILD}}}", ALONE]
+    done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {(r["depth"], r["width"], r["seed"]): r for r in laptop.rows()}
     assert len(rows) == 8
-    wild = [r for (depth, width, _), r in rows.items() if (depth, width) == ("2", "16")]
-    assert {r["status"] for r in wild} == {"diverged"}
-    assert all(r["reason"].startswith("the training loss") and not r["loss"] for r in wild)
+    lost = [r for (depth, width, _), r in rows.items() if (depth, width) == ("2", "16")]
+    assert {r["status"] for r in lost} == {"diverged"}
+    assert all(r["reason"].startswith("the training loss") and not r["loss"] for r in lost)
     fit = json.loads((laptop.results / "tiny" / "fit.json").read_text())
     assert fit["rows"]["used"] == 6
     assert len(fit["rows"]["left_out"]) == 2
@@ -354,7 +348,7 @@ def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
 
 
 def test_a_study_whose_cells_all_diverge_ends_with_status_1_and_says_so(laptop):
-    wild = ["training.lr={rule: fixed, value: 1000}", "training.clip=0", "training.seeds=1"]
+    wild = ["training.lr={rule: fixed, value: 1000}", "training.clip=0", "training.seeds=1", ALONE]
     done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import chdtri
 
+from analysis.groups import numbered
 from analysis.noise import Floats
 
 #: Finished runs beyond the parameters of the regression, without which nothing is foretold.
@@ -152,26 +153,37 @@ def fit_forecasts(finished: pd.DataFrame, steps: Sequence[int], last: int) -> tu
         steps: at which runs may be stopped.
         last: the step whose loss is foretold, as a rule the last.
     """
-    table = finished.pivot_table(index=["run", "depth", "params"], columns="step", values="loss", sort=False)
-    if last not in table:
-        return ()
-    table = table[table[last].notna()].iloc[-MOST_RUNS:]
+    depth, params, losses = _curves(finished, [*steps, last])
+    ended = np.flatnonzero(~np.isnan(losses[:, -1]))[-MOST_RUNS:]
     fits = []
-    for step in steps:
-        if step in table and step < last:
-            seen = table[[step, last]].dropna()
-            found = _fit(
-                step,
-                seen.index.get_level_values("depth").to_numpy(dtype=np.int64),
-                seen.index.get_level_values("params").to_numpy(dtype=float),
-                seen[step].to_numpy(dtype=float),
-                seen[last].to_numpy(dtype=float),
-            )
+    for place, step in enumerate(steps):
+        seen = ended[~np.isnan(losses[ended, place])]
+        if len(seen) and step < last:
+            found = _fit(step, depth[seen], params[seen], losses[seen, place], losses[seen, -1])
             fits += [] if found is None else [found]
     # What is left to fall gets less, and so does its variance: an estimate below that of a later step is low by chance.
     scales = np.array([(fit.scale, fit.new_scale) for fit in fits]).reshape(-1, 2)
     worst = np.maximum.accumulate(scales[::-1])[::-1].tolist()
     return tuple(replace(fit, scale=a, new_scale=b) for fit, (a, b) in zip(fits, worst, strict=True))
+
+
+def _curves(finished: pd.DataFrame, steps: Sequence[int]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+    """Depth and N of every run in the order of the lines, and its losses at these steps, NaN where it has none."""
+    finished = finished[finished["loss"].notna()]
+    depth, params = finished["depth"].to_numpy(dtype=np.int64), finished["params"].to_numpy(dtype=float)
+    number = numbered(pd.factorize(finished["run"])[0], depth, params)
+    first, run = np.unique(number, return_index=True, return_inverse=True)[1:]
+    order = np.argsort(first)
+    run, first = np.argsort(order)[run], first[order]
+    at, loss = finished["step"].to_numpy(), finished["loss"].to_numpy(dtype=float)
+    losses = np.full((len(first), len(steps)), np.nan)
+    for place, step in enumerate(steps):
+        here = at == step
+        # Several losses of one run and step are averaged.
+        count = np.bincount(run[here], minlength=len(first))
+        total = np.bincount(run[here], weights=loss[here], minlength=len(first))
+        losses[count > 0, place] = (total / np.maximum(count, 1))[count > 0]
+    return depth[first], params[first], losses
 
 
 def _fit(
@@ -284,9 +296,15 @@ class _Solved:
         """
         project = np.eye(len(shape)) - self.shares - self.weighted @ self.covariance @ self.weighted.T
         one = float(np.mean(self.projected**2 / np.maximum(np.diag(project), 1e-9)))
-        total = 0.0
-        for index in np.unique(shape):
-            mine = np.flatnonzero(shape == index)
-            block, error = project[np.ix_(mine, mine)], self.projected[mine]
-            total += float(error @ np.linalg.pinv(block, hermitian=True) @ error)
-        return one, total / len(shape)
+        order = np.argsort(shape, kind="stable")
+        count = np.bincount(shape)
+        start = np.cumsum(count) - count
+        squares = np.zeros(len(count))
+        # All shapes with as many runs in one go.
+        for runs in np.unique(count[count > 0]):
+            those = np.flatnonzero(count == runs)
+            mine = order[start[those][:, None] + np.arange(runs)]
+            inverse = np.linalg.pinv(project[mine[:, :, None], mine[:, None, :]], hermitian=True)
+            error = self.projected[mine]
+            squares[those] = np.einsum("ki,kij,kj->k", error, inverse, error)
+        return one, float(squares.sum()) / len(shape)

@@ -64,7 +64,7 @@ WORLDS = {
 
 def answered(frame):
     """The adjacent pairs of a study and its law."""
-    found = find_crossings(build_curves(frame), draws=100)
+    found = find_crossings(build_curves(frame), draws=100, delta=None, neighbours=True)
     return [item for item in found.items if item.adjacent], fit_threshold(found, "log-linear")
 
 

@@ -15,12 +15,11 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.interpolate import BSpline
 from scipy.optimize import minimize_scalar, nnls
 
 from analysis.noise import Floats
@@ -346,22 +345,11 @@ def _knots(x: Floats) -> tuple[float, ...]:
 
 def _falling(x: Floats, knots: tuple[float, ...]) -> Floats:
     """Integrated linear B-splines from x to the right end: each falls from its area to 0, so sums of them fall."""
-    inside = np.clip(x, knots[0], knots[-1])
-    return np.column_stack(
-        [
-            area - (integral(np.clip(inside, low, high)) - start)
-            for integral, low, high, start, area in _integrals(knots)
-        ]
-    )
-
-
-@lru_cache(maxsize=64)
-def _integrals(knots: tuple[float, ...]) -> list[tuple[BSpline, float, float, Floats, Floats]]:
-    """Of each linear B-spline its integral, its ends, the integral at the first end, and its area."""
     grid = np.array(knots)
-    found = []
-    for index in range(len(grid) - 2):
-        integral = BSpline.basis_element(grid[index : index + 3], extrapolate=False).antiderivative()
-        low, high = grid[index], grid[index + 2]
-        found.append((integral, low, high, integral(low), integral(high) - integral(low)))
-    return found
+    inside = np.clip(x, grid[0], grid[-1])[:, None]
+    left, middle, right = grid[:-2], grid[1:-1], grid[2:]
+    # The area of each B-spline to the right of x, on its rising side and on its falling one; either may be empty.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rising = (right - left) / 2 - (np.maximum(inside, left) - left) ** 2 / (2 * (middle - left))
+        falling = (right - np.minimum(inside, right)) ** 2 / (2 * (right - middle))
+    return np.asarray(np.where(inside < middle, rising, np.where(inside < right, falling, 0.0)))

@@ -63,6 +63,20 @@ def test_a_step_is_followed_by_a_spline_that_only_falls():
     np.testing.assert_allclose(found.loss(1, fine), step(fine), atol=0.12)
 
 
+def test_the_functions_of_a_spline_fall_from_their_area_to_nothing_and_never_jump():
+    """scipy's antiderivative of an element with a doubled knot at its right end is 0 there, and was a jump."""
+    knots = (1.0, 1.0, 2.0, 3.5, 5.0, 5.0)
+    x = np.linspace(1, 5, 4001)
+    found = module._falling(x, knots)
+    areas = [(right - left) / 2 for left, right in zip(knots[:-2], knots[2:], strict=True)]
+    np.testing.assert_allclose(found[0], areas, rtol=1e-12)
+    np.testing.assert_allclose(found[-1], 0, atol=1e-12)
+    steps = np.diff(found, axis=0)
+    assert steps.max() <= 0
+    # A linear B-spline is at most 1 high, so its integral never falls by more than a step of x.
+    assert steps.min() >= -(x[1] - x[0]) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("family", module.FAMILIES)
 def test_the_jacobian_is_the_derivative(family):
     # Losses differ from every family, so that nothing is at an exact optimum by luck.

@@ -32,7 +32,7 @@ resources: {device: cpu, slots: 2, checkpoint_every_seconds: 0.5}
 #: Cells of one shape, long enough for a few commands beside them.
 LONG = ("training.steps=1500", "frontier.budgets=[6200]", "frontier.depths=[2]")
 #: Long enough to be killed in the middle, after the first checkpoint, and short enough to be trained to the end.
-SHORT = ("training.steps=600", *LONG[1:], "resources.checkpoint_every_seconds=0.2")
+SHORT = ("training.steps=1200", *LONG[1:], "resources.checkpoint_every_seconds=0.2")
 #: One cell more than are trained at a time.
 THREE = (*SHORT, "training.seeds=3")
 #: One process of trials, which costs more to start than these cells to train.

@@ -12,7 +12,7 @@ help:
 	@echo "make study      install, run the quickstart study (about 7 minutes on 2 cores), write its report"
 	@echo "make test       install, run the tests"
 	@echo "make test-slow  the tests of real parts: whole studies, killed processes, servers"
-	@echo "make test-long  simulated searches of many minutes; no part of the gate"
+	@echo "make test-long  the real search against the real grid, eleven minutes; no part of the gate"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed and memory, as ratios against a named rival in the same run"
 	@echo "make clean      remove what was built; results/ and .venv stay"

@@ -14,7 +14,7 @@ from rich.table import Table
 from study.devices import cores
 from tests.bench.figure import Figure
 
-#: Parts by name; the search takes half an hour, the driver and the whole quickstart minutes, the others seconds.
+#: Parts by name; the search takes ten minutes, the driver and the whole quickstart minutes, the others seconds.
 PARTS = (
     "step",
     "trial",

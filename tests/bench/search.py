@@ -6,7 +6,7 @@ The rules are the same for all samplers and settings:
   the last: one who plans a study does not know them better (another rule of the learning rate or twice the tokens move
   them by a factor of 2 to 3). It goes seed after seed, the largest cells first, as the sampler `grid` does;
 - the other samplers choose within the same range of N: `crossing` among as many seeds as the grid, and three more sizes
-  between neighbouring budgets; `tpe` and `gp` train the grid's shapes with eight seeds, the best of a budget first;
+  between neighbouring budgets; `tpe` and `gp` train the grid's shapes with twelve seeds, the best of a budget first;
 - a cell costs N, for equal tokens;
 - after every batch of half a seed of the grid, or a tenth of the cells so far, the estimate of the depth at ten times
   the largest budget is asked for; a sampler ends by `analysis.aim.reached`;
@@ -36,7 +36,7 @@ from tests.bench.figure import Figure
 
 STUDIES, RIVAL_STUDIES = 100, 20
 #: Of a shape at most, more than any study here takes, and of every candidate of `tpe` and `gp`.
-SEEDS, RIVAL_SEEDS = 64, 8
+SEEDS, RIVAL_SEEDS = 64, 12
 #: Of fewer seeds some grids end by luck after three, with an interval that misses.
 ASKED, ASKED_STUDIES = 8, 20
 MARGIN = 8.0
@@ -205,7 +205,9 @@ def per_budget(setting: Setting, sampler: str) -> Ask:
 
 def losses_of(setting: Setting, number: int) -> dict[Cell, float]:
     """What every cell of a study would come out as: the same for all samplers."""
-    shapes = [(depth, width, 0.0) for depth, width in setting.between]
+    # A plan may take the width beside that of `shapes_of` where both are as near to the budget.
+    planned = {(planned.cell.shape.depth, planned.cell.shape.width) for planned in setting.plan.cells}
+    shapes = [(depth, width, 0.0) for depth, width in sorted({*setting.between, *planned})]
     frame = simulate_matched(setting.truth, shapes, SEEDS, (0, number))
     columns = (frame[name].tolist() for name in ("depth", "width", "seed", "loss"))
     return {(depth, width, seed): loss for depth, width, seed, loss in zip(*columns, strict=True)}

@@ -267,12 +267,13 @@ def depth_axis(axes: Axes, depths: Sequence[int], room: float = 26) -> None:
 
 
 def end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """A label right of every line's end, pushed apart where they would overlap; a legend for many lines."""
+    """A label right of every line's end, pushed apart where they would overlap; below the axes for many lines."""
     if len(ends) > MAX_END_LABELS:
         handles = [
             axes.plot([], [], marker="o", color=colour, label=label)[0] for _, _, label, colour in ends
         ]
-        axes.legend(handles=handles, frameon=False, fontsize=8, ncols=2, loc="upper right")
+        # Inside, it hid the lines of a search, whose budgets are many and whose losses fill the frame.
+        axes.figure.legend(handles=handles, frameon=False, fontsize=8.5, loc="outside lower center", ncols=6)
         return
     low, high = axes.get_ylim()
     scale = axes.yaxis.get_transform().transform

@@ -105,7 +105,7 @@ def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
         axes.axhline(data.until, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2, label="asked for")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(value, 1)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(value, 2)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title("half-width of its interval", fontweight="bold")
     if axes.get_legend_handles_labels()[0]:

@@ -24,19 +24,19 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow and not long" -n 2 --dist loadfile
 
 # Side by side, because most of them wait for processes to start and end: studies; machines, then ranks; and at the lowest
-# priority what only computes, the simulated studies of the analysis and the transfer of learning rates. With a fourth lane
-# on two cores, Ray's own processes took longer to start than Ray waits for them. The quickstart comes last, when the others
+# priority what only computes: simulated studies, and the transfer of learning rates. With a fourth lane that starts Ray,
+# Ray's own processes took longer to start on two cores than Ray waits for them. The quickstart comes last, when the others
 # are done.
 # Ray would run its workers at the priority 15, where they starve beside anything else.
-TRANSFER := tests/trainables/test_parametrisation_transfer.py
+COMPUTING := tests/trainables/test_parametrisation_transfer.py tests/study/test_early_truth.py
 test-slow: export RAY_worker_niceness := 0
 test-slow: $(INSTALLED)
 	@mkdir -p build; status=0; slow="$(BIN)/python -m pytest -m slow"; \
 	( first=0; nice -n 1 $$slow tests/cluster -rs --durations=12 || first=1; \
-	  nice -n 1 $$slow tests/trainables tests/study/test_gang.py --ignore=$(TRANSFER) --durations=6 && exit $$first ) > build/machines.log 2>&1 & machines=$$!; \
-	nice -n 19 $$slow tests/analysis $(TRANSFER) -n 2 --dist loadfile -o timeout=2400 --durations=6 > build/analysis.log 2>&1 & simulated=$$!; \
+	  nice -n 1 $$slow tests/trainables tests/study/test_gang.py $(COMPUTING:%=--ignore=%) --durations=6 && exit $$first ) > build/machines.log 2>&1 & machines=$$!; \
+	nice -n 19 $$slow tests/analysis $(COMPUTING) -n 2 --dist loadfile -o timeout=2400 --durations=6 > build/analysis.log 2>&1 & simulated=$$!; \
 	$$slow --ignore=tests/cluster --ignore=tests/trainables --ignore=tests/analysis \
-	  --ignore=tests/study/test_gang.py --durations=12 || status=1; \
+	  --ignore=tests/study/test_gang.py $(COMPUTING:%=--ignore=%) --durations=12 || status=1; \
 	for lane in $$machines $$simulated; do wait $$lane || status=1; done; \
 	cat build/machines.log build/analysis.log; exit $$status
 

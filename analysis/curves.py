@@ -290,11 +290,13 @@ class LossTable:
 
 
 def loss_table(rows: pd.DataFrame) -> LossTable:
-    """The losses of rows with the columns depth, params, seed, loss, and loss_se where there is one.
+    """The losses of rows with the columns depth, params, seed (numbers), loss, and loss_se where there is one.
 
     Raises:
         ValueError: there is no row.
     """
+    if not len(rows):
+        raise ValueError("there is no row")
     depth, params = rows["depth"].to_numpy(dtype=np.int64), rows["params"].to_numpy(dtype=float)
     loss = rows["loss"].to_numpy(dtype=float)
     error = (

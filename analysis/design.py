@@ -23,7 +23,7 @@ import pandas as pd
 
 from analysis.aim import Aim, compared
 from analysis.curves import Curves, build_curves
-from analysis.design_model import Model, Step
+from analysis.design_model import Model, Step, sure_noise
 from analysis.design_options import Key, Option, ended, in_order, is_lost, lost_shapes
 from analysis.design_rates import corner_rates, plan_rates
 from analysis.threads import single_threaded
@@ -137,7 +137,7 @@ def _best(
     for table, cells in ((measured, done), (running, begun)):
         for depth, params, seed in cells:
             table[row[depth, params], column[seed]] = 1
-    sd = float(np.median(curves.noise.sd_at(curves.mean))) * math.sqrt(1 - curves.noise.correlation)
+    sd = float(np.median(curves.noise.sd_at(curves.mean))) * math.sqrt(1 - sure_noise(curves)[0])
     overhead = OVERHEAD * max(item.cost for item in (*able, *waiting))
     # Rows do not say what they cost; for equal tokens it is in proportion to N.
     rate = float(np.median([item.cost / item.params for item in (*able, *waiting)]))

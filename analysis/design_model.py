@@ -156,7 +156,7 @@ class Model:
         self.foretold = np.array(
             [sums.get(place, 0.0) ** 2 for place in zip(self.depth.tolist(), self.x, strict=True)]
         )
-        self.rho, self.stray = _sure_noise(curves)
+        self.rho, self.stray = sure_noise(curves)
         self.places = np.linspace(float(self.x.min()), float(self.x.max()), PLACES)
         tables = {depth: smooth.jacobian(depth, self.places) for depth in curves.depths}
         values = {depth: smooth.loss(depth, self.places) for depth in curves.depths}
@@ -442,12 +442,16 @@ class Model:
         self.state = self._follow(self.taken)
 
 
-def _sure_noise(curves: Curves) -> tuple[float, float]:
+def sure_noise(curves: Curves) -> tuple[float, float]:
     """What shapes of a seed share, and `Curves.stray`, as far as they are more than few replicates make them by chance.
 
     A search that takes noise for stray asks for sizes only, and then no further seed ever tells it better. The same
     holds where a share that is too large leaves too little noise for the rest: with three seeds it is known to two
-    degrees of freedom, however many shapes there are, and one study in ten spent several times what its grid did.
+    degrees of freedom, however many shapes there are, and one study in ten spent several times what its grid did. The
+    seeds are those of the shape that has most.
+
+    Returns:
+        The share of the variance that shapes of a seed have in common, and a stray over the noise of one seed.
     """
     noise = curves.noise
     if noise.source != "seeds":

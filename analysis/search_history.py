@@ -17,9 +17,9 @@ from analysis.run_columns import FORECAST_ERROR
 from analysis.runs import STOPPED, RunTable
 from analysis.threads import single_threaded
 
-#: Points of a history; each is a fit of about a tenth of a second.
+#: Points of a history; each is a fit of some hundredths of a second.
 MOST_POINTS = 40
-#: Simulated grids whose median is told, and their seeds at most. With three the median rose with the seeds.
+#: Simulated grids whose median is told, and their seeds at most. With three studies it rose with more seeds, by chance.
 STUDIES, MOST_SEEDS = 15, 8
 #: A grid is followed until it costs so many times what the search did.
 REACH = 4.0

@@ -171,7 +171,8 @@ class _Points:
     """The points of a fit, and those of the depths with several sizes as a table: a row a depth."""
 
     def __init__(self, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> None:
-        """Sort by depth; rows are filled up with points of no weight, and their losses less the depth's mean."""
+        """Points are ordered by depth; rows are filled up with points of no weight, and hold losses less their mean."""
+        assert np.all(np.diff(depth) >= 0), "points of a depth lie together"
         self.x, self.loss, self.weight = x, loss, weight
         self.parts = _parts(depth)
         self.many = [part for _, part in self.parts if part.stop - part.start > 1]

@@ -17,8 +17,8 @@ from study.plan import Plan, PlannedCell, wall_seconds
 from study.tables import duration
 from trainables.progress import Progress, Result
 
-#: More rows than this do not fit a screen: the table then counts cells by depth only, and only so many cells are shown
-#: of those that run.
+#: More rows than this do not fit a screen: a table of more budgets counts cells by depth only, and of the running cells
+#: those are shown for which it leaves room.
 MOST_ROWS = 24
 #: Slots from which on the live table is drawn half as often: its lines, one a running cell, then cost the driver most.
 MANY_SLOTS = 8
@@ -33,9 +33,9 @@ class _Running:
     rate: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Group:
-    """The cells of one depth at one budget."""
+    """The cells of one depth at one budget. Replaced as a whole, because the table is drawn in a thread of its own."""
 
     cells: int = 0
     ended: int = 0
@@ -88,7 +88,7 @@ class Board:
         for planned in plan.main:
             self._missing_seconds[planned.layout.ranks] += planned.seconds
         for planned in () if self._is_search else plan.cells:
-            self._group(planned).cells += 1
+            self._count(planned, _Group(cells=1))
 
     @property
     def ended(self) -> int:
@@ -113,9 +113,7 @@ class Board:
         self._leave(planned)
         self.losses[planned.cell.key] = loss
         if loss is not None and planned.cell.key in self._listed:
-            group = self._group(planned)
-            group.losses += 1
-            group.total += loss
+            self._count(planned, _Group(losses=1, total=loss))
 
     def fail(self, planned: PlannedCell, reason: str) -> None:
         """A cell has failed for good in this run."""
@@ -138,20 +136,21 @@ class Board:
         work += [(r.planned.seconds * (1 - r.share), r.planned.layout.ranks) for r in begun]
         return wall_seconds(work, max(1, self.slots)) * (measured / estimated)
 
-    def _group(self, planned: PlannedCell) -> _Group:
-        return self.groups[planned.budget, planned.cell.shape.depth]
+    def _count(self, planned: PlannedCell, more: _Group) -> None:
+        key = planned.budget, planned.cell.shape.depth
+        self.groups[key] += more
 
     def _touch(self, planned: PlannedCell) -> None:
         if self._missing.pop(planned.cell.key, None):
             self._missing_seconds[planned.layout.ranks] -= planned.seconds
             if self._is_search:
-                self._group(planned).cells += 1
+                self._count(planned, _Group(cells=1))
 
     def _leave(self, planned: PlannedCell) -> None:
         self._touch(planned)
         self.running.pop(planned.cell.key, None)
         if planned.cell.key in self._listed:
-            self._group(planned).ended += 1
+            self._count(planned, _Group(ended=1))
 
 
 class Viewer:
@@ -233,17 +232,19 @@ class Viewer:
             Text(f"{duration(time.monotonic() - board.began)} gone"),
             Text(f"about {duration(left)} left" if left is not None else "estimating", style="dim"),
         )
-        parts: list[RenderableType] = [head, *([Text(board.note)] if board.note else []), self._table()]
+        table = self._table()
+        parts: list[RenderableType] = [head, *([Text(board.note)] if board.note else []), table]
         begun = list(board.running.values())
-        for running in begun[:MOST_ROWS]:
+        room = max(1, MOST_ROWS - table.row_count)
+        for running in begun[:room]:
             loss = f"loss {running.loss:.3f}" if running.loss is not None else "starting"
             rate = f"{running.rate / 1000:,.0f}k tokens/s" if running.rate else ""
             row = Table.grid(padding=(0, 2))
             bar = ProgressBar(total=1, completed=running.share, width=20)
             row.add_row(Text(f"{running.planned.title:<12}"), bar, Text(f"{loss}  {rate}", style="dim"))
             parts.append(row)
-        if len(begun) > MOST_ROWS:
-            parts.append(Text(f"and {len(begun) - MOST_ROWS} more", style="dim"))
+        if len(begun) > room:
+            parts.append(Text(f"and {len(begun) - room} more", style="dim"))
         return Group(*parts)
 
     def _completed(self) -> float:

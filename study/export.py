@@ -152,7 +152,8 @@ def find(cell: str, results: Path, study: str | None = None) -> Kept:
         there += f" Whose weights these are is not known: {_list(unread)}; {unread[0].reason}."
     raise SpecError(
         f"the {where} has no weights of a cell {cell!r}; a cell has none before it is finished. "
-        f"{there} `interplay status SPEC --json` lists the cells of a study; --results DIR names another folder."
+        f"{there} `interplay status SPEC --json` lists the cells of a study with their keys, by which one at another "
+        "learning rate (lr×) is asked for; --results DIR names another folder."
     )
 
 

@@ -247,13 +247,14 @@ class Plan:
         return self.planned(key).cell
 
     def planned(self, key: str) -> PlannedCell:
-        """Return a cell and its costs by its key, or by its title where only one cell has it.
+        """Return a cell and its costs by its key, or by its title or name where only one cell has it.
 
         Raises:
             SpecError: no cell, or several, answer to it.
         """
         exact = self.by_key(key)
         found = [exact] if exact else [p for p in self.pool if p.title == key]
+        found = found or [p for p in self.pool if p.cell.name == key]
         if len(found) != 1:
             raise SpecError(
                 f"{len(found)} cells of {self.name!r} are called {key!r}; "

@@ -227,7 +227,8 @@ def _scheduler() -> Any:
     class InOrder(_NotPickled, FIFOScheduler):  # type: ignore[misc, unused-ignore]
         """Runs trials in the order in which they came.
 
-        So does Tune's own (2.60), but it goes through all trials at each step, those that have ended too.
+        So does Tune's own (2.60), but it goes through all trials at each step, those that have ended too. A trial that
+        was lost comes again, after all others.
         """
 
         def __init__(self) -> None:
@@ -235,6 +236,8 @@ def _scheduler() -> Any:
             self.open: list[Any] = []
 
         def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+            if trial in self.open:
+                self.open.remove(trial)
             self.open.append(trial)
 
         def choose_trial_to_run(self, tune_controller: Any) -> Any:

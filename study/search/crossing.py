@@ -7,6 +7,7 @@ had not been.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,8 +31,10 @@ DEPTH, WIDTH, LR, SEED = "depth", "width", "lr_factor", "seed"
 Name = tuple[int, int, float, int]
 #: How many of the next cells are known at least, for people.
 SHOWN = 3
-#: Workers from which on the time that a plan takes counts, and the fewest ended cells for which so many plan anew.
-MANY_WORKERS = LEAST_GROUP = 8
+#: Workers from which on the time that a plan takes counts.
+MANY_WORKERS = 8
+#: Ended cells for which so many workers plan anew, at least.
+LEAST_GROUP = 8
 #: User attributes of a trial: the rank in which it ended, and the fields of its outcome that Optuna has no place for.
 ENDED, LOSS_SE, SHARE, STATUS = "ended", "loss_se", "share", "status"
 
@@ -149,8 +152,8 @@ class CrossingSampler(BaseSampler):
         self.group = group_of(workers)
         self._trials: Trials | None = None
         self._queue: list[Choice] = []
-        self._seen, self._tried = -1, 0
-        self._left, self._found = math.inf, False
+        self._costs = sorted({option.cost for option in self.options.values()})
+        self._seen, self._tried, self._reach, self._found = -1, 0, 0, False
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -190,15 +193,18 @@ class CrossingSampler(BaseSampler):
         return self._trials
 
     def upcoming(self, study: optuna.Study) -> Sequence[Choice]:
-        """The next choices, best first, planned anew where another group of cells has ended."""
+        """The next choices, best first.
+
+        They are planned anew where another group of cells has ended, or other cells can be afforded than when they were
+        planned: a search that was killed plans from those, and must not choose otherwise.
+        """
         now = self.trials(study)
         seen = len(now.ended) // self.group * self.group
         left = self.left(now)
+        reach = bisect_right(self._costs, left)
         # Cells are never taken back, so those of the plan and no others have been begun where there are as many.
-        is_planned = self._seen == seen and self._tried == len(now.tried)
-        # A plan that found nothing is made again only where more FLOPs are left.
-        is_used_up = not self._queue and (self._found or self._left != left)
-        if not is_planned or is_used_up or (self._queue and self._queue[0].option.cost > left):
+        is_planned = (self._seen, self._tried, self._reach) == (seen, len(now.tried), reach)
+        if not is_planned or (self._found and not self._queue):
             options = [
                 option
                 for name, option in self.options.items()
@@ -207,8 +213,8 @@ class CrossingSampler(BaseSampler):
             pending = [self.options[name] for name in (*now.ended[seen:], *now.running)]
             count = max(self.group, self.workers - len(now.running), SHOWN)
             self._queue = propose(now.rows(seen), pending, options, self.aim, count) if options else []
-            self._seen, self._tried = seen, len(now.tried)
-            self._left, self._found = left, bool(self._queue)
+            self._seen, self._tried, self._reach = seen, len(now.tried), reach
+            self._found = bool(self._queue)
         return tuple(self._queue)
 
     def left(self, now: Trials) -> float:
@@ -353,8 +359,8 @@ class CrossingSearch:
 def group_of(workers: int) -> int:
     """How many ended cells a search of so many workers looks at together.
 
-    With one or two workers it looks at each: cells then end so seldom that a plan for every one costs nothing. Many
-    workers choose without knowing what the others will show, so that half of them more or less changes little.
+    Up to three workers it looks at each: cells then end so seldom that a plan for every one costs nothing. Many workers
+    choose without knowing what the others will show, so that half of them, or eight, more or less changes little.
     """
     return max(LEAST_GROUP, workers // 2) if workers >= MANY_WORKERS else max(1, workers // 2)
 

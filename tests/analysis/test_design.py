@@ -307,7 +307,7 @@ def test_a_depth_without_a_loss_is_waited_for_and_not_for_ever():
 @pytest.mark.parametrize("error", [0.0, 0.02])
 def test_the_variance_of_what_is_there_is_that_of_the_fit_with_forecasts_and_shared_seeds(monkeypatch, error):
     """Where the design takes the noise as the fit does; otherwise it doubts what few seeds say of it."""
-    monkeypatch.setattr(design_model, "_sure_noise", lambda curves: (curves.noise.correlation, curves.stray))
+    monkeypatch.setattr(design_model, "sure_noise", lambda curves: (curves.noise.correlation, curves.stray))
     for key in range(20):
         rows = trained(Truth(2.5, 0.3, (1, 2, 4), shared=0.7), SHAPES, 4, key).assign(loss_se=0.0)
         rows.loc[(rows["params"] > 9000) & (rows["seed"] > 1), "loss_se"] = error

@@ -118,17 +118,37 @@ def test_a_killed_search_goes_on_from_the_rows_in_their_order_and_the_cells_that
     assert keys(again[len(running) :]) == keys(given[len(first) :])
 
 
+def half_of_some(planned):
+    """Some cells diverge and some are stopped early: both leave FLOPs for others."""
+    if planned.cell.shape.width % 7 == 1:
+        return Outcome(None, None, 0.3, "diverged")
+    if (planned.cell.shape.width + planned.cell.seed) % 3 == 0:
+        return Outcome(loss_of(planned), 0.01, 0.5, "stopped")
+    return outcome_of(planned)
+
+
+def assert_it_goes_on(spec, plan, workers, outcome, cuts):
+    """A search that is cut off after each of so many ended cells gives what the whole one did."""
+    given, ended, _ = drain(make_search(spec, plan, {}, workers=workers), workers, outcome)
+    for cut in (cut for cut in cuts if cut < len(ended)):
+        first, done, running = drain(make_search(spec, plan, {}, workers=workers), workers, outcome, stop=cut)
+        known = {p.cell.key: outcome(p) for p in done}
+        search = make_search(spec, plan, known, keys(running), workers=workers)
+        again, _, _ = drain(search, workers, outcome, order=keys(ended))
+        assert keys(again) == keys(running) + keys(given[len(first) :]), cut
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 8])
 def test_a_killed_search_goes_on_wherever_it_was_cut(workers):
-    spec, plan = study_of("max_cells: 48")
-    given, ended, _ = drain(make_search(spec, plan, {}, workers=workers), workers)
-    for cut in range(1, 40, 6):
-        first, done, running = drain(make_search(spec, plan, {}, workers=workers), workers, stop=cut)
-        known = {p.cell.key: outcome_of(p) for p in done}
-        search = make_search(spec, plan, known, keys(running), workers=workers)
-        again, _, _ = drain(search, workers, order=keys(ended))
-        assert keys(again) == keys(running) + keys(given[len(first) :])
+    assert_it_goes_on(*study_of("max_cells: 48"), workers, outcome_of, range(1, 40, 6))
+
+
+@pytest.mark.parametrize("flops", ["5e11", "8e11"])
+@pytest.mark.parametrize("outcome", [outcome_of, half_of_some])
+def test_a_killed_search_goes_on_where_its_flops_run_out(flops, outcome):
+    """Which cells it can still afford changes while a group of eight is not whole yet."""
+    assert_it_goes_on(*study_of(f"max_flops: {flops}"), 8, outcome, range(5, 100, 4))
 
 
 def test_a_finished_search_has_nothing_to_give_and_says_why(whole):
@@ -323,14 +343,7 @@ def test_looks_now_and_then_see_what_one_look_at_all_trials_sees():
 
 def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_stays_finished():
     spec, plan = study_of("max_flops: 3e11")
-
-    def outcome(planned):
-        if planned.cell.shape.width % 7 == 1:
-            return Outcome(None, None, 0.3, "diverged")
-        if (planned.cell.shape.width + planned.cell.seed) % 3 == 0:
-            return Outcome(loss_of(planned), 0.01, 0.5, "stopped")
-        return outcome_of(planned)
-
+    outcome = half_of_some
     search = make_search(spec, plan, {}, workers=4)
     given, ended, _ = drain(search, 4, outcome)
     spent = sum(p.flops * outcome(p).share for p in given)
@@ -341,12 +354,7 @@ def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_sta
         again = make_search(spec, plan, {p.cell.key: outcome(p) for p in ended}, workers=workers)
         assert again.done
         assert again.ending == search.ending
-    for cut in (len(ended) - 9, len(ended) - 3):
-        first, done, running = drain(make_search(spec, plan, {}, workers=4), 4, outcome, stop=cut)
-        known = {p.cell.key: outcome(p) for p in done}
-        search = make_search(spec, plan, known, keys(running), workers=4)
-        rest, _, _ = drain(search, 4, outcome, order=keys(ended))
-        assert keys(rest) == keys(running) + keys(given[len(first) :])
+    assert_it_goes_on(spec, plan, 4, outcome, (len(ended) - 9, len(ended) - 3))
 
 
 def test_the_sampler_refuses_a_parameter_that_is_no_cells():

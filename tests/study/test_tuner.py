@@ -155,7 +155,9 @@ def test_trials_run_in_the_order_they_came_and_those_that_ended_are_looked_at_no
     trials[4].state = "ERROR"
     assert scheduler.choose_trial_to_run(None) is trials[1]
     trials[0].state = "PENDING"
+    scheduler.on_trial_add(None, trials[0])
     assert scheduler.choose_trial_to_run(None) is trials[0], "it was lost and is tried again"
+    assert scheduler.open == [trials[1], trials[0]]
     asked = [one.asked for one in trials[2:]]
     scheduler.choose_trial_to_run(None)
     assert [one.asked for one in trials[2:]] == asked

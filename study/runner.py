@@ -50,10 +50,9 @@ from study.tracker import MANY_DEVICES, Tracker
 from study.tracking import ENDED, LOST_TRIALS, TAG_CHARACTERS, Live, News, Row, Store, stored_curves
 from study.trial import TrialSettings
 from study.tuner import run_cells, term_is_interrupt
-from trainables import checkpoint
 from trainables.errors import InputError
 from trainables.progress import Evaluation, Progress, Result
-from trainables.storage import copy_into, open_storage, reason, shown, under
+from trainables.storage import copy_into, discard, open_storage, reason, shown, under
 
 _LOG = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         for key in open_storage(where.checkpoints).tags():
             # A driver killed between recording a row and tidying up leaves its checkpoint.
             if key in rows and rows[key].status != "failed":
-                checkpoint.remove(under(where.checkpoints, key))
+                discard(under(where.checkpoints, key))
         search = make_search(spec, plan, outcomes(rows), begun(plan, rows, where, connection.store))
         source = _with_arm(spec, plan, search, rows, listener)
         listener.search = search
@@ -308,7 +307,7 @@ class _Listener:
         if self.policy and not planned.arm:
             self.policy.ended(planned, result.status, result.evaluations)
         try:
-            checkpoint.remove(under(self.where.checkpoints, planned.cell.key))
+            discard(under(self.where.checkpoints, planned.cell.key))
         except OSError as error:
             # Of an object store that is away: no reason to end the study, and the next run removes it.
             _LOG.warning("The checkpoints of %s could not be removed: %s", planned.title, reason(error))

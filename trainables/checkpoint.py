@@ -32,7 +32,7 @@ from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.progress import Evaluation, Point
 from trainables.record import versions
-from trainables.storage import Folder, open_storage
+from trainables.storage import Folder
 from trainables.together import together
 
 KEEP = 2
@@ -294,20 +294,6 @@ def find(
             return Found(marker.state, False, storage, tag, storage.local, False)
         is_plain = layout.zero == 0
         return Found(marker.state, not is_plain, storage, tag, _universal_folder(storage, tag), is_plain)
-
-
-def remove(where: str | Path) -> None:
-    """Delete all checkpoints of a cell whose result is on record.
-
-    An object store that is away is warned of and no more: what is left there does no harm.
-    """
-    storage = open_storage(where)
-    try:
-        storage.clear()
-    except OSError as error:
-        logging.getLogger(__name__).warning(
-            "The checkpoints in %s could not be deleted: %s", storage.name, _first_line(error)
-        )
 
 
 def tag_of(state: TrainingState) -> str:

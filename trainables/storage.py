@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -319,6 +320,21 @@ def _own_folder() -> Path:
             f"{root} belongs to somebody else, or others may write to it; delete it, or set TMPDIR to another folder."
         )
     return root
+
+
+def discard(where: str | Path) -> None:
+    """Delete all checkpoints of a cell whose result is on record.
+
+    An object store that is away is warned of and no more: what is left there does no harm. It is here, and not beside
+    what writes checkpoints, because a driver calls it and needs no torch.
+    """
+    storage = open_storage(where)
+    try:
+        storage.clear()
+    except OSError as error:
+        logging.getLogger(__name__).warning(
+            "The checkpoints in %s could not be deleted: %s", storage.name, reason(error)
+        )
 
 
 def reason(error: Exception) -> str:

@@ -17,6 +17,7 @@ from trainables.data.spec import HierarchyData
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.loop import train
+from trainables.storage import discard
 from trainables.world import leave
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=20)
@@ -363,7 +364,7 @@ def test_what_deepspeed_cannot_convert_is_passed_over(root, tmp_path, stopped, m
 
 
 def test_none_is_left_after_removal(tmp_path, stopped):
-    checkpoint.remove(tmp_path / "c")
+    discard(tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 

@@ -21,7 +21,7 @@ from trainables import checkpoint, storage
 from trainables.checkpoint import MARKER
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.storage import Bucket, Folder, open_storage, shown, under
+from trainables.storage import Bucket, Folder, discard, open_storage, shown, under
 
 SECRET = "Zm9yLXRlc3Rz"
 #: Few steps, because each of them saves.
@@ -62,7 +62,7 @@ def test_a_stopped_cell_goes_on_from_an_object_store(root, bucket):
     store = open_storage(bucket)
     assert len(store.tags()) == checkpoint.KEEP
     assert not left_on_this_machine()
-    checkpoint.remove(bucket)
+    discard(bucket)
     assert store.tags() == []
 
 
@@ -93,7 +93,7 @@ def test_a_gang_goes_on_from_an_object_store_and_at_another_degree(ranks, root, 
     uri = bucket.replace("s3://", f"s3://nobody:{SECRET}@")
     layout = Layout(tensor_parallel=2, zero=1)
     assert_same_bits(ranks, cell(steps=FEW), root, layout, uri, at=3)
-    checkpoint.remove(uri)
+    discard(uri)
     assert_moved(ranks, cell(steps=FEW, weight_decay=0.3), root, (layout, Layout()), uri, 1e-5, at=3)
     assert not left_on_this_machine()
 
@@ -200,7 +200,7 @@ def test_anything_fsspec_knows_is_a_store(root, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert_same_bits(None, cell(steps=FEW), root, Layout(), "memory://cells/c", at=3)
     assert len(open_storage("memory://cells/c").tags()) == checkpoint.KEEP
-    checkpoint.remove("memory://cells/c")
+    discard("memory://cells/c")
     assert open_storage("memory://cells/c").tags() == []
 
 

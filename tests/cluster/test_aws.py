@@ -43,8 +43,8 @@ def spec(name, *, steps, seeds=1, depths=(1, 2), budgets=(6200,), pool="cpu", sl
     )  # fmt: skip
 
 
-#: A study of six cells, long enough for a machine to be lost in the middle of the first.
-LOST = spec("lost", steps=3500, seeds=3)
+#: A study of six cells, long enough for three machines to come while they last; 3,500 steps once were not.
+LOST = spec("lost", steps=6000, seeds=3)
 #: A cell of two ranks, which need two machines.
 GANG = spec("gang", steps=60, depths=(1,), ranks=2)
 #: Two and two cells, so that there are rows before the driver is killed and a checkpoint to go on from.

@@ -100,7 +100,8 @@ class Cluster:
         """The machines of a pool on which a trial is running."""
         found = []
         for machine in self.simulation.instances(pool).values():
-            with contextlib.suppress(AssertionError):
+            # It may be on its way up, or given back since.
+            with contextlib.suppress(AssertionError, KeyError):
                 if "ImplicitFunc.train" in self.simulation.ask(machine.name, "ps", "-eo", "args"):
                     found.append(machine)
         return found

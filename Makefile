@@ -5,14 +5,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RESULTS ?= results
 
-.PHONY: help study test test-slow test-long lint format bench clean
+.PHONY: help study test test-slow lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make study      install, run the quickstart study (about 7 minutes on 2 cores), write its report"
 	@echo "make test       install, run the tests"
 	@echo "make test-slow  the tests of real parts: whole studies, killed processes, servers"
-	@echo "make test-long  the real search against the real grid, eleven minutes; no part of the gate"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed and memory, as ratios against a named rival in the same run"
 	@echo "make clean      remove what was built; results/ and .venv stay"
@@ -21,7 +20,7 @@ study: $(INSTALLED)
 	@$(BIN)/interplay run quickstart --results "$(RESULTS)"
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not long" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 # Side by side, because most of them wait for processes to start and end: studies; machines, then ranks; and at the lowest
 # priority what only computes: simulated studies, and the transfer of learning rates. With a fourth lane that starts Ray,
@@ -39,9 +38,6 @@ test-slow: $(INSTALLED)
 	  --ignore=tests/study/test_gang.py $(COMPUTING:%=--ignore=%) --durations=12 || status=1; \
 	for lane in $$machines $$simulated; do wait $$lane || status=1; done; \
 	cat build/machines.log build/analysis.log; exit $$status
-
-test-long: $(INSTALLED)
-	$(BIN)/python -m pytest -m long -o timeout=3600
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -27,7 +27,6 @@ PAGES = (
 ELSEWHERE = {
     "make test": "is what runs this; .ci/run calls it from a bare checkout",
     "make test-slow": "as above",
-    "make test-long": "nothing: it is itself tests, of many minutes",
     "make lint": "as above",
     "make study": "test_quickstart.py, by the same target",
     "interplay run quickstart": "test_quickstart.py, through `make study`",

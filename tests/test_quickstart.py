@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.test_docs import AFTER_QUICKSTART
@@ -64,6 +65,51 @@ def test_every_file_is_there_and_the_output_says_where(folder):
     assert {p.suffix for p in (study / "figures").iterdir()} == {".svg", ".png", ".csv"}
     assert "report.html" in (folder / "output.txt").read_text()
     assert not list((study / "outbox").glob("*.json")), "MLflow has every row"
+
+
+@pytest.fixture(scope="module")
+def searched(folder):
+    """The folder, with the search for the same crossings in it."""
+    command = [
+        sys.executable,
+        "-m",
+        "study",
+        "run",
+        "quickstart-search",
+        "--results",
+        str(folder / "results"),
+    ]
+    environment = {**os.environ, "HOME": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "results"
+
+
+def places(results, study):
+    """By pair: ln N of the crossing, and half the length of its 95 % interval."""
+    found = {}
+    for item in json.loads((results / study / "fit.json").read_text())["crossings"]:
+        assert item["status"] == "bracketed", (study, item)
+        low, high = item["params_interval"]
+        found[item["shallow"], item["deep"]] = math.log(item["params"]), math.log(high / low) / 2
+    return found
+
+
+def test_a_search_trains_at_most_half_of_the_grid(searched):
+    grid, search = (
+        pd.read_csv(searched / study / "runs.csv")["flops"].sum()
+        for study in ("quickstart", "quickstart-search")
+    )
+    assert search <= 0.5 * grid
+
+
+def test_a_search_finds_the_crossings_of_the_grid_within_their_intervals(searched):
+    """The difference of two crossings is compared with the root of the sum of the squares of their half-widths."""
+    grid, search = places(searched, "quickstart"), places(searched, "quickstart-search")
+    assert {(1, 2), (2, 4)} <= set(grid) == set(search)
+    for pair, (place, half) in grid.items():
+        other, other_half = search[pair]
+        assert abs(place - other) <= math.hypot(half, other_half), (pair, grid, search)
 
 
 def test_a_second_time_trains_nothing_and_takes_less_than_half_a_minute(folder):

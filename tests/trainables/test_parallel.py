@@ -218,11 +218,11 @@ def test_the_other_ranks_wait_while_rank_0_writes_the_weights(ranks, root):
     assert abs(two[0] - two[1]) < 4
 
 
-def by_hand(*arguments, ranks=2):
+def by_hand(*arguments, ranks=2, program=("-m", "trainables")):
     """Start the cell as a person does; gloo is kept on loopback, and torchrun's own port is any that is free."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return subprocess.run(
-        [*launcher, "-m", "trainables", *arguments],
+        [*launcher, *program, *arguments],
         capture_output=True, text=True, check=False, timeout=300,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
@@ -237,6 +237,41 @@ def test_a_cell_is_trained_by_hand_under_torchrun(expected, root, tmp_path, opti
     assert done.returncode == 0, done.stderr
     result = Result.model_validate_json(done.stdout)  # one document: only rank 0 prints
     assert_same(result, expected, loss=2e-6, norm=1e-5)
+
+
+THREADS = """
+import sys
+from pathlib import Path
+from trainables.__main__ import end, main
+status = main()
+print("threads:", *{(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}, file=sys.stderr)
+end(status)
+"""
+
+
+def test_library_defect_threads_of_gloo_outlive_the_groups_of_zero_3(root, tmp_path):
+    """When this fails, `trainables.__main__.end` need no longer end a rank at once."""
+    (tmp_path / "cell.json").write_text(cell().model_dump_json())
+    (tmp_path / "threads.py").write_text(THREADS)
+    arguments = [str(tmp_path / "cell.json"), "--data", str(root), "--evaluations", "1", "--zero", "3"]
+    done = by_hand(*arguments, program=(str(tmp_path / "threads.py"),))
+    assert done.returncode == 0, done.stderr
+    left = [line for line in done.stderr.splitlines() if line.startswith("threads:")]
+    assert len(left) == 2, done.stderr
+    assert all("gloo" in line for line in left), left
+
+
+@pytest.mark.parametrize(("ranks", "late"), [("1", "late\n"), ("2", "")])
+def test_one_of_several_ranks_ends_at_once_with_all_it_said(ranks, late):
+    program = "import atexit; atexit.register(print, 'late'); from trainables.__main__ import end as e; print('said'); e(3)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "WORLD_SIZE": ranks},
+    )
+    assert (done.returncode, done.stdout) == (3, f"said\n{late}")
 
 
 def test_a_wrong_degree_under_torchrun_ends_with_status_2_and_one_paragraph(root, tmp_path):

@@ -172,7 +172,7 @@ def test_make_targets_run_what_the_pages_say(target):
     done = subprocess.run(["make", "-n", "-C", ROOT, target], capture_output=True, text=True, check=True)
     expected = {
         "study": "interplay run quickstart",
-        "test": '-m pytest -m "not slow and not long"',
+        "test": '-m pytest -m "not slow"',
         "test-slow": "-m pytest -m slow",
         "lint": "mypy",
         "bench": "-m tests.bench",

@@ -239,6 +239,13 @@ def test_a_cell_is_trained_by_hand_under_torchrun(expected, root, tmp_path, opti
     assert_same(result, expected, loss=2e-6, norm=1e-5)
 
 
+END = """
+import atexit
+atexit.register(print, "late")
+from trainables.__main__ import end
+print("said")
+end(3)
+"""
 THREADS = """
 import sys
 from pathlib import Path
@@ -263,9 +270,8 @@ def test_library_defect_threads_of_gloo_outlive_the_groups_of_zero_3(root, tmp_p
 
 @pytest.mark.parametrize(("ranks", "late"), [("1", "late\n"), ("2", "")])
 def test_one_of_several_ranks_ends_at_once_with_all_it_said(ranks, late):
-    program = "import atexit; atexit.register(print, 'late'); from trainables.__main__ import end as e; print('said'); e(3)"
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", END],
         capture_output=True,
         text=True,
         check=False,

@@ -306,11 +306,7 @@ class _Listener:
         self._record(planned, result.status, result.reason, metrics, tags, result)
         if self.policy and not planned.arm:
             self.policy.ended(planned, result.status, result.evaluations)
-        try:
-            discard(under(self.where.checkpoints, planned.cell.key))
-        except OSError as error:
-            # Of an object store that is away: no reason to end the study, and the next run removes it.
-            _LOG.warning("The checkpoints of %s could not be removed: %s", planned.title, reason(error))
+        discard(under(self.where.checkpoints, planned.cell.key))
         self._news(planned.arm)
         if self.viewer:
             self.viewer.ended(planned, result)

@@ -328,12 +328,11 @@ def discard(where: str | Path) -> None:
     An object store that is away is warned of and no more: what is left there does no harm. It is here, and not beside
     what writes checkpoints, because a driver calls it and needs no torch.
     """
-    storage = open_storage(where)
     try:
-        storage.clear()
+        open_storage(where).clear()
     except OSError as error:
         logging.getLogger(__name__).warning(
-            "The checkpoints in %s could not be deleted: %s", storage.name, reason(error)
+            "The checkpoints in %s could not be deleted: %s", shown(str(where)), reason(error)
         )
 
 

@@ -200,22 +200,24 @@ class CrossingSampler(BaseSampler):
         """
         now = self.trials(study)
         seen = len(now.ended) // self.group * self.group
-        left = self.left(now)
-        reach = bisect_right(self._costs, left)
+        reach = bisect_right(self._costs, self.left(now))
         # Cells are never taken back, so those of the plan and no others have been begun where there are as many.
         is_planned = (self._seen, self._tried, self._reach) == (seen, len(now.tried), reach)
         if not is_planned or (self._found and not self._queue):
-            options = [
-                option
-                for name, option in self.options.items()
-                if name not in now.tried and option.cost <= left
-            ]
+            options = self.affordable(now)
             pending = [self.options[name] for name in (*now.ended[seen:], *now.running)]
             count = max(self.group, self.workers - len(now.running), SHOWN)
             self._queue = propose(now.rows(seen), pending, options, self.aim, count) if options else []
             self._seen, self._tried, self._reach = seen, len(now.tried), reach
             self._found = bool(self._queue)
         return tuple(self._queue)
+
+    def affordable(self, now: Trials) -> list[Option]:
+        """The cells that have not been tried and fit into the training FLOPs that are left."""
+        left = self.left(now)
+        return [
+            option for name, option in self.options.items() if name not in now.tried and option.cost <= left
+        ]
 
     def left(self, now: Trials) -> float:
         """Training FLOPs that trials to come may cost."""
@@ -347,12 +349,8 @@ class CrossingSearch:
         if tried >= len(self._cells):
             return Ending("options", f"all {tried:,} cells it may train have been tried.")
         # A cell that runs may be stopped early or diverge, and leave FLOPs for others.
-        if flops is not None and not self._trials:
-            left = self._sampler.left(now)
-            if all(
-                option.cost > left for name, option in self._sampler.options.items() if name not in now.tried
-            ):
-                return Ending("max_flops", f"no other cell fits into {short(flops)} training FLOPs.")
+        if flops is not None and not self._trials and not self._sampler.affordable(now):
+            return Ending("max_flops", f"no other cell fits into {short(flops)} training FLOPs.")
         return None
 
 

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from tests.clouds import amazon
 from tests.disks import small_disk
-from tests.trainables.data.test_store import prose
+from tests.trainables.data.test_store import prose, said_at_once
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key, open_store, shared
 from trainables.data.seal import is_held, last_used
@@ -354,22 +354,9 @@ def test_a_killed_fetcher_leaves_nothing_that_counts(tmp_path, machine, bucket, 
 def test_one_process_of_a_machine_fetches_for_all(tmp_path, machine, bucket):
     expected = open_store(SMALL, context=CONTEXT, root=bucket).manifest["sha256"]["train"]
     machine("two")
-    start, log = tmp_path / "start", tmp_path / "log"
-    here = [tmp_path / f"here{i}" for i in range(3)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", FETCH, bucket, str(log), str(mark), str(start)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for mark in here
-    ]
-    deadline = time.monotonic() + 60
-    while not all(mark.exists() for mark in here):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    start.touch()
-    assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [expected] * 3
+    log = tmp_path / "log"
+    found = said_at_once(tmp_path, 3, FETCH, bucket, log)
+    assert [text.strip() for text in found] == [expected] * 3
     assert log.read_text() == "fetched\n"
 
 

@@ -211,12 +211,15 @@ print(json.dumps([store.manifest["sha256"], (store.path / "manifest.json").stat(
 """
 
 
-def test_several_processes_want_it_at_once_and_one_packs(tmp_path, text_file):
-    root, start = tmp_path / "stores", tmp_path / "start"
-    here = [tmp_path / f"here{i}" for i in range(4)]
+def said_at_once(folder, count, program, *arguments):
+    """What so many processes of a program print that wait for one another.
+
+    Beside its arguments each is given a file to make when it is there, and one to wait for.
+    """
+    start, here = folder / "start", [folder / f"here{i}" for i in range(count)]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", OPEN_AT_ONCE, str(root), str(text_file), str(mark), str(start)],
+            [sys.executable, "-c", program, *map(str, arguments), str(mark), str(start)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -227,7 +230,12 @@ def test_several_processes_want_it_at_once_and_one_packs(tmp_path, text_file):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     start.touch()
-    found = [worker.communicate(timeout=60)[0] for worker in workers]
+    return [worker.communicate(timeout=60)[0] for worker in workers]
+
+
+def test_several_processes_want_it_at_once_and_one_packs(tmp_path, text_file):
+    root = tmp_path / "stores"
+    found = said_at_once(tmp_path, 4, OPEN_AT_ONCE, root, text_file)
     assert found[0]
     assert all(one == found[0] for one in found), "one store: the same bytes and the same file"
     assert len([p for p in root.iterdir() if p.name != "tmp"]) == 1

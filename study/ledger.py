@@ -17,7 +17,7 @@ from study.frontier import heads_of
 from study.plan import Plan, PlannedCell
 from study.search import Outcome
 from study.spec import ResourcesSection, StudySpec, from_environment
-from study.tracking import ENDED, Outbox, Row, Store, open_store, store_uri
+from study.tracking import ENDED, MEASURE, Outbox, Row, Store, open_store, store_uri
 from trainables.cell import Shape
 from trainables.storage import located, open_storage, under
 
@@ -258,6 +258,8 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
     in_order = sorted(ended, key=lambda p: (ended_at(rows[p.cell.key]), p.cell.key))
     order = {planned.cell.key: rank for rank, planned in enumerate(in_order, 1)}
     arms = any(planned.arm for planned in ended)
+    # Those of single layers are in the report's figure of the diagnostics.
+    measured = sorted({name for row in rows.values() for name in row.measures if "/" not in name})
     lines = [
         {
             **identity(planned),
@@ -267,6 +269,7 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
             "vocabulary": plan.vocabulary,
             **{name: row.metrics.get(name) for name in MEASURED},
             **({"loss_se": row.loss_se, "trained_share": row.share} if stopped else {}),
+            **{name: row.measures.get(name) for name in measured},
             "protocol": row.protocol,
             **({"order": order[row.cell]} if plan.sampler != "grid" else {}),
             **({"arm": planned.arm} if arms else {}),
@@ -287,6 +290,8 @@ def _rows_of_table(path: Path) -> dict[str, Row]:
 
 def _row_of_line(line: Mapping[str, str]) -> Row:
     numbers = ("loss", *MEASURED, *STOPPED)
+    others = {*IDENTITY, *numbers, "vocabulary", "status", "reason", "protocol", "order", "arm"}
+    measures = {f"{MEASURE}{key}": float(text) for key, text in line.items() if key not in others and text}
     return Row.model_validate(
         {
             "cell": line["cell"],
@@ -295,7 +300,7 @@ def _row_of_line(line: Mapping[str, str]) -> Row:
             "status": line["status"],
             "reason": line.get("reason") or None,
             "params": {key: float(line[key]) for key in SHAPE if line.get(key)},
-            "metrics": {key: float(line[key]) for key in numbers if line.get(key)},
+            "metrics": {key: float(line[key]) for key in numbers if line.get(key)} | measures,
             "tags": {tag: line[key] for tag, key in ((ENDED, "order"), (ARM, "arm")) if line.get(key)},
         }
     )

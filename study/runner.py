@@ -47,7 +47,7 @@ from study.spec import StudySpec
 from study.stop import remembered_interrupt
 from study.tables import duration
 from study.tracker import MANY_DEVICES, Tracker
-from study.tracking import ENDED, LOST_TRIALS, TAG_CHARACTERS, Live, News, Row, Store, stored_curves
+from study.tracking import ENDED, LOST_TRIALS, MEASURE, TAG_CHARACTERS, Live, News, Row, Store, stored_curves
 from study.trial import TrialSettings
 from study.tuner import run_cells, term_is_interrupt
 from trainables.errors import InputError
@@ -298,6 +298,9 @@ class _Listener:
                 metrics["loss_se"] = result.loss_se
             if result.bytes_per_token:
                 metrics["bits_per_byte"] = result.loss / math.log(2) / result.bytes_per_token
+        if result.evaluations and result.status != "diverged":
+            last = result.evaluations[-1].measures
+            metrics |= {f"{MEASURE}{name}": value for name, value in last.items()}
         tags = {
             "interplay.device": result.device,
             "interplay.resumed_from": str(result.resumed_from or ""),

@@ -52,7 +52,15 @@ TAG_CHARACTERS = 4000
 ENDED = "interplay.ended"
 #: MLflow's names of the parts of a training curve. None may be a final metric's too: MLflow shows the value of the
 #: highest step, and that would be the curve's.
+#: Final metrics that begin so are measures beside the loss, such as `measure.accuracy`, and columns of the run table;
+#: `curve_name` is what a measure is called at every evaluation.
+MEASURE = "measure."
 CURVES = {"train_loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_second": "throughput"}
+
+
+def curve_name(measure: str) -> str:
+    """MLflow's name of a measure along the training of a cell, beside `validation_loss`."""
+    return f"validation_{measure}"
 
 
 class Row(BaseModel):
@@ -80,6 +88,15 @@ class Row(BaseModel):
     def loss_se(self) -> float | None:
         """Standard error of a loss that is a forecast."""
         return self.metrics.get("loss_se") if self.status == "stopped" else None
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """What was measured beside the loss at the end, by name; see `trainables.progress.Evaluation`."""
+        return {
+            name.removeprefix(MEASURE): value
+            for name, value in self.metrics.items()
+            if name.startswith(MEASURE)
+        }
 
     @property
     def share(self) -> float:
@@ -298,7 +315,9 @@ class Store:
         for evaluation in evaluations:
             if evaluation.step > last_evaluation:
                 last_evaluation = evaluation.step
-                metrics.append(Metric("validation_loss", evaluation.loss, now, evaluation.step))
+                measured = {curve_name(name): value for name, value in evaluation.measures.items()}
+                for name, value in {"validation_loss": evaluation.loss, **measured}.items():
+                    metrics.append(Metric(name, value, now, evaluation.step))
         for start in range(0, len(metrics), METRICS_PER_BATCH):
             self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
         return last_point, last_evaluation

@@ -26,10 +26,14 @@ class Point(_Record):
 
 
 class Evaluation(_Record):
-    """Loss on the fixed validation set, in nats per token."""
+    """What was measured on the fixed validation set: the loss, in nats per token, and whatever else was asked for.
+
+    `measures` are numbers by name, such as `accuracy`; of what each layer has, `NAME/LAYER`, layers from 1 on.
+    """
 
     step: int
     loss: float
+    measures: dict[str, float] = {}
 
 
 class Progress(_Record):

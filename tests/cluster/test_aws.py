@@ -48,8 +48,8 @@ def spec(name, *, steps, seeds=1, depths=(1, 2), budgets=(6200,), pool="cpu", sl
 LOST = spec("lost", steps=6000, seeds=3)
 #: A cell of two ranks, which need two machines.
 GANG = spec("gang", steps=60, depths=(1,), ranks=2)
-#: Two and two cells, so that there are rows before the driver is killed and a checkpoint to go on from. With 2,500 steps
-#: the third sometimes ended while its checkpoint was looked for.
+#: Two and two cells, so that there are rows before the driver is killed and a checkpoint to go on from. With 2,500
+#: steps the third sometimes ended while its checkpoint was looked for.
 KILLED = spec("killed", steps=6000, seeds=2, slots=2)
 #: Two cells that go on for longer than their machine's disk takes to fill: with 3,000 steps both had sometimes ended.
 FULL = spec("full", steps=9000, depths=(2,), seeds=2)

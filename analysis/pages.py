@@ -70,6 +70,7 @@ def environment() -> Environment:
         "factor_phrase": factor_phrase,
         "times": _times,
         "factors": _factors,
+        "ends": ends,
     }
     return made
 

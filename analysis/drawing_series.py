@@ -20,8 +20,8 @@ from analysis.series import BestData, CrossingData, MeasureData, ValueAxis
 APART = 0.012
 #: Inches of an axis of values, and points a letter of its labels takes.
 REACH, LETTER = 5.4, 6.0
-#: How far the arrow of a bound reaches, as a factor.
-LENGTH = 1.35
+#: How far the arrow of a bound reaches, and the frame beyond all that is known, as factors.
+LENGTH, MARGIN = 1.35, 1.6
 
 
 def draw_crossings(data: CrossingData, key: str) -> Canvas:
@@ -30,7 +30,8 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
     pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
     values = data.rows[["params", "low", "high", "measured_low", "measured_high"]].to_numpy(dtype=float)
     known = values[np.isfinite(values)]
-    bottom, top = float(known.min()) / 1.3, float(known.max()) * 1.3
+    # Room for the arrows of bounds.
+    bottom, top = float(known.min()) / MARGIN, float(known.max()) * MARGIN
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
     set_values(axes, data.axis)
@@ -83,12 +84,12 @@ def _arrow(axes: Axes, place: float, row: Mapping[Any, Any], colour: str) -> Non
     bound = known if math.isfinite(known) else row["measured_low" if below else "measured_high"]
     if not math.isfinite(bound):
         return
-    _point_away(axes, place, bound, 1 / LENGTH if below else LENGTH, colour)
+    _point_away(axes, place, bound, bound / LENGTH if below else bound * LENGTH, colour)
 
 
-def _point_away(axes: Axes, place: float, bound: float, factor: float, colour: str) -> None:
+def _point_away(axes: Axes, place: float, bound: float, end: float, colour: str) -> None:
     arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.8}
-    axes.annotate("", xy=(place, bound * factor), xytext=(place, bound), arrowprops=arrow)
+    axes.annotate("", xy=(place, end), xytext=(place, bound), arrowprops=arrow)
     axes.plot([place], [bound], marker="_", color=colour, markersize=11, zorder=4)
 
 
@@ -114,7 +115,9 @@ def draw_best(data: BestData, key: str) -> Canvas:
     _room_right(axes, data.axis)
     axes.set_xlabel(key)
     axes.set_ylabel("best depth (layers)")
-    end_labels(axes, ends)
+    # All at one place: lines that end at one depth have their labels in each other else.
+    last = max(end[0] for end in ends)
+    end_labels(axes, [(last, *end[1:]) for end in ends])
     return canvas
 
 
@@ -154,22 +157,25 @@ def draw_measure(data: MeasureData, key: str) -> Canvas:
 
 
 def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
-    axes.set_yscale("log")
+    # Straight in the depth: where it grows like the logarithm of the value, the points lie on a line.
     set_values(axes, data.axis, reach=2.3)
     rows = data.needed
-    reached = rows[rows["depth"].notna()]
-    axes.plot(
-        reached["place"], reached["depth"], color=palette.ACCENT, marker="o", markersize=6.5, linewidth=1.3
-    )
+    depths = [depth for depth, _ in by_depth(data.shapes)]
+    span = max(depths[-1] - depths[0], 1)
+    reached = rows.set_index("place")["depth"].reindex(list(data.axis.places))
+    axes.plot(reached.index, reached, color=palette.ACCENT, marker="o", markersize=6.5, linewidth=1.3)
     for row in rows[rows["depth"].isna()].to_dict("records"):
         # Not reached by the deepest net of this value: more layers are needed, if layers are what is lacking.
-        _point_away(axes, float(row["place"]), float(row["deepest"]), LENGTH, palette.MUTED)
-    depths = [depth for depth, _ in by_depth(data.shapes)]
-    axes.set_ylim(depths[0] / 1.3, depths[-1] * 1.7)
-    _depth_ticks(axes, depths)
+        bound = float(row["deepest"])
+        _point_away(axes, float(row["place"]), bound, bound + 0.12 * span, palette.MUTED)
+    axes.set_ylim(depths[0] - 0.08 * span, depths[-1] + 0.18 * span)
+    kept: list[int] = []
+    for depth in depths:
+        if not kept or depth - kept[-1] >= 0.06 * span:
+            kept.append(depth)
+    axes.set_yticks(kept)
     axes.set_xlabel(key)
-    side = "at most" if data.lower else "at least"
-    axes.set_title(f"layers for {side} {data.target:g}", fontweight="bold")
+    axes.set_title(f"layers for {data.name} {'≤' if data.lower else '≥'} {data.target:g}", fontweight="bold")
 
 
 def set_values(axes: Axes, axis: ValueAxis, *, reach: float = REACH) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.numbers import human
+from analysis.contrast import Moved
+from analysis.numbers import digits, human
 from analysis.series import BestData, CrossingData, MeasureData, Move, Value, label
-from analysis.wording import human_range, layers, percent
-from analysis.wording_search import ratio_phrase
+from analysis.wording import ends, human_range, layers, percent
+from analysis.wording_search import factor_interval
 
 #: Pairs of depths that are told in a sentence of their own.
 MOST_PAIRS = 3
@@ -33,30 +34,35 @@ def series_sentences(
 
 
 def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
-    """One sentence a pair of neighbouring depths: where it crosses at each value."""
-    told = []
-    pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
-    for (shallow, deep), rows in pairs[:MOST_PAIRS]:
-        parts = [f"{_where(row, level)} at {key} {label(row['value'])}" for row in rows.to_dict("records")]
-        told.append(f"Depth {deep} overtakes depth {shallow} {_listed(parts)}.")
-    if len(pairs) > MOST_PAIRS:
-        told.append(f"{len(pairs) - MOST_PAIRS} more pairs of depths are in the table.")
+    """One sentence for each pair of neighbouring depths that is settled at some value: where it crosses at each."""
+    told: list[str] = []
+    silent = 0
+    for (shallow, deep), rows in data.rows.groupby(["shallow", "deep"], sort=True):
+        if len(told) == MOST_PAIRS or not (rows["status"] == "bracketed").any():
+            silent += 1
+            continue
+        parts = []
+        for where, group in itertools.groupby(rows.to_dict("records"), lambda row: _where(row, level)):
+            parts.append(f"{where} at {_values([row['value'] for row in group])}")
+        told.append(f"Depth {deep} overtakes depth {shallow}, by {key}: {'; '.join(parts)}.")
+    if silent:
+        pairs = f"{silent} more pairs of depths are" if silent > 1 else "1 more pair of depths is"
+        few = "No crossing is between two sizes measured at any value; what bounds there are is in the table."
+        told.append(f"{pairs} in the table." if told else few)
     return told
 
 
 def _where(row: dict[Any, Any], level: float) -> str:
     match row["status"]:
         case "bracketed":
-            ends = tuple(None if math.isnan(row[name]) else float(row[name]) for name in ("low", "high"))
-            return f"at N ≈ {human(row['params'])} ({percent(level)}: {human_range((ends[0], ends[1]))})"
+            low, high = (None if math.isnan(row[name]) else float(row[name]) for name in ("low", "high"))
+            return f"N ≈ {human(row['params'])} ({percent(level)}: {human_range((low, high))})"
         case "left_censored":
-            return f"below all sizes measured (N ≈ {human(row['measured_low'])})"
+            return "below all sizes measured"
         case "right_censored":
-            return f"nowhere up to N ≈ {human(row['measured_high'])}"
+            return "nowhere up to the largest size"
         case _:
-            if math.isnan(row["params"]):
-                return "at a size that is not settled"
-            return f"perhaps near N ≈ {human(row['params'])}, which is not settled,"
+            return "not settled"
 
 
 def moved_sentences(key: str, moves: Sequence[Move], level: float) -> list[str]:
@@ -69,7 +75,7 @@ def moved_sentences(key: str, moves: Sequence[Move], level: float) -> list[str]:
     if not moved:
         return [f"No crossing lies elsewhere than at {key} {first} beyond the noise ({percent(level)})."]
     parts = [
-        f"{item.shallow} → {item.deep} at {key} {label(move.value)} {ratio_phrase(item, level)}"
+        f"{item.shallow} → {item.deep} at {label(move.value)} to {_factor(item, level)}"
         for move, item in moved[:MOST_PAIRS]
     ]
     more = f", and {len(moved) - MOST_PAIRS} more in the table" if len(moved) > MOST_PAIRS else ""
@@ -78,6 +84,14 @@ def moved_sentences(key: str, moves: Sequence[Move], level: float) -> list[str]:
     return [
         f"Against {key} {first}, {len(moved)} of {len(pairs)} crossings move: {'; '.join(parts)}{more}.{doubt}"
     ]
+
+
+def _factor(item: Moved, level: float) -> str:
+    interval = factor_interval(item.shift_interval)
+    assert interval is not None
+    if item.shift is None:
+        return f"{ends(interval, 3)} times the N ({percent(level)})"
+    return f"{digits(math.exp(item.shift), 3)} times the N ({percent(level)}: {ends(interval, 3)})"
 
 
 def best_sentences(key: str, data: BestData | None) -> list[str]:

@@ -14,6 +14,7 @@ those of the fit; only the power laws without an offset, or with a known one, ar
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -223,7 +224,7 @@ def kaplan(
     if len(curves.depths) < 2:
         return None
     totals = totals_of(rows, curves)
-    quantile = float(student.ppf((1 + level) / 2, curves.dof)) if curves.noise.known else math.nan
+    quantile = _quantile(level, curves.dof) if curves.noise.known else math.nan
     aspects = _aspects(rows, curves, best, quantile)
     groups: list[tuple[Counted, Scope, int | None, _Losses]] = [
         ("own", "best", None, _at_best(curves, best)),
@@ -390,16 +391,9 @@ def _straight(start: Exponent, losses: _Losses, floor: float, curves: Curves, le
     solve = np.linalg.solve((design.T * weight) @ design, design.T * weight)
     level_at, alpha = (float(value) for value in solve @ y)
     residual = y - design @ np.array([level_at, alpha])
-    if known:
-        se, quantile = _error(solve[1], covariance), float(student.ppf((1 + level) / 2, curves.dof))
-    else:
-        scatter = float(residual @ residual) / (count - 2)
-        se, quantile = (
-            math.sqrt(scatter * float(solve[1] @ solve[1])),
-            float(student.ppf((1 + level) / 2, count - 2)),
-        )
+    reach = _reach(solve[1], covariance, residual, count - 2, curves, level)
     rms = float(np.sqrt(np.mean((above[kept] - np.exp(y - residual)) ** 2)))
-    return _found(start, alpha, se * quantile, level_at + alpha * centre, floor or None, rms, count)
+    return _found(start, alpha, reach, level_at + alpha * centre, floor or None, rms, count)
 
 
 def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float) -> Exponent:
@@ -418,24 +412,16 @@ def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float)
     curve = smooth.curves[0]
     if curve.alpha is None or curve.alpha_at is None:
         steep = (curve.alpha or 0.0) > 1
-        return _without(start, "the loss falls like a step" if steep else "no offset: the loss falls as ln N")
+        return _without(start, "the loss falls like a step" if steep else "the loss falls like ln N")
     solve, _ = solution(smooth, one, size, weight)
     residual = loss - smooth.loss(0, size)
-    if known:
-        covariance = losses.covariance[np.ix_(order, order)]
-        se, quantile = (
-            _error(solve[curve.alpha_at], covariance),
-            float(student.ppf((1 + level) / 2, curves.dof)),
-        )
-    else:
-        scatter = float(residual @ residual) / (count - 3)
-        row = solve[curve.alpha_at]
-        se, quantile = math.sqrt(scatter * float(row @ row)), float(student.ppf((1 + level) / 2, count - 3))
+    covariance = losses.covariance[np.ix_(order, order)]
+    reach = _reach(solve[curve.alpha_at], covariance, residual, count - 3, curves, level)
     scale, offset = _constants(curve.coefficients, curve.alpha, curve.centre)
     if scale is None:
         return _without(start, "the loss does not fall with N")
     rms = float(np.sqrt(np.mean(residual**2)))
-    return _found(start, curve.alpha, se * quantile, curve.alpha * scale, offset, rms, count)
+    return _found(start, curve.alpha, reach, curve.alpha * scale, offset, rms, count)
 
 
 def _of_curves(curves: Curves, quantile: float) -> list[Exponent]:
@@ -445,19 +431,16 @@ def _of_curves(curves: Curves, quantile: float) -> list[Exponent]:
     for depth, curve in curves.smooth.curves.items():
         if curve.alpha is None or curve.alpha_at is None:
             continue
-        se = (
-            math.sqrt(max(float(curves.covariance[curve.alpha_at, curve.alpha_at]), 0.0))
-            if curves.noise.known
-            else math.nan
-        )
+        # NaN, as the quantile, where the noise is not known.
+        reach = quantile * math.sqrt(max(float(curves.covariance[curve.alpha_at, curve.alpha_at]), 0.0))
         if not own:
             # One exponent, and a level and a slope for each depth: no single scale or offset.
             start = Exponent("own", "offset", "all", None, len(curves.x))
-            return [_found(start, curve.alpha, se * quantile, None, None, None, len(curves.x))]
+            return [_found(start, curve.alpha, reach, None, None, None, len(curves.x))]
         start = Exponent("own", "offset", "depth", depth, len(curves.at(depth)))
         scale, offset = _constants(curve.coefficients, curve.alpha, curve.centre)
         height = None if scale is None else curve.alpha * scale
-        found.append(_found(start, curve.alpha, se * quantile, height, offset, None, start.points))
+        found.append(_found(start, curve.alpha, reach, height, offset, None, start.points))
     return found
 
 
@@ -465,6 +448,20 @@ def _constants(coefficients: tuple[float, ...], alpha: float, centre: float) -> 
     """Ln N_c and E of level + slope·(1 - exp(-α·s))/α with s = ln N - centre; no N_c where the loss rises with N."""
     level, slope = coefficients[0], coefficients[1]
     return (centre + math.log(-slope / alpha) / alpha if slope < 0 else None), level + slope / alpha
+
+
+def _reach(
+    row: Floats, covariance: Floats, residual: Floats, spare: int, curves: Curves, level: float
+) -> float:
+    """Half of the interval of a coefficient that is `row` times the losses: by the noise, else by the residuals."""
+    if curves.noise.known:
+        return _error(row, covariance) * _quantile(level, curves.dof)
+    return math.sqrt(float(residual @ residual) / spare * float(row @ row)) * _quantile(level, spare)
+
+
+@cache
+def _quantile(level: float, dof: float) -> float:
+    return float(student.ppf((1 + level) / 2, dof))
 
 
 def _error(row: Floats, covariance: Floats) -> float:

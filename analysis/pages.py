@@ -71,8 +71,16 @@ def environment() -> Environment:
         "times": _times,
         "factors": _factors,
         "ends": ends,
+        "scale": _scale,
     }
     return made
+
+
+def _scale(value: float | None) -> str:
+    """N_c, which may be of any size."""
+    return (
+        "–" if value is None else digits(value) if 1e-2 < value < 1e4 else f"{value:.1e}".replace("e+", "e")
+    )
 
 
 def _unbroken(text: str) -> str:

@@ -80,7 +80,7 @@ def _draw_losses(axes: Axes, data: KaplanData, counted: Counted, colours: Mappin
     smallest, largest = float(data.points[column].min()), float(data.points[column].max())
     axes.set_xlim(smallest / 1.2, largest * 1.2)
     size_axis(axes, small=True)
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 

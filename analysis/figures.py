@@ -79,10 +79,13 @@ class Figure:
             canvas = self.draw()
             FigureCanvasAgg(canvas)
             svg, png = io.BytesIO(), io.BytesIO()
+            # The layout holds for both files. It is found here because each saving would draw all once more to find it.
+            engine = canvas.get_layout_engine()
+            if engine is not None:
+                engine.execute(canvas)
+                canvas.set_layout_engine(None)
             # No date and no version: equal data give equal files.
             canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
-            # The layout holds for both, and to find it takes as long as to draw.
-            canvas.set_layout_engine("none")
             canvas.savefig(png, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
         return svg.getvalue(), png.getvalue()
 

@@ -70,9 +70,10 @@ def exponent_rows(found: Kaplan | None) -> list[dict[str, Any]]:
     keys = []
     for item in found.exponents:
         key = (item.scope, item.depth, item.form)
-        if key not in keys:
+        # Of a depth without an exponent there is nothing to say that its number of points does not say.
+        if key not in keys and (item.scope == "best" or item.alpha is not None):
             keys.append(key)
-    if len({item.depth for item in found.exponents}) - 1 > MOST_DEPTHS:
+    if len({depth for scope, depth, _ in keys if scope == "depth"}) > MOST_DEPTHS:
         keys = [key for key in keys if key[0] != "depth"]
     formulas = {
         "power": "(N_c/N)^α",

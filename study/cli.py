@@ -281,7 +281,9 @@ def fit(
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
     source = _runs(runs, overrides, column, results, uri, count)
-    result = source.compared(fit_runs(source.table, level=level, tokens=tokens, refits=refits))
+    result = source.compared(
+        fit_runs(source.table, level=level, tokens=tokens, refits=refits, floor=source.known.get("floor"))
+    )
     document = result.to_json()
     if out:
         write_json(out, document)
@@ -311,7 +313,9 @@ def report(
 
     _refuse_file(out, "--out")
     source = _runs(runs, overrides, column, results, uri, count)
-    result = source.compared(fit_runs(source.table, level=level, tokens=tokens))
+    result = source.compared(
+        fit_runs(source.table, level=level, tokens=tokens, floor=source.known.get("floor"))
+    )
     known = {**source.known, **source.searched()}
     path = write_report(source.table, result, out, title=Path(runs).name, **known)
     _say(Console(highlight=False), "Report: ", str(_relative(path)))

@@ -77,7 +77,7 @@ def exponent_rows(found: Kaplan | None) -> list[dict[str, Any]]:
         keys = [key for key in keys if key[0] != "depth"]
     formulas = {
         "power": "(N_c/N)^α",
-        "floor": "E + (N_c/N)^α, E the entropy",
+        "floor": "E + (N_c/N)^α, E known",
         "offset": "E + (N_c/N)^α, E fitted",
     }
     return [

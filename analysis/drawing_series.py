@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from analysis import palette
 from analysis.drawing import MARKS, WIDTH, Axes, depth_axis, end_labels, new_canvas
@@ -226,7 +226,7 @@ def _size_ticks(axes: Axes, span: float) -> None:
     steps = (1, 2, 5) if decades < 2.2 else (1, 3) if decades < 4 else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=steps))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _depth_ticks(axes: Axes, depths: list[int]) -> None:

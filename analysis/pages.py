@@ -1,6 +1,7 @@
 """What the pages of this package share: the template environment with its filters, and figures as files."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,20 @@ def environment() -> Environment:
         "times": _times,
         "factors": _factors,
         "ends": ends,
+        "scale": _scale,
     }
     return made
+
+
+def _scale(value: float | None) -> str:
+    """N_c, which may be of any size."""
+    if value is None:
+        return "–"
+    return digits(value) if 1e-2 < value < 1e4 else re.sub(r"e([-+])0*", _exponent_sign, f"{value:.1e}")
+
+
+def _exponent_sign(match: re.Match[str]) -> str:
+    return "e-" if match[1] == "-" else "e"
 
 
 def _unbroken(text: str) -> str:

@@ -13,6 +13,7 @@ from analysis.figure_data import evidence_of
 from analysis.figures import TITLES, Figure, absent_figures, make_figures
 from analysis.files import write_json, write_text
 from analysis.fit import Fit
+from analysis.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
 from analysis.pages import environment, write_figure
 from analysis.report_tables import (
     BEYOND_USE,
@@ -30,6 +31,7 @@ from analysis.wording import (
     noise_sentence,
     parting_sentence,
 )
+from analysis.wording_kaplan import exponent_rows, kaplan_sentences
 from analysis.wording_search import (
     answers,
     contrast_sentence,
@@ -126,6 +128,10 @@ def write_report(
             rivals=rivals_table(fit),
             parting=parting_sentence(fit),
             noise=noise_sentence(fit),
+            kaplan_words=kaplan_sentences(fit.kaplan),
+            exponents=exponent_rows(fit.kaplan),
+            totalled=fit.kaplan is not None and fit.kaplan.exponent("total", "power") is not None,
+            published={"alpha": PUBLISHED_ALPHA, "scale": PUBLISHED_SCALE},
             counting=count_phrase(fit.count),
             cost=cost_table(runs),
             most_reasons=MOST_REASONS,

@@ -97,6 +97,8 @@ def write_series(
             best=document["best"],
             moves=moved,
             measures=shown,
+            # What a task is about comes first.
+            aimed=any(data.target is not None for data in shown),
             label=label,
             law_formula=law_formula,
             facts=dict(facts or {}),

@@ -54,7 +54,7 @@ def answer(
     from analysis.report import write_report
     from study.contrasts import contrasts
 
-    result = fit(runs)
+    result = fit(runs, floor=plan.floor)
     result = replace(result, contrasts=contrasts(spec, plan, result, store))
     report = write_report(
         runs,

@@ -343,7 +343,9 @@ def fit(
         _fit_series(series, results, level, refits, out, as_json=as_json)
         return
     source = _runs(runs, overrides, column, results, uri, count)
-    result = source.compared(fit_runs(source.table, level=level, tokens=tokens, refits=refits))
+    result = source.compared(
+        fit_runs(source.table, level=level, tokens=tokens, refits=refits, floor=source.known.get("floor"))
+    )
     document = result.to_json()
     if out:
         write_json(out, document)
@@ -380,7 +382,9 @@ def report(
         _say(Console(highlight=False), "Series: ", str(_relative(page)))
         return
     source = _runs(runs, overrides, column, results, uri, count)
-    result = source.compared(fit_runs(source.table, level=level, tokens=tokens))
+    result = source.compared(
+        fit_runs(source.table, level=level, tokens=tokens, floor=source.known.get("floor"))
+    )
     known = {**source.known, **source.searched()}
     path = write_report(source.table, result, out, title=Path(runs).name, **known)
     _say(Console(highlight=False), "Report: ", str(_relative(path)))

@@ -80,7 +80,7 @@ def test_a_task_is_told_by_the_depth_it_needs(tmp_path, hops):
         "For a mean accuracy of at least 0.9: 1 layer at data.hops 1, 2 layers at data.hops 2, "
         "3 layers at data.hops 4, no depth up to 4 at data.hops 8." in text
     )
-    assert "m·H = width" in text
+    assert "m head width m·H = width" in text
     document = json.loads((tmp_path / "series.json").read_text())
     needed = document["measures"]["accuracy"]["needed"]
     assert [row["depth"] for row in needed] == [1, 2, 3, None]

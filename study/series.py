@@ -245,7 +245,9 @@ def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> P
     key, _ = varied(spec)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SPEC).write_text(spec.to_yaml())
-    cell = make_plan(compared[0].member.spec, to_read=True).cells[0].cell
+    cells = [make_plan(one.member.spec, to_read=True).cells[0].cell for one in compared]
+    cell = cells[0]
+    same = {(one.data_key, one.recipe.steps, one.recipe.batch, one.recipe.context) for one in cells}
     facts = {
         "series": spec.description or spec.name,
         **({"claim": spec.claim} if spec.claim else {}),
@@ -261,6 +263,7 @@ def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> P
         title=spec.name,
         key=key,
         facts=facts,
+        comparable=len(same) == 1,
     )
 
 

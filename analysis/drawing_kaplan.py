@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis import palette
 from analysis.drawing import MARKS, WIDTH, Axes, count_axis, size_axis
@@ -26,6 +26,8 @@ LAWS = {
 MOST_NAMES = 18
 #: Budgets that are named.
 MOST_BUDGETS = 12
+#: Ratio of losses beyond which the ticks are those of a log axis.
+WIDE = 4.0
 
 
 def draw_kaplan(data: KaplanData, colours: Mapping[int, str], size_label: str) -> Canvas:
@@ -73,14 +75,17 @@ def _draw_losses(axes: Axes, data: KaplanData, counted: Counted, colours: Mappin
         axes.plot(line["params"], line["loss"], color=colour, linewidth=1.3)
     axes.set_yscale("log")
     low, high = float(data.points["low"].min()), float(data.points["high"].max())
-    axes.set_ylim(low / (high / low) ** 0.08, high * (high / low) ** 0.08)
+    room = max(high / low, 1.02) ** 0.08
+    axes.set_ylim(low / room, high * room)
     for form, rows in data.laws[data.laws["counted"] == counted].groupby("form", sort=False):
         dashes, colour, name = LAWS[str(form)]
         axes.plot(rows["params"], rows["loss"], color=colour, linestyle=dashes, linewidth=1.3, label=name)
     smallest, largest = float(data.points[column].min()), float(data.points[column].max())
     axes.set_xlim(smallest / 1.2, largest * 1.2)
     size_axis(axes, small=True)
-    axes.yaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
+    # Even steps leave the foot of a long log axis without any.
+    wide = high > WIDE * low
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(9, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 

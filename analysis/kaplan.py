@@ -42,6 +42,8 @@ PUBLISHED_ALPHA, PUBLISHED_SCALE = 0.076, 8.8e13
 NEAR = 3.0
 #: Points that a law of two parameters needs, and one of three.
 LEAST_POINTS, LEAST_FOR_OFFSET = 3, 4
+#: Sizes that differ by less in ln N are one.
+SAME = 1e-9
 
 
 @dataclass(frozen=True)
@@ -239,8 +241,8 @@ def kaplan(
             groups.append(("total", "depth", depth, _of_depth(curves, depth, totals.log)))
     exponents = []
     for counted, scope, where, losses in groups:
-        exponents.append(_straight(Exponent(counted, "power", scope, where, len(losses.size)), losses, 0.0,
-                                   curves, level))  # fmt: skip
+        start = Exponent(counted, "power", scope, where, len(losses.size))
+        exponents.append(_straight(start, losses, 0.0, curves, level))
         if floor is not None:
             start = Exponent(counted, "floor", scope, where, len(losses.size))
             exponents.append(_straight(start, losses, floor, curves, level))
@@ -260,7 +262,10 @@ def totals_of(rows: pd.DataFrame, curves: Curves) -> Totals | None:
         rows: those the curves were built from.
         curves: through their losses.
     """
-    if "total_params" not in rows or not (rows["total_params"] > 0).all():
+    if "total_params" not in rows:
+        return None
+    counts = rows["total_params"].to_numpy(dtype=float)
+    if not (np.isfinite(counts) & (counts > 0)).all():
         return None
     log = np.log(rows.groupby(["depth", "params"], sort=True)["total_params"].mean().to_numpy(dtype=float))
     own: dict[int, Callable[[Floats], Floats]] = {}
@@ -379,12 +384,11 @@ def _straight(start: Exponent, losses: _Losses, floor: float, curves: Curves, le
         why = f"{count} point{'s' * (count != 1)} of {LEAST_POINTS} needed"
         return _without(start, why + (f"; {low} at or below the entropy of the data" if low else ""))
     size, y = losses.size[kept], np.log(above[kept])
+    if np.ptp(size) < SAME:
+        return _without(start, "its points are of one size")
     slope = 1 / above[kept]
-    known = curves.noise.known
     covariance = losses.covariance[np.ix_(kept, kept)] * np.outer(slope, slope)
-    weight = 1 / np.diag(covariance) if known else np.ones(count)
-    if not np.isfinite(weight).all():
-        weight = np.ones(count)
+    weight = _weights(covariance, curves.noise.known)
     centre = float(np.average(size, weights=weight))
     # Both coefficients at the centre of the sizes, where they hardly depend on each other.
     design = np.column_stack([np.ones(count), centre - size])
@@ -401,10 +405,9 @@ def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float)
     count = len(losses.size)
     if count < LEAST_FOR_OFFSET:
         return _without(start, f"{count} point{'s' * (count != 1)} of {LEAST_FOR_OFFSET} needed")
-    known = curves.noise.known
-    weight = 1 / np.diag(losses.covariance) if known else np.ones(count)
-    if not np.isfinite(weight).all():
-        weight = np.ones(count)
+    if np.ptp(losses.size) < SAME:
+        return _without(start, "its points are of one size")
+    weight = _weights(losses.covariance, curves.noise.known)
     order = np.argsort(losses.size, kind="stable")
     size, loss, weight = losses.size[order], losses.loss[order], weight[order]
     one = np.zeros(count, dtype=np.int64)
@@ -448,6 +451,14 @@ def _constants(coefficients: tuple[float, ...], alpha: float, centre: float) -> 
     """Ln N_c and E of level + slope·(1 - exp(-α·s))/α with s = ln N - centre; no N_c where the loss rises with N."""
     level, slope = coefficients[0], coefficients[1]
     return (centre + math.log(-slope / alpha) / alpha if slope < 0 else None), level + slope / alpha
+
+
+def _weights(covariance: Floats, known: bool) -> Floats:
+    """Inverse variances, and equal ones where the noise is not known or nothing at all."""
+    variance = np.diag(covariance)
+    if not known or not (variance > 0).all():
+        return np.ones(len(variance))
+    return np.asarray(1 / variance)
 
 
 def _reach(

@@ -492,6 +492,7 @@ def _train(
             checkpoint_root=where.checkpoints,
             checkpoint_every=resources.checkpoint_every_seconds,
             evaluations=resources.evaluations,
+            diagnostics=spec.diagnostics,
             needs_gpu=resources.gpus_per_trial > 0,
             model_root=where.models if resources.keep_weights == "final" else None,
             revision=listener.revision,

@@ -1,0 +1,41 @@
+"""The diagnostics there are, and where they can be had."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from trainables.errors import InputError
+from trainables.layout import Layout
+
+Diagnostic = Literal["rank", "layer_drop", "induction", "gradients"]
+DIAGNOSTICS: tuple[Diagnostic, ...] = get_args(Diagnostic)
+
+
+def check_diagnostics(names: Sequence[str], layout: Layout) -> None:
+    """Refuse diagnostics where no rank has whole layers, and names that are none.
+
+    Raises:
+        InputError: names what does not go together, and the way out.
+    """
+    unknown = sorted(set(names) - set(DIAGNOSTICS))
+    if unknown:
+        raise InputError(
+            f"There is no diagnostic {', '.join(unknown)}; choose among {', '.join(DIAGNOSTICS)}."
+        )
+    if not names:
+        return
+    asked = f"diagnostics ({', '.join(names)})"
+    if layout.tensor_parallel > 1:
+        raise InputError(
+            f"{asked} look into whole layers, and with tensor_parallel {layout.tensor_parallel} each rank has a part "
+            "of every layer. Take the diagnostics out, or set tensor_parallel to 1."
+        )
+    if layout.zero == 3:
+        raise InputError(
+            f"{asked} look into whole layers, and ZeRO stage 3 keeps a part of every layer on each rank. Take the "
+            "diagnostics out, or set zero to 0, 1 or 2."
+        )
+    if "gradients" in names and layout.zero:
+        raise InputError(
+            f"The diagnostic gradients reads whole gradients, and under ZeRO stage {layout.zero} no rank has them "
+            "after backward. Take it out, or set zero to 0 (one rank in fp32)."
+        )

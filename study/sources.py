@@ -106,12 +106,14 @@ def read_source(
             f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source}`."
         )
     from study.answer import facts
+    from study.ledger import layer_table
     from study.runner import curves
 
     known = {
         "facts": facts(spec, plan),
         "floor": plan.floor,
         "curves": curves(rows, connection.store),
+        "measures": layer_table(plan, rows),
         "spec_text": spec.to_yaml(),
     }
     return StudyRuns(run_table(plan, rows), known, spec, plan, connection.store)

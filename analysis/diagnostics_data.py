@@ -26,9 +26,9 @@ WORDS = {
 
 #: First words of measures' names -> what they say.
 _MEANINGS = {
-    "rank_residual": "Distance from rank one, as a share of the representations' norm: 0 where all tokens of a sequence "
-    "are represented alike (Dong et al. 2021); beside it that of the same weights without feed-forward networks, without "
-    "skip connections, and without both.",
+    "rank_residual": "Distance from rank one, as a share of the representations' norm: 0 where all tokens of a "
+    "sequence are represented alike (Dong et al. 2021); below it that of the same weights without feed-forward "
+    "networks, without skip connections, and without both.",
     "layer_drop": "The loss without the layer is more by what skipping that layer costs, in nats a token.",
     "induction_score": "Induction is the attention of a layer's best head to what followed the same token before.",
     "grad_norm": "The gradient is that of one step, before clipping; update over weights is what AdamW would take from "
@@ -57,9 +57,8 @@ class DiagnosticsData:
     def caption(self) -> str:
         """What the panels show."""
         told = [words for name, words in _MEANINGS.items() if name in self.names]
-        return " ".join(
-            ["One line a depth: the mean over its cells, shaded from the lowest to the highest.", *told]
-        )
+        lines = "One line a depth: the mean over its cells, shaded from the lowest to the highest."
+        return " ".join([lines, *told])
 
 
 def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> DiagnosticsData | None:
@@ -97,6 +96,7 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> DiagnosticsData 
     found = set(rows["name"])
     names = (*(name for name in WORDS if name in found), *sorted(found - set(WORDS)))
     place = {name: index for index, name in enumerate(names)}
+    rows = rows.astype({"depth": int, "layer": int})
     rows = rows.assign(place=rows["name"].map(place), late=rows["when"] == "end")
     rows = rows.sort_values(["place", "late", "depth", "layer"]).drop(columns=["place", "late"])
     return DiagnosticsData(rows.reset_index(drop=True), names)

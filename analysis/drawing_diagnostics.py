@@ -14,8 +14,10 @@ from analysis.drawing import MARKS, WIDTH, Axes
 from analysis.numbers import short
 from analysis.wording import layers
 
+#: The distance from rank one, on every path.
+DISTANCE = "rank_residual"
 #: Measures that fall or rise by powers.
-_LOG = ("rank_residual", "grad_norm", "update_ratio")
+_LOG = (DISTANCE, "grad_norm", "update_ratio")
 #: Layers up to which a line has marks.
 _MARKED = 16
 _TITLES = {"start": "before training", "end": "at the end"}
@@ -30,6 +32,9 @@ def draw_diagnostics(data: DiagnosticsData, colours: Mapping[int, str]) -> Canva
         for when, axes in zip(_TITLES, row, strict=True):
             _draw(axes, data, name, when, colours)
         row[0].set_title(WORDS.get(name, name), fontweight="bold")
+        if name.startswith(DISTANCE):
+            # With one scale the paths can be compared.
+            row[0].set_ylim(_frame(data))
     for when, axes in zip(_TITLES, grid[-1], strict=True):
         axes.set_xlabel(f"layer, {_TITLES[when]}")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -71,3 +76,9 @@ def _draw(axes: Axes, data: DiagnosticsData, name: str, when: str, colours: Mapp
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.margins(x=0.04)
+
+
+def _frame(data: DiagnosticsData) -> tuple[float, float]:
+    """Ends of the axis of all distances from rank one."""
+    low = data.rows.loc[data.rows["name"].str.startswith(DISTANCE), "low"].to_numpy(dtype=float)
+    return float(low[low > 0].min(initial=0.1)) / 2, 1.5

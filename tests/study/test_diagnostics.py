@@ -156,6 +156,14 @@ def test_a_study_without_diagnostics_has_no_table_of_layers(plan):
     assert layer_table(plan, {}).empty
 
 
+def test_the_preset_compares_depths_of_one_width_in_minutes():
+    spec = load_spec("rank-collapse")
+    plan = make_plan(spec)
+    assert spec.diagnostics == ("rank",)
+    assert {(p.cell.shape.depth, p.cell.shape.width) for p in plan.cells} == {(2, 24), (6, 24), (12, 24)}
+    assert plan.device_hours / 2 * 60 < 6, "on two cores, by a cautious estimate"
+
+
 @pytest.mark.slow
 def test_the_preset_shows_the_collapse_and_its_second_run_the_same(tmp_path):
     command = [sys.executable, "-m", "study", "run", "rank-collapse", "--results", str(tmp_path)]

@@ -101,7 +101,7 @@ def train(
     training.resume(stood, notes)
     try:
         if diagnostics:
-            training.probe = Probe(diagnostics, engine, store, recipe.context, device())
+            training.probe = Probe(diagnostics, engine, cell, layout, store, device())
         result = training.run(evaluations, stop)
         state = whole_state(engine, layout) if weights and result.status == "done" else None
     finally:
@@ -254,7 +254,7 @@ class _Training:
                     probe.before_step()
                 engine.step()
             if probe:
-                probe.after_step()
+                probe.after_step(self.step + 1)
                 if self.step == 0:
                     self.start |= probe.of_step()
             self.step += 1

@@ -34,8 +34,3 @@ def check_diagnostics(names: Sequence[str], layout: Layout) -> None:
             f"{asked} look into whole layers, and ZeRO stage 3 keeps a part of every layer on each rank. Take the "
             "diagnostics out, or set zero to 0, 1 or 2."
         )
-    if "gradients" in names and layout.zero:
-        raise InputError(
-            f"The diagnostic gradients reads whole gradients, and under ZeRO stage {layout.zero} no rank has them "
-            "after backward. Take it out, or set zero to 0 (one rank in fp32)."
-        )

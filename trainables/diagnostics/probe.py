@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainables.cell import Cell
 from trainables.data.batches import validation_batches
 from trainables.data.store import TokenStore
 from trainables.diagnostics.blocks import check_blocks
@@ -16,6 +17,7 @@ from trainables.diagnostics.induction import induction
 from trainables.diagnostics.layer_drop import layer_drop
 from trainables.diagnostics.names import Diagnostic
 from trainables.diagnostics.rank import rank
+from trainables.layout import Layout
 
 Tensor = torch.Tensor
 
@@ -27,7 +29,13 @@ class Probe:
     """The first sequences of the validation set, and what is measured on them."""
 
     def __init__(
-        self, names: Sequence[Diagnostic], engine: Any, store: TokenStore, context: int, device: torch.device
+        self,
+        names: Sequence[Diagnostic],
+        engine: Any,
+        cell: Cell,
+        layout: Layout,
+        store: TokenStore,
+        device: torch.device,
     ) -> None:
         """Look into the GPT-2 of a DeepSpeed engine.
 
@@ -35,9 +43,12 @@ class Probe:
             InputError: the model's layers are not those of GPT-2.
         """
         self.names, self.model = frozenset(names), engine.module
+        context = cell.recipe.context
         x, y = next(validation_batches(store, context=context, batch=max(1, PROBE_TOKENS // context)))
         self.inputs, self.targets = (torch.from_numpy(np.asarray(part)).to(device) for part in (x, y))
-        self.meter = StepMeter(self.model, engine.optimizer) if "gradients" in self.names else None
+        self.meter = (
+            StepMeter(self.model, engine.optimizer, cell, layout.zero) if "gradients" in self.names else None
+        )
         self._step: dict[str, float] = {}
         with self._at_rest():
             check_blocks(self.model, self.inputs)
@@ -47,10 +58,10 @@ class Probe:
         if self.meter:
             self.meter.before()
 
-    def after_step(self) -> None:
-        """Look at what the step changed."""
+    def after_step(self, steps: int) -> None:
+        """Look at what the last of so many steps changed."""
         if self.meter:
-            self._step = _finite(self.meter.after())
+            self._step = _finite(self.meter.after(steps))
 
     def of_step(self) -> dict[str, float]:
         """What was measured of the last step looked at."""

@@ -35,6 +35,11 @@ def draw_diagnostics(data: DiagnosticsData, colours: Mapping[int, str]) -> Canva
         if name.startswith(DISTANCE):
             # With one scale the paths can be compared.
             row[0].set_ylim(_frame(data))
+        if name.startswith(_LOG):
+            low, high = row[0].get_ylim()
+            row[0].yaxis.set_major_locator(
+                LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,), numticks=6)
+            )
     for when, axes in zip(_TITLES, grid[-1], strict=True):
         axes.set_xlabel(f"layer, {_TITLES[when]}")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -68,7 +73,6 @@ def _draw(axes: Axes, data: DiagnosticsData, name: str, when: str, colours: Mapp
         )
     if is_log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(numticks=5))
         axes.yaxis.set_major_formatter(
             FuncFormatter(lambda value, _: f"{value:.0e}" if value < 1e-3 else short(value))
         )

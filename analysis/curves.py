@@ -104,13 +104,22 @@ class Curves:
         return np.asarray(root @ root.T)
 
     @cached_property
-    def _roots(self) -> Floats:
-        """(parameters, seeds + points): a root of the covariance, one column an independent error."""
+    def errors(self) -> tuple[Floats, Floats]:
+        """Standard deviations of the points' means by independent cause, nats a token; NaN when the noise is not known.
+
+        Returns:
+            (points, seeds): what each seed gives to all its shapes; (points,): each point's own.
+        """
         rho = self.noise.correlation
         sd = self.noise.sd_at(self.mean)
-        shared = self.solve @ (np.sqrt(rho) * sd[:, None] * self.incidence)
-        own = self.solve * np.sqrt((1 - rho) * sd**2 / self.count + self.lacks**2 + self.forecast**2)
-        return np.hstack([shared, own])
+        shared = np.sqrt(rho) * sd[:, None] * self.incidence
+        return shared, np.sqrt((1 - rho) * sd**2 / self.count + self.lacks**2 + self.forecast**2)
+
+    @cached_property
+    def _roots(self) -> Floats:
+        """(parameters, seeds + points): a root of the covariance, one column an independent error."""
+        shared, own = self.errors
+        return np.hstack([self.solve @ shared, self.solve * own])
 
     def at(self, depth: int) -> npt.NDArray[np.int64]:
         """Indices of the points of one depth, in order of N."""

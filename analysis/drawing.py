@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis import palette
 from analysis.figure_data import HealthData, LossData, ProfileData, TrainingData, by_depth
@@ -243,14 +243,14 @@ def size_axis(axes: Axes, *, small: bool = False) -> None:
     steps = (1, 2, 5) if decades < dense else (1, 3) if decades < medium else (1,)
     axes.xaxis.set_major_locator(LogLocator(subs=steps))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def count_axis(axis: Any, decades: float) -> None:
     """Ticks of a log axis of widths or depths: 1, 2, 5, 10, and fewer over many decades."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1, 3) if decades < 5 else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def depth_axis(axes: Axes, depths: Sequence[int], room: float = 26) -> None:

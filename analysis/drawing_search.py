@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis import palette
 from analysis.drawing import MARKS, MAX_END_LABELS, WIDTH, Axes, size_axis
@@ -59,7 +59,7 @@ def _draw_cells(axes: Axes, data: SearchData, colours: Mapping[int, str]) -> Non
     axes.set_ylim(low / 1.3, high * 1.3)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1, 3)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.set_xlabel("cells, in the order they ended")
     axes.set_ylabel("N")
@@ -80,7 +80,7 @@ def _draw_value(axes: Axes, data: SearchData) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.set_title(AIMS[data.aim.kind], fontweight="bold")
     _work_axis(axes, data)
 
@@ -106,7 +106,7 @@ def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(value, 2)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_title("half-width of its interval", fontweight="bold")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8.5, loc="best")

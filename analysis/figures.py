@@ -1,7 +1,8 @@
 """The figures of a report: which ones the data allow, their words, and how they become files.
 
-What a figure shows is in `analysis.figure_data`, `move_data`, `search_history` and `diagnostics_data`, how it is drawn
-in `analysis.drawing`, `drawing_law`, `drawing_map`, `drawing_search` and `drawing_diagnostics`.
+What a figure shows is in `analysis.figure_data`, `kaplan_data`, `move_data`, `search_history` and `diagnostics_data`,
+how it is drawn in `analysis.drawing`, `drawing_kaplan`, `drawing_law`, `drawing_map`, `drawing_search` and
+`drawing_diagnostics`.
 """
 
 import io
@@ -15,7 +16,15 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from analysis import drawing, drawing_diagnostics, drawing_law, drawing_map, drawing_search, palette
+from analysis import (
+    drawing,
+    drawing_diagnostics,
+    drawing_kaplan,
+    drawing_law,
+    drawing_map,
+    drawing_search,
+    palette,
+)
 from analysis.diagnostics_data import diagnostics_data
 from analysis.figure_data import (
     LEAST_SHAPES,
@@ -32,6 +41,8 @@ from analysis.figure_data import (
     transition_data,
 )
 from analysis.fit import Fit
+from analysis.kaplan import NEAR
+from analysis.kaplan_data import KaplanData, kaplan_data, no_kaplan
 from analysis.move_data import contrast_data, sensitivity_data
 from analysis.numbers import digits
 from analysis.runs import RunTable
@@ -78,10 +89,13 @@ class Figure:
             canvas = self.draw()
             FigureCanvasAgg(canvas)
             svg, png = io.BytesIO(), io.BytesIO()
+            # The layout holds for both files. It is found here because each saving would draw all once more to find it.
+            engine = canvas.get_layout_engine()
+            if engine is not None:
+                engine.execute(canvas)
+                canvas.set_layout_engine(None)
             # No date and no version: equal data give equal files.
             canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
-            # The layout holds for both, and to find it takes as long as to draw.
-            canvas.set_layout_engine("none")
             canvas.savefig(png, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
         return svg.getvalue(), png.getvalue()
 
@@ -103,6 +117,7 @@ TITLES = {
     "transition": "The width at which depth starts to pay",
     "residuals": "How well the law holds, and what each crossing does to it",
     "rivals": "The best depth by each law",
+    "kaplan": "Size, shape and count, as Kaplan et al. 2020 drew them",
     "health": "Run health",
     "training": "Loss during training",
     "sensitivity": "The crossings at other learning rates",
@@ -246,6 +261,14 @@ def make_figures(
             rivals,
             lambda: drawing_map.draw_rivals(rivals),
         )
+    shaped = kaplan_data(fit)
+    if shaped is not None:
+        add(
+            "kaplan",
+            kaplan_caption(shaped, fit),
+            shaped,
+            lambda: drawing_kaplan.draw_kaplan(shaped, colours, size_label),
+        )
     health = health_data(runs, fit)
     add(
         "health",
@@ -316,6 +339,28 @@ def search_caption(search: SearchData) -> str:
     )
 
 
+def kaplan_caption(data: KaplanData, fit: Fit) -> str:
+    """What the two or three panels of Kaplan's figure show."""
+    above = (
+        "Above: the same losses and curves against N and against all parameters, embeddings included"
+        if data.both
+        else "Above: the losses against N; the table has no count of all parameters to draw them against as well"
+    )
+    laws = " broken and dotted lines are the power laws of the table below"
+    text = f"{above}; both axes are logarithmic,{laws}."
+    if data.aspects.empty:
+        return text
+    bars = (
+        f"; bars are the {percent(fit.level)} interval of the paired difference"
+        if fit.noise.get("known")
+        else ""
+    )
+    return (
+        f"{text} Below: how far the loss of each depth lies above that of the best one at the same N, against the "
+        f"aspect ratio d/L of its shape, one line a budget{bars}. The dotted line is {NEAR:g} %."
+    )
+
+
 def absent_figures(fit: Fit, drawn: list[Figure]) -> list[Absent]:
     """The figures a report should have and has not, each with its reason."""
     there = {figure.name for figure in drawn}
@@ -329,6 +374,7 @@ def absent_figures(fit: Fit, drawn: list[Figure]) -> list[Absent]:
         "transition": "there is no law, and no pair of neighbouring depths has a settled crossing or a bound",
         "residuals": no_residuals(fit) or "",
         "rivals": law,
+        "kaplan": no_kaplan(fit) or "",
     }
     return [Absent(name, TITLES[name], reason) for name, reason in reasons.items() if name not in there]
 

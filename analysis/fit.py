@@ -25,6 +25,7 @@ from analysis.heldout import (
     surface_trainers,
     where_they_part,
 )
+from analysis.kaplan import Kaplan, kaplan
 from analysis.projection import Law, law_of, solve_depth
 from analysis.refits import Refits, refit
 from analysis.runs import RunTable
@@ -71,6 +72,7 @@ class Fit:
         refits: intervals of the whole pipeline repeated; None where it was not asked for, or without a noise estimate.
         sensitivity: how the crossings move with the learning rate; empty without a sensitivity arm.
         contrasts: the crossings beside those of the same study under other parametrisations.
+        kaplan: the loss by aspect ratio and by count of parameters; None with one depth, and in older files.
         evidence: None when read from a file.
     """
 
@@ -95,6 +97,7 @@ class Fit:
     refits: Refits | None = None
     sensitivity: tuple[Shift, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
+    kaplan: Kaplan | None = None
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
 
     def projection_law(self) -> Law | None:
@@ -131,6 +134,7 @@ class Fit:
                 "refits": None if self.refits is None else self.refits.to_json(),
                 "sensitivity": [item.to_json() for item in self.sensitivity],
                 "contrasts": [item.to_json() for item in self.contrasts],
+                "kaplan": None if self.kaplan is None else self.kaplan.to_json(),
             }
         )
         return document
@@ -168,6 +172,7 @@ class Fit:
                 refits=Refits.from_json(value["refits"]) if value.get("refits") else None,
                 sensitivity=tuple(Shift.from_json(item) for item in value.get("sensitivity", ())),
                 contrasts=tuple(Contrast.from_json(item) for item in value.get("contrasts", ())),
+                kaplan=Kaplan.from_json(value["kaplan"]) if value.get("kaplan") else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
@@ -185,6 +190,7 @@ def fit(
     seed: int = 0,
     tokens: float | None = None,
     refits: int = 0,
+    floor: float | None = None,
 ) -> Fit:
     """Fit a run table; the answer depends neither on the order of the rows nor on duplicates.
 
@@ -195,6 +201,7 @@ def fit(
         seed: of the bootstrap.
         tokens: at which the checkpoints of a table are compared; by default the most that all shapes have.
         refits: how often the whole pipeline is repeated on simulated losses, see `analysis.refits`; a fit each.
+        floor: entropy of the data in nats a token, where known: no law of the loss goes below it.
 
     Raises:
         InputError: no usable rows, or a level or number of draws out of range, or no rows at `tokens`.
@@ -215,6 +222,7 @@ def fit(
     law, power = fit_threshold(found, "log-linear"), fit_threshold(found, "power")
     points = points_of(curves)
     surfaces = fit_surfaces(points)
+    best = best_shapes(rows, curves)
     left_out = [*runs.left_out]
     for row, reason in comparison.left_out.items():
         cell = runs.frame.at[row, "cell"]
@@ -227,7 +235,7 @@ def fit(
         surfaces=surfaces,
         held_out=_held_out(rows, curves),
         parting=tuple(where_they_part(choosers, float(rows["params"].min()))) if law.form in choosers else (),
-        best=best_shapes(rows, curves),
+        best=best,
         noise=curves.noise.to_json(),
         curves=curves.to_json(),
         tokens=comparison.tokens,
@@ -241,6 +249,7 @@ def fit(
         seed=seed,
         refits=refit(curves, refits, level=level, seed=seed),
         sensitivity=() if arm is None else shifts(arm, rows, curves, found.items, level),
+        kaplan=kaplan(rows, curves, best, floor=floor, level=level),
         evidence=Evidence(comparison, curves, found),
     )
 

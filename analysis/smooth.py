@@ -145,6 +145,13 @@ def fit_smooth(depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Fl
     return Smooth(best.family, best.curves, best.size, press)
 
 
+def fit_family(
+    family: Family, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats
+) -> Smooth:
+    """One family fitted to all points, whatever another would predict; arguments as `fit_smooth`."""
+    return _fit(family, _Points(depth, x, loss, weight))
+
+
 def solution(
     smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, weight: Floats
 ) -> tuple[Floats, Floats]:

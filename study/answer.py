@@ -56,7 +56,7 @@ def answer(
     from analysis.report import write_report
     from study.contrasts import contrasts
 
-    result = fit(runs)
+    result = fit(runs, floor=plan.floor)
     result = replace(result, contrasts=contrasts(spec, plan, result, store))
     report = write_report(
         runs,
@@ -105,6 +105,7 @@ def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:
     recipe = plan.cells[0].cell.recipe
     return {
         "study": spec.description or spec.name,
+        **({"claim": spec.claim} if spec.claim else {}),
         "data": f"{spec.data.kind}, vocabulary {plan.vocabulary}, content {plan.cells[0].cell.data_key}",
         "training": f"{recipe.tokens:,} tokens a cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context})",
         "protocol": plan.protocol,

@@ -73,7 +73,7 @@ def page(tmp_path_factory, study, found):
     return write_report(study, found, out, title="quickstart", floor=0.7365)
 
 
-FIGURES = ("loss", "gaps", "depth_profile", "frontier", "transition", "rivals", "health")
+FIGURES = ("loss", "gaps", "depth_profile", "frontier", "transition", "rivals", "kaplan", "health")
 
 
 def test_the_report_says_the_answer_and_has_every_file(page, study, found):

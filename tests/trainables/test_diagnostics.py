@@ -69,10 +69,18 @@ def plain(measures):
     return {name: float(value) for name, value in measures.items()}
 
 
-@pytest.mark.parametrize("parametrisation", ["sp", "completep"])
-def test_the_layers_looked_into_are_those_of_the_model(parametrisation):
-    model, inputs = scattered(fresh(parametrisation=parametrisation)), tokens()
+KINDS = [
+    *({"parametrisation": kind} for kind in ("sp", "completep")),
+    *({"residual": kind} for kind in ("scaled_norm", "post", "admin")),
+    {"network": "analysed"},
+]
+
+
+@pytest.mark.parametrize("recipe", KINDS, ids=lambda recipe: "-".join(recipe.values()))
+def test_the_layers_looked_into_are_those_of_the_model(recipe):
+    model, inputs = scattered(fresh(**recipe)), tokens()
     with torch.no_grad():
+        check_blocks(model, inputs)
         theirs = model(input_ids=inputs, output_hidden_states=True)
         found = plain(rank(model, inputs))
         states = embedded(model, inputs)
@@ -352,6 +360,31 @@ def test_every_layout_has_the_diagnostics_of_the_plain_one(root, expected, preci
         assert found == pytest.approx(right, **tolerance)
 
 
+@pytest.mark.parametrize("recipe", KINDS[2:], ids=lambda recipe: "-".join(recipe.values()))
+def test_other_networks_are_looked_into_without_a_bit_changed(root, recipe):
+    names = [name for name in DIAGNOSTICS if name != "induction" or "network" not in recipe]
+    one = cell(steps=4, depth=3, **recipe)
+    bare = train(one, data_root=root, evaluations=2)
+    looked = train(one, data_root=root, evaluations=2, diagnostics=names)
+    assert looked.loss == bare.loss
+    assert [p.train_loss for p in looked.points] == [p.train_loss for p in bare.points]
+    for name in (
+        "rank_residual",
+        "rank_residual_noskip",
+        "token_cosine",
+        "layer_drop",
+        "grad_norm",
+        "update_ratio",
+    ):
+        for layer in (1, 2, 3):
+            assert {f"{name}/{layer}"} <= set(looked.start)
+            assert {f"{name}/{layer}"} <= set(looked.evaluations[-1].measures)
+    if "network" in recipe:
+        # It has no feed-forward networks.
+        assert looked.start["rank_residual_noskip/3"] == looked.start["rank_residual_attention/3"]
+        assert looked.start["rank_residual_noffn/3"] == looked.start["rank_residual/3"]
+
+
 @pytest.fixture(scope="module")
 def expected(root):
     """One rank in fp32; the gradient is clipped, so a norm taken after that would be another."""
@@ -370,20 +403,25 @@ def measured(result):
 
 
 def test_what_cannot_be_looked_into_is_refused(root):
-    with pytest.raises(
-        InputError, match=r"no diagnostic rnk; choose among rank, layer_drop, induction, gradients"
-    ):
-        check_diagnostics(["rnk"], Layout())
-    with pytest.raises(
-        InputError, match=r"tensor_parallel 2 .* Take the diagnostics out, or set tensor_parallel to 1"
-    ):
-        check_diagnostics(["rank"], Layout(tensor_parallel=2, zero=1))
-    with pytest.raises(InputError, match="ZeRO stage 3 keeps a part"):
-        check_diagnostics(["rank"], Layout(zero=3))
+    recipe = Recipe(steps=1, batch=2, context=16)
+
+    def refusal(names, layout=None, recipe=recipe):
+        with pytest.raises(InputError) as refused:
+            check_diagnostics(names, layout or Layout(), recipe)
+        return str(refused.value)
+
+    assert "no diagnostic rnk; choose among rank, layer_drop, induction, gradients" in refusal(["rnk"])
+    shared = refusal(["rank"], Layout(tensor_parallel=2, zero=1))
+    assert "tensor_parallel 2" in shared
+    assert "Take the diagnostics out, or set tensor_parallel to 1" in shared
+    assert "ZeRO stage 3 keeps a part" in refusal(["rank"], Layout(zero=3))
+    analysed = recipe.model_copy(update={"network": "analysed"})
+    assert "no softmax" in refusal(["rank", "induction"], recipe=analysed)
+    check_diagnostics(["rank", "layer_drop", "gradients"], Layout(), analysed)
     with pytest.raises(InputError, match="ZeRO stage 3"):
         train(cell(), data_root=root, diagnostics=["gradients"], layout=Layout(zero=3))
-    check_diagnostics([], Layout(tensor_parallel=2, zero=3))
-    check_diagnostics(DIAGNOSTICS, Layout(data_parallel=2, zero=2))
+    check_diagnostics([], Layout(tensor_parallel=2, zero=3), recipe)
+    check_diagnostics(DIAGNOSTICS, Layout(data_parallel=2, zero=2), recipe)
     model = fresh()
     model.transformer.h[0].register_forward_hook(lambda block, args, out: 0.5 * out)
     with torch.no_grad(), pytest.raises(InputError, match="this model's are others"):

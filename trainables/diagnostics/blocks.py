@@ -1,4 +1,4 @@
-"""The layers of a HuggingFace GPT-2, one by one and in parts, as `h -> h + attention(h)` and `h -> h + feed(h)`."""
+"""The layers of a model, one by one and in parts: what is behind the attention, and behind the feed-forward network."""
 
 import copy
 from collections.abc import Iterator
@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from trainables.analysed import AnalysedBlock
 from trainables.errors import InputError
+from trainables.residual import PostNormBlock
 
 Tensor = torch.Tensor
 
@@ -25,31 +27,41 @@ def blocks(model: Any) -> Iterator[Any]:
     A layer in another precision is copied, and the copy is let go with the next.
     """
     for block in model.transformer.h:
-        if all(parameter.dtype == torch.float32 for parameter in block.parameters()):
-            yield block
-        else:
-            yield copy.deepcopy(block).float()
+        yield _in_fp32(block)
 
 
-def attention(block: Any, states: Tensor) -> Tensor:
-    """What the attention of a layer adds to its input, [B, T, d] -> [B, T, d]."""
-    added: Tensor = block.attn(block.ln_1(states))[0]
-    return added
+def behind_attention(block: Any, states: Tensor, *, skip: bool = True) -> Tensor:
+    """The stream [B, T, d] behind the attention of a layer, with its skip connection or without."""
+    added: Tensor = block.attn(attention_input(block, states))[0]
+    if isinstance(block, PostNormBlock):
+        normed: Tensor = block.ln_1(_weighted(states, block.omega_attn) + added if skip else added)
+        return normed
+    return states + added if skip else added
 
 
-def feed(block: Any, states: Tensor) -> Tensor:
-    """What the feed-forward network of a layer adds, [B, T, d] -> [B, T, d]."""
-    added: Tensor = block.mlp(block.ln_2(states))
-    return added
+def behind_feed(block: Any, states: Tensor, *, skip: bool = True) -> Tensor:
+    """The stream behind the feed-forward network of a layer, of what is behind its attention."""
+    if isinstance(block, AnalysedBlock):
+        return states
+    if isinstance(block, PostNormBlock):
+        added = block.mlp(states)
+        normed: Tensor = block.ln_2(_weighted(states, block.omega_mlp) + added if skip else added)
+        return normed
+    fed: Tensor = block.mlp(block.ln_2(states))
+    return states + fed if skip else fed
+
+
+def attention_input(block: Any, states: Tensor) -> Tensor:
+    """What the attention of a layer sees of the stream: its norm, where that is in front."""
+    if isinstance(block, PostNormBlock | AnalysedBlock):
+        return states
+    normed: Tensor = block.ln_1(states)
+    return normed
 
 
 def token_losses(model: Any, states: Tensor, targets: Tensor) -> Tensor:
     """Loss of each token in nats, [B, T], of what the last layer put out."""
-    body = model.transformer
-    normed = torch.nn.functional.layer_norm(
-        states, states.shape[-1:], body.ln_f.weight.float(), body.ln_f.bias.float(), body.ln_f.eps
-    )
-    logits = normed @ model.lm_head.weight.float().T
+    logits = _in_fp32(model.transformer.ln_f)(states) @ model.lm_head.weight.float().T
     return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
@@ -61,10 +73,18 @@ def check_blocks(model: Any, inputs: Tensor) -> None:
     """
     states = embedded(model, inputs)
     block = next(blocks(model))
-    after = states + attention(block, states)
-    after = after + feed(block, after)
+    after = behind_feed(block, behind_attention(block, states))
     if not torch.allclose(block(states), after, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise InputError(
-            "The diagnostics know the layers of GPT-2 (h + attention(norm(h)), then h + feed(norm(h))), and this "
-            "model's are others. Take the diagnostics out."
+            "The diagnostics know layers of an attention and a feed-forward network with GPT-2's skip connections and "
+            "norms, and those of `network` and `residual`; this model's are others. Take the diagnostics out."
         )
+
+
+def _in_fp32(module: Any) -> Any:
+    is_so = all(parameter.dtype == torch.float32 for parameter in module.parameters())
+    return module if is_so else copy.deepcopy(module).float()
+
+
+def _weighted(stream: Tensor, weight: Tensor | None) -> Tensor:
+    return stream if weight is None else stream * weight

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainables.diagnostics.blocks import blocks, embedded
+from trainables.diagnostics.blocks import attention_input, blocks, embedded
 
 Tensor = torch.Tensor
 
@@ -20,7 +20,7 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
     Empty where no token of the last half has been there before its predecessor.
 
     Args:
-        model: a GPT-2, in evaluation mode.
+        model: a model of `trainables.model.build_model` with softmax, in evaluation mode.
         inputs: tokens [B, T].
     """
     target = after_same(inputs)
@@ -56,7 +56,7 @@ def attention_weights(block: Any, states: Tensor) -> Tensor:
     """Causal attention of a layer, [B, heads, T, T] of states [B, T, d]; the fused kernel of training gives none."""
     module = block.attn
     batch, length, _ = states.shape
-    query, key, _ = module.c_attn(block.ln_1(states)).split(module.split_size, dim=2)
+    query, key, _ = module.c_attn(attention_input(block, states)).split(module.split_size, dim=2)
     query, key = (x.view(batch, length, -1, module.head_dim).transpose(1, 2) for x in (query, key))
     scores = (query @ key.transpose(2, 3)) * module.scaling
     is_later = torch.ones(length, length, dtype=torch.bool, device=states.device).triu(1)

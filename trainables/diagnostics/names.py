@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from trainables.cell import Recipe
 from trainables.errors import InputError
 from trainables.layout import Layout
 
@@ -10,8 +11,8 @@ Diagnostic = Literal["rank", "layer_drop", "induction", "gradients"]
 DIAGNOSTICS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 
 
-def check_diagnostics(names: Sequence[str], layout: Layout) -> None:
-    """Refuse diagnostics where no rank has whole layers, and names that are none.
+def check_diagnostics(names: Sequence[str], layout: Layout, recipe: Recipe) -> None:
+    """Refuse diagnostics where no rank has whole layers, or there is nothing to see, and names that are none.
 
     Raises:
         InputError: names what does not go together, and the way out.
@@ -23,6 +24,11 @@ def check_diagnostics(names: Sequence[str], layout: Layout) -> None:
         )
     if not names:
         return
+    if "induction" in names and recipe.network == "analysed":
+        raise InputError(
+            "The diagnostic induction is of shares of attention, and the analysed network has no softmax and so no "
+            "shares. Take induction out, or choose network: gpt2."
+        )
     asked = f"diagnostics ({', '.join(names)})"
     if layout.tensor_parallel > 1:
         raise InputError(

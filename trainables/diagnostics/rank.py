@@ -12,33 +12,32 @@ from typing import Any
 
 import torch
 
-from trainables.diagnostics.blocks import attention, blocks, embedded, feed
+from trainables.diagnostics.blocks import behind_attention, behind_feed, blocks, embedded
 
 Tensor = torch.Tensor
 
 
 def whole(block: Any, states: Tensor) -> Tensor:
     """One layer as it is."""
-    states = states + attention(block, states)
-    return states + feed(block, states)
+    return behind_feed(block, behind_attention(block, states))
 
 
 def without_skip(block: Any, states: Tensor) -> Tensor:
     """One layer without its skip connections."""
-    return feed(block, attention(block, states))
+    return behind_feed(block, behind_attention(block, states, skip=False), skip=False)
 
 
-def without_feed(block: Any, states: Tensor) -> Tensor:
-    """One layer without its feed-forward network."""
-    return states + attention(block, states)
+def alone(block: Any, states: Tensor) -> Tensor:
+    """The attention of a layer, and nothing else but its norm."""
+    return behind_attention(block, states, skip=False)
 
 
 #: Name of the residual -> how its path goes through a layer.
 PATHS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "rank_residual": whole,
     "rank_residual_noskip": without_skip,
-    "rank_residual_noffn": without_feed,
-    "rank_residual_attention": attention,
+    "rank_residual_noffn": behind_attention,
+    "rank_residual_attention": alone,
 }
 
 
@@ -46,7 +45,7 @@ def rank(model: Any, inputs: Tensor) -> dict[str, Tensor]:
     """Relative distance from rank one after every layer on each path, and the tokens' mean cosine on the whole one.
 
     Args:
-        model: a GPT-2, in evaluation mode.
+        model: a model of `trainables.model.build_model`, in evaluation mode.
         inputs: tokens [B, T], at least two a sequence.
 
     Returns:

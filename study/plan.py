@@ -29,6 +29,7 @@ from trainables.cell import Cell, Precision, Recipe, Shape, digest
 from trainables.counts import Flops, Parameters, flops, parameters
 from trainables.data.spec import DataSpec, HierarchyData
 from trainables.deepspeed_options import check_options
+from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
 from trainables.layout import Layout
 
@@ -341,6 +342,7 @@ def make_plan(
     missed = tuple(misses(spec.frontier))
     if not to_read:
         _check_options((*cells, *more))
+        _check_diagnostics(spec, (*cells, *more))
         _check_flops(spec, (*cells, *more))
     return Plan(
         name=spec.name,
@@ -538,6 +540,14 @@ def _check_options(cells: Sequence[PlannedCell]) -> None:
                 check_options(options, zero)
             except InputError as error:
                 raise SpecError(str(error)) from error
+
+
+def _check_diagnostics(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
+    for layout in dict.fromkeys(planned.layout for planned in cells):
+        try:
+            check_diagnostics(spec.diagnostics, layout, spec.recipe)
+        except InputError as error:
+            raise SpecError(str(error)) from error
 
 
 def wall_seconds(work: Iterable[tuple[float, int]], slots: int) -> float:

@@ -127,12 +127,14 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "St
             f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source or spec.name}`."
         )
     from study.answer import facts
+    from study.ledger import layer_table
     from study.runner import curves
 
     known = {
         "facts": facts(spec, plan),
         "floor": plan.floor,
         "curves": curves(rows, connection.store),
+        "measures": layer_table(plan, rows),
         "spec_text": spec.to_yaml(),
     }
     return StudyRuns(run_table(plan, rows), known, spec, plan, connection.store)

@@ -44,6 +44,7 @@ from trainables.cell import (
 )
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.deepspeed_options import check_names
+from trainables.diagnostics.names import Diagnostic
 from trainables.progress import evaluation_steps
 
 
@@ -925,6 +926,10 @@ class StudySpec(Section):
     sensitivity: SensitivitySection | None = Field(
         default=None, description="whether the crossings are tried at other learning rates; by default not"
     )
+    diagnostics: tuple[Diagnostic, ...] = Field(
+        default=(),
+        description="what is measured of the layers at the start and at each evaluation; nothing by default",
+    )
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
     vary: dict[str, tuple[Value, ...]] | None = Field(
@@ -975,6 +980,7 @@ class StudySpec(Section):
         for source in sources:
             if isinstance(source, HierarchyData):
                 _check_grammar(source, self.training.context)
+        _refuse_repeats("diagnostics", self.diagnostics)
         if self.early_stopping is not None:
             _check_stopping(self.early_stopping, self.training.step_count, self.resources.evaluations)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
@@ -1123,12 +1129,11 @@ def _check_grammar(data: HierarchyData, context: int) -> None:
         )
 
 
-def _refuse_repeats(name: str, values: Sequence[float]) -> None:
+def _refuse_repeats(name: str, values: Sequence[float] | Sequence[str]) -> None:
     repeated = sorted({value for value in values if list(values).count(value) > 1})
     if repeated:
-        raise ValueError(
-            f"`{name}` has {', '.join(f'{v:g}' for v in repeated)} more than once; write each value once"
-        )
+        shown = (value if isinstance(value, str) else f"{value:g}" for value in repeated)
+        raise ValueError(f"`{name}` has {', '.join(shown)} more than once; write each value once")
 
 
 def from_environment(variable: str, section: type[Section], key: str) -> str | None:

@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from analysis import drawing, drawing_kaplan, drawing_law, drawing_map, drawing_search, palette
+from analysis.drawing_kaplan import is_steep
 from analysis.figure_data import (
     LEAST_SHAPES,
     evidence_of,
@@ -334,9 +335,10 @@ def kaplan_caption(data: KaplanData, fit: Fit) -> str:
         if fit.noise.get("known")
         else ""
     )
+    steep = "; above it the axis is logarithmic" if is_steep(data) else ""
     return (
         f"{text} Below: how far the loss of each depth lies above that of the best one at the same N, against the "
-        f"aspect ratio d/L of its shape, one line a budget{bars}. The dotted line is {NEAR:g} %."
+        f"aspect ratio d/L of its shape, one line a budget{bars}. The dotted line is {NEAR:g} %{steep}."
     )
 
 

@@ -27,7 +27,9 @@ MOST_NAMES = 18
 #: Budgets that are named.
 MOST_BUDGETS = 12
 #: Ratio of losses beyond which the ticks are those of a log axis.
-WIDE = 4.0
+WIDE = 20.0
+#: Increase, percent, beyond which the axis is straight up to `NEAR` only, and logarithmic above.
+STEEP = 30.0
 
 
 def draw_kaplan(data: KaplanData, colours: Mapping[int, str], size_label: str) -> Canvas:
@@ -90,6 +92,11 @@ def _draw_losses(axes: Axes, data: KaplanData, counted: Counted, colours: Mappin
     axes.yaxis.set_minor_locator(NullLocator())
 
 
+def is_steep(data: KaplanData) -> bool:
+    """Whether the axis of the increase is straight near the best shapes only."""
+    return bool(data.aspects["increase"].max() > STEEP)
+
+
 def _draw_aspects(axes: Axes, data: KaplanData) -> None:
     budgets = list(data.aspects.groupby("budget", sort=True))
     colours = [light for light, _ in palette.sequence(len(budgets), "budget")]
@@ -114,6 +121,12 @@ def _draw_aspects(axes: Axes, data: KaplanData) -> None:
     known = data.aspects[["increase", "low", "high"]].to_numpy(dtype=float)
     top = float(np.nanmax(known))
     axes.set_ylim(min(-0.05 * top, float(np.nanmin(known))), max(1.08 * top, NEAR * 1.1))
+    if is_steep(data):
+        axes.set_yscale("symlog", linthresh=NEAR)
+        axes.set_ylim(min(-0.5, float(np.nanmin(known))), 5 * top)
+        axes.set_yticks([tick for tick in (0, 1, 3, 10, 30, 100, 300, 1000) if tick < 1.08 * top])
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.axhline(0, color=palette.INK, linewidth=0.9)
     axes.axhline(NEAR, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.2)
     count_axis(axes.xaxis, math.log10(reach))

@@ -18,6 +18,8 @@ from analysis.series import BestData, CrossingData, MeasureData, ValueAxis
 
 #: Share of the axis of values by which the marks of several pairs or budgets stand apart.
 APART = 0.012
+#: Steps over which the lines of one value are spread, at most.
+MOST_STEPS = 7
 #: Inches of an axis of values, and points a letter of its labels takes.
 REACH, LETTER = 5.4, 6.0
 #: How far the arrow of a bound reaches, and the frame beyond all that is known, as factors.
@@ -39,7 +41,7 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
     for rank, (((shallow, deep), rows), colour, mark) in enumerate(
         zip(pairs, colours, itertools.cycle(MARKS), strict=False)
     ):
-        side = rank - (len(pairs) - 1) / 2
+        side = _side(rank, len(pairs))
         x = _beside(data.axis, rows["place"].to_numpy(dtype=float), side)
         for place, row in zip(x, rows.to_dict("records"), strict=True):
             if math.isfinite(row["params"]):
@@ -69,11 +71,13 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
             rows[rows["status"] == "bracketed"].set_index("place")["params"].reindex(list(data.axis.places))
         )
         axes.plot(_beside(data.axis, np.array(data.axis.places), side), settled, color=colour, linewidth=1.2)
-        axes.plot([], [], marker=mark, color=colour, label=f"{shallow} → {deep} layers")
+        axes.plot([], [], marker=mark, color=colour, label=f"{shallow} → {deep}")
     _size_ticks(axes, top / bottom)
     axes.set_xlabel(key)
     axes.set_ylabel("N at the crossing")
-    canvas.legend(loc="outside lower center", frameon=False, fontsize=8.5, ncols=min(len(pairs), 6))
+    canvas.legend(
+        loc="outside lower center", frameon=False, fontsize=8.5, ncols=min(len(pairs), 6), title="layers"
+    )
     return canvas
 
 
@@ -102,7 +106,7 @@ def draw_best(data: BestData, key: str) -> Canvas:
     set_values(axes, data.axis)
     ends = []
     for rank, ((_, rows), colour) in enumerate(zip(budgets, colours, strict=True)):
-        x = _beside(data.axis, rows["place"].to_numpy(dtype=float), rank - (len(budgets) - 1) / 2)
+        x = _beside(data.axis, rows["place"].to_numpy(dtype=float), _side(rank, len(budgets)))
         axes.vlines(x, rows["near_low"], rows["near_high"], color=colour, linewidth=4, alpha=0.25)
         axes.plot(x, rows["depth"], color=colour, marker="o", markersize=5.5, linewidth=1.3)
         ends.append(
@@ -211,6 +215,11 @@ def _room_right(axes: Axes, axis: ValueAxis) -> None:
     """Room for labels at the ends of lines."""
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.16 if axis.log else high + 0.16 * (high - low))
+
+
+def _side(rank: int, count: int) -> float:
+    """Steps by which one of `count` lines stands to a side of its value; of many lines the steps are smaller."""
+    return (rank - (count - 1) / 2) * min(1.0, MOST_STEPS / count)
 
 
 def _beside(axis: ValueAxis, places: Floats, rank: float) -> Floats:

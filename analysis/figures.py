@@ -26,6 +26,7 @@ from analysis import (
     palette,
 )
 from analysis.diagnostics_data import diagnostics_data
+from analysis.drawing_kaplan import is_steep
 from analysis.figure_data import (
     LEAST_SHAPES,
     evidence_of,
@@ -355,9 +356,10 @@ def kaplan_caption(data: KaplanData, fit: Fit) -> str:
         if fit.noise.get("known")
         else ""
     )
+    steep = "; above it the axis is logarithmic" if is_steep(data) else ""
     return (
         f"{text} Below: how far the loss of each depth lies above that of the best one at the same N, against the "
-        f"aspect ratio d/L of its shape, one line a budget{bars}. The dotted line is {NEAR:g} %."
+        f"aspect ratio d/L of its shape, one line a budget{bars}. The dotted line is {NEAR:g} %{steep}."
     )
 
 

@@ -269,6 +269,22 @@ def test_a_table_without_a_total_count_has_one_panel_of_losses(study):
     assert data.points["total_params"].isna().all()
 
 
+@pytest.mark.parametrize(("ratio", "scale"), [(1.02, "linear"), (1.3, "symlog")])
+def test_a_steep_increase_has_an_axis_that_shows_the_best_shapes_too(ratio, scale):
+    runs = RunTable.from_frame(rows(ratio=ratio))
+    result = fit(runs, draws=100)
+    data = kaplan_data(result)
+    canvas = draw_kaplan(data, depth_colours(runs), "N")
+    axes = canvas.axes[-1]
+    assert axes.get_yscale() == scale
+    low, high = axes.get_ylim()
+    known = data.aspects[["increase", "low", "high"]].to_numpy(dtype=float)
+    assert low <= np.nanmin(known)
+    assert high >= np.nanmax(known)
+    figure = next(item for item in make_figures(runs, result) if item.name == "kaplan")
+    assert ("above it the axis is logarithmic" in figure.caption) == (scale == "symlog")
+
+
 def test_one_depth_and_sizes_that_never_meet_have_no_figure(study):
     one = RunTable.from_frame(study.frame[study.frame["depth"] == 1].copy())
     result = fit(one, draws=100)

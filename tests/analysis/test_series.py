@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.drawing import new_canvas
+from analysis.drawing_series import draw_best, draw_crossings, draw_measure, set_values
 from analysis.fit import fit
 from analysis.runs import RunTable
 from analysis.series import (
@@ -199,3 +201,43 @@ def test_a_series_of_nothing_or_of_one_value_twice_is_refused():
         in_order([])
     with pytest.raises(ValueError, match="same value: 1, 1"):
         in_order([task(1, 1), task(1, 2)])
+
+
+def places_of(axes):
+    return {tuple(pair) for line in axes.lines for pair in np.round(np.column_stack(line.get_data()), 9)}
+
+
+def test_the_crossings_are_drawn_where_the_table_has_them(members):
+    data = crossing_data(members)
+    axes = draw_crossings(data, "vocabulary").axes[0]
+    drawn = places_of(axes)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    for row in data.rows.to_dict("records"):
+        for value in (row["params"], row["low"], row["high"]):
+            near = [x for x, y in drawn if y == round(value, 9)]
+            # Pairs stand a little to the side of their value, so that bars do not hide each other.
+            assert any(abs(math.log(x / row["place"])) < 0.1 for x in near)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["8", "64", "512"]
+    best = best_data(members)
+    drawn = places_of(draw_best(best, "vocabulary").axes[0])
+    assert {depth for _, depth in drawn} == set(best.rows["depth"])
+
+
+def test_the_measure_and_the_depth_needed_are_drawn_where_the_table_has_them():
+    data = measure_data([task(value, need) for value, need in ((1, 1), (2, 2), (8, 5))], "accuracy", 0.9)
+    left, right = draw_measure(data, "hops").axes
+    best = data.shapes[data.shapes["best"]]
+    assert {tuple(pair) for pair in np.round(best[["depth", "mean"]].to_numpy(), 9)} <= places_of(left)
+    assert {(1, 1), (2, 2), (8, 4)} <= places_of(right)
+    # The last is a bound: an arrow, and no point of the line.
+    assert np.isnan(right.lines[0].get_ydata()[-1])
+    assert right.get_yscale() == "linear"
+    alone = measure_data([task("pre", 1)], "loss")
+    assert len(draw_measure(alone, "norm").axes) == 1
+
+
+def test_values_whose_labels_would_touch_are_left_out():
+    members = [Member(value, None, None, None) for value in (100_000, 100_001, 200_000)]
+    axes = new_canvas(3)[1]
+    set_values(axes, axis_of(members))
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["100,000", "200,000"]

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis import palette
 from analysis.crossings import Crossing
+from analysis.diagnostics_data import diagnostics_data
 from analysis.figure_data import evidence_of
 from analysis.figures import TITLES, Figure, absent_figures, make_figures
 from analysis.files import write_json, write_text
@@ -31,6 +32,7 @@ from analysis.wording import (
     noise_sentence,
     parting_sentence,
 )
+from analysis.wording_diagnostics import rank_sentence
 from analysis.wording_kaplan import exponent_rows, kaplan_sentences
 from analysis.wording_search import (
     answers,
@@ -122,6 +124,7 @@ def write_report(
             sensitivity=fit.sensitivity,
             sensitivity_words=sensitivity_sentence(fit.sensitivity, fit.level),
             contrasts=[(item, contrast_sentence(item)) for item in fit.contrasts],
+            inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
             search_words="" if told is None or search is None else search_sentence(told, search.ended),
             colours=colours,
             crossings=shown,

@@ -45,8 +45,11 @@ class Outcome(BaseModel):
 
 
 def identity(spec: StudySpec) -> str:
-    """Sixteen hex digits of what a study asks and how it is trained; not of its words or of where it runs."""
-    told = {"name", "description", "claim", "resources", "tracking"}
+    """Sixteen hex digits of what a study asks and how it is trained; not of its words or of where it runs.
+
+    Nor of its diagnostics, which change no row.
+    """
+    told = {"name", "description", "claim", "resources", "tracking", "diagnostics"}
     return digest(spec.model_dump(mode="json", exclude=told))
 
 
@@ -103,12 +106,15 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
         from study.series import page_words
 
         return page_words(results / spec.name / "report.html")
+    from analysis.diagnostics_data import diagnostics_data
     from analysis.fit import fit
+    from analysis.wording_diagnostics import rank_sentence
     from analysis.wording_search import answers
     from study.sources import study_runs
 
     source = study_runs(spec, results)
-    return answers(source.compared(fit(source.table)))
+    inside = rank_sentence(diagnostics_data(source.table, source.known["measures"]))
+    return [*([inside] if inside else []), *answers(source.compared(fit(source.table)))]
 
 
 def main() -> None:

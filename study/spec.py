@@ -901,7 +901,7 @@ class TrackingSection(Section):
 #: What a key may be in each study of a series.
 Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)] | str
 #: Keys that tell studies of one series from each other, or say where they are kept.
-NOT_VARIED = ("name", "description", "claim", "vary", "tracking")
+NOT_VARIED = ("name", "description", "claim", "vary", "tracking", "diagnostics")
 
 
 class StudySpec(Section):

@@ -1,7 +1,7 @@
 """What each layer is worth: how much the loss rises when it is skipped.
 
 In nets with the norm in front of each branch many of the later layers can be taken out at little cost (Sun et al. 2025,
-"The Curse of Depth", arXiv 2502.05795, figure 2; Csordás et al. 2025, arXiv 2505.13898).
+"The Curse of Depth", arXiv 2502.05795; Csordás et al. 2025, arXiv 2505.13898).
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
 """How near the tokens' representations are to being one and the same (Dong et al. 2021, arXiv 2103.03404).
 
 Attention alone, without skip connections and feed-forward networks, drives all tokens of a sequence to one
-representation: doubly exponentially in depth where each sees all others (their theorem 1), exponentially where each
+representation: doubly exponentially in depth where each sees all others (their main theorem), exponentially where each
 sees only those before it (Wu et al. 2024, arXiv 2405.18781). At initialisation attention is nearly the mean of what it
 sees, and the causal mean has 1/2 as its second eigenvalue: about a half of the distance goes with every layer. The same
-weights are therefore run four times: as they are, and without either or both, as in Dong et al.'s figure 2.
+weights are therefore run four times: as they are, and without either or both, as Dong et al. do with trained models.
 """
 
 from collections.abc import Callable, Mapping

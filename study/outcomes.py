@@ -47,10 +47,10 @@ class Outcome(BaseModel):
 def identity(spec: StudySpec) -> str:
     """Sixteen hex digits of what a study asks and how it is trained; not of its words or of where it runs.
 
-    Nor of its diagnostics, which change no row.
+    Nor of its diagnostics, which change no row, nor of keys left as they are, of which there will be more.
     """
     told = {"name", "description", "claim", "resources", "tracking", "diagnostics"}
-    return digest(spec.model_dump(mode="json", exclude=told))
+    return digest(spec.model_dump(mode="json", exclude=told, exclude_defaults=True))
 
 
 def outcomes() -> dict[str, Outcome]:

@@ -1,7 +1,8 @@
 """The figures of a report: which ones the data allow, their words, and how they become files.
 
-What a figure shows is in `analysis.figure_data`, `kaplan_data`, `move_data` and `search_history`, how it is drawn in
-`analysis.drawing`, `drawing_kaplan`, `drawing_law`, `drawing_map` and `drawing_search`.
+What a figure shows is in `analysis.figure_data`, `kaplan_data`, `move_data`, `search_history` and `diagnostics_data`,
+how it is drawn in `analysis.drawing`, `drawing_kaplan`, `drawing_law`, `drawing_map`, `drawing_search` and
+`drawing_diagnostics`.
 """
 
 import io
@@ -15,7 +16,16 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from analysis import drawing, drawing_kaplan, drawing_law, drawing_map, drawing_search, palette
+from analysis import (
+    drawing,
+    drawing_diagnostics,
+    drawing_kaplan,
+    drawing_law,
+    drawing_map,
+    drawing_search,
+    palette,
+)
+from analysis.diagnostics_data import diagnostics_data
 from analysis.drawing_kaplan import is_steep
 from analysis.figure_data import (
     LEAST_SHAPES,
@@ -114,10 +124,11 @@ TITLES = {
     "sensitivity": "The crossings at other learning rates",
     "contrast": "The crossings under other parametrisations",
     "search": "How the search went",
+    "diagnostics": "Inside the nets, layer by layer",
 }
 
 #: Figures of what only some studies have; where they are absent nothing is missing.
-OCCASIONAL = frozenset({"training", "sensitivity", "contrast", "search"})
+OCCASIONAL = frozenset({"training", "sensitivity", "contrast", "search", "diagnostics"})
 
 
 def make_figures(
@@ -127,6 +138,7 @@ def make_figures(
     floor: float | None = None,
     curves: pd.DataFrame | None = None,
     search: SearchData | None = None,
+    measures: pd.DataFrame | None = None,
 ) -> list[Figure]:
     """Every figure that the data allow, in the order of the report.
 
@@ -136,6 +148,7 @@ def make_figures(
         floor: entropy of the data in nats a token, drawn as a dotted line.
         curves: training curves (cell, step, loss), optional.
         search: how the rows were chosen, optional.
+        measures: of the layers (cell, step, name, layer, value), optional.
 
     Raises:
         ValueError: the fit was read from a file and has no evidence.
@@ -271,6 +284,14 @@ def make_figures(
             f"Every finished cell, coloured by depth ({training.rows['cell'].nunique()} cells).",
             training,
             lambda: drawing.draw_training(training, colours),
+        )
+    inside = None if measures is None else diagnostics_data(runs, measures)
+    if inside is not None:
+        add(
+            "diagnostics",
+            inside.caption,
+            inside,
+            lambda: drawing_diagnostics.draw_diagnostics(inside, colours),
         )
     _add_moves(fit, add)
     if search is not None:

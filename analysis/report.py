@@ -60,6 +60,7 @@ def write_report(
     facts: Mapping[str, str] | None = None,
     floor: float | None = None,
     curves: pd.DataFrame | None = None,
+    measures: pd.DataFrame | None = None,
     recommendations: Sequence[Mapping[str, Any]] | None = None,
     spec_text: str | None = None,
     search: Search | None = None,
@@ -77,6 +78,7 @@ def write_report(
         facts: provenance to print, such as the git revision; plain text.
         floor: entropy of the data in nats a token, where known.
         curves: training curves with the columns cell, step, loss.
+        measures: of the layers, with the columns cell, step, name, layer, value.
         recommendations: rows as `analysis.projection.recommend` gives them; by default for the sizes of
             `report_tables.projection_sizes`, from this study's own law.
         spec_text: the study's specification, printed as it is.
@@ -98,7 +100,7 @@ def write_report(
     budgets = len({item.budget for item in fit.best})
     colours = palette.variables(len(set(runs.used["depth"])), budgets)
     told = None if search is None else search_data(runs, search, level=fit.level)
-    figures = [*make_figures(runs, fit, floor=floor, curves=curves, search=told), *more]
+    figures = [*make_figures(runs, fit, floor=floor, curves=curves, search=told, measures=measures), *more]
     drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")

@@ -45,6 +45,7 @@ def write_series(
     facts: Mapping[str, str] | None = None,
     measures: Sequence[str] | None = None,
     targets: Mapping[str, float] | None = None,
+    comparable: bool = False,
 ) -> Path:
     """Write `report.html`, `series.json` and `figures/*.svg, *.png, *.csv` into a folder.
 
@@ -59,6 +60,7 @@ def write_series(
         measures: columns of the run tables that are shown against depth; by default `accuracy` and `loss` where the
             tables have them.
         targets: measure -> what is to be reached, for the depth that each value needs; by default 0.9 of accuracy.
+        comparable: whether losses of different values may be compared, because all have the same data and tokens.
 
     Returns:
         The path of `report.html`.
@@ -78,7 +80,9 @@ def write_series(
     figures = _figures(key, level, crossings, best, shown)
     colours = _colours(ordered, crossings, best)
     drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
+    words = series_sentences(key, crossings, best, moved, shown, level, comparable=comparable)
     document = series_json(ordered, key, title, crossings, best, moved, shown, facts or {})
+    document["answers"] = words
     write_json(folder / "series.json", document)
     page = (
         environment()
@@ -87,7 +91,8 @@ def write_series(
             title=title,
             key=key,
             level=level,
-            headlines=series_sentences(key, crossings, best, moved, shown, level),
+            headlines=words,
+            comparable=comparable,
             members=document["members"],
             drawn=drawn,
             colours=colours,

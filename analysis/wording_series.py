@@ -24,9 +24,15 @@ def series_sentences(
     moves: Sequence[Move],
     measures: Sequence[MeasureData],
     level: float,
+    *,
+    comparable: bool = False,
 ) -> list[str]:
-    """The answer of a series, most important sentence first."""
+    """The answer of a series, most important sentence first; `comparable` as in `series_report.write_series`."""
     needed = [text for data in measures if (text := needed_sentence(key, data))]
+    if comparable:
+        needed += [
+            text for data in measures if data.name == "loss" and (text := compared_sentence(key, data))
+        ]
     crossed = [] if crossings is None else crossing_sentences(key, crossings, level)
     return [*needed, *crossed, *moved_sentences(key, moves, level), *best_sentences(key, best)] or [
         f"No member of this series has two depths that can be compared, and none has a measure to show by {key}."
@@ -123,6 +129,24 @@ def needed_sentence(key: str, data: MeasureData) -> str:
         parts.append(f"no depth up to {deepest} at {key} {_values(values)}")
     side = "at most" if data.lower else "at least"
     return f"For a mean {data.name} of {side} {data.target:g}: {', '.join(parts)}."
+
+
+def compared_sentence(key: str, data: MeasureData) -> str:
+    """A measure at the largest depth and size that all values have, the best value first; empty for one value.
+
+    Of a depth's widths the best counts, as everywhere here, and of a shape the mean over its seeds.
+    """
+    shapes = data.shapes.dropna(subset=["mean"])
+    values = shapes["place"].nunique()
+    where = shapes.groupby(["depth", "params"])["place"].nunique()
+    common = where[where == values]
+    if values < 2 or common.empty:
+        return ""
+    depth, params = max(common.index)
+    rows = shapes[(shapes["depth"] == depth) & (shapes["params"] == params)]
+    rows = rows.sort_values("mean", ascending=data.lower)
+    parts = [f"{digits(row['mean'], 4)} at {label(row['value'])}" for row in rows.to_dict("records")]
+    return f"Mean {data.name} of {layers(int(depth))} at N ≈ {human(float(params))}, by {key}: {', '.join(parts)}."
 
 
 def _runs(depths: pd.Series, values: pd.Series) -> list[tuple[int, list[Value]]]:

@@ -36,6 +36,7 @@ def answer(
     runs: "RunTable",
     where: "Places",
     curves: "pd.DataFrame | None",
+    measures: "pd.DataFrame | None" = None,
     store: "Store | None" = None,
     ended: str = "",
 ) -> "tuple[Fit, Path]":
@@ -47,6 +48,7 @@ def answer(
         runs: its rows.
         where: its paths.
         curves: validation losses by cell and step.
+        measures: of the layers, by cell and step.
         store: holds the rows of other parametrisations too, with which the crossings are compared.
         ended: why the search ended, a sentence.
     """
@@ -64,6 +66,7 @@ def answer(
         facts=facts(spec, plan),
         floor=plan.floor,
         curves=curves,
+        measures=measures,
         spec_text=spec.to_yaml(),
         **searched(spec, plan, runs, ended),
     )
@@ -102,6 +105,7 @@ def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:
     recipe = plan.cells[0].cell.recipe
     return {
         "study": spec.description or spec.name,
+        **({"claim": spec.claim} if spec.claim else {}),
         "data": f"{spec.data.kind}, vocabulary {plan.vocabulary}, content {plan.cells[0].cell.data_key}",
         "training": f"{recipe.tokens:,} tokens a cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context})",
         "protocol": plan.protocol,

@@ -280,6 +280,25 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
     return RunTable.from_frame(pd.DataFrame(lines), source=f"the study {plan.name!r}")
 
 
+def layer_table(plan: Plan, rows: Mapping[str, Row]) -> pd.DataFrame:
+    """Return what was measured of single layers, before the first step (step 0) and at the end of each cell.
+
+    Columns cell, step, name, layer (from 1 on) and value; empty where no cell was measured.
+    """
+    lines = []
+    for key, row in rows.items():
+        planned = plan.by_key(key)
+        if planned is None or planned.arm:
+            continue
+        last = round(row.share * planned.cell.recipe.steps)
+        for step, measures in ((0, row.start), (last, row.measures)):
+            for full, value in measures.items():
+                name, slash, layer = full.rpartition("/")
+                if slash and layer.isdecimal():
+                    lines.append((key, step, name, int(layer), value))
+    return pd.DataFrame(lines, columns=["cell", "step", "name", "layer", "value"])
+
+
 def _rows_of_table(path: Path) -> dict[str, Row]:
     """Read back the rows of a run table, without curves; empty where there is none."""
     if not path.is_file():

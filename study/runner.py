@@ -28,6 +28,7 @@ from study.ledger import (
     ended_at,
     identity,
     known_rows,
+    layer_table,
     outcomes,
     places,
     run_table,
@@ -47,7 +48,18 @@ from study.spec import StudySpec
 from study.stop import remembered_interrupt
 from study.tables import duration
 from study.tracker import MANY_DEVICES, Tracker
-from study.tracking import ENDED, LOST_TRIALS, MEASURE, TAG_CHARACTERS, Live, News, Row, Store, stored_curves
+from study.tracking import (
+    ENDED,
+    LOST_TRIALS,
+    MEASURE,
+    START,
+    TAG_CHARACTERS,
+    Live,
+    News,
+    Row,
+    Store,
+    stored_curves,
+)
 from study.trial import TrialSettings
 from study.tuner import run_cells, term_is_interrupt
 from trainables.errors import InputError
@@ -152,6 +164,7 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
                         run_table(plan, rows),
                         where,
                         curves(rows, tracker.usable_store),
+                        layer_table(plan, rows),
                         store=tracker.usable_store,
                         ended=ending.words if ending else "",
                     )
@@ -277,6 +290,7 @@ class _Listener:
                 self._params(planned),
                 list(progress.points),
                 list(progress.evaluations),
+                progress.start,
             )
         )
         if self.viewer:
@@ -301,6 +315,7 @@ class _Listener:
         if result.evaluations and result.status != "diverged":
             last = result.evaluations[-1].measures
             metrics |= {f"{MEASURE}{name}": value for name, value in last.items()}
+        metrics |= {f"{START}{name}": value for name, value in result.start.items()}
         tags = {
             "interplay.device": result.device,
             "interplay.resumed_from": str(result.resumed_from or ""),
@@ -395,7 +410,8 @@ class _Listener:
         )
         self.tracker.ended(row)
         # The curve is in the outbox and soon in MLflow: the driver's memory must not grow with the study.
-        self.rows[row.cell] = row.model_copy(update={"points": ()})
+        losses = tuple(one.model_copy(update={"measures": {}}) for one in row.evaluations)
+        self.rows[row.cell] = row.model_copy(update={"points": (), "evaluations": losses})
 
     def _params(self, planned: PlannedCell) -> dict[str, str | int | float | None]:
         cell = planned.cell
@@ -492,6 +508,7 @@ def _train(
             checkpoint_root=where.checkpoints,
             checkpoint_every=resources.checkpoint_every_seconds,
             evaluations=resources.evaluations,
+            diagnostics=spec.diagnostics,
             needs_gpu=resources.gpus_per_trial > 0,
             model_root=where.models if resources.keep_weights == "final" else None,
             revision=listener.revision,

@@ -132,7 +132,7 @@ class Here:
                 self._lost[cell] = self.store.lost_trials(run_id) if found else ""
                 self._runs[cell] = self._known[cell] = run_id
             self._logged[cell] = self.store.log_curves(
-                run_id, thing.points, thing.evaluations, self._logged[cell]
+                run_id, thing.points, thing.evaluations, self._logged[cell], thing.start
             )
             tags = _with_earlier(thing.tags, self._lost[cell])
             if isinstance(thing, Live) and tags:

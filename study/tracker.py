@@ -135,6 +135,7 @@ class Tracker:
                     live = merged.setdefault(item.cell, Live(item.cell, item.name, item.params))
                     live.points += item.points
                     live.evaluations += item.evaluations
+                    live.start |= item.start
                     live.tags |= item.tags
             news = [item for item in items if isinstance(item, News)]
             self.problem = sender.send(Batch(ended=ended, live=list(merged.values()), news=news))

@@ -53,8 +53,9 @@ ENDED = "interplay.ended"
 #: MLflow's names of the parts of a training curve. None may be a final metric's too: MLflow shows the value of the
 #: highest step, and that would be the curve's.
 #: Final metrics that begin so are measures beside the loss, such as `measure.accuracy`, and columns of the run table;
-#: `curve_name` is what a measure is called at every evaluation.
-MEASURE = "measure."
+#: `curve_name` is what a measure is called at every evaluation. What was measured before the first step has a prefix of
+#: its own.
+MEASURE, START = "measure.", "start."
 CURVES = {"train_loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_second": "throughput"}
 
 
@@ -92,10 +93,18 @@ class Row(BaseModel):
     @property
     def measures(self) -> dict[str, float]:
         """What was measured beside the loss at the end, by name; see `trainables.progress.Evaluation`."""
+        return self._named(MEASURE)
+
+    @property
+    def start(self) -> dict[str, float]:
+        """What was measured before the first step, by name."""
+        return self._named(START)
+
+    def _named(self, prefix: str) -> dict[str, float]:
         return {
-            name.removeprefix(MEASURE): value
+            name.removeprefix(prefix): value
             for name, value in self.metrics.items()
-            if name.startswith(MEASURE)
+            if name.startswith(prefix)
         }
 
     @property
@@ -113,6 +122,7 @@ class Live:
     params: Mapping[str, str | int | float | None]
     points: list[Point] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    start: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -299,14 +309,24 @@ class Store:
         return run_id
 
     def log_curves(
-        self, run_id: str, points: Iterable[Point], evaluations: Iterable[Evaluation], after: tuple[int, int]
+        self,
+        run_id: str,
+        points: Iterable[Point],
+        evaluations: Iterable[Evaluation],
+        after: tuple[int, int],
+        start: Mapping[str, float] | None = None,
     ) -> tuple[int, int]:
-        """Log the curve past the steps already there; return the new last steps of points and evaluations."""
+        """Log the curve past the steps already there; return the new last steps of points and evaluations.
+
+        What was measured at the start goes with the first points, as step 0 of the measures.
+        """
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         metrics: list[Any] = []
         last_point, last_evaluation = after
+        if last_point < 0 and start:
+            metrics += [Metric(curve_name(name), value, now, 0) for name, value in start.items()]
         for point in points:
             if point.step > last_point:
                 last_point = point.step
@@ -318,8 +338,8 @@ class Store:
                 measured = {curve_name(name): value for name, value in evaluation.measures.items()}
                 for name, value in {"validation_loss": evaluation.loss, **measured}.items():
                     metrics.append(Metric(name, value, now, evaluation.step))
-        for start in range(0, len(metrics), METRICS_PER_BATCH):
-            self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+        for first in range(0, len(metrics), METRICS_PER_BATCH):
+            self.client.log_batch(run_id, metrics=metrics[first : first + METRICS_PER_BATCH])
         return last_point, last_evaluation
 
     def logged(self, run_id: str) -> tuple[int, int]:
@@ -362,11 +382,12 @@ class Store:
             "interplay.reason": (row.reason or "")[:4000],
             **row.tags,
         }
-        self.client.log_batch(
-            run_id,
-            metrics=[Metric(k, v, now, 0) for k, v in row.metrics.items()],
-            tags=[RunTag(k, v) for k, v in tags.items()],
-        )
+        metrics = [Metric(k, v, now, 0) for k, v in row.metrics.items()]
+        # A batch's limit holds for tags and metrics together. The tags go last: with the status the row counts.
+        while len(metrics) + len(tags) > METRICS_PER_BATCH:
+            self.client.log_batch(run_id, metrics=metrics[:METRICS_PER_BATCH])
+            metrics = metrics[METRICS_PER_BATCH:]
+        self.client.log_batch(run_id, metrics=metrics, tags=[RunTag(k, v) for k, v in tags.items()])
         self.client.set_terminated(run_id, status="FAILED" if row.status == "failed" else "FINISHED")
 
     def end_study(self, run_id: str, status: str, artifacts: Iterable[Path]) -> None:

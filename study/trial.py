@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from trainables.cell import Cell
+from trainables.diagnostics.names import Diagnostic
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
@@ -29,6 +30,7 @@ class TrialSettings(BaseModel):
     """Folder or URI of the checkpoints, by key."""
     checkpoint_every: float
     evaluations: int
+    diagnostics: tuple[Diagnostic, ...] = ()
     needs_gpu: bool = False
     model_root: str | Path | None = None
     """Folder or URI of the final weights, by key; None keeps none."""
@@ -108,6 +110,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         "checkpoints": under(settings.checkpoint_root, cell.key),
         "checkpoint_every": settings.checkpoint_every,
         "evaluations": settings.evaluations,
+        "diagnostics": settings.diagnostics,
         "weights": (
             Keep(under(settings.model_root, cell.key), settings.revision) if settings.model_root else None
         ),

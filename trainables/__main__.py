@@ -16,6 +16,7 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from trainables.cell import Cell
+from trainables.diagnostics.names import DIAGNOSTICS
 from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
 from trainables.progress import Progress
@@ -40,6 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--weights", type=Path, help="folder to write the model to when it is done; none by default"
     )
     parser.add_argument("--evaluations", type=int, default=4, help="evaluations during the cell")
+    parser.add_argument(
+        "--diagnostics",
+        nargs="*",
+        choices=DIAGNOSTICS,
+        default=(),
+        help="what to measure of the layers before the first step and at each evaluation; nothing by default",
+    )
     parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
     parser.add_argument(
         "--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage; by default the cheapest that is right"
@@ -69,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             checkpoint_every=options.checkpoint_every,
             weights=Keep(options.weights) if options.weights else None,
             evaluations=options.evaluations,
+            diagnostics=options.diagnostics,
             report=_show,
         )
         # A rank that exits with its connections open is, to the others, one that was lost.

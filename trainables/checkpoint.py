@@ -61,6 +61,7 @@ class TrainingState(_Record):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     notes: tuple[str, ...] = ()
+    start: dict[str, float] = {}
 
 
 class FileRecord(_Record):

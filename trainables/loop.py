@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from trainables.checkpoint import TrainingState
 from trainables.counts import flops, parameters
 from trainables.data.batches import batch, validation_batches
 from trainables.data.store import TokenStore, open_store
+from trainables.diagnostics.names import Diagnostic, check_diagnostics
+from trainables.diagnostics.probe import Probe
 from trainables.engine import build_engine, gradient_norm, import_zero
 from trainables.errors import DataError, InputError
 from trainables.export import keep, whole_state
@@ -48,6 +50,7 @@ def train(
     checkpoint_every: float = 10.0,
     weights: Keep | None = None,
     evaluations: int = 4,
+    diagnostics: Sequence[Diagnostic] = (),
     stop: Callable[[Evaluation], Ending | None] | None = None,
     report: Callable[[Progress], None] | None = None,
     report_every: float = 2.0,
@@ -64,8 +67,11 @@ def train(
         meeting: on rank 0 of a gang, the port the seats were given.
         checkpoints: folder or URI of this cell's checkpoints (`trainables.storage`); None keeps none.
         checkpoint_every: seconds between checkpoints.
-        weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none.
+        weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none. A model that
+            is no plain GPT-2 (`Recipe.is_gpt2`) keeps none.
         evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
+        diagnostics: what is measured of the model's layers before the first step and at each evaluation, with no effect
+            on training.
         stop: asked after each evaluation but the last whether the cell ends there; a function of nothing else, so that
             a cell that goes on from a checkpoint ends where it would have.
         report: called on rank 0 with what is new, at most every `report_every` seconds.
@@ -77,8 +83,12 @@ def train(
         RuntimeError: a rank was lost, or did not come to a collective in time.
     """
     recipe = cell.recipe
+    if not recipe.is_gpt2:
+        # Weights that no plain GPT-2 can hold are of no use outside.
+        weights = None
     layout = layout or Layout(zero=default_zero(recipe.precision, 1))
     layout.check(cell.shape, recipe)
+    check_diagnostics(diagnostics, layout, recipe)
     join(seat, meeting)
     if dist.get_world_size() != layout.ranks:
         raise InputError(
@@ -94,6 +104,8 @@ def train(
     training = _Training(cell, layout, store, engine, meter, storage, checkpoint_every, report, report_every)
     training.resume(stood, notes)
     try:
+        if diagnostics:
+            training.probe = Probe(diagnostics, engine, cell, layout, store, device())
         result = training.run(evaluations, stop)
         state = whole_state(engine, layout) if weights and result.status == "done" else None
     finally:
@@ -180,6 +192,8 @@ class _Training:
         self.first_loss: float | None = None
         self.points: list[Point] = []
         self.evaluations: list[Evaluation] = []
+        self.probe: Probe | None = None
+        self.start: dict[str, float] = {}
         self.notes: list[str] = []
         self.reported = (0, 0)
         self.resumed_from, self.resumed_seconds = 0, 0.0
@@ -189,11 +203,12 @@ class _Training:
         window = max(1, steps // CURVE_POINTS)
         evaluate_at = evaluation_steps(steps, evaluations)
         reason = None
+        self._measure_start()
         last_checkpoint = last_report = time.monotonic()
         while self.step < steps and reason is None:
             until = min(steps, self.step - self.step % window + window)
             until = min([until, *(s for s in evaluate_at if s > self.step)])
-            reason = self._window(until)
+            reason = self._window(until, until in evaluate_at)
             if self.step in evaluate_at and reason is None:
                 self._evaluate()
                 if stop and self.step < steps:
@@ -210,14 +225,25 @@ class _Training:
                 last_report = now
         return self._result(reason)
 
-    def _window(self, until: int) -> str | None:
-        """Train up to step `until`, add a point to the curve, and return why the cell must end, if it must."""
+    def _measure_start(self) -> None:
+        """Measure the model that no step has changed."""
+        start = time.perf_counter()
+        if self.probe and self.step == 0:
+            self.start = self.probe.of_model()
+        self.seconds += time.perf_counter() - start
+
+    def _window(self, until: int, evaluated: bool) -> str | None:
+        """Train up to step `until`, add a point to the curve, and return why the cell must end, if it must.
+
+        The first step of all and the last one before an evaluation are looked at by the diagnostics.
+        """
         recipe, layout, engine = self.cell.recipe, self.layout, self.engine
         start, first_step = time.perf_counter(), self.step
         total = torch.zeros((), device=self.device)
         norm = float("nan")
         pieces = layout.pieces(recipe)
         while self.step < until:
+            probe = self.probe if self.step == 0 or (evaluated and self.step == until - 1) else None
             if recipe.dropout:
                 torch.manual_seed(dropout_seed(self.cell.seed, self.step, self.group))
             inputs, targets = self._batch()
@@ -228,7 +254,13 @@ class _Training:
                 if layout.zero == 0 and self.step == until - 1 and engine.is_gradient_accumulation_boundary():
                     # DeepSpeed has no norm to give here, and clips in the step below.
                     norm = gradient_norm(engine, layout)
+                if probe and engine.is_gradient_accumulation_boundary():
+                    probe.before_step()
                 engine.step()
+            if probe:
+                probe.after_step(self.step + 1)
+                if self.step == 0:
+                    self.start |= probe.of_step()
             self.step += 1
         if layout.zero:
             norm = float(engine.get_global_grad_norm())
@@ -295,7 +327,8 @@ class _Training:
             raise DataError(
                 f"the validation set in {self.store.path} is empty; raise data.validation_fraction"
             )
-        self.evaluations.append(Evaluation(step=self.step, loss=total / tokens))
+        measures = {**self.probe.of_model(), **self.probe.of_step()} if self.probe else {}
+        self.evaluations.append(Evaluation(step=self.step, loss=total / tokens, measures=measures))
         self.seconds += time.perf_counter() - start
 
     def _validation(self) -> Iterator[tuple[Any, Any, bool]]:
@@ -322,7 +355,7 @@ class _Training:
             self.seconds, self.first_loss = state.train_seconds, state.first_loss
             self.resumed_seconds = state.train_seconds
             self.points, self.evaluations = list(state.points), list(state.evaluations)
-            self.notes = list(state.notes)
+            self.notes, self.start = list(state.notes), dict(state.start)
         self.notes += [note for note in notes if note not in self.notes]
 
     def _save(self) -> None:
@@ -335,6 +368,7 @@ class _Training:
             points=tuple(self.points),
             evaluations=tuple(self.evaluations),
             notes=tuple(self.notes),
+            start=self.start,
         )
         problem = checkpoint.save(self.engine, self.storage, self.layout, state)
         if problem and not any(problem in note for note in self.notes):
@@ -351,6 +385,7 @@ class _Training:
                 train_seconds=self.seconds,
                 points=tuple(self.points[points:]),
                 evaluations=tuple(self.evaluations[evaluations:]),
+                start={} if points else self.start,
             )
         )
         self.reported = (len(self.points), len(self.evaluations))
@@ -360,12 +395,14 @@ class _Training:
         loss = self.evaluations[-1].loss if self.evaluations else None
         if reason is None and (loss is None or not math.isfinite(loss)):
             reason = f"the validation loss is {loss} at step {self.step}"
-        counts = parameters(cell.shape, self.store.vocabulary, recipe.context)
+        counts = parameters(
+            cell.shape, self.store.vocabulary, recipe.context, recipe.network, recipe.residual
+        )
         tokens = self.step * recipe.batch * recipe.context
         rate = tokens / self.seconds
         # Before the yardstick of utilisation, whose matrices would count.
         peak = self._peak_memory()
-        cost = flops(cell.shape, self.store.vocabulary, recipe.context).training
+        cost = flops(cell.shape, self.store.vocabulary, recipe.context, recipe.network).training
         status: Literal["done", "diverged", "stopped"] = "done" if reason is None else "diverged"
         if reason is None and ending:
             status, reason, loss = "stopped", ending.reason, ending.loss
@@ -395,6 +432,7 @@ class _Training:
             notes=tuple(self.notes),
             points=tuple(self.points),
             evaluations=tuple(self.evaluations),
+            start=self.start,
         )
 
     def _peak_memory(self) -> int:

@@ -44,6 +44,8 @@ class Progress(_Record):
     train_seconds: float
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
+    start: dict[str, float] = {}
+    """Measures of the model before its first step, named as those of an `Evaluation`; in the first report alone."""
 
 
 class Ending(_Record):
@@ -83,3 +85,5 @@ class Result(_Record):
     notes: tuple[str, ...]
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
+    start: dict[str, float] = {}
+    """Measures of the model before its first step, and of that step, named as those of an `Evaluation`."""

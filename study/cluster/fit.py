@@ -11,7 +11,7 @@ from study.cluster.prices import prices
 from study.devices import DEVICES
 from study.machines import ACCELERATOR, Promised, Slots, check_capacity, machines, marks, room
 from study.plan import Plan, make_plan, wall_seconds
-from study.spec import StudySpec, load_spec
+from study.spec import StudySpec, load_spec, members
 from trainables.errors import InputError
 
 #: The share of a machine's memory that Ray gives to processes; the rest is its object store (ray 2.60).
@@ -51,7 +51,7 @@ class StudyPrice:
 def price_study(
     report: Report, pools: Sequence[Pool], name: str, overrides: Sequence[str]
 ) -> StudyPrice | None:
-    """Plan a study for the machines of a file as its driver will on the head, and price it.
+    """Plan a study for the machines of a file as its driver will on the head, and price it; of a series, all of it.
 
     What does not fit is an error of the report.
 
@@ -68,6 +68,41 @@ def price_study(
         SpecError: the spec itself is wrong.
     """
     spec = load_spec(name, overrides)
+    if spec.vary is None:
+        return _price(report, pools, spec)
+    each = [_price(report, pools, member.spec) for member in members(spec)]
+    known = [price for price in each if price is not None]
+    return _sum(spec.name, known) if len(known) == len(each) else None
+
+
+def _sum(series: str, each: Sequence[StudyPrice]) -> StudyPrice:
+    """The price of studies that run one after the other."""
+    options = []
+    by_pool = [{option.pool: option for option in price.options} for price in each]
+    # A pool that one of the studies does not take cannot train the series alone.
+    for pool in (name for name in by_pool[0] if all(name in one for one in by_pool)):
+        several = [one[pool] for one in by_pool]
+        costs = [option.dollars for option in several]
+        options.append(
+            replace(
+                several[0],
+                machines=max(option.machines for option in several),
+                hours=math.fsum(option.hours for option in several),
+                dollars=None if None in costs else math.fsum(cost or 0.0 for cost in costs),
+            )
+        )
+    return StudyPrice(
+        study=series,
+        cells=sum(price.cells for price in each),
+        device_hours=math.fsum(price.device_hours for price in each),
+        options=tuple(options),
+        stored_gb=math.fsum(price.stored_gb for price in each),
+        stored_month=math.fsum(price.stored_month for price in each),
+    )
+
+
+def _price(report: Report, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice | None:
+    """Price one study; None where it does not fit, or nothing is known of the machines."""
     if report.file.provider == "local":
         report.notes.append(
             f"what these machines hold is only known once Ray runs on them, so whether {spec.name} fits was not checked"

@@ -88,6 +88,19 @@ def test_a_task_is_told_by_the_depth_it_needs(tmp_path, hops):
     assert "crossings" not in {path.stem for path in (tmp_path / "figures").iterdir()}
 
 
+def test_losses_of_the_same_data_are_compared_at_the_largest_net_that_all_have(tmp_path, hops):
+    words = (
+        "Mean loss of 4 layers at N ≈ 197 thousand, by data.hops: "
+        "0.1010 at 1, 0.1010 at 2, 0.1010 at 4, 1.901 at 8."
+    )
+    same = write_series(hops, tmp_path / "same", title="x", key="data.hops", comparable=True)
+    assert words in read(same).text
+    assert "may be compared" in read(same).text
+    other = write_series(hops, tmp_path / "other", title="x", key="data.hops")
+    assert "Mean loss of" not in read(other).text
+    assert "are not compared" in read(other).text
+
+
 def test_figures_of_an_earlier_page_go(tmp_path, hops):
     folder = tmp_path / "figures"
     folder.mkdir()

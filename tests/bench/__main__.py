@@ -26,6 +26,7 @@ PARTS = (
     "search",
     "pack",
     "throughput",
+    "diagnostics",
     "driver",
     "quickstart",
 )
@@ -64,6 +65,7 @@ def main() -> int:
 def _measure(part: str, folder: Path) -> list[Figure]:
     from tests.bench import (
         answer,
+        diagnostics,
         driver,
         gang,
         packing,
@@ -96,6 +98,8 @@ def _measure(part: str, folder: Path) -> list[Figure]:
         return packing.spread_time(folder)
     if part == "throughput":
         return throughput.measure(folder)
+    if part == "diagnostics":
+        return [diagnostics.rank_cost(folder)]
     if part == "driver":
         return driver.measure(folder)
     return whole.measure(folder)

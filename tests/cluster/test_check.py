@@ -618,6 +618,21 @@ def test_more_slots_than_machines_hold_is_a_warning(laptop):
     assert any("`resources.slots` of quickstart is 500" in found.message for found in checked.warnings)
 
 
+def test_a_series_costs_what_its_studies_cost_together(laptop):
+    def priced(*overrides):
+        return check(str(aws(laptop)), "quickstart", ["resources.pool=cpu", *overrides]).study
+
+    short, whole = priced("training.steps=700"), priced("training.steps=1400")
+    both = priced("vary={training.steps: [700, 1400]}")
+    assert both.study == "quickstart"
+    assert both.cells == short.cells + whole.cells
+    assert both.device_hours == pytest.approx(short.device_hours + whole.device_hours)
+    assert [one.pool for one in both.options] == [one.pool for one in whole.options]
+    for one, first, second in zip(both.options, short.options, whole.options, strict=True):
+        assert one.hours == pytest.approx(first.hours + second.hours)
+        assert one.dollars == pytest.approx(first.dollars + second.dollars)
+
+
 def test_json_is_one_document_and_the_status_says_whether_it_passes(laptop, capsys, monkeypatch):
     for bucket, status in (("my-bucket", 0), ("My_Bucket", 2)):
         monkeypatch.setattr(

@@ -1,0 +1,108 @@
+import math
+
+import pandas as pd
+import pytest
+
+from analysis.diagnostics_data import diagnostics_data
+from analysis.drawing_diagnostics import draw_diagnostics
+from analysis.errors import InputError
+from analysis.figures import depth_colours, make_figures
+from analysis.fit import fit
+from analysis.report import write_report
+from analysis.runs import RunTable
+
+
+@pytest.fixture
+def runs(pilot_frame):
+    return RunTable.from_frame(pilot_frame())
+
+
+@pytest.fixture
+def found(runs):
+    return fit(runs, draws=100)
+
+
+def measures(runs, names=("rank_residual", "rank_residual_attention", "token_cosine")):
+    """Of every cell 0.5^layer at the start, and 1 - 0.1 · layer at the end, plus a hundredth of the seed."""
+    lines = []
+    for row in runs.frame.itertuples():
+        for layer in range(1, int(row.depth) + 1):
+            for name in names:
+                lines.append((row.cell, 0, name, layer, 0.5**layer + row.seed / 100))
+                lines.append((row.cell, 900, name, layer, 1 - 0.1 * layer + row.seed / 100))
+    return pd.DataFrame(lines, columns=["cell", "step", "name", "layer", "value"])
+
+
+def test_a_line_is_the_mean_over_the_cells_of_a_depth(runs):
+    data = diagnostics_data(runs, measures(runs))
+    assert data.names == ("rank_residual", "rank_residual_attention", "token_cosine")
+    table = data.table().set_index(["name", "when", "depth", "layer"])
+    seeds = runs.frame.groupby("depth")["seed"]
+    for depth in (1, 2, 4):
+        shift, cells = seeds.mean()[depth] / 100, seeds.size()[depth]
+        for layer in range(1, depth + 1):
+            for when, value in (("start", 0.5**layer), ("end", 1 - 0.1 * layer)):
+                row = table.loc[("token_cosine", when, depth, layer)]
+                assert row["value"] == pytest.approx(value + shift)
+                assert (row["low"], row["high"]) == pytest.approx((value, value + 0.02))
+                assert row["cells"] == cells
+    assert len(table) == 3 * 2 * (1 + 2 + 4)
+
+
+def test_names_have_an_order_and_what_is_unknown_comes_last(runs):
+    data = diagnostics_data(runs, measures(runs, ("zeal", "grad_norm", "layer_drop", "rank_residual")))
+    assert data.names == ("rank_residual", "layer_drop", "grad_norm", "zeal")
+    assert list(dict.fromkeys(data.rows["name"])) == list(data.names)
+    assert "skipping that layer costs" in data.caption
+    assert "Dong et al. 2021" in data.caption
+    assert "Induction" not in data.caption
+
+
+def test_of_a_diverged_cell_the_start_counts_and_nothing_beyond_numbers(pilot_frame):
+    frame = pilot_frame().assign(status="done", reason="")
+    frame.loc[frame["depth"] == 4, ["status", "reason", "loss"]] = ["diverged", "nan", math.nan]
+    runs = RunTable.from_frame(frame)
+    given = measures(runs, ("rank_residual",))
+    given.loc[0, "value"] = math.nan
+    data = diagnostics_data(runs, given)
+    assert set(data.rows[data.rows["depth"] == 4]["when"]) == {"start"}
+    start, end = (
+        data.rows.query("depth == 1 and when == @when")["cells"].item() for when in ("start", "end")
+    )
+    assert start == end - 1
+    draw_diagnostics(data, depth_colours(runs))
+
+
+def test_no_measures_are_no_figure_and_a_wrong_table_is_refused(runs, found):
+    empty = measures(runs).iloc[:0]
+    assert diagnostics_data(runs, empty) is None
+    assert diagnostics_data(runs, measures(runs).assign(cell="another")) is None
+    for none in (None, empty):
+        assert "diagnostics" not in {figure.name for figure in make_figures(runs, found, measures=none)}
+    with pytest.raises(InputError, match="lack the column layer; they need cell, step, name, layer, value"):
+        diagnostics_data(runs, measures(runs).drop(columns="layer"))
+
+
+def test_the_distances_share_one_scale_and_zeros_are_left_out(runs):
+    given = measures(runs)
+    given.loc[(given["name"] == "rank_residual_attention") & (given["layer"] == 4), "value"] = 0
+    canvas = draw_diagnostics(diagnostics_data(runs, given), depth_colours(runs))
+    panels = canvas.axes
+    assert len(panels) == 3 * 2
+    # The lowest that is not zero, 0.5^4 with skips at the start, and a little room.
+    assert {panel.get_ylim() for panel in panels[:4]} == {(0.5**4 / 2, 1.5)}
+    assert [panel.get_yscale() for panel in panels] == ["log"] * 4 + ["linear"] * 2
+    deepest = panels[2].lines[-1].get_ydata()
+    assert math.isnan(deepest[3])
+    assert deepest[2] > 0.5**3 - 1e-9
+    (legend,) = canvas.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["1 layer", "2 layers", "4 layers"]
+
+
+def test_the_report_has_the_figure_and_its_numbers_where_there_are_measures(tmp_path, runs, found):
+    given = measures(runs)
+    page = write_report(runs, found, tmp_path, measures=given).read_text()
+    assert '<figure id="diagnostics"' in page
+    assert '<h2 id="inside">Inside the nets</h2>' in page
+    written = pd.read_csv(tmp_path / "figures" / "diagnostics.csv")
+    pd.testing.assert_frame_equal(written, diagnostics_data(runs, given).table())

@@ -1,0 +1,450 @@
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from trainables import checkpoint
+from trainables.__main__ import main
+from trainables.cell import Cell, Recipe, Shape
+from trainables.data import data_key
+from trainables.data.batches import validation_batches
+from trainables.data.spec import HierarchyData
+from trainables.data.store import open_store
+from trainables.diagnostics.blocks import blocks, check_blocks, embedded, token_losses
+from trainables.diagnostics.gradients import StepMeter
+from trainables.diagnostics.induction import after_same, attention_weights, induction
+from trainables.diagnostics.layer_drop import layer_drop
+from trainables.diagnostics.names import DIAGNOSTICS, check_diagnostics
+from trainables.diagnostics.probe import PROBE_TOKENS
+from trainables.diagnostics.rank import rank, residual, token_cosine
+from trainables.errors import InputError
+from trainables.layout import Layout
+from trainables.loop import train
+from trainables.model import build_model
+from trainables.parametrisation import param_groups
+
+DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=40)
+CONTEXT = 16
+STEPS = 20
+
+
+def cell(depth=2, **recipe):
+    return Cell(
+        shape=Shape(depth=depth, width=16, heads=2),
+        recipe=Recipe(**{"steps": STEPS, "batch": 8, "context": CONTEXT, **recipe}),
+        data=DATA,
+        data_key=data_key(DATA, CONTEXT),
+        lr=0.02,
+        seed=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+def fresh(depth=3, width=16, context=32, vocabulary=9, **recipe):
+    recipe = Recipe(steps=1, batch=1, context=context, **recipe)
+    return build_model(Shape(depth=depth, width=width, heads=2), recipe, vocabulary, 0).eval()
+
+
+def scattered(model, std=0.3):
+    """With weights that a trained model might have: its branches matter, and its biases are not zero."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * std)
+    return model
+
+
+def tokens(batch=4, length=32, vocabulary=9, seed=0):
+    return torch.randint(vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def plain(measures):
+    return {name: float(value) for name, value in measures.items()}
+
+
+KINDS = [
+    *({"parametrisation": kind} for kind in ("sp", "completep")),
+    *({"residual": kind} for kind in ("scaled_norm", "post", "admin")),
+    {"network": "analysed"},
+]
+
+
+@pytest.mark.parametrize("recipe", KINDS, ids=lambda recipe: "-".join(recipe.values()))
+def test_the_layers_looked_into_are_those_of_the_model(recipe):
+    model, inputs = scattered(fresh(**recipe)), tokens()
+    with torch.no_grad():
+        check_blocks(model, inputs)
+        theirs = model(input_ids=inputs, output_hidden_states=True)
+        found = plain(rank(model, inputs))
+        states = embedded(model, inputs)
+        assert torch.allclose(states, theirs.hidden_states[0])
+        # The last of theirs is behind the final norm.
+        for layer, block in enumerate(blocks(model), 1):
+            states = block(states)
+            if layer < 3:
+                assert torch.allclose(states, theirs.hidden_states[layer], atol=1e-5)
+            assert found[f"rank_residual/{layer}"] == pytest.approx(float(residual(states)), rel=1e-5)
+            assert found[f"token_cosine/{layer}"] == pytest.approx(float(token_cosine(states)), rel=1e-4)
+        targets = tokens(seed=1)
+        losses = functional.cross_entropy(theirs.logits.transpose(1, 2), targets, reduction="none")
+        assert torch.allclose(token_losses(model, states, targets), losses, atol=1e-5)
+
+
+def test_the_paths_without_skips_and_feed_forward_are_those_of_a_net_without_them():
+    model, inputs = scattered(fresh(depth=2)), tokens()
+    with torch.no_grad():
+        found = plain(rank(model, inputs))
+        start = embedded(model, inputs)
+        paths = dict.fromkeys(("noskip", "noffn", "attention"), start)
+        for layer, block in enumerate(model.transformer.h, 1):
+            paths["noskip"] = block.attn(block.ln_1(paths["noskip"]))[0]
+            paths["noskip"] = block.mlp(block.ln_2(paths["noskip"]))
+            paths["attention"] = block.attn(block.ln_1(paths["attention"]))[0]
+            # A feed-forward network of zeros adds nothing.
+            for parameter in block.mlp.parameters():
+                parameter.zero_()
+            paths["noffn"] = block(paths["noffn"])
+            for name, states in paths.items():
+                assert found[f"rank_residual_{name}/{layer}"] == pytest.approx(
+                    float(residual(states)), rel=1e-5
+                )
+
+
+def test_the_distance_is_that_from_the_nearest_matrix_of_equal_rows():
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(3, 7, 5, generator=generator, dtype=torch.float64)
+    ones = torch.ones(7, 1, dtype=torch.float64)
+    distances = []
+    for one in states:
+        nearest = torch.linalg.lstsq(ones, one).solution
+        distances.append(float(torch.linalg.norm(one - ones @ nearest) / torch.linalg.norm(one)))
+    assert float(residual(states)) == pytest.approx(sum(distances) / 3)
+    # Tokens all alike, and tokens whose mean is nothing.
+    row = torch.randn(1, 1, 5, generator=generator)
+    assert float(residual(row.expand(2, 6, 5))) == pytest.approx(0, abs=1e-6)
+    assert float(residual(torch.cat([row, -row], 1))) == pytest.approx(1)
+
+
+def test_the_cosine_is_the_mean_over_pairs_of_different_tokens():
+    states = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+    pairs = [
+        float(functional.cosine_similarity(one[i], one[j], dim=0))
+        for one in states
+        for i in range(6)
+        for j in range(6)
+        if i != j
+    ]
+    assert float(token_cosine(states)) == pytest.approx(sum(pairs) / len(pairs), rel=1e-5)
+    assert float(token_cosine(torch.eye(4)[None])) == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize("init", ["fan_in", "gpt2"])
+def test_attention_alone_makes_tokens_alike_exponentially_in_depth_and_skips_do_not(init):
+    """Dong et al. 2021; at initialisation the causal mean halves the distance with each layer (see the module)."""
+    with torch.no_grad():
+        found = plain(rank(fresh(depth=16, width=32, context=64, init=init), tokens(16, 64)))
+    alone = [found[f"rank_residual_attention/{layer}"] for layer in range(1, 17)]
+    with_skips = [found[f"rank_residual/{layer}"] for layer in range(1, 17)]
+    assert all(after < before for before, after in itertools.pairwise(alone))
+    # From layer 4 on, where the start is forgotten: a factor of a half a layer, within a third of its logarithm.
+    rate = math.log(alone[15] / alone[3]) / 12
+    assert math.log(0.5) * 4 / 3 < rate < math.log(0.5) * 2 / 3
+    assert alone[15] < 1e-3
+    assert found["rank_residual_noskip/16"] < 0.02
+    assert with_skips[15] > 0.25
+    assert found["rank_residual_noffn/16"] > 0.15
+    # With skips the second half of the layers takes next to nothing.
+    assert with_skips[15] / with_skips[7] > 0.75
+
+
+def test_a_model_in_bf16_is_looked_into_in_fp32_and_left_as_it_is():
+    model, inputs = fresh(depth=12, width=32), tokens()
+    rounded = fresh(depth=12, width=32).bfloat16()
+    with torch.no_grad():
+        exact, found = plain(rank(model, inputs)), plain(rank(rounded, inputs))
+    assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
+    # bf16 itself could not tell such a distance from zero: it has three digits.
+    assert exact["rank_residual_attention/12"] < 4e-3
+    for name, value in exact.items():
+        assert found[name] == pytest.approx(value, rel=0.15, abs=0.01 * (value > 0.01))
+
+
+def test_what_a_layer_is_worth_is_the_loss_of_the_model_without_it():
+    model, inputs, targets = scattered(fresh(depth=3)), tokens(), tokens(seed=1)
+    with torch.no_grad():
+        found = plain(layer_drop(model, inputs, targets))
+
+        def loss(left_out=None):
+            other = scattered(fresh(depth=3))
+            other.transformer.h = torch.nn.ModuleList(
+                block for index, block in enumerate(other.transformer.h, 1) if index != left_out
+            )
+            other.config.n_layer = len(other.transformer.h)
+            logits = other(input_ids=inputs).logits
+            return float(functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+        whole = loss()
+        expected = {f"layer_drop/{layer}": loss(layer) - whole for layer in (1, 2, 3)}
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert len({round(value, 3) for value in found.values()}) == 3
+
+
+def test_the_place_after_the_same_token_is_found():
+    row = [3, 1, 4, 1, 1, 3, 4, 4]
+    expected = []
+    for place, token in enumerate(row):
+        earlier = [p for p in range(place) if row[p] == token]
+        after = earlier[-1] + 1 if earlier else -1
+        expected.append(after if 0 < after < place else -1)
+    assert expected == [-1, -1, -1, 2, -1, 1, 3, -1]
+    assert after_same(torch.tensor([row])).tolist() == [expected]
+    block = tokens(2, 8, 100)
+    twice = after_same(torch.cat([block, block], 1))
+    assert twice[:, 8:15].tolist() == [list(range(1, 8))] * 2
+
+
+def test_attention_is_that_of_the_model():
+    model, inputs = scattered(fresh(depth=1)), tokens()
+    with torch.no_grad():
+        block = model.transformer.h[0]
+        mine = attention_weights(block, embedded(model, inputs))
+        model.set_attn_implementation("eager")
+        theirs = model(input_ids=inputs, output_attentions=True).attentions[0]
+    assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_the_induction_score_of_equal_attention_is_known_and_that_of_a_made_head_is_one():
+    model = fresh(depth=2, context=16, vocabulary=50)
+    block = torch.arange(8)[None]
+    inputs = torch.cat([block, block], 1)
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.attn.c_attn.weight.zero_()
+        # Each of the last half looks at all before it and at itself alike.
+        equal = sum(1 / (place + 1) for place in range(8, 16)) / 8
+        found = plain(induction(model, inputs))
+        assert found == pytest.approx(
+            {"induction_score/1": equal, "induction_score/2": equal, "induction_score": equal}, rel=1e-5
+        )
+        # Positions are unit vectors, and head 2 of the first layer asks at place p for place p - 7.
+        model.transformer.wte.weight.zero_()
+        model.transformer.wpe.weight.copy_(torch.eye(16))
+        query, key = (
+            model.transformer.h[0].attn.c_attn.weight[:16],
+            model.transformer.h[0].attn.c_attn.weight[16:32],
+        )
+        for place in range(7, 15):
+            query[8 + place - 7, place] = 100.0
+            key[8 + place - 7, place - 7] = 1.0
+        short = inputs[:, :15]
+        found = plain(induction(model, short))
+    assert found["induction_score/1"] == pytest.approx(1, abs=0.02)
+    assert found["induction_score/2"] < 0.2
+    assert found["induction_score"] == found["induction_score/1"]
+    assert induction(model, torch.arange(16)[None]) == {}
+
+
+def test_a_step_is_measured_as_it_was_made():
+    # Under this parametrisation groups differ in rate, decay and epsilon.
+    one = cell(depth=2, parametrisation="completep", weight_decay=0.1, base={"depth": 1, "width": 8})
+    model = build_model(one.shape, one.recipe.model_copy(update={"context": 32}), 9, 0)
+    groups = param_groups(model.named_parameters(), one.shape, one.recipe, one.lr)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    meter = StepMeter(model, optimizer, one, 0)
+    for step in range(3):
+        optimizer.zero_grad()
+        logits = model(input_ids=tokens(seed=step)).logits
+        functional.cross_entropy(logits.flatten(0, 1), tokens(seed=step).flatten()).backward()
+        before = [[p.detach().clone() for p in block.parameters()] for block in model.transformer.h]
+        norms = [
+            math.sqrt(sum(float(p.grad.square().sum()) for p in block.parameters()))
+            for block in model.transformer.h
+        ]
+        meter.before()
+        optimizer.step()
+        found = meter.after(step + 1)
+        for layer, (old, block) in enumerate(zip(before, model.transformer.h, strict=True)):
+            new = [p.detach() for p in block.parameters()]
+            moved = math.sqrt(sum(float((b - a).square().sum()) for a, b in zip(old, new, strict=True)))
+            size = math.sqrt(sum(float(p.square().sum()) for p in new))
+            assert found[f"grad_norm/{layer + 1}"] == pytest.approx(norms[layer], rel=1e-5)
+            # Weight decay is told of the weights after the step: a part in a thousand.
+            assert found[f"update_ratio/{layer + 1}"] == pytest.approx(moved / size, rel=2e-3)
+
+
+def test_diagnostics_change_no_bit_of_a_cell(root):
+    # Dropout draws random numbers, which nothing else may.
+    one = cell(dropout=0.1)
+    bare = train(one, data_root=root)
+    looked = train(one, data_root=root, diagnostics=DIAGNOSTICS)
+    assert looked.loss == bare.loss
+    assert [(p.train_loss, p.grad_norm) for p in looked.points] == [
+        (p.train_loss, p.grad_norm) for p in bare.points
+    ]
+    assert [e.loss for e in looked.evaluations] == [e.loss for e in bare.evaluations]
+    assert bare.start == {}
+    assert {tuple(e.measures) for e in bare.evaluations} == {()}
+    layered = ("rank_residual", "rank_residual_noskip", "token_cosine", "layer_drop", "induction_score")
+    names = {f"{name}/{layer}" for name in (*layered, "grad_norm", "update_ratio") for layer in (1, 2)}
+    for measures in (looked.start, *(e.measures for e in looked.evaluations)):
+        assert names | {"induction_score"} <= set(measures)
+    # The rate of the last step is zero, and what is told is at the peak.
+    assert looked.evaluations[-1].measures["update_ratio/1"] > 1e-3
+    assert sum(looked.start[f"grad_norm/{layer}"] ** 2 for layer in (1, 2)) < looked.points[0].grad_norm ** 2
+
+
+def test_the_start_and_the_end_are_those_of_the_models_at_hand(root, tmp_path):
+    one = cell()
+    result = train(one, data_root=root, diagnostics=["rank", "layer_drop"], evaluations=2)
+    store = open_store(DATA, context=CONTEXT, root=root)
+    x, y = next(validation_batches(store, context=CONTEXT, batch=PROBE_TOKENS // CONTEXT))
+    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
+    model = build_model(one.shape, one.recipe, store.vocabulary, one.seed).eval()
+    with torch.no_grad():
+        expected = plain(rank(model, inputs)) | plain(layer_drop(model, inputs, targets))
+    assert result.start == pytest.approx(expected, abs=1e-6)
+    end = result.evaluations[-1].measures
+    assert set(end) == set(expected)
+    assert end != pytest.approx(expected, abs=1e-2)
+
+
+def test_a_killed_cell_has_the_same_diagnostics(root, tmp_path, monkeypatch):
+    whole = train(cell(), data_root=root, diagnostics=DIAGNOSTICS)
+    save, saves = checkpoint.save, []
+
+    def save_and_stop(*args):
+        saves.append(save(*args))
+        if len(saves) == 12:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", save_and_stop)
+    options = {"data_root": root, "checkpoints": tmp_path, "checkpoint_every": 0, "diagnostics": DIAGNOSTICS}
+    with pytest.raises(KeyboardInterrupt):
+        train(cell(), **options)
+    monkeypatch.undo()
+    news = []
+    again = train(cell(), **options, report=news.append, report_every=0)
+    assert again.resumed_from == 12
+    assert again.start == whole.start
+    assert again.evaluations == whole.evaluations
+    assert again.loss == whole.loss
+    # Told once, with the first points.
+    assert [bool(progress.start) for progress in news] == [True] + [False] * (len(news) - 1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout"),
+    [
+        ("fp32", Layout(micro_batch=2)),
+        ("fp32", Layout(zero=1)),
+        ("fp32", Layout(zero=2)),
+        ("bf16", Layout(zero=1)),
+    ],
+    ids=["pieces", "zero1", "zero2", "bf16"],
+)
+def test_every_layout_has_the_diagnostics_of_the_plain_one(root, expected, precision, layout):
+    one = cell(steps=4, clip=0.1, precision=precision)
+    bare = train(one, data_root=root, layout=layout, evaluations=2)
+    result = train(one, data_root=root, diagnostics=DIAGNOSTICS, layout=layout, evaluations=2)
+    assert [p.train_loss for p in result.points] == [p.train_loss for p in bare.points]
+    assert result.loss == bare.loss
+    tolerance = {"rel": 1e-3, "abs": 1e-5} if precision == "fp32" else {"rel": 0.05, "abs": 0.005}
+    for found, right in zip(measured(result), measured(expected), strict=True):
+        assert found == pytest.approx(right, **tolerance)
+
+
+@pytest.mark.parametrize("recipe", KINDS[2:], ids=lambda recipe: "-".join(recipe.values()))
+def test_other_networks_are_looked_into_without_a_bit_changed(root, recipe):
+    names = [name for name in DIAGNOSTICS if name != "induction" or "network" not in recipe]
+    one = cell(steps=4, depth=3, **recipe)
+    bare = train(one, data_root=root, evaluations=2)
+    looked = train(one, data_root=root, evaluations=2, diagnostics=names)
+    assert looked.loss == bare.loss
+    assert [p.train_loss for p in looked.points] == [p.train_loss for p in bare.points]
+    for name in (
+        "rank_residual",
+        "rank_residual_noskip",
+        "token_cosine",
+        "layer_drop",
+        "grad_norm",
+        "update_ratio",
+    ):
+        for layer in (1, 2, 3):
+            assert {f"{name}/{layer}"} <= set(looked.start)
+            assert {f"{name}/{layer}"} <= set(looked.evaluations[-1].measures)
+    if "network" in recipe:
+        # It has no feed-forward networks.
+        assert looked.start["rank_residual_noskip/3"] == looked.start["rank_residual_attention/3"]
+        assert looked.start["rank_residual_noffn/3"] == looked.start["rank_residual/3"]
+
+
+@pytest.fixture(scope="module")
+def expected(root):
+    """One rank in fp32; the gradient is clipped, so a norm taken after that would be another."""
+    return train(cell(steps=4, clip=0.1), data_root=root, diagnostics=DIAGNOSTICS, evaluations=2)
+
+
+def test_deepspeed_itself_does_not_find_the_moments_of_all_groups(root, monkeypatch):
+    """Fails when it does: then `link` can go."""
+    monkeypatch.setattr("trainables.diagnostics.gradients._Shared.link", lambda self: None)
+    with pytest.raises(ValueError, match="exp_avg not found"):
+        train(cell(steps=4), data_root=root, diagnostics=["gradients"], layout=Layout(zero=1))
+
+
+def measured(result):
+    return [result.start, *(evaluation.measures for evaluation in result.evaluations)]
+
+
+def test_what_cannot_be_looked_into_is_refused(root):
+    recipe = Recipe(steps=1, batch=2, context=16)
+
+    def refusal(names, layout=None, recipe=recipe):
+        with pytest.raises(InputError) as refused:
+            check_diagnostics(names, layout or Layout(), recipe)
+        return str(refused.value)
+
+    assert "no diagnostic rnk; choose among rank, layer_drop, induction, gradients" in refusal(["rnk"])
+    shared = refusal(["rank"], Layout(tensor_parallel=2, zero=1))
+    assert "tensor_parallel 2" in shared
+    assert "Take the diagnostics out, or set tensor_parallel to 1" in shared
+    assert "ZeRO stage 3 keeps a part" in refusal(["rank"], Layout(zero=3))
+    analysed = recipe.model_copy(update={"network": "analysed"})
+    assert "no softmax" in refusal(["rank", "induction"], recipe=analysed)
+    check_diagnostics(["rank", "layer_drop", "gradients"], Layout(), analysed)
+    with pytest.raises(InputError, match="ZeRO stage 3"):
+        train(cell(), data_root=root, diagnostics=["gradients"], layout=Layout(zero=3))
+    check_diagnostics([], Layout(tensor_parallel=2, zero=3), recipe)
+    check_diagnostics(DIAGNOSTICS, Layout(data_parallel=2, zero=2), recipe)
+    model = fresh()
+    model.transformer.h[0].register_forward_hook(lambda block, args, out: 0.5 * out)
+    with torch.no_grad(), pytest.raises(InputError, match="this model's are others"):
+        check_blocks(model, tokens())
+
+
+def test_a_cell_trained_by_hand_has_diagnostics_too(root, tmp_path, capfd):
+    path = tmp_path / "cell.json"
+    path.write_text(cell(steps=4).model_dump_json())
+    assert main([str(path), "--data", str(root), "--evaluations", "1", "--diagnostics", "rank"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert set(result["start"]) == set(result["evaluations"][0]["measures"])
+    assert "token_cosine/2" in result["start"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_ranks_that_share_a_batch_have_the_diagnostics_of_one(ranks, root, expected, zero):
+    one = cell(steps=4, clip=0.1)
+    layout = Layout(data_parallel=2, zero=zero)
+    two = ranks.gang(2, train, one, data_root=root, layout=layout, evaluations=2, diagnostics=DIAGNOSTICS)
+    bare = ranks.gang(2, train, one, data_root=root, layout=layout, evaluations=2)
+    assert [result.loss for result in two] == [result.loss for result in bare]
+    for result in two:
+        for found, right in zip(measured(result), measured(expected), strict=True):
+            assert found == pytest.approx(right, rel=1e-3, abs=1e-5)

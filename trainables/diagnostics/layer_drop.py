@@ -1,0 +1,34 @@
+"""What each layer is worth: how much the loss rises when it is skipped.
+
+In nets with the norm in front of each branch many of the later layers can be taken out at little cost (Sun et al. 2025,
+"The Curse of Depth", arXiv 2502.05795, figure 2; Csordás et al. 2025, arXiv 2505.13898).
+"""
+
+from typing import Any
+
+import torch
+
+from trainables.diagnostics.blocks import blocks, embedded, token_losses
+
+Tensor = torch.Tensor
+
+
+def layer_drop(model: Any, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Loss without a layer less the loss with all, in nats per token, by `layer_drop/LAYER`.
+
+    All nets with one layer less go through the remaining layers at once, each from where its own layer is left out.
+
+    Args:
+        model: a model of `trainables.model.build_model`, in evaluation mode.
+        inputs: tokens [B, T].
+        targets: [B, T].
+    """
+    sequences = len(inputs)
+    whole = embedded(model, inputs)
+    # Below the whole net's sequences those of the nets that have lost a layer already.
+    states = whole
+    for block in blocks(model):
+        states = torch.cat([block(states), states[:sequences]])
+    losses = token_losses(model, states, targets.repeat(len(states) // sequences, 1))
+    means = losses.view(-1, sequences * targets.shape[1]).mean(1)
+    return {f"layer_drop/{layer}": loss - means[0] for layer, loss in enumerate(means[1:], 1)}

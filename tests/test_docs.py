@@ -17,6 +17,7 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/answer.md",
+    "docs/depth.md",
     "docs/search.md",
     "docs/theory.md",
     "docs/wide.md",
@@ -99,6 +100,7 @@ SLOW = {
     "interplay run quickstart --set resources.tensor_parallel=2": "",
     "interplay run quickstart --set training.parametrisation=completep": " --set frontier.budgets=[1730,4800]",
     "interplay run quickstart-search": " --set search.max_cells=8",
+    "interplay run rank-collapse": " --set training.steps=40 --set training.seeds=1",
 }
 
 

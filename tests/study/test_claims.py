@@ -38,7 +38,7 @@ def test_at_48_layers_scaled_branches_lead_and_norms_behind_the_sum_learn_nothin
 
 
 def test_half_of_the_tokens_take_the_lead_of_four_layers_away(root):
-    """At N = 27,500 four layers are ahead of one by 5 % of the loss on 720,000 tokens, and on half of these by nothing."""
+    """At N = 27,500 four layers are 5 % of the loss ahead of one on 720,000 tokens, and on half of these nothing."""
 
     def lead(tokens):
         one, four = (

@@ -32,6 +32,7 @@ from study.errors import SpecError
 from study.frontier import misses, shapes, width_step
 from trainables.cell import Base, Initialisation, Parametrisation, Precision, Recipe, Shape
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
+from trainables.data.tasks.spec import AnyTask, TaskData
 from trainables.deepspeed_options import check_names
 from trainables.progress import evaluation_steps
 
@@ -938,6 +939,8 @@ class StudySpec(Section):
         for source in sources:
             if isinstance(source, HierarchyData):
                 _check_grammar(source, self.training.context)
+        if isinstance(self.data, TaskData):
+            _check_task(self.data, self.training.context, self.resources)
         if self.early_stopping is not None:
             _check_stopping(self.early_stopping, self.training.step_count, self.resources.evaluations)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
@@ -1020,6 +1023,17 @@ def _check_grammar(data: HierarchyData, context: int) -> None:
         raise ValueError(
             f"`data.synonyms` {data.synonyms} x `data.vocabulary` {data.vocabulary} rules need more than the "
             f"{most * data.vocabulary} strings of {data.branching} symbols there are; take at most {most} synonyms"
+        )
+
+
+def _check_task(data: AnyTask, context: int, resources: ResourcesSection) -> None:
+    misfit = data.misfit(context)
+    if misfit:
+        raise ValueError(f"`training.context` {context} does not go with `data`: {misfit}")
+    if resources.shard_vocabulary == "always":
+        raise ValueError(
+            f"`resources.shard_vocabulary` is always, but the accuracy of the task `{data.kind}` is read off whole "
+            "logits; set it to never: the vocabulary of a task is small"
         )
 
 

@@ -1,0 +1,176 @@
+"""What a task asks. Pure descriptions: nothing here draws a sequence or imports numpy."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TaskData(BaseModel):
+    """What all tasks share. `draw_seed` is of the sequences, not of the training: all seeds of a study see one task."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sequences: int = Field(default=40_000, ge=1, description="training sequences generated")
+    validation_sequences: int = Field(default=512, ge=1, description="sequences of the fixed validation set")
+    draw_seed: int = Field(default=0, ge=0, description="of the sequences")
+
+    @property
+    def ids(self) -> int:
+        """Token ids, inputs and answers together; the last one is the start token."""
+        raise NotImplementedError
+
+    def scored(self, context: int) -> int:
+        """Targets that are scored in a sequence: the last ones."""
+        return context - context // 2
+
+    def misfit(self, context: int) -> str | None:
+        """Why sequences of so many tokens cannot hold this task, and the way out; None where they can."""
+        raise NotImplementedError
+
+
+class RepeatsData(TaskData):
+    """A random block, repeated to the end of the sequence: each token of the last half follows from those before.
+
+    Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits", induction heads). The length of the block
+    is drawn for each sequence, from a quarter to just under half of it, so that no fixed offset tells what to copy; no
+    token is twice in a block, so that the token after the last occurrence of the present one is exactly what comes.
+    """
+
+    kind: Literal["repeats"] = "repeats"
+    alphabet: int = Field(default=64, ge=2, le=65_000, description="tokens that a block is drawn from")
+
+    @property
+    def ids(self) -> int:
+        """The alphabet and the start token."""
+        return self.alphabet + 1
+
+    def misfit(self, context: int) -> str | None:
+        """Half of the context is the longest block, and a quarter the shortest."""
+        if context < 8:
+            return f"the task `repeats` needs a context of 8 tokens or more, and it has {context}; take a longer one"
+        longest = longest_block(context)
+        if self.alphabet < longest:
+            return (
+                f"the task `repeats` has blocks of up to {longest} different tokens in a context of {context}, more "
+                f"than its alphabet of {self.alphabet}; take an `alphabet` of {longest} or more, or a shorter context"
+            )
+        return None
+
+
+def longest_block(context: int) -> int:
+    """Tokens of the longest block of `repeats`: the first scored token has one before it that was seen already."""
+    return context // 2 - 1
+
+
+class HopsData(TaskData):
+    """k-hop induction heads: k times on to the token after the last earlier occurrence of the present one.
+
+    Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268): find(i) is the largest j <= i with X_{j-1} = X_i, and the
+    target at i is the token at find^k(i), or a symbol of its own where there is none. No token follows itself. The last
+    half of the positions is scored.
+    """
+
+    kind: Literal["hops"] = "hops"
+    hops: int = Field(
+        default=1, ge=0, le=1000, description="lookups, k; with 0 the target is the token itself"
+    )
+    alphabet: int = Field(default=4, ge=2, le=65_000, description="tokens of a sequence (the paper: 4)")
+
+    @property
+    def ids(self) -> int:
+        """The alphabet, the answer `nowhere`, and the start token."""
+        return self.alphabet + 2
+
+    def misfit(self, context: int) -> str | None:
+        """A hop goes back by `alphabet` - 1 tokens on average; past three quarters most chains would end nowhere."""
+        back = self.hops * (self.alphabet - 1)
+        if 4 * back <= 3 * context and context >= 4:
+            return None
+        needed = max(4, math.ceil(4 * back / 3))
+        return (
+            f"the task `hops` goes back by {back} tokens on average ({self.hops} `hops` x {self.alphabet - 1} for an "
+            f"`alphabet` of {self.alphabet}), too many for a context of {context}: most targets would be nowhere; take "
+            f"a context of {needed} or more, or fewer hops"
+        )
+
+
+class ConnectivityData(TaskData):
+    """Whether two vertices of a graph are connected: two paths of `diameter` edges, and two of their ends.
+
+    Graph connectivity as in Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268), where a net of m·H = O(D^{1-ε}) needs a
+    depth of order log D. Each edge is one token, in random order, under random names; the last token asks for two
+    vertices, and its target says no or yes, equally often. The asked vertices are ends of paths in both cases, so that
+    nothing but following the edges tells the cases apart.
+    """
+
+    kind: Literal["connectivity"] = "connectivity"
+    diameter: int = Field(default=2, ge=1, le=100, description="edges of each of the two paths, D")
+    names: int = Field(
+        default=20, ge=4, le=300, description="names that vertices are drawn from; 2(D + 1) at least"
+    )
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of names: each is a token as an edge, and another as the question."""
+        return self.names * (self.names - 1) // 2
+
+    @property
+    def ids(self) -> int:
+        """Edges, questions, no, yes, and the start token."""
+        return 2 * self.pairs + 3
+
+    def scored(self, context: int) -> int:
+        """The last one."""
+        return 1
+
+    def misfit(self, context: int) -> str | None:
+        """There must be names for both paths, and room for their edges, the start token and the question."""
+        if self.names < 2 * (self.diameter + 1):
+            return (
+                f"the task `connectivity` has two paths of {self.diameter} edges, so {2 * (self.diameter + 1)} "
+                f"vertices, more than its {self.names} `names`; take as many names, or a smaller `diameter`"
+            )
+        needed = 2 * self.diameter + 2
+        if context < needed:
+            return (
+                f"the task `connectivity` with a `diameter` of {self.diameter} fills {needed} tokens, more than the "
+                f"context of {context}; take a context of {needed} or more, or a smaller diameter"
+            )
+        return None
+
+
+class ExpressionsData(TaskData):
+    """The value of a nested expression over digits, in prefix form: [MAX 4 [SM 7 5 ] 0 ] is 4.
+
+    After ListOps (Nangia and Bowman 2018), on which Brown et al. 2022 ("Wide Attention Is The Way Forward For
+    Transformers?") compare one wide layer with a deep net. MIN, MAX, MED (the lower one of two in the middle) and SM
+    (the sum modulo 10) of 2 to `arguments` values, nested up to `levels` deep; the target of the last token, which
+    closes the expression, is its value. An expression that is longer than the context is drawn again.
+    """
+
+    kind: Literal["expressions"] = "expressions"
+    levels: int = Field(default=3, ge=1, le=50, description="how deep expressions are nested at most")
+    arguments: int = Field(default=4, ge=2, le=100, description="values of one operator at most")
+
+    @property
+    def ids(self) -> int:
+        """Ten digits, four operators, the closing bracket and the start token."""
+        return 16
+
+    def scored(self, context: int) -> int:
+        """The last one."""
+        return 1
+
+    def misfit(self, context: int) -> str | None:
+        """The start token and the shortest expression of the most arguments must fit."""
+        needed = self.arguments + 3
+        if context < needed:
+            return (
+                f"the task `expressions` with up to {self.arguments} `arguments` needs a context of {needed} tokens "
+                f"or more, and it has {context}; take a longer one, or fewer arguments"
+            )
+        return None
+
+
+AnyTask = Annotated[RepeatsData | HopsData | ConnectivityData | ExpressionsData, Field(discriminator="kind")]

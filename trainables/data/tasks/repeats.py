@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainables.data.drawn import Draws, Symbols
-from trainables.data.tasks.spec import RepeatsData, longest_block
+from trainables.data.tasks.spec import RepeatsData, first_part
 
 
 def draw(spec: RepeatsData, context: int, draws: Draws, count: int) -> tuple[Symbols, Symbols]:
@@ -12,9 +12,12 @@ def draw(spec: RepeatsData, context: int, draws: Draws, count: int) -> tuple[Sym
     Returns:
         inputs and targets, int64 [count, context]; all targets are there, also those that are not to be scored.
     """
-    shortest, longest = context // 4, longest_block(context)
-    period = shortest + draws.below(longest - shortest + 1, (count, 1))
-    blocks = draws.orders(count, spec.alphabet)[:, :longest]
-    text = np.take_along_axis(blocks, np.arange(context) % period, axis=1)
+    first = first_part(context)
+    shortest = context // 4
+    block = shortest + draws.below(first - shortest + 1, (count, 1))
+    tokens = draws.orders(count, spec.alphabet)[:, :first]
+    position = np.arange(context)
+    source = np.where(position < first, position, first - block + (position - first) % block)
+    text = np.take_along_axis(tokens, source, axis=1)
     start = np.full((count, 1), spec.ids - 1)
     return np.concatenate([start, text[:, :-1]], axis=1), text

@@ -30,15 +30,19 @@ class TaskData(BaseModel):
 
 
 class RepeatsData(TaskData):
-    """A random block, repeated to the end of the sequence: each token of the last half follows from those before.
+    """Random tokens whose last ones are repeated to the end: each of the last half follows from those before.
 
-    Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits", induction heads). The length of the block
-    is drawn for each sequence, from a quarter to just under half of it, so that no fixed offset tells what to copy; no
-    token is twice in a block, so that the token after the last occurrence of the present one is exactly what comes.
+    Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits", induction heads). The first half, less one,
+    is different tokens; a block of its last ones, from a quarter of the context to all of it, is then repeated. So no
+    fixed distance tells what to copy, and the token after the last occurrence of the present one is exactly what comes.
+    Tokens before the block matter: without them the token that was not seen for longest comes next, which one layer can
+    tell without any induction head.
     """
 
     kind: Literal["repeats"] = "repeats"
-    alphabet: int = Field(default=64, ge=2, le=65_000, description="tokens that a block is drawn from")
+    alphabet: int = Field(
+        default=16, ge=2, le=65_000, description="tokens drawn from; half of the context, less one, at least"
+    )
 
     @property
     def ids(self) -> int:
@@ -46,20 +50,20 @@ class RepeatsData(TaskData):
         return self.alphabet + 1
 
     def misfit(self, context: int) -> str | None:
-        """Half of the context is the longest block, and a quarter the shortest."""
+        """A quarter of the context is the shortest block, and the first tokens all differ."""
         if context < 8:
             return f"the task `repeats` needs a context of 8 tokens or more, and it has {context}; take a longer one"
-        longest = longest_block(context)
-        if self.alphabet < longest:
+        first = first_part(context)
+        if self.alphabet < first:
             return (
-                f"the task `repeats` has blocks of up to {longest} different tokens in a context of {context}, more "
-                f"than its alphabet of {self.alphabet}; take an `alphabet` of {longest} or more, or a shorter context"
+                f"the task `repeats` begins with {first} different tokens in a context of {context}, more than its "
+                f"alphabet of {self.alphabet}; take an `alphabet` of {first} or more, or a shorter context"
             )
         return None
 
 
-def longest_block(context: int) -> int:
-    """Tokens of the longest block of `repeats`: the first scored token has one before it that was seen already."""
+def first_part(context: int) -> int:
+    """Tokens of `repeats` that come before the repetition: one less than half, so that the first scored follows it."""
     return context // 2 - 1
 
 
@@ -75,7 +79,7 @@ class HopsData(TaskData):
     hops: int = Field(
         default=1, ge=0, le=1000, description="lookups, k; with 0 the target is the token itself"
     )
-    alphabet: int = Field(default=4, ge=2, le=65_000, description="tokens of a sequence (the paper: 4)")
+    alphabet: int = Field(default=4, ge=3, le=65_000, description="tokens of a sequence (the paper: 4)")
 
     @property
     def ids(self) -> int:

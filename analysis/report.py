@@ -1,30 +1,24 @@
 """The report of a study: one page that needs no network, and beside it every number and figure as a file."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from analysis import palette
-from analysis.crossings import Crossing, Interval
+from analysis.crossings import Crossing
 from analysis.figure_data import evidence_of
-from analysis.figures import TITLES, Figure, absent_figures, inline_svg, make_figures
-from analysis.files import write_bytes, write_json, write_text
+from analysis.figures import TITLES, Figure, absent_figures, make_figures
+from analysis.files import write_json, write_text
 from analysis.fit import Fit
-from analysis.numbers import digits, human, short
+from analysis.pages import environment, write_figure
 from analysis.report_tables import (
     BEYOND_USE,
     FAR,
     cost_table,
     default_recommendations,
-    hours,
-    named_depth,
     projection_table,
     rivals_table,
 )
@@ -32,18 +26,13 @@ from analysis.runs import RunTable
 from analysis.search_history import Search, search_data
 from analysis.wording import (
     count_phrase,
-    ends,
     law_sentence,
     noise_sentence,
     parting_sentence,
-    percent,
-    short_range,
 )
 from analysis.wording_search import (
     answers,
     contrast_sentence,
-    factor_interval,
-    factor_phrase,
     search_sentence,
     sensitivity_sentence,
 )
@@ -58,16 +47,6 @@ MOST_REASONS = 20
 MOST_PAIRS = 30
 #: Neighbours with too few sizes that are listed one by one.
 MOST_MISSING = 6
-
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A figure on the page: plain words and the `<svg>` element."""
-
-    name: str
-    title: str
-    caption: str
-    svg: Markup
 
 
 def write_report(
@@ -118,12 +97,12 @@ def write_report(
     colours = palette.variables(len(set(runs.used["depth"])), budgets)
     told = None if search is None else search_data(runs, search, level=fit.level)
     figures = [*make_figures(runs, fit, floor=floor, curves=curves, search=told), *more]
-    drawn = {figure.name: _write_figure(figure, folder / "figures", colours) for figure in figures}
+    drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
     shown = _told_pairs(fit)
     page = (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             title=title,
@@ -174,65 +153,3 @@ def _told_pairs(fit: Fit) -> list[Crossing]:
     missing = [item for item in fit.crossings if item.adjacent and item.status == "insufficient"]
     told = [*known, *missing] if len(missing) <= MOST_MISSING else known
     return sorted(told, key=lambda item: (not item.adjacent, item.shallow, item.deep))
-
-
-def _write_figure(figure: Figure, folder: Path, colours: Mapping[str, tuple[str, str]]) -> DrawnFigure:
-    svg, png = figure.render()
-    write_bytes(folder / f"{figure.name}.svg", svg)
-    write_bytes(folder / f"{figure.name}.png", png)
-    write_text(folder / f"{figure.name}.csv", figure.data.table().to_csv(index=False, lineterminator="\n"))
-    # Safe to mark: made by matplotlib, which escapes every text, from numbers and words of this package only.
-    return DrawnFigure(
-        figure.name, figure.title, figure.caption, Markup(inline_svg(svg, figure.title, colours))
-    )
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("analysis"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "human": human,
-        "short_range": short_range,
-        "short": short,
-        "digits": digits,
-        "percent": percent,
-        "span": _span,
-        "hours": hours,
-        "named": named_depth,
-        "unbroken": _unbroken,
-        "factor_phrase": factor_phrase,
-        "times": _times,
-        "factors": _factors,
-    }
-    return environment
-
-
-def _unbroken(text: str) -> str:
-    """`text` with no line break before a per cent sign or around `N ≈`."""
-    return text.replace(" %", "\u00a0%").replace("N ≈ ", "N\u00a0≈\u00a0")
-
-
-def _times(shift: float | None) -> str:
-    """A shift of ln N as a factor of N."""
-    return "–" if shift is None else f"× {digits(math.exp(shift), 3)}"
-
-
-def _factors(interval: Interval | None) -> str:
-    """An interval of a shift of ln N as one of factors of N; open ends are said."""
-    found = factor_interval(interval)
-    return "none" if found is None else ends(found, 3)
-
-
-def _span(interval: Sequence[float | None] | None) -> str:
-    """An interval of widths or depths, `15–18`; open ends are said."""
-    if interval is None:
-        return "–"
-    low, high = interval
-    if low is None:
-        return "open" if high is None else f"below {digits(high)}"
-    return f"above {digits(low)}" if high is None else f"{digits(low)}–{digits(high)}"

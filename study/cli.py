@@ -22,6 +22,7 @@ from trainables.errors import InputError
 
 if TYPE_CHECKING:
     from study.sources import Runs
+    from study.spec import StudySpec
 
 #: Exit statuses: 0 done, 1 some cells failed, 2 the input is wrong, 130 stopped by the user (128 + SIGINT).
 FAILED, WRONG, STOPPED = 1, 2, 130
@@ -141,7 +142,19 @@ def plan(
         )
     if cell and power:
         raise SpecError("--cell prints one cell and --power looks at the whole study; take one of them out.")
-    made = make_plan(load_spec(spec, overrides or ()))
+    loaded = load_spec(spec, overrides or ())
+    if loaded.vary is not None:
+        from study import series
+
+        if cell or power:
+            series.refuse_series(loaded, "--cell" if cell else "--power")
+        plans = series.plans(loaded)
+        if as_json:
+            _print_json(series.plan_json(loaded, plans))
+        else:
+            Console().print(series.plan_view(loaded, plans))
+        return
+    made = make_plan(loaded)
     if cell:
         planned = made.planned(cell)
         print(planned.cell.model_dump_json(indent=2))
@@ -180,8 +193,11 @@ def run(
     _refuse_file(results, "--results")
     store_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
     console = Console(highlight=False)
-    summary = run_study(loaded, results, console)
     again = _command("run", spec, overrides or (), results)
+    if loaded.vary is not None:
+        _run_series(loaded, results, console, again)
+        return
+    summary = run_study(loaded, results, console)
     if not summary.finished:
         _say(console, "Stopped. Nothing is lost; go on with: ", again)
         raise typer.Exit(STOPPED)
@@ -205,6 +221,38 @@ def run(
         _say(console, why, _command("status", spec, overrides or (), results))
     if failed or not summary.fit:
         raise typer.Exit(FAILED)
+
+
+def _run_series(spec: "StudySpec", results: Path, console: Console, again: str) -> None:
+    """Run the studies of a series; ends with status 1 if cells failed or none has a loss, 130 if it was stopped."""
+    from study.series import page_words, run_series
+
+    summaries, page = run_series(spec, results, console)
+    if not all(summary.finished for summary in summaries):
+        _say(console, "Stopped. Nothing is lost; go on with: ", again)
+        raise typer.Exit(STOPPED)
+    failed = {key: reason for summary in summaries for key, reason in summary.failed.items()}
+    if page:
+        for line in page_words(page):
+            console.print(Text(line))
+        _say(console, "Series: ", str(_relative(page)))
+    if failed:
+        text = f"{len(failed)} cells failed, the first because: {_first(failed)}. Try again with: "
+        _say(console, text, again)
+    if failed or not page:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def presets(as_json: JsonOption = False) -> None:
+    """List the studies that come with Interplay: what each asks, what it costs, what was seen here and when."""
+    from study.catalogue import catalogue, catalogue_view
+
+    records = catalogue()
+    if as_json:
+        _print_json(records)
+    else:
+        Console(highlight=False).print(catalogue_view(records))
 
 
 @app.command()
@@ -250,7 +298,17 @@ def status(
     from study.spec import load_spec
     from study.status import status_json, status_table, study_status
 
-    state = study_status(load_spec(spec, overrides or ()), results)
+    loaded = load_spec(spec, overrides or ())
+    if loaded.vary is not None:
+        from study import series
+
+        found = series.statuses(loaded, results)
+        if as_json:
+            _print_json(series.status_json(loaded, found))
+        else:
+            Console().print(series.status_view(found))
+        return
+    state = study_status(loaded, results)
     if as_json:
         _print_json(status_json(state))
     else:
@@ -280,6 +338,10 @@ def fit(
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
+    series = _series(runs, overrides)
+    if series is not None:
+        _fit_series(series, results, level, refits, out, as_json=as_json)
+        return
     source = _runs(runs, overrides, column, results, uri, count)
     result = source.compared(fit_runs(source.table, level=level, tokens=tokens, refits=refits))
     document = result.to_json()
@@ -310,6 +372,13 @@ def report(
     from analysis.report import write_report
 
     _refuse_file(out, "--out")
+    series = _series(runs, overrides)
+    if series is not None:
+        from study.series import report_series
+
+        page = report_series(series, results, out, level=level)
+        _say(Console(highlight=False), "Series: ", str(_relative(page)))
+        return
     source = _runs(runs, overrides, column, results, uri, count)
     result = source.compared(fit_runs(source.table, level=level, tokens=tokens))
     known = {**source.known, **source.searched()}
@@ -428,6 +497,35 @@ def _runs(
     from study.sources import read_source
 
     return read_source(source, overrides or (), column or (), results, uri, count)
+
+
+def _series(source: str, overrides: list[str] | None) -> "StudySpec | None":
+    from study.sources import series_of
+
+    return series_of(source, overrides or ())
+
+
+def _fit_series(
+    spec: "StudySpec", results: Path, level: float, refits: int, out: Path | None, *, as_json: bool
+) -> None:
+    """Fit every study of a series."""
+    from analysis.files import write_json
+    from study.answer import fit_table
+    from study.series import fits_json, read_series
+
+    compared = read_series(spec, results, level=level, refits=refits)
+    document = fits_json(spec, compared)
+    if out:
+        write_json(out, document)
+    if as_json:
+        _print_json(document)
+        return
+    console = Console()
+    for one in compared:
+        console.print(Text(one.member.spec.name, style="bold"))
+        console.print(
+            fit_table(one.fit) if one.fit else Text("nothing to fit: no row has a loss that can be used")
+        )
 
 
 def _refuse_file(folder: Path, option: str) -> None:

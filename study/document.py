@@ -158,7 +158,16 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     Raises:
         SpecError: an override has no `=`, its value is not YAML, or its key leads through a plain value.
     """
-    changes = dict(_parse_override(text) for text in overrides)
+    return changed(raw, dict(_parse_override(text) for text in overrides))
+
+
+def changed(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document with values set by their dotted keys, as `override` does.
+
+    Raises:
+        SpecError: a key leads through a plain value.
+    """
+    changes = dict(values)
     result: dict[str, Any] = _copy(dict(raw))
     _follow_data(result, changes)
     _follow_variant(result, changes, ("training", "lr"), "rule")

@@ -26,7 +26,7 @@ from study.frontier import FrontierShape, Miss, added_shapes, bottlenecked, miss
 from study.machines import Room
 from study.spec import ResourcesSection, StudySpec
 from trainables.cell import Cell, Precision, Recipe, Shape, digest
-from trainables.counts import Parameters, flops, parameters
+from trainables.counts import Flops, Parameters, flops, parameters
 from trainables.data.spec import DataSpec, HierarchyData
 from trainables.data.tasks.spec import TaskData
 from trainables.deepspeed_options import check_options
@@ -475,18 +475,25 @@ class _Estimator:
         if bottlenecked(shape, self.vocabulary):
             flags = (f"width above the vocabulary of {self.vocabulary}", *flags)
         return _Cost(
-            parameters=parameters(shape, self.vocabulary, self.recipe.context),
-            flops=float(flops(shape, self.vocabulary, self.recipe.context).training * self.recipe.tokens),
+            parameters=self._parameters(shape),
+            flops=float(self._flops(shape).training * self.recipe.tokens),
             choice=choice,
             seconds=seconds,
             price=None if price is None else price * seconds * choice.layout.ranks / 3600,
             flags=flags,
         )
 
+    def _parameters(self, shape: Shape) -> Parameters:
+        recipe = self.recipe
+        return parameters(shape, self.vocabulary, recipe.context, recipe.network, recipe.residual)
+
+    def _flops(self, shape: Shape) -> Flops:
+        return flops(shape, self.vocabulary, self.recipe.context, self.recipe.network)
+
     def _seconds(self, shape: Shape, layout: Layout) -> float:
         """From start to end of a cell, all of its ranks side by side."""
         recipe, resources, device = self.recipe, self.spec.resources, self.device
-        work = flops(shape, self.vocabulary, recipe.context)
+        work = self._flops(shape)
         per_token = work.training + (work.forward if layout.recompute else 0)
         tokens = layout.sequences(recipe) * recipe.context
         degree = layout.tensor_parallel
@@ -498,7 +505,7 @@ class _Estimator:
             recipe.precision,
             resources.utilisation,
         ) + tensor_exchange_seconds(device, shape, tokens, recipe.precision, layout)
-        count = parameters(shape, self.vocabulary, recipe.context).total
+        count = self._parameters(shape).total
         step = layout.pieces(recipe) * piece + data_exchange_seconds(device, count, recipe.precision, layout)
         # An evaluation is forward only: a third of the work of training on as many tokens.
         validation = _validation_tokens(self.spec.data, recipe.context)

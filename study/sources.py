@@ -95,7 +95,28 @@ def read_source(
         )
     if columns:
         raise SpecError(f"--column renames the columns of a table, but {source} is a spec; leave it out.")
+    return study_runs(load_spec(source, overrides), results, source)
+
+
+def series_of(source: str, overrides: Sequence[str]) -> StudySpec | None:
+    """Return the spec that RUNS names if it is one of a series; None for anything else."""
+    if source.startswith("mlflow:") or Path(source).suffix.lower() in SUFFIXES:
+        return None
     spec = load_spec(source, overrides)
+    return None if spec.vary is None else spec
+
+
+def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "StudyRuns":
+    """Return the run table of a study, and what a report can add.
+
+    Args:
+        spec: the study.
+        results: the root of the results.
+        source: what a user calls the spec; by default its name.
+
+    Raises:
+        SpecError: the study has no rows.
+    """
     plan = make_plan(spec, to_read=True)
     where = places(spec, results.resolve())
     connection = existing_store(spec, where)
@@ -103,7 +124,7 @@ def read_source(
     if not rows:
         kept = results if spec.tracking.uri == "auto" else shown(spec.tracking.uri)
         raise SpecError(
-            f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source}`."
+            f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source or spec.name}`."
         )
     from study.answer import facts
     from study.runner import curves

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
@@ -30,7 +31,17 @@ from study import document
 from study.devices import DEVICES
 from study.errors import SpecError
 from study.frontier import misses, shapes, width_step
-from trainables.cell import Base, Initialisation, Parametrisation, Precision, Recipe, Shape
+from trainables.cell import (
+    Base,
+    Initialisation,
+    Network,
+    Parametrisation,
+    Precision,
+    Recipe,
+    Residual,
+    Shape,
+    check_model,
+)
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.data.tasks.spec import AnyTask, TaskData
 from trainables.deepspeed_options import check_names
@@ -336,6 +347,15 @@ class TrainingSection(Section):
         default_factory=BaseSection,
         description="for mup and completep: the shape at which they are what sp is, {depth: 2, width: 64}",
     )
+    residual: Residual = Field(
+        default="pre",
+        description="how branches join the residual stream: pre (GPT-2); sqrt, linear: times 1/sqrt(L), 1/L; "
+        "scaled_norm: norms times 1/sqrt(layer); post: norms behind the sum; admin: post with weights on the stream",
+    )
+    network: Network = Field(
+        default="gpt2",
+        description="gpt2; or analysed: that of the theory, attention alone without softmax, ReLU or norm",
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1)
     lr: LearningRate = Field(description="rule of the peak learning rate")
     seeds: Annotated[
@@ -403,6 +423,8 @@ class TrainingSection(Section):
             init=self.init,
             parametrisation=self.parametrisation,
             base=Base(depth=self.base.depth, width=self.base.width, head_width=head_width),
+            residual=self.residual,
+            network=self.network,
             dropout=self.dropout,
             deepspeed=self.deepspeed,
         )
@@ -412,6 +434,7 @@ class TrainingSection(Section):
         if (self.steps is None) == (self.tokens is None):
             given = "neither is" if self.steps is None else "both are"
             raise ValueError(f"give exactly one of `steps` and `tokens`; {given} given")
+        check_model(self.parametrisation, self.residual, self.network, self.dropout)
         if isinstance(self.seeds, tuple):
             if not self.seeds:
                 raise ValueError("`seeds` is empty; give a number of seeds or a list such as [0, 1, 2]")
@@ -875,6 +898,12 @@ class TrackingSection(Section):
         return self
 
 
+#: What a key may be in each study of a series.
+Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)] | str
+#: Keys that tell studies of one series from each other, or say where they are kept.
+NOT_VARIED = ("name", "description", "claim", "vary", "tracking")
+
+
 class StudySpec(Section):
     """A study: the data, the frontier of shapes, how each is trained, and how the whole is run."""
 
@@ -884,6 +913,9 @@ class StudySpec(Section):
         description="letters, digits, `.`, `_`, `-`; the results' folder and the MLflow experiment",
     )
     description: str = Field(default="", description="one line for lists of studies")
+    claim: str = Field(
+        default="", description="what a source says the outcome should be, and which source; on the report"
+    )
     data: DataSpec
     frontier: FrontierSection
     training: TrainingSection
@@ -896,6 +928,11 @@ class StudySpec(Section):
     )
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
+    vary: dict[str, tuple[Value, ...]] | None = Field(
+        default=None,
+        description="a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ in that "
+        "alone, each of its own report, and one page that holds them against each other",
+    )
 
     @property
     def experiment(self) -> str:
@@ -953,7 +990,70 @@ class StudySpec(Section):
                 self.training.lr.rate(found.shape)
         if self.search.sampler == "crossing":
             _check_search(self)
+        if self.vary is not None:
+            members(self)
         return self
+
+
+@dataclass(frozen=True)
+class SeriesMember:
+    """One study of a series: the value of the key that is varied, and the study with it."""
+
+    value: int | float | str
+    spec: StudySpec
+
+
+def varied(spec: StudySpec) -> tuple[str, tuple[int | float | str, ...]]:
+    """The key in which the studies of a series differ, and its values.
+
+    Raises:
+        ValueError: there is not one key, or it has fewer than two values, or may not be varied.
+    """
+    vary = spec.vary or {}
+    if len(vary) != 1:
+        raise ValueError(
+            f"`vary` has {f'{len(vary)} keys' if vary else 'no key'}, and a series differs in one; write for example "
+            "`vary: {training.tokens: [1e6, 3e6]}`"
+        )
+    ((key, values),) = vary.items()
+    if key.split(".")[0] in NOT_VARIED:
+        raise ValueError(
+            f"`vary` has the key `{key}`, which no study of a series can have of its own; name a key of another "
+            "section, such as `training.tokens`"
+        )
+    if len(values) < 2:
+        raise ValueError(f"`vary.{key}` has fewer than two values; a series compares several studies")
+    slugs = [_slug(value) for value in values]
+    repeated = sorted({slug for slug in slugs if slugs.count(slug) > 1})
+    if repeated:
+        raise ValueError(f"`vary.{key}` has {', '.join(repeated)} more than once; write each value once")
+    return key, values
+
+
+def members(spec: StudySpec) -> tuple[SeriesMember, ...]:
+    """The studies of a series, in the order of their values; each is kept under the name `SERIES-KEY-VALUE`.
+
+    Raises:
+        ValueError: see `varied`; or the study is wrong with one of the values, which is named.
+    """
+    key, values = varied(spec)
+    raw = spec.model_dump(mode="json", exclude={"vary"}, exclude_unset=True)
+    found = []
+    for value in values:
+        try:
+            # One experiment, so that MLflow shows the series in one table.
+            raw_member = document.changed(raw, {key: value, "tracking.experiment": spec.experiment})
+            raw_member["name"] = f"{spec.name}-{key.split('.')[-1]}-{_slug(value)}"
+            found.append(SeriesMember(value, parse_spec(raw_member, f"with `{key}` {value}")))
+        except SpecError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+    return tuple(found)
+
+
+def _slug(value: float | str) -> str:
+    """A value as part of a name: `4`, `1e06`, `gpt2`."""
+    text = value if isinstance(value, str) else f"{value:g}".replace("+", "")
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
 def _check_search(spec: StudySpec) -> None:

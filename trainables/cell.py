@@ -27,6 +27,8 @@ DROPOUT_CELL_VERSION = 2
 Initialisation = Literal["fan_in", "gpt2"]
 Precision = Literal["fp32", "bf16"]
 Parametrisation = Literal["sp", "mup", "completep"]
+Residual = Literal["pre", "sqrt", "linear", "scaled_norm", "post", "admin"]
+Network = Literal["gpt2", "analysed"]
 
 
 class Frozen(BaseModel):
@@ -62,6 +64,28 @@ class Base(Frozen):
     head_width: float = Field(default=32.0, gt=0, description="width of one of its heads, d_h0")
 
 
+def check_model(
+    parametrisation: Parametrisation, residual: Residual, network: Network, dropout: float
+) -> None:
+    """Refuse a model that is changed in two ways at once.
+
+    Raises:
+        ValueError: names the keys that exclude each other.
+    """
+    changes = {
+        "parametrisation": (parametrisation, "sp"),
+        "residual": (residual, "pre"),
+        "network": (network, "gpt2"),
+    }
+    given = [f"`{name}: {value}`" for name, (value, default) in changes.items() if value != default]
+    if len(given) > 1:
+        raise ValueError(
+            f"{' and '.join(given)} exclude each other, because each says itself how a branch is scaled; keep one"
+        )
+    if network == "analysed" and dropout:
+        raise ValueError("`network: analysed` has no dropout; set `dropout: 0`")
+
+
 class Recipe(Frozen):
     """How a cell is trained, apart from its shape, data, learning rate and seed. Compared cells share one recipe."""
 
@@ -90,6 +114,14 @@ class Recipe(Frozen):
         description="what follows width (mup, completep) and depth (completep): start, rate, decay, epsilon",
     )
     base: Base = Field(default_factory=Base, description="where mup and completep are what sp is")
+    residual: Residual = Field(
+        default="pre",
+        description="how branches join the residual stream (`trainables.residual`): pre is GPT-2's own",
+    )
+    network: Network = Field(
+        default="gpt2",
+        description="analysed: attention alone, without softmax, ReLU or norm (`trainables.analysed`)",
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1)
     deepspeed: dict[str, Any] = Field(
         default_factory=dict, description="options for DeepSpeed itself; some change the rounding of a loss"
@@ -119,7 +151,20 @@ class Recipe(Frozen):
         if self.parametrisation == "sp":
             values.pop("parametrisation", None)
             values.pop("base", None)
+        for name in ("residual", "network"):
+            if values.get(name) == type(self).model_fields[name].default:
+                values.pop(name)
         return values
+
+    @model_validator(mode="after")
+    def _one_change_of_the_model(self) -> Self:
+        check_model(self.parametrisation, self.residual, self.network, self.dropout)
+        return self
+
+    @property
+    def is_gpt2(self) -> bool:
+        """Whether the trained model is HuggingFace's own GPT-2, which can be exported."""
+        return self.network == "gpt2" and self.residual not in ("post", "admin")
 
     @property
     def tokens(self) -> int:

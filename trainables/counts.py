@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from trainables.cell import Recipe, Shape
+from trainables.cell import Network, Recipe, Residual, Shape
 from trainables.layout import Layout
 
 #: Backward computes two products of the same size for each product of forward (Kaplan et al. 2020, section
@@ -40,17 +40,22 @@ class Parameters:
         return self.embedding + self.position + self.non_embedding
 
 
-def parameters(shape: Shape, vocabulary: int, context: int) -> Parameters:
+def parameters(
+    shape: Shape, vocabulary: int, context: int, network: Network = "gpt2", residual: Residual = "pre"
+) -> Parameters:
     """Count the parameters of a shape exactly.
 
     A block holds four matrices of 12·d² weights and 9·d biases, and two norms of 2·d each; one more norm ends
-    the model.
+    the model. ADMIN has two more vectors of d a block. A block of the analysed network is 4·d² weights.
     """
     depth, width = shape.depth, shape.width
+    weighted = 2 * depth * width if residual == "admin" else 0
     return Parameters(
         embedding=vocabulary * width,
         position=context * width,
-        non_embedding=depth * (12 * width**2 + 13 * width) + 2 * width,
+        non_embedding=depth * 4 * width**2
+        if network == "analysed"
+        else depth * (12 * width**2 + 13 * width) + 2 * width + weighted,
     )
 
 
@@ -78,14 +83,15 @@ class Flops:
         return TRAINING_OVER_FORWARD * self.forward
 
 
-def flops(shape: Shape, vocabulary: int, context: int) -> Flops:
+def flops(shape: Shape, vocabulary: int, context: int, network: Network = "gpt2") -> Flops:
     """Count the FLOPs of one token of a sequence of `context` tokens."""
     depth, width = shape.depth, shape.width
+    plain = network == "analysed"
     return Flops(
-        matrices=24 * depth * width**2,
+        matrices=(8 if plain else 24) * depth * width**2,
         attention=4 * depth * context * width,
         head=2 * vocabulary * width,
-        norms=10 * depth * width + 5 * width,
+        norms=0 if plain else 10 * depth * width + 5 * width,
     )
 
 

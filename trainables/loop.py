@@ -65,7 +65,8 @@ def train(
         meeting: on rank 0 of a gang, the port the seats were given.
         checkpoints: folder or URI of this cell's checkpoints (`trainables.storage`); None keeps none.
         checkpoint_every: seconds between checkpoints.
-        weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none.
+        weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none. A model that
+            is no plain GPT-2 (`Recipe.is_gpt2`) keeps none.
         evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
         stop: asked after each evaluation but the last whether the cell ends there; a function of nothing else, so that
             a cell that goes on from a checkpoint ends where it would have.
@@ -78,6 +79,9 @@ def train(
         RuntimeError: a rank was lost, or did not come to a collective in time.
     """
     recipe = cell.recipe
+    if not recipe.is_gpt2:
+        # Weights that no plain GPT-2 can hold are of no use outside.
+        weights = None
     layout = layout or Layout(zero=default_zero(recipe.precision, 1))
     layout.check(cell.shape, recipe)
     if layout.shard_vocabulary and isinstance(cell.data, TaskData):
@@ -373,12 +377,14 @@ class _Training:
         loss = self.evaluations[-1].loss if self.evaluations else None
         if reason is None and (loss is None or not math.isfinite(loss)):
             reason = f"the validation loss is {loss} at step {self.step}"
-        counts = parameters(cell.shape, self.store.vocabulary, recipe.context)
+        counts = parameters(
+            cell.shape, self.store.vocabulary, recipe.context, recipe.network, recipe.residual
+        )
         tokens = self.step * recipe.batch * recipe.context
         rate = tokens / self.seconds
         # Before the yardstick of utilisation, whose matrices would count.
         peak = self._peak_memory()
-        cost = flops(cell.shape, self.store.vocabulary, recipe.context).training
+        cost = flops(cell.shape, self.store.vocabulary, recipe.context, recipe.network).training
         status: Literal["done", "diverged", "stopped"] = "done" if reason is None else "diverged"
         if reason is None and ending:
             status, reason, loss = "stopped", ending.reason, ending.loss

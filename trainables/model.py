@@ -10,8 +10,10 @@ from transformers.initialization import no_init_weights
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
+from trainables.analysed import EMBEDDED_STD, to_analysed
 from trainables.cell import Recipe, Shape
 from trainables.parametrisation import attention_ratio, depth_ratio, scale, width_ratio
+from trainables.residual import to_post_norm, weigh_streams
 
 #: Standard deviation of embeddings under both initialisations, and of every matrix under `gpt2`.
 GPT2_STD = 0.02
@@ -45,8 +47,14 @@ def build_model(shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> GPT
     # Transformers finds the loss by the class's name, and "GPT2LMHeadModel" tells it nothing: it would warn of that.
     model.loss_type = "ForCausalLM"
     conv1d_to_linear(model)
+    if recipe.network == "analysed":
+        to_analysed(model)
+    elif recipe.residual in ("post", "admin"):
+        to_post_norm(model, weighted=recipe.residual == "admin")
     model.tie_weights()
     initialise(model, shape, recipe, seed)
+    if recipe.residual == "admin":
+        weigh_streams(model, seed)
     for module in model.modules():
         if isinstance(module, GPT2Attention):
             module.scaling *= attention_ratio(shape, recipe)
@@ -94,9 +102,21 @@ def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> 
     """
     is_flat = recipe.init == "gpt2" or "wte" in name or "wpe" in name
     std = GPT2_STD if is_flat else 1 / math.sqrt(fan_in / width_ratio(shape, recipe))
+    if recipe.network == "analysed" and ("wte" in name or "wpe" in name):
+        std = EMBEDDED_STD
     if name.endswith("c_proj.weight"):
-        std /= math.sqrt(2 * shape.depth / depth_ratio(shape, recipe))
+        std /= math.sqrt(2 * _branch_depth(shape, recipe))
     return std * scale(name, shape, recipe).start
+
+
+def _branch_depth(shape: Shape, recipe: Recipe) -> float:
+    """The L of the 1/sqrt(2L) that the output of a branch starts with; what else it has of L is in its scale."""
+    if recipe.residual in ("sqrt", "linear") or recipe.network == "analysed":
+        return 1.0
+    if recipe.residual in ("post", "admin"):
+        # As in Vaswani et al. 2017: behind the sum is a norm, and no branch starts smaller for it.
+        return 0.5
+    return shape.depth / depth_ratio(shape, recipe)
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

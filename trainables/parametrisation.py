@@ -15,6 +15,7 @@ key and value are one matrix; it is the scale of the attention, and `fold_attent
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,8 @@ def scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
     Gradients are as 1/m everywhere and as 1/l inside the blocks; the epsilons follow them.
     """
     wide, deep = width_ratio(shape, recipe), depth_ratio(shape, recipe)
+    if recipe.residual != "pre" or recipe.network != "gpt2":
+        return residual_scale(name, shape, recipe)
     if ".h." not in name:
         # The embedding is an input and, behind the multiplier 1/m, the head: both want the same start and rate.
         outer = Scale(epsilon=1 / wide)
@@ -81,6 +84,22 @@ def scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
     else:
         inner = Scale(epsilon=epsilon)
     return inner.absorb(1 / deep) if ".c_proj." in name else inner
+
+
+def residual_scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
+    """Return the scale of a parameter where the recipe changes how branches join the residual stream.
+
+    `sqrt` and `linear` multiply the output of each branch by 1/sqrt(L) and 1/L, and `scaled_norm` that of each norm in
+    front of a branch by 1/sqrt(l), l = 1 for the first layer (Sun et al. 2025, arXiv 2502.05795). All three are
+    absorbed like those of a parametrisation, so that the model stays HuggingFace's own. The analysed network has
+    that of `sqrt`.
+    """
+    if recipe.residual == "scaled_norm":
+        layer = re.search(r"\.h\.(\d+)\.ln_", name)
+        return Scale().absorb(1 / math.sqrt(int(layer[1]) + 1)) if layer else Scale()
+    if ".c_proj." not in name or recipe.residual in ("post", "admin"):
+        return Scale()
+    return Scale().absorb(1 / shape.depth if recipe.residual == "linear" else 1 / math.sqrt(shape.depth))
 
 
 def param_groups(

@@ -190,6 +190,13 @@ def test_the_accuracy_of_a_task_is_that_of_one_rank(ranks, root, case):
     assert [curve(result) for result in results] == [curve(results[0])] * len(results)
 
 
+@pytest.mark.parametrize("case", [("tp2", 0), ("tp2", 1, True, True, True), ("dp2", 3)], ids=str)
+@pytest.mark.parametrize("change", [{"residual": "admin"}, {"network": "analysed"}], ids=str)
+def test_other_networks_than_gpt2_are_those_of_one_rank(ranks, root, change, case):
+    one = cell(**change)
+    assert_same(gang(ranks, root, one, layout(*case))[0], one_rank(ranks, root, one), loss=2e-6, norm=1e-5)
+
+
 def train_with_the_masks_of_one_group(one, **options):
     own = loop.dropout_seed
     loop.dropout_seed = lambda seed, step, group: own(seed, step, 0)

@@ -1,0 +1,127 @@
+"""What the presets came out as when they were run: recorded from their results, never typed in.
+
+`python -m study.outcomes NAME ... --results DIR` reads the rows of presets that were run and writes what they say into
+`presets/outcomes.json`, which `interplay presets` shows.
+"""
+
+import argparse
+import datetime
+import json
+from importlib import resources
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from study.errors import SpecError
+from study.plan import Plan, make_plan
+from study.spec import StudySpec, load_spec, members
+from trainables.cell import digest
+
+FILE = "outcomes.json"
+
+
+class Outcome(BaseModel):
+    """What a preset came out as.
+
+    Attributes:
+        identity: of the preset that was run (`identity`); where it has another by now, this is of an earlier form.
+        date: of the last row, ISO.
+        seeds: that every shape was trained with.
+        cells: rows with a loss.
+        train_seconds: in training steps and evaluations, all cells together.
+        words: the answer of the report, a sentence each.
+        revision: of the code.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    identity: str
+    date: str
+    seeds: tuple[int, ...]
+    cells: int
+    train_seconds: float
+    words: tuple[str, ...]
+    revision: str
+
+
+def identity(spec: StudySpec) -> str:
+    """Sixteen hex digits of what a study asks and how it is trained; not of its words or of where it runs."""
+    told = {"name", "description", "claim", "resources", "tracking"}
+    return digest(spec.model_dump(mode="json", exclude=told))
+
+
+def outcomes() -> dict[str, Outcome]:
+    """The outcomes that come with the package, by preset."""
+    text = (resources.files("study") / "presets" / FILE).read_text(encoding="utf-8")
+    return {name: Outcome.model_validate(value) for name, value in json.loads(text).items()}
+
+
+def preset_plans(name: str) -> list[Plan]:
+    """The plan of a preset, or of each study of a series; as if for a machine that holds it."""
+    spec = load_spec(name)
+    specs = [spec] if spec.vary is None else [member.spec for member in members(spec)]
+    return [make_plan(one, to_read=True) for one in specs]
+
+
+def read_outcome(name: str, results: Path) -> Outcome:
+    """What the rows of a preset say.
+
+    Raises:
+        SpecError: it has no rows, or some of its cells have none.
+    """
+    from study.ledger import connect, ended_at, known_rows, places
+    from study.provenance import revision
+
+    spec = load_spec(name)
+    specs = [spec] if spec.vary is None else [member.spec for member in members(spec)]
+    rows = []
+    for one in specs:
+        plan, where = make_plan(one, to_read=True), places(one, results.resolve())
+        found = known_rows(plan, connect(one, where), where)
+        if plan.sampler == "grid" and (missing := len(plan.cells) - len(found)):
+            raise SpecError(
+                f"{missing} cells of {one.name} have no row in {results}; run `interplay run {name}` first."
+            )
+        rows += list(found.values())
+    if not rows:
+        raise SpecError(f"the preset {name} has no rows in {results}; run `interplay run {name}` first.")
+    last = datetime.datetime.fromtimestamp(max(map(ended_at, rows)), datetime.UTC)
+    return Outcome(
+        identity=identity(spec),
+        date=last.date().isoformat(),
+        seeds=spec.training.seed_values,
+        cells=sum(row.loss is not None for row in rows),
+        train_seconds=round(sum(row.metrics.get("train_seconds", 0.0) for row in rows), 1),
+        words=tuple(_words(spec, results)),
+        revision=revision(),
+    )
+
+
+def _words(spec: StudySpec, results: Path) -> list[str]:
+    """The answer of a study's or a series' own page."""
+    if spec.vary is not None:
+        from study.series import page_words
+
+        return page_words(results / spec.name / "report.html")
+    from analysis.fit import fit
+    from analysis.wording_search import answers
+    from study.sources import study_runs
+
+    source = study_runs(spec, results)
+    return answers(source.compared(fit(source.table)))
+
+
+def main() -> None:
+    """Record the outcomes of presets that were run."""
+    parser = argparse.ArgumentParser(prog="python -m study.outcomes", description=__doc__)
+    parser.add_argument("presets", nargs="+", metavar="NAME")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where they were run")
+    options = parser.parse_args()
+    known = outcomes() | {name: read_outcome(name, options.results) for name in options.presets}
+    path = Path(__file__).parent / "presets" / FILE
+    document = {name: known[name].model_dump(mode="json") for name in sorted(known)}
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""A series: studies that differ in one key, run one after the other, and a page that holds them against each other.
+
+Every member is a study like any other, with a ledger, a folder and a report of its own; a series adds nothing to what a
+cell is. All members share one MLflow experiment.
+"""
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from analysis.errors import InputError
+from study.errors import SpecError
+from study.plan import Plan, make_plan
+from study.spec import SeriesMember, StudySpec, members, varied
+from study.tables import duration, short
+
+if TYPE_CHECKING:
+    # Reading a plan or a status loads no numerical library.
+    from analysis.fit import Fit
+    from study.runner import Summary
+    from study.sources import StudyRuns
+    from study.status import StudyStatus
+
+#: The spec of a series in its folder, where a study has `spec.yaml`.
+SPEC = "series.yaml"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What is known of one member once it has rows."""
+
+    member: SeriesMember
+    source: "StudyRuns"
+    fit: "Fit | None"
+    """None where nothing could be fitted."""
+    report: Path | None
+
+
+def refuse_series(spec: StudySpec, doing: str) -> None:
+    """Refuse a series where only one study will do.
+
+    Raises:
+        SpecError: the spec is one; it names its members.
+    """
+    if spec.vary is not None:
+        names = ", ".join(member.spec.name for member in members(spec))
+        raise SpecError(
+            f"{spec.name} is a series of the studies {names}, and {doing} takes one study; choose one, by its spec in "
+            f"the results folder or with `--set vary=null` and the value of `{varied(spec)[0]}`."
+        )
+
+
+def plans(spec: StudySpec) -> list[tuple[SeriesMember, Plan]]:
+    """The plan of every member; raises as `make_plan` does."""
+    return [(member, make_plan(member.spec)) for member in members(spec)]
+
+
+def plan_json(spec: StudySpec, made: Sequence[tuple[SeriesMember, Plan]]) -> dict[str, Any]:
+    """The plans of a series as one document: totals, and each member's own plan."""
+    key, values = varied(spec)
+    each = [plan for _, plan in made]
+    costs = [plan.cost for plan in each]
+    return {
+        "name": spec.name,
+        "description": spec.description,
+        "vary": {key: list(values)},
+        "totals": {
+            "cells": sum(plan.cell_count for plan in each),
+            "tokens": math.fsum(plan.tokens for plan in each),
+            "flops": math.fsum(plan.flops for plan in each),
+            "device_hours": math.fsum(plan.device_hours for plan in each),
+            "hours": math.fsum(plan.hours for plan in each),
+            "cost": None if None in costs else math.fsum(cost or 0.0 for cost in costs),
+        },
+        "members": [{"value": member.value, "plan": plan.to_json()} for member, plan in made],
+    }
+
+
+def plan_view(spec: StudySpec, made: Sequence[tuple[SeriesMember, Plan]]) -> RenderableType:
+    """The plans of a series for a terminal: a line a member."""
+    key, _ = varied(spec)
+    table = Table(
+        title=f"{spec.name}, a series", box=box.SIMPLE, show_footer=True, pad_edge=False, padding=(0, 1)
+    )
+    document = plan_json(spec, made)
+    totals = document["totals"]
+    table.add_column(key, "total")
+    table.add_column("study")
+    for name, total in (
+        ("cells", f"{totals['cells']:,}"),
+        ("tokens", short(totals["tokens"])),
+        ("FLOPs", short(totals["flops"])),
+        ("time", duration(totals["hours"] * 3600)),
+    ):
+        table.add_column(name, total, justify="right")
+    for member, plan in made:
+        table.add_row(
+            _text(member.value), plan.name, f"{plan.cell_count:,}", short(plan.tokens), short(plan.flops),
+            duration(plan.hours * 3600),
+        )  # fmt: skip
+    notes = list(dict.fromkeys(note for _, plan in made for note in plan.notes))
+    how = f"one cell after the other is listed by `interplay plan {spec.name} --json`"
+    return Group(table, *(Text(line, style="dim") for line in (*notes, how)))
+
+
+def run_series(
+    spec: StudySpec,
+    results: Path,
+    console: Console,
+) -> "tuple[list[Summary], Path | None]":
+    """Run every member as `run_study` does, then write the page of the series.
+
+    Ctrl-C ends the member that runs, and the series with it; run again, it goes on there.
+
+    Args:
+        spec: with `vary`.
+        results: root of all results.
+        console: where progress is shown.
+
+    Returns:
+        what became of each member that was begun, and the page, if all have ended and some have a loss.
+    """
+    from study.runner import run_study
+    from study.sources import study_runs
+
+    folder = results.resolve() / spec.name
+    if (folder / "spec.yaml").is_file():
+        raise SpecError(
+            f"{folder} is the folder of a study, whose report the page of the series {spec.name!r} would replace; give "
+            "the series a name of its own with `--set name=NAME`."
+        )
+
+    summaries: list[Summary] = []
+    compared: list[Compared] = []
+    key, _ = varied(spec)
+    listed = members(spec)
+    for number, member in enumerate(listed, 1):
+        head = f"{key} {_text(member.value)} ({number} of {len(listed)})"
+        console.print(Text(head, style="bold"))
+        summary = run_study(member.spec, results, console)
+        summaries.append(summary)
+        if not summary.finished:
+            return summaries, None
+        compared.append(Compared(member, study_runs(member.spec, results), summary.fit, summary.report))
+    page = write_page(spec, compared, folder)
+    return summaries, page
+
+
+def read_series(spec: StudySpec, results: Path, *, level: float = 0.95, refits: int = 0) -> list[Compared]:
+    """The members of a series that have rows, fitted again.
+
+    Args:
+        spec: with `vary`.
+        results: root of all results.
+        level: of all intervals.
+        refits: see `analysis.fit.fit`.
+
+    Raises:
+        SpecError: none has.
+    """
+    from study.ledger import places
+    from study.sources import study_runs
+
+    found, missing = [], ""
+    for member in members(spec):
+        try:
+            source = study_runs(member.spec, results)
+        except SpecError as error:
+            missing = missing or str(error)
+            continue
+        own = places(member.spec, results.resolve()).folder / "report.html"
+        fitted = _fitted(source, level, refits)
+        found.append(Compared(member, source, fitted, own if own.is_file() else None))
+    if not found:
+        raise SpecError(missing)
+    return found
+
+
+def _fitted(source: "StudyRuns", level: float, refits: int = 0) -> "Fit | None":
+    from analysis.fit import fit
+
+    # Where no row has a loss that can be used there is nothing to fit; the page says so of that value.
+    with suppress(InputError):
+        return source.compared(fit(source.table, level=level, refits=refits))
+    return None
+
+
+def fits_json(spec: StudySpec, compared: Sequence[Compared]) -> dict[str, Any]:
+    """The fits of a series as one document."""
+    return {
+        "series": spec.name,
+        "vary": varied(spec)[0],
+        "members": [
+            {
+                "value": one.member.value,
+                "study": one.member.spec.name,
+                "fit": one.fit.to_json() if one.fit else None,
+            }
+            for one in compared
+        ],
+    }
+
+
+def report_series(spec: StudySpec, results: Path, out: Path, *, level: float = 0.95) -> Path:
+    """Write the report of every member that has rows into a folder of its own below `out`, and the page above them.
+
+    Raises:
+        SpecError: no member has rows, or none a loss that can be used.
+    """
+    from analysis.report import write_report
+
+    written = []
+    for one in read_series(spec, results, level=level):
+        path = None
+        if one.fit:
+            known = {**one.source.known, **one.source.searched()}
+            name = one.member.spec.name
+            path = write_report(one.source.table, one.fit, out / name, title=name, **known)
+        written.append(replace(one, report=path))
+    page = write_page(spec, written, out)
+    if page is None:
+        raise SpecError(f"no study of the series {spec.name} has a row with a loss that can be used.")
+    return page
+
+
+def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> Path | None:
+    """Write the page of a series, `series.json` and figures into a folder; None where no member has a loss."""
+    from analysis.series import Member
+    from analysis.series_report import write_series
+    from study.provenance import revision, versions
+
+    if not any(len(one.source.table.used) for one in compared):
+        return None
+    key, _ = varied(spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SPEC).write_text(spec.to_yaml())
+    cell = make_plan(compared[0].member.spec, to_read=True).cells[0].cell
+    facts = {
+        "series": spec.description or spec.name,
+        **({"claim": spec.claim} if spec.claim else {}),
+        "data": spec.data.kind,
+        "training": f"{cell.recipe.steps:,} steps of {cell.recipe.batch} × {cell.recipe.context} tokens a cell",
+        "seeds": ", ".join(map(str, spec.training.seed_values)),
+        "revision": revision(),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+    }
+    return write_series(
+        [Member(one.member.value, one.source.table, one.fit, _link(one.report, folder)) for one in compared],
+        folder,
+        title=spec.name,
+        key=key,
+        facts=facts,
+    )
+
+
+def page_words(page: Path) -> list[str]:
+    """What the page of a series says, a sentence each."""
+    answers: list[str] = json.loads((page.parent / "series.json").read_text())["answers"]
+    return answers
+
+
+def statuses(spec: StudySpec, results: Path) -> "list[tuple[SeriesMember, StudyStatus]]":
+    """The state of every member, from its ledger; changes nothing."""
+    from study.status import study_status
+
+    return [(member, study_status(member.spec, results)) for member in members(spec)]
+
+
+def status_json(spec: StudySpec, found: "Sequence[tuple[SeriesMember, StudyStatus]]") -> dict[str, Any]:
+    """The state of a series as one document."""
+    from study.status import status_json as one
+
+    counts: Counter[str] = Counter()
+    for _, state in found:
+        counts.update(state.states.values())
+    return {
+        "study": spec.name,
+        "vary": varied(spec)[0],
+        "counts": dict(counts),
+        "members": [{"value": member.value, **one(state)} for member, state in found],
+    }
+
+
+def status_view(found: "Sequence[tuple[SeriesMember, StudyStatus]]") -> RenderableType:
+    """The state of a series for a terminal: each member's own."""
+    from study.status import status_table
+
+    return Group(*(status_table(state) for _, state in found))
+
+
+def _link(report: Path | None, folder: Path) -> str | None:
+    """A member's report as the page links to it, or None where it has none."""
+    return None if report is None else Path(os.path.relpath(report, folder)).as_posix()
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

@@ -1,0 +1,201 @@
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.fit import fit
+from analysis.runs import RunTable
+from analysis.series import (
+    Member,
+    axis_of,
+    best_data,
+    crossing_data,
+    in_order,
+    label,
+    lower_is_better,
+    measure_data,
+    measures_of,
+    moves,
+)
+from analysis.simulate import Truth, shapes_of, simulate
+
+#: Value -> a world: each e-fold of the value moves all crossings down by the same factor.
+WORLDS = {8: Truth(2.7, 0.3, (1, 2, 4)), 64: Truth(2.5, 0.3, (1, 2, 4)), 512: Truth(2.3, 0.3, (1, 2, 4))}
+
+
+def member(value, truth, seed=0):
+    low, high = WORLDS[512].crossing(1) / 3, WORLDS[8].crossing(2) * 4
+    shapes = shapes_of(truth.depths, np.geomspace(low, high, 7))
+    runs = RunTable.from_frame(simulate(truth, shapes, 3, np.random.default_rng(seed)))
+    return Member(value, runs, fit(runs, draws=200), f"{value}/report.html")
+
+
+@cache
+def worlds():
+    return [member(value, truth, seed) for seed, (value, truth) in enumerate(WORLDS.items())]
+
+
+@pytest.fixture(scope="module")
+def members():
+    return worlds()
+
+
+def task(value, needs, depths=(1, 2, 3, 4), fitted=False, seeds=3):
+    """A member whose accuracy is 0.95 from `needs` layers on and 0.3 below; the wider of two widths is better."""
+    rows = [
+        {"depth": depth, "width": width, "heads": 4, "seed": seed, "budget": 1e4,
+         "accuracy": (0.95 if depth >= needs else 0.3) + 0.01 * (width == 64) + 0.001 * seed,
+         "loss": (0.2 if depth >= needs else 2.0) - 0.1 * (width == 64) + 0.001 * seed}
+        for depth in depths
+        for width in (32, 64)
+        for seed in range(seeds)
+    ]  # fmt: skip
+    runs = RunTable.from_frame(pd.DataFrame(rows))
+    return Member(value, runs, fit(runs, draws=100) if fitted else None, None)
+
+
+def test_crossings_that_move_are_found_at_every_value(members):
+    data = crossing_data([members[2], members[0], members[1]])
+    assert data.rows["value"].tolist() == [8, 8, 64, 64, 512, 512]
+    assert data.axis.log
+    for row in data.rows.to_dict("records"):
+        assert row["status"] == "bracketed"
+        truth = WORLDS[row["value"]].crossing(row["shallow"])
+        assert row["low"] < truth < row["high"]
+        assert row["width"] == pytest.approx(math.sqrt(row["params"] / 12 / row["shallow"]))
+        assert row["measured_low"] < row["low"] < row["params"] < row["high"] < row["measured_high"]
+
+
+def test_moves_hold_the_true_factor_and_stand_against_the_first_value(members):
+    found = moves(members[::-1])
+    assert [(item.first, item.value) for item in found] == [(8, 64), (8, 512)]
+    for item in found:
+        for pair in item.pairs:
+            low, high = pair.shift_interval
+            true = math.log(WORLDS[item.value].crossing(pair.shallow) / WORLDS[8].crossing(pair.shallow))
+            assert low < true < high
+            assert low < pair.shift < high
+    assert all(pair.significant for pair in found[1].pairs)
+
+
+def test_moves_and_crossings_are_absent_where_nothing_is_fitted():
+    alone = [task(1, 1), task(2, 2)]
+    assert moves(alone) == ()
+    assert crossing_data(alone) is None
+    assert best_data(alone) is None
+
+
+def test_a_crossing_outside_the_sizes_keeps_its_bound(members):
+    own = members[0].fit.crossings
+    high = max(item.range[1] for item in own)
+    narrow = RunTable.from_frame(members[0].runs.used[members[0].runs.used["params"] > high / 4].copy())
+    data = crossing_data([replace(members[0], runs=narrow, fit=fit(narrow, draws=100))])
+    row = data.rows[data.rows["shallow"] == 1].iloc[0]
+    assert row["status"] == "left_censored"
+    assert math.isnan(row["params"])
+    assert math.isnan(row["low"])
+    assert row["high"] >= WORLDS[8].crossing(1)
+
+
+def test_best_depths_are_those_of_the_fits(members):
+    data = best_data(members)
+    assert len(data.rows) == sum(len(item.fit.best) for item in members)
+    for row in data.rows.to_dict("records"):
+        fitted = next(item.fit for item in members if item.value == row["value"])
+        best = next(item for item in fitted.best if item.budget == row["budget"])
+        assert (row["depth"], row["loss"], row["params"]) == (best.depth, best.loss, best.params)
+        assert (row["near_low"], row["near_high"]) == (min(best.near), max(best.near))
+    # At the largest budget depth pays everywhere, at the smallest only where the crossings lie low.
+    shallowest = data.rows.groupby("value")["depth"].min()
+    assert shallowest[8] == 1
+    assert data.rows.groupby("value")["depth"].max().tolist() == [4, 4, 4]
+
+
+def test_a_measure_is_the_mean_over_seeds_and_the_best_over_widths():
+    for name, best, wide in (("accuracy", 0.961, True), ("loss", 0.101, True)):
+        data = measure_data([task(2, 2)], name)
+        assert data.lower == (name == "loss")
+        assert len(data.shapes) == 8
+        deep = data.shapes[(data.shapes["depth"] == 4) & data.shapes["best"]]
+        assert deep["mean"].tolist() == pytest.approx([best])
+        assert (deep["width"] == 64).tolist() == [wide]
+        assert deep["seeds"].tolist() == [3]
+        assert (deep["high"] - deep["low"]).tolist() == pytest.approx([0.002])
+        assert (data.shapes["head_width"] * data.shapes["heads"] == data.shapes["width"]).all()
+        assert data.shapes["best"].sum() == 4
+        assert data.needed.empty
+
+
+def test_the_depth_a_target_needs_is_the_smallest_that_reaches_it():
+    # Accuracies of the wider nets: 0.961 or 0.311.
+    members = [task(1, 1), task(2, 2), task(4, 3, fitted=True), task(8, 4), task(16, 5)]
+    data = measure_data(members, "accuracy", 0.9)
+    needed = data.needed.set_index("value")
+    assert needed["depth"].tolist()[:4] == [1, 2, 3, 4]
+    assert math.isnan(needed.loc[16, "depth"])
+    assert needed.loc[16, "deepest"] == 4
+    assert needed.loc[16, "best"] == pytest.approx(0.311)
+    assert (needed["width"] == needed["heads"] * needed["head_width"])[:4].all()
+    # For a loss it is a largest value that is to be reached.
+    assert measure_data(members, "loss", 0.15).needed["depth"].tolist()[:4] == [1, 2, 3, 4]
+    # Only the wider nets come above 0.955: a depth is judged by its best width.
+    assert measure_data(members[:1], "accuracy", 0.955).needed["width"].tolist() == [64]
+
+
+def test_forecasts_and_arms_are_no_measurements():
+    frame = task(1, 1).runs.frame.copy().assign(arm="", loss_se=np.nan)
+    first = (frame["depth"] == 4) & (frame["seed"] == 0)
+    frame.loc[first, ["status", "loss_se", "accuracy"]] = ["stopped", 0.01, 0.0]
+    other = frame[frame["depth"] == 1].assign(arm="sensitivity", lr=0.5, accuracy=0.0, loss=9.0)
+    runs = RunTable.from_frame(pd.concat([frame.assign(lr=1.0), other], ignore_index=True))
+    data = measure_data([Member(1, runs, None, None)], "accuracy")
+    assert data.shapes["mean"].min() > 0.9
+    assert data.shapes.groupby("depth")["seeds"].max().to_dict() == {1: 3, 2: 3, 3: 3, 4: 2}
+    assert measure_data([Member(1, runs, None, None)], "loss").shapes["seeds"].tolist() == [3] * 8
+
+
+def test_a_measure_that_no_row_has_is_none_and_is_not_looked_for(members):
+    assert measure_data(members, "accuracy") is None
+    assert measures_of(members) == ["loss"]
+    assert measures_of([task(1, 1)]) == ["accuracy", "loss"]
+    nothing = RunTable.from_frame(pd.DataFrame({"depth": [1], "width": [8], "loss": [np.nan], "seed": [0]}))
+    assert measure_data([Member(1, nothing, None, None)], "loss") is None
+
+
+def test_which_way_is_better():
+    assert [lower_is_better(name) for name in ("loss", "validation_loss", "error", "accuracy", "score")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_values_stand_in_order_and_on_a_log_axis_where_they_span_more_than_a_factor_of_four():
+    def axis(*values):
+        return axis_of(in_order([Member(value, None, None, None) for value in values]))
+
+    assert axis(16, 1, 4).places == (1, 4, 16)
+    assert axis(16, 1, 4).log
+    assert not axis(1, 2, 4).log
+    assert not axis(0, 10).log
+    words = axis("rope", "learned", "none")
+    assert (words.labels, words.places, words.numeric, words.log) == (
+        ("rope", "learned", "none"), (0, 1, 2), False, False,
+    )  # fmt: skip
+    # A truth value is no number.
+    assert axis(True, False).labels == ("True", "False")
+    assert not axis(True, False).numeric
+
+
+def test_values_as_people_write_them():
+    assert [label(value) for value in (8, 8.0, 0.25, 1_000_000, 1e6, "pre", True)] == [
+        "8", "8", "0.25", "1,000,000", "1,000,000", "pre", "True",
+    ]  # fmt: skip
+
+
+def test_a_series_of_nothing_or_of_one_value_twice_is_refused():
+    with pytest.raises(ValueError, match="needs a member"):
+        in_order([])
+    with pytest.raises(ValueError, match="same value: 1, 1"):
+        in_order([task(1, 1), task(1, 2)])

@@ -1,0 +1,124 @@
+import json
+import re
+from dataclasses import replace
+from io import StringIO
+
+import pandas as pd
+import pytest
+
+from analysis.errors import InputError
+from analysis.series import best_data, crossing_data, measure_data
+from analysis.series_report import write_series
+from tests.analysis.test_report import read
+from tests.analysis.test_series import task, worlds
+
+
+@pytest.fixture(scope="module")
+def members():
+    return worlds()
+
+
+@pytest.fixture(scope="module")
+def hops():
+    return [task(1, 1), task(2, 2), task(4, 3), task(8, 5)]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, members):
+    out = tmp_path_factory.mktemp("series") / "out"
+    return write_series(members, out, title="bottleneck", key="data.vocabulary", facts={"revision": "abc123"})
+
+
+def test_the_page_tells_where_each_crossing_lies(page, members):
+    text = read(page).text
+    for shallow, deep in ((1, 2), (2, 4)):
+        assert re.search(
+            rf"Depth {deep} overtakes depth {shallow}, by data.vocabulary: N ≈ [\d.]+ thousand \(95 %: "
+            r"[\d.]+–[\d.]+ thousand\) at 8; .* at 64; .* at 512\.",
+            text,
+        )
+    assert "Against data.vocabulary 8, " in text
+    assert "Lowest loss at a budget of N ≈" in text
+    assert "abc123" in text
+    links = [dict(at)["href"] for tag, at in read(page).tags if tag == "a" and "href" in at]
+    assert [link for link in links if link.endswith("report.html")] == [item.report for item in members]
+    # Nothing is fetched from elsewhere.
+    assert not re.search(r"https?://", page.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
+                         .replace('xmlns:xlink="http://www.w3.org/1999/xlink"', ""))  # fmt: skip
+
+
+def test_every_figure_has_its_files_and_its_csv_is_what_was_drawn(page, members):
+    folder = page.parent / "figures"
+    tables = {
+        "crossings": crossing_data(members).table(),
+        "best_depth": best_data(members).table(),
+        "measure_loss": measure_data(members, "loss").table(),
+    }
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        f"{name}.{kind}" for name in tables for kind in ("csv", "png", "svg")
+    )
+    for name, table in tables.items():
+        again = pd.read_csv(StringIO(table.to_csv(index=False)))
+        pd.testing.assert_frame_equal(pd.read_csv(folder / f"{name}.csv"), again)
+        assert f'id="{name}"' in page.read_text()
+
+
+def test_the_json_has_every_number(page, members):
+    document = json.loads((page.parent / "series.json").read_text())
+    assert [item["value"] for item in document["members"]] == [8, 64, 512]
+    rows = crossing_data(members).rows
+    assert [item["params"] for item in document["crossings"]] == pytest.approx(rows["params"].tolist())
+    assert {(move["first"], move["value"]) for move in document["moves"]} == {(8, 64), (8, 512)}
+    assert document["members"][0]["law"]["b"] == members[0].fit.law.b
+    assert document["measures"]["loss"]["target"] is None
+
+
+def test_a_task_is_told_by_the_depth_it_needs(tmp_path, hops):
+    path = write_series(hops, tmp_path, title="k-hop", key="data.hops", measures=["accuracy"])
+    text = read(path).text
+    assert (
+        "For a mean accuracy of at least 0.9: 1 layer at data.hops 1, 2 layers at data.hops 2, "
+        "3 layers at data.hops 4, no depth up to 4 at data.hops 8." in text
+    )
+    assert "m·H = width" in text
+    document = json.loads((tmp_path / "series.json").read_text())
+    needed = document["measures"]["accuracy"]["needed"]
+    assert [row["depth"] for row in needed] == [1, 2, 3, None]
+    assert all(row["head_width"] * row["heads"] == row["width"] for row in needed[:3])
+    assert "crossings" not in {path.stem for path in (tmp_path / "figures").iterdir()}
+
+
+def test_figures_of_an_earlier_page_go(tmp_path, hops):
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    for name in ("crossings.svg", "measure_loss.csv", "mine.txt"):
+        (folder / name).write_text("old")
+    write_series(hops[:1], tmp_path, title="k-hop", key="data.hops", measures=["accuracy"], targets={})
+    assert {path.stem for path in folder.iterdir()} == {"measure_accuracy", "mine"}
+
+
+def test_words_of_a_key_and_of_values_are_escaped(tmp_path, hops):
+    values = ["<b>pre", "post & no"]
+    named = [replace(item, value=value) for item, value in zip(hops, values, strict=False)]
+    path = write_series(named, tmp_path, title="<i>norm", key="a<b", measures=[])
+    text = path.read_text()
+    assert "<b>pre" not in text
+    assert "<i>norm" not in text
+    assert "&lt;b&gt;pre" in text
+
+
+def test_a_measure_nobody_has_and_fits_of_two_levels_are_refused(tmp_path, hops, members):
+    with pytest.raises(InputError, match=r"No member .* usable row with the measure 'acuracy'.*accuracy"):
+        write_series(hops, tmp_path, title="k-hop", key="data.hops", measures=["acuracy"])
+    odd = replace(members[1], fit=replace(members[1].fit, level=0.9))
+    with pytest.raises(ValueError, match="different levels"):
+        write_series([members[0], odd], tmp_path, title="x", key="y")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_series_of_one_member_without_any_fit_still_has_a_page(tmp_path):
+    alone = task("only", 1, depths=(2,))
+    path = write_series([alone], tmp_path, title="one", key="k", measures=["loss"])
+    assert "no fit" in read(path).text
+    assert "No member of this series has two depths that can be compared" in read(path).text
+    assert json.loads((tmp_path / "series.json").read_text())["crossings"] == []

@@ -1,0 +1,78 @@
+"""What presets came out as: recorded from rows, shown by `interplay presets`, of the presets as they are."""
+
+import json
+
+import pytest
+
+from study import outcomes
+from study.catalogue import catalogue
+from study.document import preset_names
+from study.errors import SpecError
+from study.outcomes import Outcome, identity, read_outcome
+from study.spec import load_spec
+from tests.study.test_series import leave_rows
+
+
+def test_presets_are_listed_with_cost_and_outcome(command):
+    records = json.loads(command("presets", "--json")[1])
+    assert [record["name"] for record in records] == preset_names()
+    status, out, err = command("presets")
+    assert (status, err) == (0, "")
+    for record in records:
+        assert record["cells"] > 0
+        assert record["name"] in out
+        assert record["description"]
+
+
+def test_every_recorded_outcome_is_of_the_preset_as_it_is_and_was_run_from_a_commit():
+    known = outcomes.outcomes()
+    for name, outcome in known.items():
+        assert outcome.identity == identity(load_spec(name)), (
+            f"{name} was changed: run it and record its outcome"
+        )
+        assert outcome.words
+        assert outcome.cells > 0
+        assert not outcome.revision.endswith("+"), "of code that nobody can look up"
+
+
+def test_the_identity_is_of_what_is_asked_not_of_its_words():
+    plain = load_spec("quickstart")
+    assert identity(plain) == identity(load_spec("quickstart", ["description=x", "resources.slots=1"]))
+    assert identity(plain) != identity(load_spec("quickstart", ["training.steps=1"]))
+
+
+def test_an_outcome_is_read_from_rows(tmp_path, monkeypatch):
+    spec = leave_rows(tmp_path)
+    own = {spec.name: spec}
+    monkeypatch.setattr(outcomes, "load_spec", own.__getitem__)
+    with pytest.raises(FileNotFoundError):
+        # Its page is what it says.
+        read_outcome(spec.name, tmp_path)
+    from study.series import report_series
+
+    report_series(spec, tmp_path, tmp_path / spec.name)
+    found = read_outcome(spec.name, tmp_path)
+    assert found.cells == 60
+    assert found.seeds == (0, 1, 2)
+    assert found.identity == identity(spec)
+    assert "Depth 2 overtakes depth 1" in " ".join(found.words)
+
+
+def test_an_unfinished_preset_has_no_outcome(tmp_path):
+    with pytest.raises(SpecError, match="36 cells of quickstart have no row"):
+        read_outcome("quickstart", tmp_path)
+
+
+def test_an_edited_preset_is_said_to_be_another(monkeypatch):
+    old = Outcome(
+        identity="0" * 16,
+        date="2026-01-02",
+        seeds=(0,),
+        cells=1,
+        train_seconds=1.0,
+        words=("It won.",),
+        revision="a",
+    )
+    monkeypatch.setattr("study.catalogue.outcomes", lambda: {"quickstart": old})
+    (record,) = [one for one in catalogue() if one["name"] == "quickstart"]
+    assert record["outcome"]["current"] is False

@@ -1,0 +1,161 @@
+"""A series of studies that differ in one key: its members, its verbs, and its page; also by the real command."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from study.ledger import places
+from study.plan import make_plan
+from study.series import page_words, report_series
+from study.spec import load_spec, members
+from study.tracking import MEASURE, Row
+from tests.study.small import SMALL
+from tests.study.test_study import Laptop
+
+VARY = "vary={training.steps: [300, 1200]}"
+#: True crossing of depths 1 and 2, by steps: the deeper net needs the longer training.
+CROSSING = {300: 16_000.0, 1200: 4_000.0}
+
+
+def loss(planned, crossing):
+    """Two straight lines of ln N that meet at the crossing, and a seed's own shift."""
+    distance = math.log(planned.cell.shape.budget_params / crossing)
+    shallow = planned.cell.shape.depth == 1
+    return 2.0 - 0.1 * distance + (0.05 * distance if shallow else 0.0) + 0.002 * planned.cell.seed
+
+
+def leave_rows(folder, *overrides, value=loss):
+    """Rows of every member, as runs without MLflow would leave them."""
+    spec = load_spec(SMALL, [VARY, "frontier.depths=[1, 2]", *overrides])
+    for member in members(spec):
+        plan = make_plan(member.spec)
+        for rank, planned in enumerate(plan.cells):
+            places(member.spec, folder).outbox.put(
+                Row(
+                    cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
+                    reason=None, params={}, tags={"interplay.ended": str(rank + 1)},
+                    metrics={"loss": value(planned, CROSSING[member.value]), f"{MEASURE}accuracy": 0.5},
+                )
+            )  # fmt: skip
+    return spec
+
+
+def test_members_are_studies_that_differ_in_the_key_alone():
+    spec = load_spec(SMALL, [VARY])
+    first, second = members(spec)
+    assert [member.value for member in (first, second)] == [300, 1200]
+    assert [member.spec.name for member in (first, second)] == ["small-steps-300", "small-steps-1200"]
+    assert {member.spec.experiment for member in (first, second)} == {"small"}
+    same = {"name": "x", "training": first.spec.training}
+    assert first.spec.model_copy(update=same) == second.spec.model_copy(update=same)
+    assert second.spec.vary is None
+    keys = [{planned.cell.key for planned in make_plan(member.spec).cells} for member in (first, second)]
+    assert not keys[0] & keys[1]
+    assert load_spec(SMALL).training.steps == 1200
+    assert keys[1] == {planned.cell.key for planned in make_plan(load_spec(SMALL)).cells}, "cells are shared"
+
+
+def test_a_key_replaces_what_it_excludes():
+    spec = load_spec(SMALL, ["vary={training.tokens: [1e5, 1e6]}"])
+    assert [member.spec.training.step_count for member in members(spec)] == [98, 977]
+    assert [member.spec.name for member in members(spec)] == ["small-tokens-100000", "small-tokens-1e06"]
+
+
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ("{training.stps: [1, 2]}", "with `training.stps` 1: `training.stps` is not a key; did you mean `steps`?"),
+        ("{training.steps: [10]}", "fewer than two values"),
+        ("{training.steps: [10, 10]}", "has 10 more than once"),
+        ("{training.steps: [10, true]}", "`vary.training.steps.1` is True"),
+        ("{data.levels: [5, 9]}", "with `data.levels` 9: the grammar's strings"),
+        ("{name: [a, b]}", "no study of a series can have of its own"),
+        ("{}", "no key, and a series differs in one"),
+        ("{training.steps: [1, 2], training.batch: [1, 2]}", "2 keys, and a series differs in one"),
+        ("3", "it should be a section"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_anything_runs(command, vary, said):
+    status, out, err = command("run", SMALL, "--set", f"vary={vary}")
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_a_plan_lists_the_members_and_their_sum(command):
+    status, out, err = command("plan", SMALL, "--set", VARY)
+    assert (status, err) == (0, "")
+    assert "small-steps-1200" in out
+    document = json.loads(command("plan", SMALL, "--set", VARY, "--json")[1])
+    each = [member["plan"]["totals"] for member in document["members"]]
+    for name in ("cells", "tokens", "flops", "hours"):
+        assert document["totals"][name] == pytest.approx(sum(one[name] for one in each))
+    assert each[1]["tokens"] == 4 * each[0]["tokens"]
+
+
+@pytest.mark.parametrize("arguments", [["--cell", "L1-d12-s0"], ["--power"]], ids=str)
+def test_what_takes_one_study_names_the_members(command, arguments):
+    status, _, err = command("plan", SMALL, "--set", VARY, *arguments)
+    assert status == 2
+    assert "series of the studies small-steps-300, small-steps-1200" in err
+
+
+def test_the_page_tells_where_the_crossing_moved(tmp_path):
+    spec = leave_rows(tmp_path)
+    page = report_series(spec, tmp_path, tmp_path / "out")
+    document = json.loads((page.parent / "series.json").read_text())
+    found = {row["value"]: row for row in document["crossings"]}
+    for value, truth in CROSSING.items():
+        assert found[value]["status"] == "bracketed"
+        assert found[value]["params"] == pytest.approx(truth, rel=0.05)
+    assert "Depth 2 overtakes depth 1, by training.steps" in " ".join(page_words(page))
+    for member in document["members"]:
+        assert (page.parent / member["report"]).is_file()
+    with (page.parent / "small-steps-300" / "runs.csv").open() as file:
+        assert {row["accuracy"] for row in csv.DictReader(file)} == {"0.5"}
+
+
+def test_fit_and_status_tell_of_every_member(command, tmp_path):
+    leave_rows(tmp_path)
+    chosen = [SMALL, "--set", VARY, "--set", "frontier.depths=[1, 2]", "--results", str(tmp_path)]
+    document = json.loads(command("fit", *chosen, "--json")[1])
+    assert [one["study"] for one in document["members"]] == ["small-steps-300", "small-steps-1200"]
+    assert document["members"][1]["fit"]["crossings"][0]["params"] == pytest.approx(4000, rel=0.05)
+    assert "small-steps-300" in command("fit", *chosen)[1]
+    state = json.loads(command("status", *chosen, "--json")[1])
+    assert state["counts"] == {"done": 2 * 2 * 5 * 3}
+    assert command("status", *chosen)[1].count("not running") == 2
+
+
+def test_a_series_without_rows_says_how_to_get_some(command, tmp_path):
+    status, _, err = command("fit", SMALL, "--set", VARY, "--results", str(tmp_path))
+    assert status == 2
+    assert "has no rows" in err
+
+
+def test_a_series_does_not_replace_the_report_of_a_study(command, tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "spec.yaml").write_text("name: small")
+    status, _, err = command("run", SMALL, "--set", VARY, "--results", str(tmp_path))
+    assert status == 2
+    assert "--set name=NAME" in err
+
+
+@pytest.mark.slow
+def test_a_series_by_the_real_command_and_again(tmp_path):
+    laptop = Laptop(tmp_path)
+    chosen = ("tiny.yaml", "--set", "vary={training.steps: [40, 80]}")
+    done = laptop.run("run", *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "training.steps 80 (2 of 2)" in done.stdout
+    page = laptop.results / "tiny" / "report.html"
+    assert page.is_file()
+    for line in page_words(page):
+        assert line.split()[0] in done.stdout
+    again = laptop.run("run", *chosen)
+    assert again.returncode == 0
+    assert again.stdout.count("nothing to train") == 2
+    studies, trials = laptop.runs()
+    assert len(studies) == 2
+    assert len(trials) == 16

@@ -9,14 +9,14 @@ from trainables.loop import train
 
 pytestmark = pytest.mark.slow
 
-DATA = RepeatsData(alphabet=16, sequences=50_000, validation_sequences=256)
+DATA = RepeatsData(alphabet=64, sequences=40_000, validation_sequences=256)
 CONTEXT = 32
 
 
 def accuracy(depth, width, seed, root):
     one = Cell(
         shape=Shape(depth=depth, width=width, heads=2),
-        recipe=Recipe(steps=700, batch=64, context=CONTEXT),
+        recipe=Recipe(steps=600, batch=64, context=CONTEXT),
         data=DATA,
         data_key=data_key(DATA, CONTEXT),
         lr=0.4 / width,
@@ -28,7 +28,7 @@ def accuracy(depth, width, seed, root):
 
 
 def test_two_layers_find_what_followed_the_token_before_and_one_does_not(tmp_path):
-    """Nets of one size, N = 55,000; by chance a token is right in one of 16."""
-    # When a net finds it depends on its seed: of two nets one is enough, and so the test also holds elsewhere.
-    assert max(accuracy(2, 48, seed, tmp_path) for seed in (0, 2)) > 0.9
-    assert 0.1 < accuracy(1, 68, 0, tmp_path) < 0.4
+    """Nets of one size, N = 55,000; by chance a token is right in one of 64, or one of 15 among those that were seen."""
+    # Here two layers are there after 400 of the 600 steps, and one is at 0.24 at the end.
+    assert accuracy(2, 48, 0, tmp_path) > 0.9
+    assert 0.05 < accuracy(1, 68, 0, tmp_path) < 0.4

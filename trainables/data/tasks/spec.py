@@ -35,13 +35,13 @@ class RepeatsData(TaskData):
     Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits", induction heads). The first half, less one,
     is different tokens; a block of its last ones, from a quarter of the context to all of it, is then repeated. So no
     fixed distance tells what to copy, and the token after the last occurrence of the present one is exactly what comes.
-    Tokens before the block matter: without them the token that was not seen for longest comes next, which one layer can
-    tell without any induction head.
+    Two things keep one layer from other ways: tokens before the block, without which the token that was not seen for
+    longest comes next, and an alphabet larger than the sequence, whose places do not all fit into one vector.
     """
 
     kind: Literal["repeats"] = "repeats"
     alphabet: int = Field(
-        default=16, ge=2, le=65_000, description="tokens drawn from; half of the context, less one, at least"
+        default=64, ge=2, le=65_000, description="tokens drawn from; half of the context, less one, at least"
     )
 
     @property

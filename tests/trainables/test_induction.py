@@ -28,7 +28,7 @@ def accuracy(depth, width, seed, root):
 
 
 def test_two_layers_find_what_followed_the_token_before_and_one_does_not(tmp_path):
-    """Nets of one size, N = 55,000; by chance a token is right in one of 64, or one of 15 among those that were seen."""
+    """Nets of one size, N = 55,000; a guess among the tokens seen is right in one of 15."""
     # Here two layers are there after 400 of the 600 steps, and one is at 0.24 at the end.
     assert accuracy(2, 48, 0, tmp_path) > 0.9
     assert 0.05 < accuracy(1, 68, 0, tmp_path) < 0.4

@@ -46,7 +46,7 @@ def one_side(
     """The rows of one split. A row's side is decided by a hash of its content, so equal rows are on one side.
 
     Args:
-        draw: rows of a piece, int64 [n, columns], by its number from 0 on; at most
+        draw: rows of a piece, int64 [n, columns], by its number from 0 on, the same for both sides; at most
             `ROWS_AT_A_TIME`.
         wanted: rows of this side.
         others: rows of the other side.

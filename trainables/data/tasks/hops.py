@@ -6,10 +6,8 @@ from trainables.data.drawn import Draws, Symbols
 from trainables.data.tasks.spec import HopsData
 
 
-def draw(
-    spec: HopsData, context: int, draws: Draws, count: int, *, validation: bool = False
-) -> tuple[Symbols, Symbols]:
-    """Sequences in which no token follows itself, and what the hops that are asked for lead to from each token.
+def draw(spec: HopsData, context: int, draws: Draws, count: int) -> tuple[Symbols, Symbols]:
+    """Sequences in which no token follows itself, and what k hops from each token lead to.
 
     Returns:
         inputs and targets, int64 [count, context]; the target of the start token is `nowhere`, the id behind the
@@ -20,14 +18,11 @@ def draw(
     steps = draws.below(size - 1, (count, context - 1)) + 1
     steps[:, 0] = draws.below(size, (count,))
     tokens = np.cumsum(steps, axis=1) % size
-    question = draws.below(len(spec.asked), (count,))
-    if validation:
-        question[:] = len(spec.asked) - 1
-    reached = np.full((count, context), size)
-    for index, hops in enumerate(spec.asked):
-        chosen = question == index
-        reached[chosen, 1:] = follow(tokens[chosen], size, hops)
-    return np.concatenate([size + 1 + question[:, None], tokens], axis=1), reached
+    nowhere = np.full((count, 1), size)
+    start = np.full((count, 1), spec.ids - 1)
+    inputs = np.concatenate([start, tokens], axis=1)
+    reached = np.concatenate([nowhere, follow(tokens, size, spec.hops)], axis=1)
+    return inputs, reached
 
 
 def follow(tokens: Symbols, alphabet: int, hops: int) -> Symbols:

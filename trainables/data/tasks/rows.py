@@ -33,13 +33,13 @@ def check_task(spec: AnyTask, context: int) -> None:
         raise InputError(misfit)
 
 
-def draw(spec: AnyTask, context: int, seed: str, count: int, *, validation: bool = False) -> Symbols:
+def draw(spec: AnyTask, context: int, seed: str, count: int) -> Symbols:
     """At most `count` rows, int64 [n, 2·context], the same for the same seed on every machine."""
     draws = Draws(seed)
     if isinstance(spec, RepeatsData):
         inputs, targets = repeats.draw(spec, context, draws, count)
     elif isinstance(spec, HopsData):
-        inputs, targets = hops.draw(spec, context, draws, count, validation=validation)
+        inputs, targets = hops.draw(spec, context, draws, count)
     elif isinstance(spec, ConnectivityData):
         inputs, targets = connectivity.draw(spec, context, draws, count)
     else:
@@ -51,10 +51,8 @@ def draw(spec: AnyTask, context: int, seed: str, count: int, *, validation: bool
 def _side(spec: AnyTask, context: int, *, validation: bool) -> Iterator[Symbols]:
     sizes = (spec.validation_sequences, spec.sequences)
     wanted, others = sizes if validation else sizes[::-1]
-    # Names of their own, or a text of one split would come in the other under another question.
-    name = f"{spec.kind} {spec.draw_seed} {'validation' if validation else 'training'}"
     return one_side(
-        lambda piece: draw(spec, context, f"{name} {piece}", ROWS_AT_A_TIME, validation=validation),
+        lambda piece: draw(spec, context, f"{spec.kind} {spec.draw_seed} {piece}", ROWS_AT_A_TIME),
         wanted,
         others,
         validation=validation,

@@ -72,40 +72,26 @@ class HopsData(TaskData):
 
     Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268): find(i) is the largest j <= i with X_{j-1} = X_i, and the
     target at i is the token at find^k(i), or a symbol of its own where there is none. No token follows itself. The last
-    half of the positions is scored. The first token of a sequence says how many hops are asked for: always k in
-    validation, while training may also ask for fewer, as in the paper, from which more are learnt sooner.
+    half of the positions is scored.
     """
 
     kind: Literal["hops"] = "hops"
     hops: int = Field(
         default=1, ge=0, le=1000, description="lookups, k; with 0 the target is the token itself"
     )
-    fewer: Literal["none", "halves", "all"] = Field(
-        default="none",
-        description="what training asks for beside k hops, equally often: none, k/2, k/4, … down to 1, or all from 0",
-    )
     alphabet: int = Field(default=4, ge=3, le=65_000, description="tokens of a sequence (the paper: 4)")
 
     @property
     def ids(self) -> int:
-        """The alphabet, the answer `nowhere`, and the start tokens, that of k hops last."""
-        return self.alphabet + 1 + len(self.asked)
-
-    @property
-    def asked(self) -> tuple[int, ...]:
-        """The numbers of hops that training asks for, the last one k."""
-        if self.fewer == "all":
-            return tuple(range(self.hops + 1))
-        if self.fewer == "halves" and self.hops:
-            return tuple(self.hops >> shift for shift in reversed(range(self.hops.bit_length())))
-        return (self.hops,)
+        """The alphabet, the answer `nowhere`, and the start token."""
+        return self.alphabet + 2
 
     def misfit(self, context: int) -> str | None:
-        """A hop goes back by `alphabet` - 1 tokens on average; past two thirds many chains would end nowhere."""
+        """A hop goes back by `alphabet` - 1 tokens on average; past three quarters most chains would end nowhere."""
         back = self.hops * (self.alphabet - 1)
-        if 3 * back <= 2 * context and context >= 4:
+        if 4 * back <= 3 * context and context >= 4:
             return None
-        needed = max(4, math.ceil(3 * back / 2))
+        needed = max(4, math.ceil(4 * back / 3))
         return (
             f"the task `hops` goes back by {back} tokens on average ({self.hops} `hops` x {self.alphabet - 1} for an "
             f"`alphabet` of {self.alphabet}), too many for a context of {context}: most targets would be nowhere; take "

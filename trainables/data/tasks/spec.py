@@ -87,14 +87,14 @@ class HopsData(TaskData):
         return self.alphabet + 2
 
     def misfit(self, context: int) -> str | None:
-        """A hop goes back by `alphabet` - 1 tokens on average; past three quarters most chains would end nowhere."""
+        """A hop goes back by `alphabet` - 1 tokens on average; past two thirds many chains would end nowhere."""
         back = self.hops * (self.alphabet - 1)
-        if 4 * back <= 3 * context and context >= 4:
+        if 3 * back <= 2 * context and context >= 4:
             return None
-        needed = max(4, math.ceil(4 * back / 3))
+        needed = max(4, math.ceil(3 * back / 2))
         return (
             f"the task `hops` goes back by {back} tokens on average ({self.hops} `hops` x {self.alphabet - 1} for an "
-            f"`alphabet` of {self.alphabet}), too many for a context of {context}: most targets would be nowhere; take "
+            f"`alphabet` of {self.alphabet}), too far for a context of {context}: too many would be nowhere; take "
             f"a context of {needed} or more, or fewer hops"
         )
 

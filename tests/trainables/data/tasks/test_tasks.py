@@ -231,7 +231,7 @@ def test_generation_is_fast_enough_for_a_study():
     [
         (RepeatsData(), 7, ["8 tokens or more", "has 7"]),
         (RepeatsData(alphabet=30), 64, ["31 different tokens", "alphabet of 30", "`alphabet` of 31 or more"]),
-        (HopsData(hops=16), 63, ["48 tokens on average", "context of 64 or more", "fewer hops"]),
+        (HopsData(hops=16), 71, ["48 tokens on average", "context of 72 or more", "fewer hops"]),
         (HopsData(hops=0), 3, ["context of 4 or more"]),
         (ConnectivityData(diameter=10), 30, ["22 vertices", "its 20 `names`"]),
         (ConnectivityData(diameter=8), 17, ["fills 18 tokens", "context of 18 or more"]),
@@ -250,7 +250,7 @@ def test_a_context_that_does_not_fit_is_refused_with_the_way_out(spec, context, 
     [
         (RepeatsData(alphabet=3), 8),
         (RepeatsData(alphabet=31), 64),
-        (HopsData(hops=16), 64),
+        (HopsData(hops=16), 72),
         (HopsData(hops=0), 4),
         (ConnectivityData(diameter=9), 20),
         (ExpressionsData(arguments=5), 8),

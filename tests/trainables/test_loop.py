@@ -73,7 +73,10 @@ def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
 
 @pytest.mark.parametrize(
     "data",
-    [HopsData(hops=1, sequences=3000, validation_sequences=50), ConnectivityData(validation_sequences=50)],
+    [
+        HopsData(hops=1, sequences=3000, validation_sequences=50),
+        ConnectivityData(diameter=1, validation_sequences=50),
+    ],
 )
 def test_a_task_is_trained_and_measured_on_its_scored_targets_alone(root, data):
     one = cell(data=data, data_key=data_key(data, CONTEXT))

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.drawn import Draws, Symbols
-from trainables.data.tasks.spec import ExpressionsData
+from trainables.data.tasks.spec import UNSCORED, ExpressionsData
 
 #: Ids of the operators, behind those of the ten digits, and of what closes an expression.
 MIN, MAX, MED, SM, CLOSE = range(10, 15)
@@ -17,8 +17,7 @@ def draw(spec: ExpressionsData, context: int, draws: Draws, count: int) -> tuple
     right, all at once, with a stack of what is open in each.
 
     Returns:
-        inputs and targets, int64 [n, context], of those of `count` expressions that fit; targets but the last are 0
-        and not to be scored.
+        inputs and targets, int64 [n, context], of those of `count` expressions that fit.
     """
     room = context - 1
     written = np.full((count, room), spec.ids - 1)
@@ -59,7 +58,7 @@ def draw(spec: ExpressionsData, context: int, draws: Draws, count: int) -> tuple
     inputs[:, 1:] = np.where(
         column >= 0, np.take_along_axis(written[fit], np.maximum(column, 0), axis=1), spec.ids - 1
     )
-    targets = np.zeros_like(inputs)
+    targets = np.full_like(inputs, UNSCORED)
     targets[:, -1] = values[fit, 0, 0]
     return inputs, targets
 

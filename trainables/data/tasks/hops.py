@@ -3,26 +3,26 @@
 import numpy as np
 
 from trainables.data.drawn import Draws, Symbols
-from trainables.data.tasks.spec import HopsData
+from trainables.data.tasks.spec import UNSCORED, HopsData
 
 
 def draw(spec: HopsData, context: int, draws: Draws, count: int) -> tuple[Symbols, Symbols]:
-    """Sequences in which no token follows itself, and what k hops from each token lead to.
+    """Sequences in which no token follows itself, and what k hops lead to from each token of the last half.
 
     Returns:
-        inputs and targets, int64 [count, context]; the target of the start token is `nowhere`, the id behind the
-        alphabet.
+        inputs and targets, int64 [count, context]; the target of hops that lead nowhere is the id behind the alphabet.
     """
     size = spec.alphabet
     # A step of 1 to size - 1 around the alphabet: any other token, equally likely.
     steps = draws.below(size - 1, (count, context - 1)) + 1
     steps[:, 0] = draws.below(size, (count,))
     tokens = np.cumsum(steps, axis=1) % size
-    nowhere = np.full((count, 1), size)
     start = np.full((count, 1), spec.ids - 1)
     inputs = np.concatenate([start, tokens], axis=1)
-    reached = np.concatenate([nowhere, follow(tokens, size, spec.hops)], axis=1)
-    return inputs, reached
+    targets = np.full_like(inputs, UNSCORED)
+    half = context // 2
+    targets[:, half:] = follow(tokens, size, spec.hops)[:, half - 1 :]
+    return inputs, targets
 
 
 def follow(tokens: Symbols, alphabet: int, hops: int) -> Symbols:

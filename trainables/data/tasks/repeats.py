@@ -3,14 +3,14 @@
 import numpy as np
 
 from trainables.data.drawn import Draws, Symbols
-from trainables.data.tasks.spec import RepeatsData, first_part
+from trainables.data.tasks.spec import UNSCORED, RepeatsData, first_part
 
 
 def draw(spec: RepeatsData, context: int, draws: Draws, count: int) -> tuple[Symbols, Symbols]:
     """Sequences and their next tokens.
 
     Returns:
-        inputs and targets, int64 [count, context]; all targets are there, also those that are not to be scored.
+        inputs and targets, int64 [count, context].
     """
     first = first_part(context)
     shortest = context // 4
@@ -20,4 +20,5 @@ def draw(spec: RepeatsData, context: int, draws: Draws, count: int) -> tuple[Sym
     source = np.where(position < first, position, first - block + (position - first) % block)
     text = np.take_along_axis(tokens, source, axis=1)
     start = np.full((count, 1), spec.ids - 1)
-    return np.concatenate([start, text[:, :-1]], axis=1), text
+    scored = np.where(position < context // 2, UNSCORED, text)
+    return np.concatenate([start, text[:, :-1]], axis=1), scored

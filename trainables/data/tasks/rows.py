@@ -6,7 +6,7 @@ import numpy as np
 
 from trainables.data.drawn import ROWS_AT_A_TIME, Draws, Symbols, one_side
 from trainables.data.tasks import connectivity, expressions, hops, repeats
-from trainables.data.tasks.spec import AnyTask, ConnectivityData, HopsData, RepeatsData
+from trainables.data.tasks.spec import UNSCORED, AnyTask, ConnectivityData, HopsData, RepeatsData
 from trainables.errors import InputError
 
 
@@ -44,8 +44,7 @@ def draw(spec: AnyTask, context: int, seed: str, count: int) -> Symbols:
         inputs, targets = connectivity.draw(spec, context, draws, count)
     else:
         inputs, targets = expressions.draw(spec, context, draws, count)
-    targets[:, : context - spec.scored(context)] = spec.ids
-    return np.concatenate([inputs, targets], axis=1)
+    return np.concatenate([inputs, np.where(targets == UNSCORED, spec.ids, targets)], axis=1)
 
 
 def _side(spec: AnyTask, context: int, *, validation: bool) -> Iterator[Symbols]:

@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+#: The target of what is not scored, until it is packed.
+UNSCORED = -1
+
 
 class TaskData(BaseModel):
     """What all tasks share. `draw_seed` is of the sequences, not of the training: all seeds of a study see one task."""
@@ -21,7 +24,7 @@ class TaskData(BaseModel):
         raise NotImplementedError
 
     def scored(self, context: int) -> int:
-        """Targets that are scored in a sequence: the last ones."""
+        """Targets that are scored in a sequence."""
         return context - context // 2
 
     def misfit(self, context: int) -> str | None:
@@ -100,46 +103,47 @@ class HopsData(TaskData):
 
 
 class ConnectivityData(TaskData):
-    """Whether two vertices of a graph are connected: two paths of `diameter` edges, and two of their ends.
+    """Whether two vertices of a graph are connected: two cycles whose vertices are at most `diameter` edges apart.
 
     Graph connectivity as in Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268), where a net of m·H = O(D^{1-ε}) needs a
-    depth of order log D. Each edge is one token, in random order, under random names; the last token asks for two
-    vertices, and its target says no or yes, equally often. The asked vertices are ends of paths in both cases, so that
-    nothing but following the edges tells the cases apart.
+    depth of order log D. Each cycle has 2D + 1 vertices, so that all distances up to D are equally frequent and nothing
+    but following the edges tells a pair of one cycle from a pair of two. An edge is the names of its vertices, edges
+    stand in random order, and then come `questions`, two names each, whose second token has the target no or yes.
     """
 
     kind: Literal["connectivity"] = "connectivity"
-    diameter: int = Field(default=2, ge=1, le=100, description="edges of each of the two paths, D")
-    names: int = Field(
-        default=20, ge=4, le=300, description="names that vertices are drawn from; 2(D + 1) at least"
-    )
+    diameter: int = Field(default=2, ge=1, le=1000, description="largest distance in a cycle, D")
+    questions: int = Field(default=8, ge=1, le=1000, description="pairs asked for in each sequence")
+    names: int = Field(default=20, ge=6, le=65_000, description="names that vertices are drawn from")
 
     @property
-    def pairs(self) -> int:
-        """Pairs of names: each is a token as an edge, and another as the question."""
-        return self.names * (self.names - 1) // 2
+    def cycle(self) -> int:
+        """Vertices, and edges, of one cycle."""
+        return 2 * self.diameter + 1
 
     @property
     def ids(self) -> int:
-        """Edges, questions, no, yes, and the start token."""
-        return 2 * self.pairs + 3
+        """Names, no, yes, and the start token."""
+        return self.names + 3
 
     def scored(self, context: int) -> int:
-        """The last one."""
-        return 1
+        """One of each question."""
+        return self.questions
 
     def misfit(self, context: int) -> str | None:
-        """There must be names for both paths, and room for their edges, the start token and the question."""
-        if self.names < 2 * (self.diameter + 1):
+        """There must be names for both cycles, and room for the start token, their edges and the questions."""
+        if self.names < 2 * self.cycle:
             return (
-                f"the task `connectivity` has two paths of {self.diameter} edges, so {2 * (self.diameter + 1)} "
-                f"vertices, more than its {self.names} `names`; take as many names, or a smaller `diameter`"
+                f"the task `connectivity` with a `diameter` of {self.diameter} has two cycles of {self.cycle} "
+                f"vertices, more than its {self.names} `names`; take {2 * self.cycle} names or more, or a smaller "
+                "diameter"
             )
-        needed = 2 * self.diameter + 2
+        needed = 1 + 4 * self.cycle + 2 * self.questions
         if context < needed:
             return (
-                f"the task `connectivity` with a `diameter` of {self.diameter} fills {needed} tokens, more than the "
-                f"context of {context}; take a context of {needed} or more, or a smaller diameter"
+                f"the task `connectivity` with a `diameter` of {self.diameter} and {self.questions} `questions` fills "
+                f"{needed} tokens, more than the context of {context}; take a context of {needed} or more, a smaller "
+                "diameter, or fewer questions"
             )
         return None
 

@@ -17,8 +17,9 @@ TASKS = [
     *((HopsData(hops=hops, **SIZES), context) for hops, context in ((0, 6), (1, 9), (2, 24), (5, 40), (16, 100))),
     (HopsData(hops=3, alphabet=3, **SIZES), 16),
     (HopsData(hops=2, alphabet=9, **SIZES), 50),
-    *((ConnectivityData(diameter=d, **SIZES), 2 * d + extra) for d, extra in ((1, 2), (2, 9), (8, 2))),
-    (ConnectivityData(diameter=3, names=8, **SIZES), 16),
+    (ConnectivityData(diameter=1, names=6, questions=1, **SIZES), 15),
+    (ConnectivityData(diameter=2, questions=3, **SIZES), 30),
+    (ConnectivityData(diameter=7, names=40, questions=20, **SIZES), 101),
     *((ExpressionsData(levels=n, arguments=m, **SIZES), t) for n, m, t in ((1, 2, 12), (3, 4, 40), (6, 5, 64))),
 ]  # fmt: skip
 IDS = [f"{spec.kind}-{context}" for spec, context in TASKS]
@@ -59,20 +60,27 @@ def hopped(spec, context, inputs):
 
 def connected(spec, context, inputs):
     """Connectivity: unions of sets of vertices."""
-    pairs = [(a, b) for a in range(spec.names) for b in range(a + 1, spec.names)]
-    *edges, question = [token for token in inputs if token != spec.ids - 1]
-    assert len(edges) == len(set(edges)) == 2 * spec.diameter
-    assert inputs[: context - len(edges) - 1] == [spec.ids - 1] * (context - len(edges) - 1)
-    ends = [pairs[edge] for edge in edges]
-    asked = pairs[question - len(pairs)]
-    degree = {v: sum(v in edge for edge in ends) for edge in ends for v in edge}
-    assert sorted(degree.values()) == [1, 1, 1, 1] + [2] * (2 * spec.diameter - 2), "two paths"
-    assert all(degree[v] == 1 for v in asked), "their ends are asked for"
-    reached, last = {asked[0]}, set()
-    while reached != last:
-        last = set(reached)
-        reached |= {v for edge in ends if reached & set(edge) for v in edge}
-    return [*[None] * (context - 1), 2 * len(pairs) + (asked[1] in reached)]
+    text = [token for token in inputs if token != spec.ids - 1]
+    assert inputs == [spec.ids - 1] * (context - len(text)) + text
+    pairs = list(zip(text[::2], text[1::2], strict=True))
+    edges, questions = pairs[: -spec.questions], pairs[-spec.questions :]
+    vertices = {v for edge in edges for v in edge}
+    assert len({frozenset(edge) for edge in edges}) == len(edges) == len(vertices) == 4 * spec.diameter + 2
+    assert all(sum(v in edge for edge in edges) == 2 for v in vertices), "cycles"
+
+    def reach(start):
+        reached, last = {start}, set()
+        while reached != last:
+            last = set(reached)
+            reached |= {v for edge in edges if reached & set(edge) for v in edge}
+        return reached
+
+    assert all(len(reach(v)) == 2 * spec.diameter + 1 for v in vertices), "two of them"
+    answers = [None] * context
+    for place, (one, other) in enumerate(questions):
+        assert one != other
+        answers[context - 2 * (spec.questions - place) + 1] = spec.names + (other in reach(one))
+    return answers
 
 
 def evaluated(spec, context, inputs):
@@ -104,17 +112,27 @@ REFERENCES = {
 }  # fmt: skip
 
 
+#: Where targets are scored.
+PLACES = {
+    "repeats": lambda _, context: list(range(context // 2, context)),
+    "hops": lambda _, context: list(range(context // 2, context)),
+    "connectivity": lambda spec, context: list(range(context + 1 - 2 * spec.questions, context, 2)),
+    "expressions": lambda _, context: [context - 1],
+}
+
+
 @pytest.mark.parametrize(("spec", "context"), TASKS, ids=IDS)
 def test_targets_follow_from_the_inputs_by_the_definition(spec, context):
     for side, count in zip(sides(spec, context), (400, 60), strict=True):
         assert side.shape == (count, 2 * context)
         for row in side[:60].tolist():
             inputs, targets = row[:context], row[context:]
-            free = context - spec.scored(context)
-            assert targets[:free] == [spec.ids] * free
-            assert targets[free:] == REFERENCES[spec.kind](spec, context, inputs)[free:]
+            answers = REFERENCES[spec.kind](spec, context, inputs)
+            scored = [t for t in range(context) if targets[t] != spec.ids]
+            assert scored == PLACES[spec.kind](spec, context)
+            assert [targets[t] for t in scored] == [answers[t] for t in scored]
             assert max(inputs) < spec.ids
-            assert max(targets[free:]) < spec.ids - 1, "the start token is no answer"
+            assert max(targets[t] for t in scored) < spec.ids - 1, "the start token is no answer"
 
 
 @pytest.mark.parametrize(("spec", "context"), EACH, ids=[spec.kind for spec, _ in EACH])
@@ -140,13 +158,13 @@ def test_a_seed_means_the_same_sequences_for_ever():
 SMALLEST = [
     (RepeatsData(alphabet=4), 8),
     (HopsData(hops=1), 8),
-    (ConnectivityData(diameter=1, names=5), 5),
+    (ConnectivityData(diameter=1, names=6, questions=1), 16),
     (ExpressionsData(levels=2, arguments=3), 10),
 ]
 FIRST_ROWS = [
     [4, 3, 0, 1, 0, 1, 0, 1, 5, 5, 5, 5, 1, 0, 1, 0],
     [5, 1, 0, 3, 2, 1, 0, 2, 6, 6, 6, 6, 4, 0, 3, 1],
-    [22, 22, 3, 4, 13, 23, 23, 23, 23, 21],
+    [8, 8, *(0, 5, 4, 5, 0, 4, 2, 3, 1, 3, 1, 2), 1, 2, *15 * (9,), 7],
     [15, 15, 13, 8, 12, 4, 7, 6, 14, 14, 16, 16, 16, 16, 16, 16, 16, 16, 16, 4],
 ]
 
@@ -191,21 +209,40 @@ def test_the_token_not_seen_for_longest_is_not_what_comes():
 def test_answers_are_balanced():
     answers = {}
     for spec, context in [
-        (ConnectivityData(sequences=8000), 8),
+        (ConnectivityData(sequences=2000), 40),
         (HopsData(hops=2, sequences=2000), 64),
         (ExpressionsData(sequences=8000), 64),
     ]:
         train, _ = sides(spec, context)
-        scored = train[:, -spec.scored(context) :]
-        answers[spec.kind] = np.bincount(scored.ravel(), minlength=spec.ids) / scored.size
-    no_and_yes = answers["connectivity"][380:382]
-    assert no_and_yes == pytest.approx(0.5, abs=5 * np.sqrt(0.25 / 8000))
+        scored = train[:, context:][train[:, context:] < spec.ids]
+        answers[spec.kind] = np.bincount(scored, minlength=spec.ids) / scored.size
+    no_and_yes = answers["connectivity"][20:22]
+    assert no_and_yes == pytest.approx(0.5, abs=5 * np.sqrt(0.25 / 16_000))
     tokens, nowhere = answers["hops"][:4], answers["hops"][4]
     assert tokens == pytest.approx(0.25, abs=0.01)
     assert nowhere < 0.01
     # MIN and MAX prefer the outer digits; no digit is right more than half as often again as by chance.
     assert answers["expressions"][:10].min() > 0.05
     assert answers["expressions"][:10].max() < 0.15
+
+
+def test_all_distances_up_to_the_diameter_are_asked_for_equally_often():
+    spec = ConnectivityData(diameter=3, sequences=1500)
+    train, _ = sides(spec, 48)
+    counts = np.zeros(5)
+    for row in train[:, :48].tolist():
+        pairs = list(zip(row[-44::2], row[-43::2], strict=True))
+        edges = [set(edge) for edge in pairs[:14]]
+        for one, other in pairs[14:]:
+            reached, distance = {one}, 0
+            while other not in reached and distance < 4:
+                reached = reached.union(*(edge for edge in edges if edge & reached))
+                distance += 1
+            counts[distance] += 1
+    # Farther than 3 is in the other cycle.
+    assert counts / counts.sum() == pytest.approx(
+        [0, 1 / 6, 1 / 6, 1 / 6, 1 / 2], abs=5 * np.sqrt(0.25 / 12_000)
+    )
 
 
 def test_expressions_fill_the_context_and_nest_to_their_levels():
@@ -233,8 +270,8 @@ def test_generation_is_fast_enough_for_a_study():
         (RepeatsData(alphabet=30), 64, ["31 different tokens", "alphabet of 30", "`alphabet` of 31 or more"]),
         (HopsData(hops=16), 71, ["48 tokens on average", "context of 72 or more", "fewer hops"]),
         (HopsData(hops=0), 3, ["context of 4 or more"]),
-        (ConnectivityData(diameter=10), 30, ["22 vertices", "its 20 `names`"]),
-        (ConnectivityData(diameter=8), 17, ["fills 18 tokens", "context of 18 or more"]),
+        (ConnectivityData(diameter=5), 90, ["two cycles of 11 vertices", "its 20 `names`", "22 names or more"]),
+        (ConnectivityData(diameter=4), 52, ["fills 53 tokens", "context of 53 or more"]),
         (ExpressionsData(arguments=5), 7, ["needs a context of 8 tokens"]),
     ],
 )  # fmt: skip
@@ -252,7 +289,7 @@ def test_a_context_that_does_not_fit_is_refused_with_the_way_out(spec, context, 
         (RepeatsData(alphabet=31), 64),
         (HopsData(hops=16), 72),
         (HopsData(hops=0), 4),
-        (ConnectivityData(diameter=9), 20),
+        (ConnectivityData(diameter=4, names=18), 53),
         (ExpressionsData(arguments=5), 8),
     ],
 )
@@ -262,6 +299,6 @@ def test_the_least_context_that_is_allowed_works(spec, context):
 
 
 def test_too_few_different_sequences_end_with_an_error():
-    with pytest.raises(InputError, match="`connectivity` has too few different sequences"):
-        # Two edges of four names and a question: so few rows that none of them falls to validation.
-        sides(ConnectivityData(diameter=1, names=4, sequences=20_000, validation_sequences=1), 4)
+    with pytest.raises(InputError, match="`hops` has too few different sequences"):
+        # Twelve rows: none of them falls to validation.
+        sides(HopsData(alphabet=3, sequences=20_000, validation_sequences=1), 4)

@@ -188,7 +188,7 @@ def test_levine2020_brackets_every_fitted_transition_from_both_depths() -> None:
         ),
         ("data={kind: hops, hops: 30}", ["`training.context` 64", "90 tokens on average", "or fewer hops"]),
         ("data={kind: hops, alphabet: 2}", ["`data.alphabet` is 2", "greater than or equal to 3"]),
-        ("data={kind: connectivity, diameter: 6, names: 99}", ["fills 69 tokens", "69 or more"]),
+        ("data={kind: connectivity, diameter: 7, names: 99}", ["fills 70 tokens", "70 or more"]),
         ("data={kind: connectivity, diameter: 10}", ["two cycles of 21 vertices", "its 20 `names`"]),
         ("data={kind: expressions, arguments: 70}", ["a context of 73 tokens", "fewer arguments"]),
         ("data={kind: repeat}", ["`data.kind`", "expressions", "did you mean `repeats`?"]),

@@ -1,4 +1,4 @@
-"""Whether two vertices of a graph are connected (Sanford, Hsu and Telgarsky 2024, arXiv 2402.09268)."""
+"""Which vertices of a graph are connected (Sanford, Hsu and Telgarsky 2024, arXiv 2402.09268)."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from trainables.data.tasks.spec import UNSCORED, ConnectivityData
 
 
 def draw(spec: ConnectivityData, context: int, draws: Draws, count: int) -> tuple[Symbols, Symbols]:
-    """Edges of two cycles in random order, then the questions, each with its target at its second token.
+    """A vertex, the edges of two cycles in random order, and the questions, each with its target.
 
     Returns:
         inputs and targets, int64 [count, context].
@@ -18,22 +18,16 @@ def draw(spec: ConnectivityData, context: int, draws: Draws, count: int) -> tupl
     edges = _turned(edges, draws.below(2, (count, 2 * size)))
     edges = np.take_along_axis(edges, draws.orders(count, 2 * size)[:, :, None], axis=1)
 
+    # In the cycle of the first vertex any other place, in the other one any place.
     yes = draws.below(2, (count, asked))
-    first, place = draws.below(2, (count, asked)), draws.below(size, (count, asked))
-    # In the same cycle at any other place, in the other one at any place.
-    other = np.where(
-        yes == 1,
-        (place + 1 + draws.below(size - 1, (count, asked))) % size,
-        draws.below(size, (count, asked)),
-    )
-    row = np.arange(count)[:, None]
-    pairs = np.stack([names[row, first, place], names[row, first ^ (1 - yes), other]], axis=2)
+    place = np.where(yes == 1, 1 + draws.below(size - 1, (count, asked)), draws.below(size, (count, asked)))
+    questions = names[np.arange(count)[:, None], 1 - yes, place]
 
-    text = np.concatenate([edges.reshape(count, -1), pairs.reshape(count, -1)], axis=1)
+    text = np.concatenate([names[:, 0, :1], edges.reshape(count, -1), questions], axis=1)
     inputs = np.full((count, context), spec.ids - 1)
     inputs[:, -text.shape[1] :] = text
     targets = np.full_like(inputs, UNSCORED)
-    targets[:, context - 2 * asked + 1 :: 2] = spec.names + yes
+    targets[:, -asked:] = spec.names + yes
     return inputs, targets
 
 

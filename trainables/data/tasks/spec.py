@@ -103,17 +103,17 @@ class HopsData(TaskData):
 
 
 class ConnectivityData(TaskData):
-    """Whether two vertices of a graph are connected: two cycles whose vertices are at most `diameter` edges apart.
+    """Whether vertices of a graph are connected to the first: two cycles of vertices at most `diameter` edges apart.
 
     Graph connectivity as in Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268), where a net of m·H = O(D^{1-ε}) needs a
     depth of order log D. Each cycle has 2D + 1 vertices, so that all distances up to D are equally frequent and nothing
-    but following the edges tells a pair of one cycle from a pair of two. An edge is the names of its vertices, edges
-    stand in random order, and then come `questions`, two names each, whose second token has the target no or yes.
+    but following the edges tells a vertex of one cycle from one of the other. A sequence is the name of one vertex,
+    the edges in random order, each the names of its two vertices, and `questions` names with the target no or yes.
     """
 
     kind: Literal["connectivity"] = "connectivity"
     diameter: int = Field(default=2, ge=1, le=1000, description="largest distance in a cycle, D")
-    questions: int = Field(default=8, ge=1, le=1000, description="pairs asked for in each sequence")
+    questions: int = Field(default=8, ge=1, le=1000, description="vertices asked for in each sequence")
     names: int = Field(default=20, ge=6, le=65_000, description="names that vertices are drawn from")
 
     @property
@@ -127,18 +127,18 @@ class ConnectivityData(TaskData):
         return self.names + 3
 
     def scored(self, context: int) -> int:
-        """One of each question."""
+        """The questions."""
         return self.questions
 
     def misfit(self, context: int) -> str | None:
-        """There must be names for both cycles, and room for the start token, their edges and the questions."""
+        """There must be names for both cycles, and room for all tokens and a start token."""
         if self.names < 2 * self.cycle:
             return (
                 f"the task `connectivity` with a `diameter` of {self.diameter} has two cycles of {self.cycle} "
                 f"vertices, more than its {self.names} `names`; take {2 * self.cycle} names or more, or a smaller "
                 "diameter"
             )
-        needed = 1 + 4 * self.cycle + 2 * self.questions
+        needed = 2 + 4 * self.cycle + self.questions
         if context < needed:
             return (
                 f"the task `connectivity` with a `diameter` of {self.diameter} and {self.questions} `questions` fills "

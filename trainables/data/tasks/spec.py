@@ -44,7 +44,7 @@ class RepeatsData(TaskData):
 
     kind: Literal["repeats"] = "repeats"
     alphabet: int = Field(
-        default=64, ge=2, le=65_000, description="tokens drawn from; half of the context, less one, at least"
+        default=64, ge=2, le=4096, description="tokens drawn from; half of the context, less one, at least"
     )
 
     @property
@@ -82,7 +82,7 @@ class HopsData(TaskData):
     hops: int = Field(
         default=1, ge=0, le=1000, description="lookups, k; with 0 the target is the token itself"
     )
-    alphabet: int = Field(default=4, ge=3, le=65_000, description="tokens of a sequence (the paper: 4)")
+    alphabet: int = Field(default=4, ge=3, le=4096, description="tokens of a sequence (the paper: 4)")
 
     @property
     def ids(self) -> int:
@@ -114,7 +114,7 @@ class ConnectivityData(TaskData):
     kind: Literal["connectivity"] = "connectivity"
     diameter: int = Field(default=2, ge=1, le=1000, description="largest distance in a cycle, D")
     questions: int = Field(default=8, ge=1, le=1000, description="vertices asked for in each sequence")
-    names: int = Field(default=20, ge=6, le=65_000, description="names that vertices are drawn from")
+    names: int = Field(default=20, ge=6, le=1000, description="names that vertices are drawn from")
 
     @property
     def cycle(self) -> int:

@@ -169,7 +169,8 @@ def make_figures(
         if fit.noise.get("seeds", 1) > 1
         else "Each mark is the loss of one shape, from one seed."
     )
-    end = " The dotted line is the exact entropy of the data, which no model can beat." if floor else ""
+    told = " The dotted line is the exact entropy of the data, which no model can beat."
+    end = "" if floor is None else told
     add(
         "loss",
         f"{marks} {curves_phrase(fit)}{end}",

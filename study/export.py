@@ -21,6 +21,7 @@ from study.sources import existing_store
 from study.spec import load_spec
 from study.tracking import Store, sentence
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
+from trainables.data.tasks.spec import TaskData
 from trainables.errors import InputError
 from trainables.record import RECORD, Record, RecordError, damage, read_record, refuse_filled
 from trainables.storage import open_storage, reason
@@ -523,6 +524,9 @@ def _data(data: DataSpec) -> str:
             f"a random hierarchy of {data.levels} levels, {data.vocabulary} symbols, {data.synonyms} synonyms of "
             f"{data.branching} symbols, grammar {data.grammar_seed}"
         )
+    if isinstance(data, TaskData):
+        told = data.model_dump(exclude={"kind", "sequences", "validation_sequences"})
+        return f"the task {data.kind} ({', '.join(f'{key} {value}' for key, value in told.items())})"
     if data.kind == "files":
         paths = (data.path,) if isinstance(data.path, str) else data.path
         return "files " + ", ".join(Path(path).name for path in paths)

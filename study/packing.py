@@ -16,6 +16,7 @@ from trainables.data.pack import Watch
 from trainables.data.shared import is_packed
 from trainables.data.spec import DataSpec, HierarchyData
 from trainables.data.store import open_store
+from trainables.data.tasks.spec import TaskData
 
 #: Seconds between two lines where nothing can be drawn over.
 LINE_SECONDS = 30.0
@@ -35,7 +36,8 @@ def packed(
     """See to it that the data of a study is packed below `root`; returns at once if it is.
 
     Text with a BPE vocabulary is encoded by the machines that the study's slots are on, where Ray is connected to a
-    cluster with more than this machine. Bytes and the hierarchy cost less than they would to send, and stay here.
+    cluster with more than this machine. Bytes, the hierarchy and tasks cost less than they would to send, and stay
+    here.
 
     Args:
         data: of the study.
@@ -56,7 +58,7 @@ def packed(
         if is_packed(data, context, root, key):
             return
         workers = None
-        if slots and not isinstance(data, HierarchyData) and data.tokenizer == "bpe":
+        if slots and not isinstance(data, HierarchyData | TaskData) and data.tokenizer == "bpe":
             workers = workers_of(slots, machines)
         encode = spread(workers) if workers else None
         with shown(console) as watch:

@@ -28,6 +28,7 @@ from study.spec import ResourcesSection, StudySpec
 from trainables.cell import Cell, Precision, Recipe, Shape, digest
 from trainables.counts import Flops, Parameters, flops, parameters
 from trainables.data.spec import DataSpec, HierarchyData
+from trainables.data.tasks.spec import TaskData
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
@@ -627,21 +628,25 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
 
 
 def _training_tokens(data: DataSpec, context: int) -> int | None:
-    if isinstance(data, HierarchyData):
+    if isinstance(data, HierarchyData | TaskData):
         return data.sequences * context
     return data.max_tokens
 
 
 def _validation_tokens(data: DataSpec, context: int) -> int:
-    return data.validation_sequences * context if isinstance(data, HierarchyData) else data.validation_tokens
+    if isinstance(data, HierarchyData | TaskData):
+        return data.validation_sequences * context
+    return data.validation_tokens
 
 
 def _floor(data: DataSpec) -> float | None:
-    """Entropy of the grammar in nats a token: that of the root and of the rule at every inner node.
+    """Entropy of the data in nats a target, where it is known: 0 of a task, whose targets follow from its inputs.
 
-    Exact because distinct symbols write distinct strings, so a string has one tree (Cagnetta et al. 2024,
-    section 2).
+    Of a grammar it is that of the root and of the rule at every inner node, exact because distinct symbols write
+    distinct strings, so a string has one tree (Cagnetta et al. 2024, section 2).
     """
+    if isinstance(data, TaskData):
+        return 0.0
     if not isinstance(data, HierarchyData):
         return None
     length: int = data.branching**data.levels

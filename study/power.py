@@ -263,7 +263,7 @@ def assumed(
         ("lack", plain.lack),
     ):
         take(name, value, missing)
-    if plan.floor is None:
+    if not plan.floor:
         take("loss", plain.floor + plain.drop, missing)
     else:
         take("loss", ABOVE_FLOOR * plan.floor, f"{DEFAULT}: {ABOVE_FLOOR:g} x the entropy of the data")

@@ -43,6 +43,7 @@ from trainables.cell import (
     check_model,
 )
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
+from trainables.data.tasks.spec import AnyTask, TaskData
 from trainables.deepspeed_options import check_names
 from trainables.diagnostics.names import Diagnostic
 from trainables.progress import evaluation_steps
@@ -981,6 +982,8 @@ class StudySpec(Section):
             if isinstance(source, HierarchyData):
                 _check_grammar(source, self.training.context)
         _refuse_repeats("diagnostics", self.diagnostics)
+        if isinstance(self.data, TaskData):
+            _check_task(self.data, self.training.context, self.resources)
         if self.early_stopping is not None:
             _check_stopping(self.early_stopping, self.training.step_count, self.resources.evaluations)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
@@ -1126,6 +1129,17 @@ def _check_grammar(data: HierarchyData, context: int) -> None:
         raise ValueError(
             f"`data.synonyms` {data.synonyms} x `data.vocabulary` {data.vocabulary} rules need more than the "
             f"{most * data.vocabulary} strings of {data.branching} symbols there are; take at most {most} synonyms"
+        )
+
+
+def _check_task(data: AnyTask, context: int, resources: ResourcesSection) -> None:
+    misfit = data.misfit(context)
+    if misfit:
+        raise ValueError(f"`training.context` {context} does not go with `data`: {misfit}")
+    if resources.shard_vocabulary == "always":
+        raise ValueError(
+            f"`resources.shard_vocabulary` is always, but the accuracy of the task `{data.kind}` is read off whole "
+            "logits; set it to never: the vocabulary of a task is small"
         )
 
 

@@ -15,8 +15,9 @@ from trainables import checkpoint
 from trainables.cell import Cell
 from trainables.checkpoint import TrainingState
 from trainables.counts import flops, parameters
-from trainables.data.batches import batch, validation_batches
+from trainables.data.batches import IGNORED, batch, validation_batches
 from trainables.data.store import TokenStore, open_store
+from trainables.data.tasks.spec import TaskData
 from trainables.diagnostics.names import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
 from trainables.engine import build_engine, gradient_norm, import_zero
@@ -89,6 +90,12 @@ def train(
     layout = layout or Layout(zero=default_zero(recipe.precision, 1))
     layout.check(cell.shape, recipe)
     check_diagnostics(diagnostics, layout, recipe)
+    if layout.shard_vocabulary and isinstance(cell.data, TaskData):
+        # The loss would leave out what is not scored, but no rank would have the logits to read the accuracy off.
+        raise InputError(
+            f"the layout shards the vocabulary, and the accuracy of the task {cell.data.kind} is read off whole "
+            "logits. Leave `shard_vocabulary` out: the vocabulary of a task is small."
+        )
     join(seat, meeting)
     if dist.get_world_size() != layout.ranks:
         raise InputError(
@@ -307,28 +314,35 @@ class _Training:
         return bool(said)
 
     def _evaluate(self) -> None:
-        """Loss over the whole validation set, each token once, in nats per token; the groups share the work."""
+        """Loss over the whole validation set, each target once, in nats per target; the groups share the work.
+
+        Where data has targets of its own, the share of them that is the most likely token is the measure `accuracy`.
+        """
         layout, engine = self.layout, self.engine
         start = time.perf_counter()
-        sums = torch.zeros(2, dtype=torch.float64)
+        sums = torch.zeros(3, dtype=torch.float64)
         engine.eval()
         with torch.no_grad():
             for x, y, counts in self._validation():
                 # One item: the loss is a sum over the tokens, also where each rank has a shard of the vocabulary.
                 targets = self._tensor(y)
-                loss = engine(
+                output = engine(
                     input_ids=self._tensor(x), labels=targets, shift_labels=targets, num_items_in_batch=1
-                ).loss
+                )
                 if counts:
-                    sums += torch.tensor([float(loss), targets.numel()], dtype=torch.float64)
+                    right = (output.logits.argmax(dim=-1) == targets).sum() if self.store.targets else 0
+                    scored = (targets != IGNORED).sum()
+                    sums += torch.tensor([float(output.loss), scored, right], dtype=torch.float64)
         engine.train()
-        total, tokens = (self._sum(sums.to(self.device)) / layout.tensor_parallel).tolist()
-        if not tokens:
+        total, scored, right = (self._sum(sums.to(self.device)) / layout.tensor_parallel).tolist()
+        if not scored:
             raise DataError(
                 f"the validation set in {self.store.path} is empty; raise data.validation_fraction"
             )
-        measures = {**self.probe.of_model(), **self.probe.of_step()} if self.probe else {}
-        self.evaluations.append(Evaluation(step=self.step, loss=total / tokens, measures=measures))
+        measures = {"accuracy": right / scored} if self.store.targets else {}
+        if self.probe:
+            measures |= {**self.probe.of_model(), **self.probe.of_step()}
+        self.evaluations.append(Evaluation(step=self.step, loss=total / scored, measures=measures))
         self.seconds += time.perf_counter() - start
 
     def _validation(self) -> Iterator[tuple[Any, Any, bool]]:

@@ -493,3 +493,8 @@ def test_words_on_the_map_have_contrast(colour):
     pair = sorted([luminance(colour), luminance(palette.on(colour))])
     # WCAG 2, level AA.
     assert pair[1] / pair[0] >= 4.5
+
+
+def test_the_caption_explains_the_dotted_line_also_where_the_entropy_is_nothing(study, pilot_fit):
+    captions = [make_figures(study, pilot_fit, floor=floor)[0].caption for floor in (None, 0.0, 0.7)]
+    assert ["The dotted line is the exact entropy" in caption for caption in captions] == [False, True, True]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from study.export import find
+from study.export import _data, find
 from study.ledger import Places, connect, identity, places
 from study.plan import make_plan
 from study.spec import load_spec
@@ -19,6 +19,7 @@ from study.tracking import Row
 from tests.disks import small_disk
 from tests.environment import environment_without
 from tests.trainables.test_export import TEXT, load, validation_loss
+from trainables.data.tasks.spec import HopsData
 from trainables.loop import train
 from trainables.record import Keep, read_record
 
@@ -192,6 +193,10 @@ def test_the_card_says_what_the_model_is(command, study, tmp_path):
     ):
         assert fact in text
     assert str(tmp_path) not in card
+
+
+def test_the_card_names_a_task_and_what_it_asks():
+    assert _data(HopsData(hops=4)) == "the task hops (draw_seed 0, hops 4, alphabet 4)"
 
 
 def test_a_cell_is_found_by_key_digits_or_name(study):

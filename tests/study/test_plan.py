@@ -20,6 +20,7 @@ from study.spec import load_spec
 from study.tables import duration, plan_table, short
 from tests.study.small import SMALL
 from trainables.counts import flops, memory, parameters
+from trainables.data.tasks.spec import TaskData
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,11 @@ def _data_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stubs = {
         "data_key": lambda spec, context, base: f"{spec!r}|{context}",
         "vocabulary_size": lambda spec: (
-            spec.vocabulary + (spec.kind == "hierarchy") if spec.vocabulary else 257
+            spec.ids
+            if isinstance(spec, TaskData)
+            else spec.vocabulary + (spec.kind == "hierarchy")
+            if spec.vocabulary
+            else 257
         ),
     }
     for name, stub in stubs.items():
@@ -167,6 +172,14 @@ def test_relative_paths_start_from_the_base(monkeypatch: pytest.MonkeyPatch, tmp
 def test_the_floor_is_the_entropy_of_the_grammar() -> None:
     assert plan_of(SMALL).floor == pytest.approx((math.log(8) + 31 * math.log(2)) / 32)
     assert plan_of("text").floor is None
+
+
+def test_a_task_has_no_floor_and_says_how_often_its_sequences_are_seen() -> None:
+    plan = plan_of(SMALL, "data={kind: hops, sequences: 500}")
+    assert plan.floor == 0
+    assert plan.vocabulary == 6
+    read, there = plan.cells[0].cell.recipe.tokens, 500 * 64
+    assert f"each cell reads {read:,} tokens of at most {there:,} there are" in " ".join(plan.notes)
 
 
 def test_a_batch_too_large_for_the_device_is_cut_into_equal_pieces_that_fit() -> None:

@@ -16,6 +16,7 @@ from study.spec import HALFWIDTHS, MinWidth, StudySpec, load_spec, parse_spec, p
 from tests.study.small import SMALL
 from trainables.cell import Shape
 from trainables.data.spec import FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
+from trainables.data.tasks.spec import HopsData
 from trainables.errors import InputError
 
 MINIMAL: dict[str, Any] = {
@@ -181,6 +182,17 @@ def test_levine2020_brackets_every_fitted_transition_from_both_depths() -> None:
         ("data.levels=7", ["2^7", "`training.context` 64", "at most 6 `levels`"]),
         ("data.levels=1000000", ["2^1000000", "at most 6 `levels`"]),
         ("frontier.budgets=[1e300]", ["`frontier.budgets.0`", "1e+300", "less than or equal to"]),
+        (
+            "data={kind: repeats, alphabet: 30}",
+            ["`training.context` 64", "`data`", "`alphabet` of 31 or more"],
+        ),
+        ("data={kind: hops, hops: 30}", ["`training.context` 64", "90 tokens on average", "or fewer hops"]),
+        ("data={kind: hops, alphabet: 2}", ["`data.alphabet` is 2", "greater than or equal to 3"]),
+        ("data={kind: connectivity, diameter: 7, names: 99}", ["fills 70 tokens", "70 or more"]),
+        ("data={kind: connectivity, diameter: 10}", ["two cycles of 21 vertices", "its 20 `names`"]),
+        ("data={kind: expressions, arguments: 70}", ["a context of 73 tokens", "fewer arguments"]),
+        ("data={kind: repeat}", ["`data.kind`", "expressions", "did you mean `repeats`?"]),
+        ("data={kind: hops, hop: 3}", ["did you mean `hops`?"]),
         ("data.synonyms=9", ["`data.synonyms` 9", "64 strings", "at most 8 synonyms"]),
         ("frontier.depths=[2, 1, 2]", ["`depths`", "2 more than once"]),
         ("frontier.depths=[]", ["`depths` is empty"]),
@@ -690,3 +702,17 @@ def test_reading_a_spec_loads_no_training_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_task_is_not_trained_under_a_sharded_vocabulary() -> None:
+    wide = ["data={kind: hops}", "resources.tensor_parallel=2"]
+    told = refusal(*wide, "resources.shard_vocabulary=always")
+    assert "`resources.shard_vocabulary` is always, but the accuracy of the task `hops`" in told
+    assert "set it to never" in told
+    assert load_spec(SMALL, wide).resources.shard_vocabulary == "never"
+
+
+def test_a_preset_takes_the_data_of_another_task_whole() -> None:
+    spec = load_spec(SMALL, ["data.kind=hops", "data.hops=4"])
+    assert spec.data == HopsData(hops=4)
+    assert parse_spec(yaml.safe_load(spec.to_yaml())) == spec

@@ -12,9 +12,10 @@ from tests.plain_gpt2 import PlainGPT2, PlainTrainer
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.batches import batch, validation_batches
+from trainables.data.batches import IGNORED, batch, validation_batches
 from trainables.data.spec import HierarchyData
 from trainables.data.store import open_store
+from trainables.data.tasks.spec import ConnectivityData, HopsData
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.loop import dropout_seed, train
@@ -68,6 +69,51 @@ def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
     assert [e.step for e in result.evaluations] == [15, 30, 45, 60]
     assert result.evaluations[-1].loss == result.loss
     assert store.floor < result.loss < result.evaluations[0].loss
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HopsData(hops=1, sequences=3000, validation_sequences=50),
+        ConnectivityData(diameter=1, validation_sequences=50),
+    ],
+)
+def test_a_task_is_trained_and_measured_on_its_scored_targets_alone(root, data):
+    one = cell(data=data, data_key=data_key(data, CONTEXT))
+    result = train(one, data_root=root, layout=Layout(micro_batch=4))
+    store = open_store(data, context=CONTEXT, root=root)
+    model = PlainGPT2(2, 16, 2, store.vocabulary, CONTEXT)
+    model.copy_from(build_model(one.shape, one.recipe, store.vocabulary, one.seed))
+    plain = PlainTrainer(model, one.lr, 60, 6)
+    losses = []
+    for step in range(60):
+        x, y = batch(store, context=CONTEXT, batch=8, seed=0, step=step)
+        losses.append(plain.step(torch.from_numpy(x), torch.from_numpy(y)))
+    assert [p.train_loss for p in result.points] == pytest.approx(losses, rel=2e-5)
+    total, right, scored = 0.0, 0, 0
+    with torch.no_grad():
+        for x, y in validation_batches(store, context=CONTEXT, batch=7):
+            is_scored = torch.from_numpy(y != IGNORED)
+            logits, targets = model(torch.from_numpy(x))[is_scored], torch.from_numpy(y)[is_scored]
+            total += float(functional.cross_entropy(logits, targets, reduction="sum"))
+            right += int((logits.argmax(1) == targets).sum())
+            scored += len(targets)
+    assert scored == 50 * data.scored(CONTEXT)
+    assert result.loss == pytest.approx(total / scored, rel=2e-5)
+    assert result.evaluations[-1].measures == {"accuracy": pytest.approx(right / scored)}
+    assert 0 < right < scored, "the test tells"
+    assert (result.floor, result.vocabulary) == (0.0, data.ids)
+
+
+def test_text_has_no_measure_of_a_task(root):
+    assert train(cell(recipe={"steps": 2}), data_root=root, evaluations=1).evaluations[0].measures == {}
+
+
+def test_a_task_under_a_sharded_vocabulary_is_refused_before_anything_is_packed(tmp_path):
+    one = cell(data=HopsData(), data_key=data_key(HopsData(), CONTEXT))
+    with pytest.raises(InputError, match=r"accuracy of the task hops .* Leave `shard_vocabulary` out"):
+        train(one, data_root=tmp_path, layout=Layout(tensor_parallel=2, zero=1, shard_vocabulary=True))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_result_counts_what_was_done(root):

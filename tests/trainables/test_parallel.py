@@ -13,6 +13,7 @@ from trainables import loop
 from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.spec import HierarchyData
+from trainables.data.tasks.spec import HopsData
 from trainables.layout import Layout
 from trainables.loop import train
 from trainables.progress import Ending, Result
@@ -175,6 +176,18 @@ def test_rates_of_a_parametrisation_are_those_of_one_rank(ranks, root, expected,
     one, alone = scaled
     assert alone.loss != pytest.approx(expected.loss, rel=1e-3), "the rates make a difference"
     assert_same(gang(ranks, root, one, layout(*case))[0], alone, loss=2e-6, norm=1e-5)
+
+
+@pytest.mark.parametrize("case", [("tp2", 0), ("dp2", 1, True), ("tp2xdp2", 2, True, True)], ids=str)
+def test_the_accuracy_of_a_task_is_that_of_one_rank(ranks, root, case):
+    data = HopsData(hops=1, sequences=600, validation_sequences=20)
+    one = cell().model_copy(update={"data": data, "data_key": data_key(data, CONTEXT)})
+    alone = one_rank(ranks, root, one)
+    results = gang(ranks, root, one, layout(*case))
+    assert_same(results[0], alone, loss=2e-6, norm=1e-5)
+    assert [e.measures for e in results[0].evaluations] == [e.measures for e in alone.evaluations]
+    assert all(0 < e.measures["accuracy"] < 1 for e in alone.evaluations)
+    assert [curve(result) for result in results] == [curve(results[0])] * len(results)
 
 
 @pytest.mark.parametrize("case", [("tp2", 0), ("tp2", 1, True, True, True), ("dp2", 3)], ids=str)

@@ -14,6 +14,8 @@ from trainables.errors import DataError
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
+#: The target of what is not scored: the index that the loss of torch and of HuggingFace leaves out.
+IGNORED = -100
 #: Positions of the order computed at once: a few milliseconds of numpy, shared by many small steps.
 CHUNK = 4096
 
@@ -33,7 +35,8 @@ def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) 
         step: counted from 0.
 
     Returns:
-        inputs and targets, int64 [B, T]; targets are inputs one token later.
+        inputs and targets, int64 [B, T]; targets are inputs one token later, or where the store has targets of its
+        own these, `IGNORED` where none is scored.
 
     Raises:
         DataError: the training split is shorter than one window.
@@ -47,7 +50,7 @@ def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) 
         taken = _order(len(windows), seed, chunk)[offset : offset + batch - filled]
         chosen[filled : filled + len(taken)] = taken
         filled += len(taken)
-    return _pair(windows[chosen])
+    return _pair(windows[chosen], store)
 
 
 def validation_batches(store: TokenStore, *, context: int, batch: int) -> Iterator[Batch]:
@@ -60,7 +63,7 @@ def validation_batches(store: TokenStore, *, context: int, batch: int) -> Iterat
     """
     windows = _windows(store, store.validation, context, "validation")
     for start in range(0, len(windows), batch):
-        yield _pair(windows[start : start + batch])
+        yield _pair(windows[start : start + batch], store)
 
 
 def window_count(tokens: int, context: int, row: int | None) -> int:
@@ -69,19 +72,20 @@ def window_count(tokens: int, context: int, row: int | None) -> int:
 
 
 def _windows(store: TokenStore, tokens: Tokens, context: int, split: str) -> Tokens:
-    """All windows as one view [windows, context + 1] of the memory map; nothing is read yet."""
-    row = store.row
-    if row is not None and row != context + 1:
+    """All windows as one view [windows, tokens of a window] of the memory map; nothing is read yet."""
+    row, width = store.row, 2 * context if store.targets else context + 1
+    if row is not None and row != width:
+        made = f"{row // 2} inputs and targets" if store.targets else f"{row - 1} + 1 tokens"
         raise DataError(
-            f"the token store {store.path} has rows of {row - 1} + 1 tokens and cannot give a context of {context}; "
-            "open a store for that context"
+            f"the token store {store.path} has rows of {made} and cannot give a context of {context}; open a store "
+            "for that context"
         )
     count = window_count(len(tokens), context, row)
     if not count:
         raise too_short(store.path, split, len(tokens), context)
     item = tokens.itemsize
     # The constructor is several times cheaper than `as_strided`, and its bounds are checked against the buffer.
-    return np.ndarray((count, context + 1), tokens.dtype, tokens, 0, ((row or context) * item, item))
+    return np.ndarray((count, width), tokens.dtype, tokens, 0, ((row or context) * item, item))
 
 
 def too_short(where: str | Path, split: str, tokens: int, context: int) -> DataError:
@@ -106,6 +110,10 @@ def _order(size: int, seed: int, chunk: int) -> NDArray[np.int64]:
     return order
 
 
-def _pair(windows: Tokens) -> Batch:
+def _pair(windows: Tokens, store: TokenStore) -> Batch:
     wide = windows.astype(np.int64)
+    if store.targets:
+        inputs, targets = np.ascontiguousarray(np.split(wide, 2, axis=1))
+        targets[targets == store.vocabulary] = IGNORED
+        return inputs, targets
     return np.ascontiguousarray(wide[:, :-1]), np.ascontiguousarray(wide[:, 1:])

@@ -5,25 +5,18 @@ Hierarchy Model" (arXiv 2307.02129). A root symbol, uniform over v, is rewritten
 of its m strings of s symbols, all with probability 1/m.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.data.drawn import ROWS_AT_A_TIME, Draws, Symbols, one_side
 from trainables.data.spec import HierarchyData
 from trainables.errors import InputError
 
-Symbols = NDArray[np.int64]
-
 #: Up to this many possible strings of a rule, all are listed and shuffled; above, strings are drawn afresh.
 LISTED_STRINGS = 1 << 20
-#: Rows generated at a time. Part of what fixes the rows: a change needs a new `identity.DATA_VERSION`.
-ROWS_AT_A_TIME = 8192
-#: Times the expected number of rows after which a split that did not fill is given up.
-PATIENCE = 20
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ def random_grammar(spec: HierarchyData) -> Grammar:
     possible = spec.vocabulary**spec.branching
     if needed > possible:
         raise InputError(f"{needed} different rules a level are needed, but only {possible} strings exist")
-    draws = _Draws(f"grammar {spec.grammar_seed}")
+    draws = Draws(f"grammar {spec.grammar_seed}")
     rules = []
     for _ in range(spec.levels):
         if possible <= LISTED_STRINGS:
@@ -128,7 +121,7 @@ def random_grammar(spec: HierarchyData) -> Grammar:
 
 def sample(grammar: Grammar, count: int, seed: str) -> Symbols:
     """`count` independent strings, int64 [count, s^levels]; the same for the same seed on every machine."""
-    draws = _Draws(seed)
+    draws = Draws(seed)
     symbols = draws.below(grammar.vocabulary, (count, 1))
     for level in grammar.rules:
         rule = draws.below(level.shape[1], symbols.shape)
@@ -199,57 +192,24 @@ def rows(spec: HierarchyData, context: int) -> tuple[Iterator[Symbols], Iterator
 
 
 def _side(spec: HierarchyData, grammar: Grammar, context: int, *, validation: bool) -> Iterator[Symbols]:
-    wanted = spec.validation_sequences if validation else spec.sequences
-    total = spec.sequences + spec.validation_sequences
-    share = spec.validation_sequences / total
     per_row = strings_per_row(spec, context)
-    found, tried, piece = 0, 0, 0
-    while found < wanted:
-        if tried > PATIENCE * (total + ROWS_AT_A_TIME):
-            raise InputError(
-                f"only {found} of the {wanted} {'validation' if validation else 'training'} sequences were found in "
-                f"{tried} draws: the grammar has too few different sequences for two separate splits; raise levels, "
-                "synonyms or vocabulary"
-            )
+
+    def draw(piece: int) -> Symbols:
         strings = sample(grammar, ROWS_AT_A_TIME * per_row, f"rows {spec.grammar_seed} {piece}")
-        candidates = strings.reshape(ROWS_AT_A_TIME, context)
-        chosen = candidates[_held_out(candidates, share) == validation][: wanted - found]
+        return strings.reshape(ROWS_AT_A_TIME, context)
+
+    sizes = (spec.validation_sequences, spec.sequences)
+    wanted, others = sizes if validation else sizes[::-1]
+    few = "the grammar has too few different sequences for two separate splits; raise levels, synonyms or vocabulary"
+    for chosen in one_side(draw, wanted, others, validation=validation, content=context, few=few):
         start = np.full((len(chosen), 1), spec.vocabulary, np.int64)
         yield np.concatenate([start, chosen], axis=1)
-        found, tried, piece = found + len(chosen), tried + ROWS_AT_A_TIME, piece + 1
 
 
-def _held_out(candidates: Symbols, share: float) -> NDArray[np.bool_]:
-    """Whether each row belongs to validation: a 64-bit polynomial hash of its symbols, finished by a mixer."""
-    powers = _Draws("row hash").raw(candidates.shape[1]) | np.uint64(1)
-    hashed = ((candidates.astype(np.uint64) + np.uint64(1)) * powers).sum(axis=1, dtype=np.uint64)
-    hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    hashed ^= hashed >> np.uint64(32)
-    held_out: NDArray[np.bool_] = hashed.astype(np.float64) / 2.0**64 < share
-    return held_out
-
-
-def _distinct_rows(draws: "_Draws", needed: int, width: int, symbols: int) -> Symbols:
+def _distinct_rows(draws: Draws, needed: int, width: int, symbols: int) -> Symbols:
     found = np.empty((0, width), np.int64)
     while len(found) < needed:
         found = np.concatenate([found, draws.below(symbols, (needed, width))])
         _, first = np.unique(found, axis=0, return_index=True)
         found = found[np.sort(first)]
     return found[:needed]
-
-
-class _Draws:
-    """Random numbers that never change: numpy promises the stream of a bit generator, not that of its samplers."""
-
-    def __init__(self, seed: str) -> None:
-        key = np.frombuffer(hashlib.sha256(seed.encode()).digest()[:16], "<u8")
-        self._generator: Any = np.random.Philox(key=key)
-
-    def raw(self, count: int) -> NDArray[np.uint64]:
-        drawn: NDArray[np.uint64] = self._generator.random_raw(count)
-        return drawn
-
-    def below(self, bound: int, shape: tuple[int, ...]) -> Symbols:
-        # The bias of the remainder is at most bound / 2^64.
-        drawn = self.raw(int(np.prod(shape))) % np.uint64(bound)
-        return drawn.astype(np.int64).reshape(shape)

@@ -14,6 +14,7 @@ from trainables.data.spec import (
     MixtureData,
     PythonSourceData,
 )
+from trainables.data.tasks.spec import AnyTask, TaskData
 
 #: Raised whenever a code change alters what is packed from the same data, so that old stores are not mistaken for new.
 DATA_VERSION = 1
@@ -23,6 +24,8 @@ def vocabulary_size(spec: DataSpec) -> int:
     """Token ids of a data set, known without reading it: end of text or the start token included."""
     if isinstance(spec, HierarchyData):
         return spec.vocabulary + 1
+    if isinstance(spec, TaskData):
+        return spec.ids
     return BYTES_VOCABULARY if spec.tokenizer == "bytes" else spec.vocabulary or 0
 
 
@@ -34,12 +37,12 @@ def data_key(spec: DataSpec, context: int, base: Path = Path()) -> str:
 
     Args:
         spec: the data.
-        context: tokens of a sequence; it matters to the hierarchy only, whose rows it shapes.
+        context: tokens of a sequence; it matters to the hierarchy and to tasks only, whose rows it shapes.
         base: folder that relative paths start from.
 
     Raises:
         DataError: files are missing or may not be read.
-        InputError: the grammar is impossible, or does not fit the context.
+        InputError: the grammar is impossible, or it or the task does not fit the context.
     """
     return _digest(_identity(spec, context, base))
 
@@ -54,7 +57,7 @@ def outline(spec: DataSpec, context: int) -> str:
 
 def _identity(spec: DataSpec, context: int, base: Path | None) -> dict[str, Any]:
     source = _mixture(spec, context, base) if isinstance(spec, MixtureData) else _source(spec, context, base)
-    if isinstance(spec, HierarchyData):
+    if isinstance(spec, HierarchyData | TaskData):
         return {"version": DATA_VERSION, "source": source}
     return {
         "version": DATA_VERSION,
@@ -78,7 +81,7 @@ def _mixture(spec: MixtureData, context: int, base: Path | None) -> dict[str, An
 
 
 def _source(
-    spec: HierarchyData | FilesData | HubData | PythonSourceData, context: int, base: Path | None
+    spec: HierarchyData | AnyTask | FilesData | HubData | PythonSourceData, context: int, base: Path | None
 ) -> dict[str, Any]:
     """What identifies a source; without a base, what of it stands in the spec."""
     # Imported here: a plan of hierarchy data needs neither numpy nor a walk through the packages.
@@ -86,6 +89,11 @@ def _source(
         from trainables.data.hierarchy import check_grammar
 
         check_grammar(spec, context)
+        return {**spec.model_dump(mode="json"), "context": context}
+    if isinstance(spec, TaskData):
+        from trainables.data.tasks.rows import check_task
+
+        check_task(spec, context)
         return {**spec.model_dump(mode="json"), "context": context}
     if isinstance(spec, FilesData):
         return {"kind": spec.kind, "files": _files(spec, base)}

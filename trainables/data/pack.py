@@ -24,6 +24,8 @@ from trainables.data.source import Source
 from trainables.data.spec import DataSpec, FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
 from trainables.data.split import BLOCKS, Block, split
 from trainables.data.spool import Spool, Text
+from trainables.data.tasks import rows as tasks
+from trainables.data.tasks.spec import AnyTask, TaskData
 from trainables.data.tokenizer import Encoder, bytes_encoder, train_bpe
 from trainables.errors import DataError
 
@@ -85,11 +87,12 @@ def pack(
         DataError: the data cannot be used.
         OSError: the folder cannot be written, for example because the disk is full.
     """
-    packed = (
-        _pack_hierarchy(spec, context, folder)
-        if isinstance(spec, HierarchyData)
-        else (_pack_text(spec, context, base, folder, encode, _Paced(watch)))
-    )
+    if isinstance(spec, HierarchyData):
+        packed = _pack_hierarchy(spec, context, folder)
+    elif isinstance(spec, TaskData):
+        packed = _pack_task(spec, context, folder)
+    else:
+        packed = _pack_text(spec, context, base, folder, encode, _Paced(watch))
     manifest = {
         "version": DATA_VERSION,
         "key": key,
@@ -97,7 +100,7 @@ def pack(
         "spec": spec.model_dump(mode="json"),
         "context": context,
         "vocabulary": vocabulary_size(spec),
-        "dtype": token_type(vocabulary_size(spec)).name,
+        "dtype": _stored_type(spec).name,
         **packed,
     }
     # Last, so that a folder with a manifest is complete.
@@ -106,7 +109,9 @@ def pack(
 
 def estimate_bytes(spec: DataSpec, context: int, base: Path) -> int | None:
     """Disk space that packing needs at its peak, as far as it is known beforehand."""
-    item = token_type(vocabulary_size(spec)).itemsize
+    item = _stored_type(spec).itemsize
+    if isinstance(spec, TaskData):
+        return (spec.sequences + spec.validation_sequences) * 2 * context * item
     if isinstance(spec, HierarchyData):
         return (spec.sequences + spec.validation_sequences) * (context + 1) * item
     sizes = [source.bytes for _, source in _sources(spec, context, base)]
@@ -163,17 +168,49 @@ class TokenFile:
             self._waiting, self._buffered = [], 0
 
 
-def _pack_hierarchy(spec: HierarchyData, context: int, folder: Path) -> dict[str, Any]:
-    dtype = token_type(vocabulary_size(spec))
+def _stored_type(spec: DataSpec) -> np.dtype[Any]:
+    """Tasks have one value more than ids, for targets that are not scored."""
+    return token_type(vocabulary_size(spec) + isinstance(spec, TaskData))
+
+
+def _write_rows(
+    splits: tuple[Iterator[Ids], Iterator[Ids]], dtype: np.dtype[Any], folder: Path
+) -> dict[str, Any]:
     counts, hashes = {}, {}
-    for name, stream in zip(SPLITS, rows(spec, context), strict=True):
+    for name, stream in zip(SPLITS, splits, strict=True):
         with TokenFile(folder / f"{name}.bin", dtype) as file:
             for piece in stream:
                 file.add(piece.reshape(-1))
             hashes[name], counts[name] = file.close(), file.tokens
+    return {"tokens": counts, "sha256": hashes}
+
+
+def _pack_task(spec: AnyTask, context: int, folder: Path) -> dict[str, Any]:
+    scored = spec.scored(context)
+
+    def checked(stream: Iterator[Ids]) -> Iterator[Ids]:
+        for piece in stream:
+            # Micro-batches and ranks weigh equally in a step, so each row must have as many targets as the others.
+            if ((piece[:, context:] != spec.ids).sum(axis=1) != scored).any():
+                raise RuntimeError(f"a row of the task {spec.kind} has other than {scored} scored targets")
+            yield piece
+
+    train, validation = tasks.rows(spec, context)
     return {
-        "tokens": counts,
-        "sha256": hashes,
+        **_write_rows((checked(train), checked(validation)), _stored_type(spec), folder),
+        "row": 2 * context,
+        "targets": True,
+        "scored": scored,
+        "floor": 0.0,
+        "bytes_per_token": None,
+        "start_of_text": spec.ids - 1,
+        "notes": [],
+    }
+
+
+def _pack_hierarchy(spec: HierarchyData, context: int, folder: Path) -> dict[str, Any]:
+    return {
+        **_write_rows(rows(spec, context), _stored_type(spec), folder),
         "row": context + 1,
         "floor": entropy_per_token(random_grammar(spec)),
         "bytes_per_token": None,

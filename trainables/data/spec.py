@@ -4,6 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trainables.data.tasks.spec import ConnectivityData, ExpressionsData, HopsData, RepeatsData
+
 #: Symbols of the tokenizer `bytes`: 256 bytes, then end of text.
 BYTES_VOCABULARY = 257
 
@@ -115,5 +117,14 @@ class MixtureData(_Text):
 
 
 DataSpec = Annotated[
-    HierarchyData | FilesData | HubData | PythonSourceData | MixtureData, Field(discriminator="kind")
+    HierarchyData
+    | FilesData
+    | HubData
+    | PythonSourceData
+    | MixtureData
+    | RepeatsData
+    | HopsData
+    | ConnectivityData
+    | ExpressionsData,
+    Field(discriminator="kind"),
 ]

@@ -42,11 +42,15 @@ class TokenStore:
         vocabulary: number of token ids.
         train: read-only memory map of the training ids, unsigned integers [tokens].
         validation: the same for the fixed validation set.
-        floor: entropy of the data in nats a predicted token, exact, where it is known (hierarchy); else None.
+        floor: entropy of the data in nats a predicted token, exact, where it is known (hierarchy, and 0 for tasks);
+            else None.
         bytes_per_token: mean bytes of text of a validation token, so that bits per byte is
             loss / ln 2 / bytes_per_token; None where tokens are not text.
-        row: tokens of a row where the data is made of rows (hierarchy: context + 1); None for running text.
+        row: tokens of a row where the data is made of rows (hierarchy: context + 1, tasks: 2·context); None for
+            running text.
         manifest: everything recorded when it was packed.
+        targets: whether a row is inputs and then a target for each, the id one past the vocabulary where there is
+            none to score; else targets are the inputs one token later.
         hold: keeps a machine's copy from making room for others while this object lives; None for a store that
             nobody deletes.
     """
@@ -59,6 +63,7 @@ class TokenStore:
     bytes_per_token: float | None
     row: int | None
     manifest: dict[str, Any]
+    targets: bool = False
     hold: Hold | None = field(default=None, repr=False, compare=False)
 
 
@@ -91,7 +96,8 @@ def open_store(
     Raises:
         DataError: the data cannot be used, changed since it was planned, is too short for one window, or the disk
             is full.
-        InputError: the grammar is impossible, or does not fit the context; or no library here knows such a URI.
+        InputError: the grammar is impossible, or it or the task does not fit the context; or no library here knows
+            such a URI.
         ConnectionError: the object store cannot be reached, and this machine has no copy.
         OSError: the store is published, and the disk of this machine is full or takes no copy of it.
     """
@@ -196,6 +202,7 @@ def opened(path: Path, spec: DataSpec, context: int, key: str) -> TokenStore | N
         bytes_per_token=manifest["bytes_per_token"],
         row=manifest["row"],
         manifest=manifest,
+        targets=manifest.get("targets", False),
     )
 
 

@@ -1,10 +1,11 @@
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trainables.data.batches import batch, validation_batches
+from trainables.data.batches import IGNORED, batch, validation_batches
 from trainables.data.permutation import mix, permute
 from trainables.data.store import TokenStore
 from trainables.errors import DataError
@@ -12,7 +13,7 @@ from trainables.errors import DataError
 FIRST_WINDOWS = [43, 254, 455, 697, 734, 255, 226, 183]
 
 
-def store_of(train, validation=1000, row=None):
+def store_of(train, validation=1000, row=None, **values):
     return TokenStore(
         path=Path("store"),
         vocabulary=60_000,
@@ -22,6 +23,7 @@ def store_of(train, validation=1000, row=None):
         bytes_per_token=None,
         row=row,
         manifest={},
+        **values,
     )
 
 
@@ -84,6 +86,24 @@ def test_targets_are_inputs_one_token_later():
     assert y.flags.writeable
 
 
+def test_a_store_with_targets_of_its_own_gives_these_and_marks_what_is_not_scored():
+    rows = np.arange(60_000 - 40, 60_000 - 40 + 41, dtype=np.uint16).repeat(4).reshape(-1, 4)
+    # Of each row of four, two inputs and two targets; the last row's are the id one past the vocabulary.
+    store = replace(store_of(0, row=4, targets=True), train=rows.ravel(), validation=rows[-3:].ravel())
+    x, y = batch(store, context=2, batch=41, seed=0, step=0)
+    order = np.argsort(x[:, 0])
+    assert np.array_equal(x[order], rows[:, :2])
+    assert np.array_equal(y[order][:-1], rows[:-1, 2:])
+    assert (y[order][-1] == IGNORED).all()
+    assert x.dtype == y.dtype == np.int64
+    assert x.flags.c_contiguous
+    assert y.flags.c_contiguous
+    assert y.flags.writeable
+    pieces = list(validation_batches(store, context=2, batch=2))
+    assert [len(x) for x, _ in pieces] == [2, 1]
+    assert [y.tolist() for _, y in pieces] == [[[59_998] * 2, [59_999] * 2], [[IGNORED] * 2]]
+
+
 def test_a_batch_depends_on_seed_and_step_only():
     store = store_of(50_000)
     forward = [batch(store, context=64, batch=16, seed=1, step=i)[0] for i in range(600)]
@@ -121,6 +141,8 @@ def test_a_split_shorter_than_one_window_is_an_error():
 def test_rows_of_another_context_are_refused():
     with pytest.raises(DataError, match=r"rows of 64 \+ 1 tokens"):
         batch(store_of(650, row=65), context=32, batch=2, seed=0, step=0)
+    with pytest.raises(DataError, match="rows of 64 inputs and targets"):
+        batch(store_of(1280, row=128, targets=True), context=32, batch=2, seed=0, step=0)
 
 
 def test_a_batch_takes_less_than_a_tenth_of_a_millisecond():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from tokenizers import Tokenizer
 
 from trainables.data import data_key, open_store, pack
 from trainables.data.batches import validation_batches
+from trainables.data.pack import SPLITS, estimate_bytes
 from trainables.data.spec import FilesData, HierarchyData
+from trainables.data.tasks.rows import rows
+from trainables.data.tasks.spec import RepeatsData
 from trainables.data.tokenizer import BPE_END, BYTES_END, train_bpe
 from trainables.errors import DataError, InputError
 
@@ -49,6 +53,47 @@ def test_a_hierarchy_store_has_rows_a_floor_and_no_bytes(tmp_path):
     assert sum(x.size for x, _ in validation_batches(store, context=64, batch=16)) == 40 * 64
     with pytest.raises(ValueError, match="read-only"):
         store.train[0] = 1
+
+
+def test_a_store_of_a_task_has_inputs_targets_and_a_floor_of_nothing(tmp_path):
+    # 255 ids fit a byte, and the mark of what is not scored is the 256th value.
+    spec = RepeatsData(alphabet=254, sequences=300, validation_sequences=40)
+    store = open_store(spec, context=32, root=tmp_path)
+    assert (store.row, store.targets, store.floor, store.bytes_per_token) == (64, True, 0.0, None)
+    assert (store.vocabulary, store.train.dtype) == (255, np.uint8)
+    assert (len(store.train), len(store.validation)) == (300 * 64, 40 * 64)
+    assert store.manifest["scored"] == 16
+    assert store.manifest["start_of_text"] == store.vocabulary - 1
+    wanted = [np.concatenate(list(side)) for side in rows(spec, 32)]
+    assert np.array_equal(store.train.reshape(-1, 64), wanted[0])
+    assert np.array_equal(store.validation.reshape(-1, 64), wanted[1])
+    wider = open_store(spec.model_copy(update={"alphabet": 255}), context=32, root=tmp_path)
+    assert wider.train.dtype == np.uint16
+    assert data_key(spec, 32) == store.path.name != data_key(spec, 64)
+    assert estimate_bytes(spec, 32, Path()) == sum((store.path / f"{n}.bin").stat().st_size for n in SPLITS)
+
+
+def test_a_store_from_before_tasks_has_the_key_and_targets_it_had(tmp_path):
+    store = open_store(SMALL, context=64, root=tmp_path)
+    assert store.path.name == "b58b053892ff8054"
+    assert "targets" not in store.manifest
+    assert not store.targets
+
+
+def test_rows_with_unequal_numbers_of_targets_are_not_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr(RepeatsData, "scored", lambda self, context: 3)
+    monkeypatch.setattr("trainables.data.tasks.rows.draw", uneven)
+    with pytest.raises(RuntimeError, match="a row of the task repeats has other than 3 scored targets"):
+        open_store(RepeatsData(sequences=300, validation_sequences=40), context=32, root=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+
+
+def uneven(spec, context, seed, count):
+    drawn = np.zeros((count, 2 * context), np.int64)
+    drawn[:, 0] = np.arange(count)
+    drawn[:, context:-3] = spec.ids
+    drawn[7, -3] = spec.ids
+    return drawn
 
 
 def test_a_text_store_of_bytes_holds_the_text_and_its_splits_share_no_line(tmp_path, text_file):

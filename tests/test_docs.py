@@ -100,7 +100,11 @@ SLOW = {
     "interplay run quickstart --set resources.tensor_parallel=2": "",
     "interplay run quickstart --set training.parametrisation=completep": " --set frontier.budgets=[1730,4800]",
     "interplay run quickstart-search": " --set search.max_cells=8",
-    "interplay run rank-collapse": " --set training.steps=40 --set training.seeds=1",
+    "interplay run rank-collapse": " --set frontier.depths=[2,6]",
+    "interplay run induction": "",
+    "interplay run hops": " --set 'vary={data.hops: [1, 2]}'",
+    "interplay run connectivity": " --set 'vary={data.diameter: [1, 2]}'",
+    "interplay run one-wide-layer": " --set frontier.depths=[1,4]",
 }
 
 

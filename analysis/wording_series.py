@@ -34,7 +34,11 @@ def series_sentences(
             text for data in measures if data.name == "loss" and (text := compared_sentence(key, data))
         ]
     crossed = [] if crossings is None else crossing_sentences(key, crossings, level)
-    return [*needed, *crossed, *moved_sentences(key, moves, level), *best_sentences(key, best)] or [
+    best_told = best_sentences(key, best)
+    if crossings is None or not (crossings.rows["status"] == "bracketed").any():
+        # That nothing is settled is no answer while something is.
+        crossed, best_told = best_told, crossed
+    return [*needed, *crossed, *moved_sentences(key, moves, level), *best_told] or [
         f"No member of this series has two depths that can be compared, and none has a measure to show by {key}."
     ]
 

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure as Canvas
 
 from analysis import (
     drawing,
+    drawing_accuracy,
     drawing_diagnostics,
     drawing_kaplan,
     drawing_law,
@@ -25,6 +26,7 @@ from analysis import (
     drawing_search,
     palette,
 )
+from analysis.accuracy import accuracy_data
 from analysis.diagnostics_data import diagnostics_data
 from analysis.drawing_kaplan import is_steep
 from analysis.figure_data import (
@@ -112,6 +114,7 @@ class Absent:
 
 TITLES = {
     "loss": "Loss against size, one curve a depth",
+    "accuracy": "Accuracy against size, one line a depth",
     "gaps": "Where the deeper net takes the lead",
     "depth_profile": "Loss against depth at fixed size",
     "frontier": "What a wrong shape costs",
@@ -128,7 +131,7 @@ TITLES = {
 }
 
 #: Figures of what only some studies have; where they are absent nothing is missing.
-OCCASIONAL = frozenset({"training", "sensitivity", "contrast", "search", "diagnostics"})
+OCCASIONAL = frozenset({"accuracy", "training", "sensitivity", "contrast", "search", "diagnostics"})
 
 
 def make_figures(
@@ -177,6 +180,15 @@ def make_figures(
         loss,
         lambda: drawing.draw_loss(loss, colours, size_label),
     )
+    accuracy = accuracy_data(fit)
+    if accuracy is not None:
+        add(
+            "accuracy",
+            "Share of the scored targets of the validation set that the net puts first, mean over the seeds; bars run "
+            "from the lowest to the highest seed.",
+            accuracy,
+            lambda: drawing_accuracy.draw_accuracy(accuracy, colours, size_label),
+        )
     gaps = gap_data(fit)
     if gaps is not None:
         shown = (

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from analysis.accuracy import score_sentences
 from analysis.contrast import Contrast, Moved
 from analysis.crossings import Interval
 from analysis.fit import Fit
@@ -16,9 +17,10 @@ _FACTORS = {0.5: "half", 2.0: "double"}
 
 
 def answers(fit: Fit) -> list[str]:
-    """The headlines, and after them what other learning rates and parametrisations do to the crossings."""
+    """What the nets of a task can do, the headlines, and what other rates and parametrisations do to the crossings."""
     moves = sensitivity_sentence(fit.sensitivity, fit.level)
     return [
+        *score_sentences(fit),
         *headlines(fit),
         *([moves] if moves else []),
         *(contrast_sentence(item) for item in fit.contrasts),

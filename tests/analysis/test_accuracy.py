@@ -1,0 +1,67 @@
+"""The accuracy of a task in the report and in the answer: known means, and nothing where a table has none."""
+
+import pandas as pd
+import pytest
+
+from analysis.accuracy import accuracy_data, score_sentences
+from analysis.fit import Fit, fit
+from analysis.report import write_report
+from analysis.runs import RunTable
+from analysis.wording_search import answers
+from tests.analysis.test_report import read
+
+
+def table(**columns):
+    """Two depths, three widths and two seeds each; two layers solve the task, one does not."""
+    rows = [
+        {"depth": depth, "width": width * (3 - depth), "seed": seed, "status": "done",
+         "loss": 2.0 - 0.5 * depth - 0.001 * width + 0.01 * seed,
+         "accuracy": 0.2 + 0.7 * (depth == 2) + 0.001 * width + 0.01 * seed}
+        for depth in (1, 2)
+        for width in (16, 24, 32)
+        for seed in (0, 1)
+    ]  # fmt: skip
+    return RunTable.from_frame(pd.DataFrame(rows).assign(**columns))
+
+
+def test_the_mean_and_range_of_every_shape_are_those_of_its_seeds():
+    points = accuracy_data(fit(table(), draws=100)).points.set_index(["depth", "width"])
+    assert points.loc[(2, 32), "mean"] == pytest.approx(0.937)
+    assert points.loc[(2, 32), ["low", "high"]].tolist() == pytest.approx([0.932, 0.942])
+    assert points.loc[(1, 32), "mean"] == pytest.approx(0.221)
+    assert (points["seeds"] == 2).all()
+
+
+def test_the_answer_of_a_task_begins_with_what_each_depth_can_do():
+    result = fit(table(induction_score=[0.1] * 6 + [0.8] * 6), draws=100)
+    assert score_sentences(result) == [
+        "Best mean accuracy: 0.237 with 1 layer, 0.937 with 2 layers.",
+        "Best mean induction score of a head: 0.100 with 1 layer, 0.800 with 2 layers.",
+    ]
+    assert answers(result)[:2] == score_sentences(result)
+
+
+def test_rows_without_an_accuracy_do_not_count_and_a_table_without_has_no_figure(tmp_path):
+    runs = table()
+    frame = runs.frame.copy()
+    frame.loc[frame["width"] == 24, "accuracy"] = float("nan")
+    assert 24 not in set(accuracy_data(fit(RunTable.from_frame(frame), draws=100)).points["width"])
+    plain = RunTable.from_frame(frame.drop(columns="accuracy"))
+    result = fit(plain, draws=100)
+    assert accuracy_data(result) is None
+    assert not score_sentences(result)
+    write_report(plain, result, tmp_path)
+    assert not (tmp_path / "figures" / "accuracy.csv").exists()
+
+
+def test_the_report_draws_it_and_its_csv_is_what_was_drawn(tmp_path):
+    result = fit(table(), draws=100)
+    page = write_report(table(), result, tmp_path)
+    assert "Accuracy against size, one line a depth" in read(page).text
+    drawn = pd.read_csv(tmp_path / "figures" / "accuracy.csv")
+    pd.testing.assert_frame_equal(drawn, accuracy_data(result).points, check_dtype=False)
+
+
+def test_a_fit_that_was_read_back_says_nothing_of_it():
+    result = Fit.from_json(fit(table(), draws=100).to_json())
+    assert score_sentences(result) == []

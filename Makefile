@@ -23,11 +23,12 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 # Side by side, because most of them wait for processes to start and end: studies; machines, then ranks; and at the lowest
-# priority what only computes: simulated studies, and the transfer of learning rates. With a fourth lane that starts Ray,
-# Ray's own processes took longer to start on two cores than Ray waits for them. The quickstart comes last, when the others
-# are done.
+# priority what only computes: simulated studies, the transfer of learning rates, and what presets come out as. With a
+# fourth lane that starts Ray, Ray's own processes took longer to start on two cores than Ray waits for them. The quickstart
+# comes last, when the others are done.
 # Ray would run its workers at the priority 15, where they starve beside anything else.
-COMPUTING := tests/trainables/test_parametrisation_transfer.py tests/study/test_early_truth.py
+COMPUTING := $(addprefix tests/,trainables/test_parametrisation_transfer.py trainables/test_induction.py \
+  study/test_early_truth.py study/test_claims.py)
 test-slow: export RAY_worker_niceness := 0
 test-slow: $(INSTALLED)
 	@mkdir -p build; status=0; slow="$(BIN)/python -m pytest -m slow"; \

@@ -1,4 +1,4 @@
-"""What presets of docs/depth.md come out as, on a few of their own cells."""
+"""What presets of docs/depth.md come out as, on a few of their own cells; the sources are in the presets."""
 
 import pytest
 
@@ -9,16 +9,23 @@ from trainables.loop import train
 pytestmark = pytest.mark.slow
 
 
-def loss(root, preset, cell, *overrides, seeds=(0,)):
-    """Mean loss of cells of a preset, all of a series taken as one study."""
-    plan = make_plan(load_spec(preset, ["vary=null", *overrides]))
-    results = [train(plan.cell(f"{cell}-s{seed}"), data_root=root, evaluations=1) for seed in seeds]
-    return sum(result.loss for result in results) / len(results)
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
+
+
+def trained(root, preset, cell, *overrides, seed=0):
+    """The result of one cell of a preset, all of a series taken as one study."""
+    plan = make_plan(load_spec(preset, ["vary=null", "diagnostics=[]", *overrides]))
+    return train(plan.cell(f"{cell}-s{seed}"), data_root=root, evaluations=1)
+
+
+def loss(*arguments, seeds=(0,)):
+    return sum(trained(*arguments, seed=seed).loss for seed in seeds) / len(seeds)
+
+
+def accuracy(*arguments):
+    return trained(*arguments).evaluations[-1].measures["accuracy"]
 
 
 def test_at_48_layers_scaled_branches_lead_and_norms_behind_the_sum_learn_nothing(root):
@@ -49,3 +56,44 @@ def test_half_of_the_tokens_take_the_lead_of_four_layers_away(root):
 
     assert lead(720_000) > 0.04
     assert abs(lead(360_000)) < 0.02
+
+
+def test_four_layers_lead_with_8_symbols_and_trail_with_1024(root):
+    def lead(vocabulary):
+        one, four = (
+            loss(root, "vocabulary", cell, f"data.vocabulary={vocabulary}") for cell in ("L1-d48", "L4-d24")
+        )
+        return one / four - 1
+
+    assert lead(8) > 0.01
+    assert lead(1024) < -0.05
+
+
+def test_depth_pays_more_in_the_network_of_the_theory(root):
+    """At N = 27,500, each network at its better rate: four layers against one."""
+
+    def lead(network, factor):
+        one, four = (
+            loss(
+                root, "analysed-network", cell, f"training.network={network}", f"search.lr_factors=[{factor}]"
+            )
+            for cell in ("L1-d48", "L4-d24")
+        )
+        return one / four - 1
+
+    gpt2, analysed = lead("gpt2", 1), lead("analysed", 3)
+    assert gpt2 > 0.04
+    assert analysed > gpt2 + 0.01
+
+
+def test_one_layer_makes_one_hop_and_not_four(root):
+    assert accuracy(root, "hops", "L1-d32", "data.hops=1") > 0.85
+    assert accuracy(root, "hops", "L2-d32", "data.hops=1") > 0.97
+    assert accuracy(root, "hops", "L1-d32", "data.hops=4") < 0.5
+
+
+def test_one_wide_layer_does_as_well_as_four_narrow_ones(root):
+    wide, deep = (accuracy(root, "one-wide-layer", cell) for cell in ("L1-d64", "L4-d32"))
+    # One answer in ten is right by chance, and 1,024 answers move an accuracy by 0.016.
+    assert min(wide, deep) > 0.35
+    assert abs(wide - deep) < 0.06

@@ -67,15 +67,9 @@ def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Ca
     """Loss against N, log axis: the points with the spread of their seeds, and the curve of each depth."""
     many = len(colours) > MAX_END_LABELS
     canvas, axes = new_canvas(4.9 if many else 4.1)
-    ends = []
-    for (depth, rows), mark in zip(by_depth(data.points), itertools.cycle(MARKS), strict=False):
-        colour = colours[depth]
-        x, y = rows["params"].to_numpy(), rows["loss"].to_numpy()
-        axes.vlines(x, rows["low"], rows["high"], color=colour, linewidth=1.6, alpha=0.45)
-        axes.plot(x, y, color=colour, marker=mark, markersize=5, linestyle="none", label=layers(depth))
-        line = data.lines[data.lines["depth"] == depth]
-        axes.plot(line["params"], line["loss"], color=colour, linewidth=1.5)
-        ends.append((x[-1], y[-1], layers(depth), colour))
+    ends = points_of_depths(axes, data.points, "loss", colours)
+    for depth, line in by_depth(data.lines):
+        axes.plot(line["params"], line["loss"], color=colours[depth], linewidth=1.5)
     low, high = data.points["params"].min(), data.points["params"].max()
     # A table of one size has no range to leave room by.
     axes.set_xlim(low / 1.12, high * (1.12 if many else max(high / low, 4) ** 0.16))
@@ -97,6 +91,37 @@ def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Ca
     else:
         end_labels(axes, ends)
     return canvas
+
+
+def points_of_depths(
+    axes: Axes, points: pd.DataFrame, column: str, colours: Mapping[int, str], joined: str = "none"
+) -> list[tuple[float, float, str, str]]:
+    """Draw a mark a shape with the spread of its seeds against N, one colour a depth; return what `end_labels` takes.
+
+    Args:
+        axes: with N on the x axis.
+        points: with depth, params, low, high and the column.
+        column: what is drawn.
+        colours: of the depths.
+        joined: the style of the line that joins the marks of a depth.
+    """
+    ends = []
+    for (depth, rows), mark in zip(by_depth(points), itertools.cycle(MARKS), strict=False):
+        colour = colours[depth]
+        x, y = rows["params"].to_numpy(), rows[column].to_numpy()
+        axes.vlines(x, rows["low"], rows["high"], color=colour, linewidth=1.6, alpha=0.45)
+        axes.plot(
+            x,
+            y,
+            color=colour,
+            marker=mark,
+            markersize=5,
+            linestyle=joined,
+            linewidth=1.5,
+            label=layers(depth),
+        )
+        ends.append((x[-1], y[-1], layers(depth), colour))
+    return ends
 
 
 def draw_profile(data: ProfileData) -> Canvas:

@@ -26,7 +26,10 @@ def revision() -> str:
 
     try:
         git("ls-files", "--error-unmatch", "study/provenance.py")
-        edited = git("status", "--porcelain", "--", "study", "trainables", "analysis")
+        # What presets came out as is a record, not code.
+        edited = git(
+            "status", "--porcelain", "--", "study", "trainables", "analysis", ":!study/presets/outcomes.json"
+        )
         return git("rev-parse", "HEAD") + ("+" if edited else "")
     except (OSError, subprocess.SubprocessError):
         return f"interplay {importlib.metadata.version('interplay')}"

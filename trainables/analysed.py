@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AttentionInterface
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+from trainables.residual import JoinedBlock
 
 #: Standard deviation of tokens' and of positions' vectors: their sum has a variance of 1.
 EMBEDDED_STD = math.sqrt(0.5)
@@ -56,29 +57,12 @@ def linear_attention(
     return mixed.transpose(1, 2), None
 
 
-class AnalysedBlock(GPT2Block):
+class AnalysedBlock(JoinedBlock):
     """A block that is its attention and a skip connection."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        past_key_values: Any = None,
-        attention_mask: torch.Tensor | None = None,
-        _encoder: Any = None,
-        use_cache: bool | None = False,
-        **rest: Any,
-    ) -> torch.Tensor:
-        """Return the stream [B, T, d] behind the block."""
-        rest.pop("encoder_attention_mask", None)
-        added, _ = self.attn(
-            hidden_states,
-            past_key_values=past_key_values,
-            attention_mask=attention_mask,
-            use_cache=use_cache,
-            **rest,
-        )
-        stream: torch.Tensor = hidden_states + added
-        return stream
+    def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """Add."""
+        return stream + added
 
 
 class Divided(nn.Module):

@@ -17,11 +17,8 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 PROFILED = 8
 
 
-class PostNormBlock(GPT2Block):
-    """A block of GPT-2 with its norms behind the sums; weights on the stream, [d] each, where there are any."""
-
-    omega_attn: nn.Parameter | None
-    omega_mlp: nn.Parameter | None
+class JoinedBlock(GPT2Block):
+    """A block of GPT-2 that attends to the stream as it is, without a norm in front."""
 
     def forward(
         self,
@@ -41,10 +38,24 @@ class PostNormBlock(GPT2Block):
             use_cache=use_cache,
             **rest,
         )
-        hidden_states = self.ln_1(_weighted(hidden_states, self.omega_attn) + added)
-        added = self.mlp(hidden_states)
-        stream: torch.Tensor = self.ln_2(_weighted(hidden_states, self.omega_mlp) + added)
-        return stream
+        return self.join(hidden_states, added)
+
+    def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """Return the stream behind the block from the one in front and what the attention adds, [B, T, d] each."""
+        raise NotImplementedError
+
+
+class PostNormBlock(JoinedBlock):
+    """A block with its norms behind the sums; weights on the stream, [d] each, where there are any."""
+
+    omega_attn: nn.Parameter | None
+    omega_mlp: nn.Parameter | None
+
+    def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """Add, norm, and the same for the feed-forward network."""
+        stream = self.ln_1(_weighted(stream, self.omega_attn) + added)
+        behind: torch.Tensor = self.ln_2(_weighted(stream, self.omega_mlp) + self.mlp(stream))
+        return behind
 
 
 def _weighted(stream: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from analysis.fit import Fit
@@ -30,7 +29,7 @@ class AccuracyData:
 
 
 def accuracy_data(fit: Fit, name: str = "accuracy") -> AccuracyData | None:
-    """The accuracy of the runs that are compared; None where the table has none, or the fit was read from a file.
+    """The accuracy, from 0 to 1, of the runs that are compared; None where there is none, or the fit was read back.
 
     A run that was stopped early has a forecast of its loss and of nothing else.
 
@@ -43,7 +42,8 @@ def accuracy_data(fit: Fit, name: str = "accuracy") -> AccuracyData | None:
     rows = fit.evidence.comparison.rows
     rows = rows[rows["status"] != STOPPED]
     numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
-    rows = rows.assign(score=numbers)[np.isfinite(numbers)]
+    # A column of a table from elsewhere may be in per cent, or something else of that name.
+    rows = rows.assign(score=numbers)[(numbers >= 0) & (numbers <= 1)]
     if rows.empty:
         return None
     groups = rows.groupby(["depth", "width", "params"], sort=True)["score"]

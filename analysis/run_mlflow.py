@@ -10,6 +10,9 @@ from analysis.errors import InputError
 from analysis.run_columns import COLUMNS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
 from analysis.run_files import keep_missing
 
+#: Metrics that begin so were measured beside the loss; what follows is the column.
+MEASURE = "measure."
+
 
 def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
     """Return the trials of an experiment, the runs with the tag `interplay.kind` = `trial`, and what was left out.
@@ -105,6 +108,12 @@ def _row(run: Any) -> tuple[dict[str, Any] | None, str | None]:
     row: dict[str, Any] = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
     row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
     row |= {name: metrics.get(name) for name in ("loss", "train_seconds")}
+    # Of single layers there would be hundreds.
+    row |= {
+        name.removeprefix(MEASURE): value
+        for name, value in metrics.items()
+        if name.startswith(MEASURE) and "/" not in name
+    }
     if status == "stopped":
         # A cell that was stopped once and has been trained to its end since keeps the metric.
         row |= {FORECAST_ERROR: metrics.get(FORECAST_ERROR)}

@@ -195,7 +195,7 @@ def run(
     console = Console(highlight=False)
     again = _command("run", spec, overrides or (), results)
     if loaded.vary is not None:
-        _run_series(loaded, results, console, again)
+        _run_series(loaded, results, console, again, _command("status", spec, overrides or (), results))
         return
     summary = run_study(loaded, results, console)
     if not summary.finished:
@@ -209,12 +209,7 @@ def run(
             _say(console, "A copy of all results: ", summary.copy)
     failed = len(summary.failed)
     if failed:
-        text = "1 cell" if failed == 1 else f"{failed} cells"
-        _say(
-            console,
-            f"{text} failed, the first because: {_first(summary.failed)}. Try again with: ",
-            again,
-        )
+        _say_failed(console, summary.failed, again)
     if not summary.fit:
         left = "all others diverged" if failed else "every cell diverged"
         why = "Nothing to fit: no cell has a loss that can be used; " + left + ". Each with its reason: "
@@ -223,11 +218,11 @@ def run(
         raise typer.Exit(FAILED)
 
 
-def _run_series(spec: "StudySpec", results: Path, console: Console, again: str) -> None:
+def _run_series(spec: "StudySpec", results: Path, console: Console, again: str, status: str) -> None:
     """Run the studies of a series; ends with status 1 if cells failed or none has a loss, 130 if it was stopped."""
     from study.series import page_words, run_series
 
-    summaries, page = run_series(spec, results, console)
+    summaries, page, copy = run_series(spec, results, console)
     if not all(summary.finished for summary in summaries):
         _say(console, "Stopped. Nothing is lost; go on with: ", again)
         raise typer.Exit(STOPPED)
@@ -236,11 +231,20 @@ def _run_series(spec: "StudySpec", results: Path, console: Console, again: str) 
         for line in page_words(page):
             console.print(Text(line))
         _say(console, "Series: ", str(_relative(page)))
+        if copy:
+            _say(console, "A copy of its page: ", copy)
     if failed:
-        text = f"{len(failed)} cells failed, the first because: {_first(failed)}. Try again with: "
-        _say(console, text, again)
+        _say_failed(console, failed, again)
+    if not page:
+        why = "No page: no cell of the series has a loss that can be used. Each with its reason: "
+        _say(console, why, status)
     if failed or not page:
         raise typer.Exit(FAILED)
+
+
+def _say_failed(console: Console, failed: Mapping[str, str], again: str) -> None:
+    text = "1 cell" if len(failed) == 1 else f"{len(failed)} cells"
+    _say(console, f"{text} failed, the first because: {_first(failed)}. Try again with: ", again)
 
 
 @app.command()
@@ -338,9 +342,9 @@ def fit(
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
-    series = _series(runs, overrides)
+    series = _series(runs, overrides, column, uri, count)
     if series is not None:
-        _fit_series(series, results, level, refits, out, as_json=as_json)
+        _fit_series(series, results, level, tokens, refits, out, as_json=as_json)
         return
     source = _runs(runs, overrides, column, results, uri, count)
     result = source.compared(
@@ -374,11 +378,11 @@ def report(
     from analysis.report import write_report
 
     _refuse_file(out, "--out")
-    series = _series(runs, overrides)
+    series = _series(runs, overrides, column, uri, count)
     if series is not None:
         from study.series import report_series
 
-        page = report_series(series, results, out, level=level)
+        page = report_series(series, results, out, level=level, tokens=tokens)
         _say(Console(highlight=False), "Series: ", str(_relative(page)))
         return
     source = _runs(runs, overrides, column, results, uri, count)
@@ -503,21 +507,31 @@ def _runs(
     return read_source(source, overrides or (), column or (), results, uri, count)
 
 
-def _series(source: str, overrides: list[str] | None) -> "StudySpec | None":
+def _series(
+    source: str, overrides: list[str] | None, column: list[str] | None, uri: str | None, count: str
+) -> "StudySpec | None":
+    """Return the spec of a series that RUNS names, if it names one."""
     from study.sources import series_of
 
-    return series_of(source, overrides or ())
+    return series_of(source, overrides or (), column or (), uri, count)
 
 
 def _fit_series(
-    spec: "StudySpec", results: Path, level: float, refits: int, out: Path | None, *, as_json: bool
+    spec: "StudySpec",
+    results: Path,
+    level: float,
+    tokens: float | None,
+    refits: int,
+    out: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Fit every study of a series."""
     from analysis.files import write_json
     from study.answer import fit_table
     from study.series import fits_json, read_series
 
-    compared = read_series(spec, results, level=level, refits=refits)
+    compared = read_series(spec, results, level=level, tokens=tokens, refits=refits)
     document = fits_json(spec, compared)
     if out:
         write_json(out, document)

@@ -212,12 +212,16 @@ def _is_literal(value: str) -> bool:
 
 
 def anchor(raw: dict[str, Any], folder: Path) -> None:
-    """Make every relative `data.path` of a document, those of a mixture's parts too, start from a folder.
+    """Make every relative `data.path` of a document start from a folder, also in a mixture and in `vary`.
 
     A path that is absolute already, or starts with `~`, stays as it is. A wrong document stays as wrong as it was.
     """
     data = raw.get("data")
     parts = data.get("parts") if isinstance(data, dict) else None
+    vary = raw.get("vary")
+    if isinstance(vary, dict) and isinstance(vary.get("data.path"), list):
+        paths = vary["data.path"]
+        vary["data.path"] = [_from(folder, path) if isinstance(path, str) else path for path in paths]
     nested = [part.get("data") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     for source in (data, *nested):
         if isinstance(source, dict) and isinstance(source.get("path"), str):

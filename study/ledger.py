@@ -32,6 +32,8 @@ SHAPE = ("depth", "width", "heads", "seed", "budget", "lr_factor")
 ARM = "interplay.arm"
 #: The file in a study's folder that names its storage, where that is not the results folder.
 STORAGE = "storage"
+#: The spec of a series in the folder of its page, where a study has `spec.yaml`.
+SERIES = "series.yaml"
 MEASURED = ("train_seconds", "tokens_per_second", "utilisation")
 #: Of cells that ended before their last step: the standard error of the loss, which is a forecast, and the share of
 #: the steps that were trained. Columns of tables that have such cells.
@@ -285,6 +287,7 @@ def layer_table(plan: Plan, rows: Mapping[str, Row]) -> pd.DataFrame:
 
     Columns cell, step, name, layer (from 1 on) and value; empty where no cell was measured.
     """
+    plan = with_recorded(plan, rows)
     lines = []
     for key, row in rows.items():
         planned = plan.by_key(key)

@@ -103,9 +103,15 @@ def read_outcome(name: str, results: Path) -> Outcome:
 def _words(spec: StudySpec, results: Path) -> list[str]:
     """The answer of a study's or a series' own page."""
     if spec.vary is not None:
+        from study.ledger import SERIES
         from study.series import page_words
 
-        return page_words(results / spec.name / "report.html")
+        folder = results / spec.name
+        if identity(load_spec(str(folder / SERIES))) != identity(spec):
+            raise SpecError(
+                f"the page in {folder} is of another form of the series {spec.name}; run `interplay run {spec.name}`."
+            )
+        return page_words(folder / "report.html")
     from analysis.diagnostics_data import diagnostics_data
     from analysis.fit import fit
     from analysis.wording_diagnostics import rank_sentence

@@ -20,8 +20,10 @@ from study.answer import answer
 from study.console import Board, Viewer
 from study.devices import DEVICES
 from study.early import Judge, Policy
+from study.errors import SpecError
 from study.ledger import (
     ARM,
+    SERIES,
     Places,
     begun,
     connect,
@@ -102,6 +104,11 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         DataError: the data cannot be used.
     """
     where = places(spec, results.resolve())
+    if (where.folder / SERIES).is_file():
+        raise SpecError(
+            f"{where.folder} is the folder of a series, whose page the report of the study {spec.name!r} would "
+            "replace; give the study a name of its own with `--set name=NAME`."
+        )
     if where.is_shared:
         open_storage(where.checkpoints).check()
     with ExitStack() as stack:
@@ -176,7 +183,7 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         finally:
             tracker.close()
             tracker.finish(status, _artifacts(where))
-            copy = _share(where, console) if where.is_shared else None
+            copy = share(where, _artifacts(where), console) if where.is_shared else None
         waiting = where.outbox.rows()
         if tracker.problem or waiting:
             why = tracker.problem or "not all rows were sent"
@@ -212,11 +219,11 @@ def _with_arm(
     )
 
 
-def _share(where: Places, console: Console) -> str | None:
-    """Copy the results to where all machines keep theirs, and name the place; the next run does what this cannot."""
+def share(where: Places, files: Sequence[Path], console: Console) -> str | None:
+    """Copy results to where all machines keep theirs, and name the place; the next run does what this cannot."""
     name = shown(str(where.shared_results))
     try:
-        copy_into(where.shared_results, _artifacts(where))
+        copy_into(where.shared_results, files)
     except (OSError, InputError) as error:
         text = f"The results could not be copied to {name}: {reason(error)} They are in {where.folder}."
         console.print(Text(text, style="yellow"))

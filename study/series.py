@@ -21,6 +21,7 @@ from rich.text import Text
 
 from analysis.errors import InputError
 from study.errors import SpecError
+from study.ledger import SERIES as SPEC
 from study.plan import Plan, make_plan
 from study.spec import SeriesMember, StudySpec, members, varied
 from study.tables import duration, short
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from study.runner import Summary
     from study.sources import StudyRuns
     from study.status import StudyStatus
-
-#: The spec of a series in its folder, where a study has `spec.yaml`.
-SPEC = "series.yaml"
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,8 @@ def refuse_series(spec: StudySpec, doing: str) -> None:
         names = ", ".join(member.spec.name for member in members(spec))
         raise SpecError(
             f"{spec.name} is a series of the studies {names}, and {doing} takes one study; choose one, by its spec in "
-            f"the results folder or with `--set vary=null` and the value of `{varied(spec)[0]}`."
+            f"the results folder or with `--set vary=null`, the value of `{varied(spec)[0]}` and a name of its own, "
+            "`--set name=NAME`."
         )
 
 
@@ -118,7 +117,7 @@ def run_series(
     spec: StudySpec,
     results: Path,
     console: Console,
-) -> "tuple[list[Summary], Path | None]":
+) -> "tuple[list[Summary], Path | None, str | None]":
     """Run every member as `run_study` does, then write the page of the series.
 
     Ctrl-C ends the member that runs, and the series with it; run again, it goes on there.
@@ -129,11 +128,17 @@ def run_series(
         console: where progress is shown.
 
     Returns:
-        what became of each member that was begun, and the page, if all have ended and some have a loss.
+        what became of each member that was begun; the page, if all have ended and some have a loss; and where a copy of
+        it lies that outlives this machine.
     """
-    from study.runner import run_study
+    from study.ledger import places
+    from study.runner import run_study, share
+    from study.session import joins
     from study.sources import study_runs
 
+    for member in members(spec):
+        # What cannot run is refused before hours of what can; what a cluster holds is known once it was joined.
+        make_plan(member.spec, to_read=joins())
     folder = results.resolve() / spec.name
     if (folder / "spec.yaml").is_file():
         raise SpecError(
@@ -151,48 +156,56 @@ def run_series(
         summary = run_study(member.spec, results, console)
         summaries.append(summary)
         if not summary.finished:
-            return summaries, None
+            return summaries, None, None
         compared.append(Compared(member, study_runs(member.spec, results), summary.fit, summary.report))
     page = write_page(spec, compared, folder)
-    return summaries, page
+    where = places(spec, results.resolve())
+    copy = share(where, pages(folder), console) if page and where.is_shared else None
+    return summaries, page, copy
 
 
-def read_series(spec: StudySpec, results: Path, *, level: float = 0.95, refits: int = 0) -> list[Compared]:
+def read_series(
+    spec: StudySpec, results: Path, *, level: float = 0.95, tokens: float | None = None, refits: int = 0
+) -> list[Compared]:
     """The members of a series that have rows, fitted again.
 
     Args:
         spec: with `vary`.
         results: root of all results.
         level: of all intervals.
+        tokens: where losses are compared, see `analysis.comparison.compare`.
         refits: see `analysis.fit.fit`.
 
     Raises:
         SpecError: none has.
     """
     from study.ledger import places
-    from study.sources import study_runs
+    from study.sources import NoRowsError, study_runs
 
-    found, missing = [], ""
+    found = []
     for member in members(spec):
         try:
             source = study_runs(member.spec, results)
-        except SpecError as error:
-            missing = missing or str(error)
+        except NoRowsError:
             continue
         own = places(member.spec, results.resolve()).folder / "report.html"
-        fitted = _fitted(source, level, refits)
+        fitted = _fitted(source, level, tokens, refits)
         found.append(Compared(member, source, fitted, own if own.is_file() else None))
     if not found:
-        raise SpecError(missing)
+        raise SpecError(
+            f"no study of the series {spec.name!r} has rows in {results} yet; run it with `interplay run SPEC`, the "
+            "spec and the options that you gave here."
+        )
     return found
 
 
-def _fitted(source: "StudyRuns", level: float, refits: int = 0) -> "Fit | None":
+def _fitted(source: "StudyRuns", level: float, tokens: float | None, refits: int) -> "Fit | None":
     from analysis.fit import fit
 
     # Where no row has a loss that can be used there is nothing to fit; the page says so of that value.
     with suppress(InputError):
-        return source.compared(fit(source.table, level=level, refits=refits))
+        found = fit(source.table, level=level, tokens=tokens, refits=refits, floor=source.known["floor"])
+        return source.compared(found)
     return None
 
 
@@ -212,7 +225,9 @@ def fits_json(spec: StudySpec, compared: Sequence[Compared]) -> dict[str, Any]:
     }
 
 
-def report_series(spec: StudySpec, results: Path, out: Path, *, level: float = 0.95) -> Path:
+def report_series(
+    spec: StudySpec, results: Path, out: Path, *, level: float = 0.95, tokens: float | None = None
+) -> Path:
     """Write the report of every member that has rows into a folder of its own below `out`, and the page above them.
 
     Raises:
@@ -221,7 +236,7 @@ def report_series(spec: StudySpec, results: Path, out: Path, *, level: float = 0
     from analysis.report import write_report
 
     written = []
-    for one in read_series(spec, results, level=level):
+    for one in read_series(spec, results, level=level, tokens=tokens):
         path = None
         if one.fit:
             known = {**one.source.known, **one.source.searched()}
@@ -245,15 +260,12 @@ def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> P
     key, _ = varied(spec)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SPEC).write_text(spec.to_yaml())
-    cells = [make_plan(one.member.spec, to_read=True).cells[0].cell for one in compared]
-    cell = cells[0]
+    cells = [one.source.plan.cells[0].cell for one in compared]
     same = {(one.data_key, one.recipe.steps, one.recipe.batch, one.recipe.context) for one in cells}
     facts = {
         "series": spec.description or spec.name,
         **({"claim": spec.claim} if spec.claim else {}),
-        "data": spec.data.kind,
-        "training": f"{cell.recipe.steps:,} steps of {cell.recipe.batch} × {cell.recipe.context} tokens a cell",
-        "seeds": ", ".join(map(str, spec.training.seed_values)),
+        **_common(compared),
         "revision": revision(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
     }
@@ -265,6 +277,30 @@ def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> P
         facts=facts,
         comparable=len(same) == 1,
     )
+
+
+def _common(compared: Sequence[Compared]) -> dict[str, str]:
+    """Data, training and seeds of the members: once where they agree, else of each value."""
+    told: dict[str, list[str]] = {"data": [], "training": [], "seeds": []}
+    for one in compared:
+        recipe = one.source.plan.cells[0].cell.recipe
+        told["data"].append(f"{one.member.spec.data.kind}, vocabulary {one.source.plan.vocabulary}")
+        told["training"].append(
+            f"{recipe.steps:,} steps of {recipe.batch} × {recipe.context} tokens a cell, precision {recipe.precision}"
+        )
+        told["seeds"].append(", ".join(map(str, one.member.spec.training.seed_values)))
+    values = [_text(one.member.value) for one in compared]
+    return {
+        name: texts[0]
+        if len(set(texts)) == 1
+        else "; ".join(f"{value}: {text}" for value, text in zip(values, texts, strict=True))
+        for name, texts in told.items()
+    }
+
+
+def pages(folder: Path) -> list[Path]:
+    """The files and folders of a series' page."""
+    return [folder / name for name in (SPEC, "series.json", "report.html", "figures")]
 
 
 def page_words(page: Path) -> list[str]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from analysis.fit import Fit
 
 
+class NoRowsError(SpecError):
+    """A study that has no rows yet."""
+
+
 @dataclass(frozen=True)
 class Runs:
     """The run table of RUNS, and what a report can add."""
@@ -78,16 +82,48 @@ def read_source(
         SpecError: an option that does not go with the source, or a study without rows.
     """
     is_experiment = source.startswith("mlflow:")
-    if uri and not is_experiment:
-        raise SpecError(
-            f"--uri names the store of mlflow:EXPERIMENT, but {source} is none; leave it out, or for a spec write "
-            "--set tracking.uri=URI."
-        )
+    if not is_experiment:
+        _refuse_store(source, uri)
     if is_experiment or Path(source).suffix.lower() in SUFFIXES:
         if overrides:
             raise SpecError(f"--set changes a spec, but {source} is a table of runs; leave it out.")
         store = existing(named_store(uri, results)) if is_experiment else None
         return Runs(read_runs(source, mapping(columns), tracking_uri=store, count=count), {})
+    _refuse_for_a_spec(source, columns, count)
+    return study_runs(load_spec(source, overrides), results, source)
+
+
+def series_of(
+    source: str,
+    overrides: Sequence[str],
+    columns: Sequence[str] = (),
+    uri: str | None = None,
+    count: str = "nonembedding",
+) -> StudySpec | None:
+    """Return the spec that RUNS names if it is one of a series; None for anything else.
+
+    Raises:
+        SpecError: an option that does not go with a spec.
+    """
+    if source.startswith("mlflow:") or Path(source).suffix.lower() in SUFFIXES:
+        return None
+    spec = load_spec(source, overrides)
+    if spec.vary is None:
+        return None
+    _refuse_store(source, uri)
+    _refuse_for_a_spec(source, columns, count)
+    return spec
+
+
+def _refuse_store(source: str, uri: str | None) -> None:
+    if uri:
+        raise SpecError(
+            f"--uri names the store of mlflow:EXPERIMENT, but {source} is none; leave it out, or for a spec write "
+            "--set tracking.uri=URI."
+        )
+
+
+def _refuse_for_a_spec(source: str, columns: Sequence[str], count: str) -> None:
     if count == "table":
         raise SpecError(
             f"--count table takes N from the column params of a table, but {source} is a spec, whose N is 12·L·d²; "
@@ -95,15 +131,6 @@ def read_source(
         )
     if columns:
         raise SpecError(f"--column renames the columns of a table, but {source} is a spec; leave it out.")
-    return study_runs(load_spec(source, overrides), results, source)
-
-
-def series_of(source: str, overrides: Sequence[str]) -> StudySpec | None:
-    """Return the spec that RUNS names if it is one of a series; None for anything else."""
-    if source.startswith("mlflow:") or Path(source).suffix.lower() in SUFFIXES:
-        return None
-    spec = load_spec(source, overrides)
-    return None if spec.vary is None else spec
 
 
 def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "StudyRuns":
@@ -123,7 +150,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "St
     rows = known_rows(plan, connection, where)
     if not rows:
         kept = results if spec.tracking.uri == "auto" else shown(spec.tracking.uri)
-        raise SpecError(
+        raise NoRowsError(
             f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source or spec.name}`."
         )
     from study.answer import facts

@@ -50,12 +50,12 @@ LOST_TRIALS = "interplay.lost_trials"
 TAG_CHARACTERS = 4000
 #: The tag of when a cell ended, in Unix seconds, later than all rows before it: the order of the rows.
 ENDED = "interplay.ended"
-#: MLflow's names of the parts of a training curve. None may be a final metric's too: MLflow shows the value of the
-#: highest step, and that would be the curve's.
 #: Final metrics that begin so are measures beside the loss, such as `measure.accuracy`, and columns of the run table;
 #: `curve_name` is what a measure is called at every evaluation. What was measured before the first step has a prefix of
 #: its own.
 MEASURE, START = "measure.", "start."
+#: MLflow's names of the parts of a training curve. None may be a final metric's too: MLflow shows the value of the
+#: highest step, and that would be the curve's.
 CURVES = {"train_loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_second": "throughput"}
 
 

@@ -66,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cell = read_cell(options.cell)
         if options.weights:
             refuse_filled(options.weights, "--weights")
+            if not cell.recipe.is_gpt2:
+                raise InputError(
+                    "--weights keeps a plain GPT-2, and a net with this cell's `network` or `residual` is none; leave "
+                    "it out."
+                )
         from trainables.loop import train
         from trainables.world import leave
 

@@ -118,7 +118,7 @@ def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
     """
     stream = _stream(shape, recipe, layout)
     masks = (2 * shape.depth + 1) * stream // _BYTES[recipe.precision] if recipe.dropout else 0
-    layer = stream if layout.recompute else _layer(stream, layout)
+    layer = stream if layout.recompute else _layer(stream, shape, recipe, layout)
     return shape.depth * layer + 2 * stream + masks
 
 
@@ -127,9 +127,14 @@ def _stream(shape: Shape, recipe: Recipe, layout: Layout) -> int:
     return layout.sequences(recipe) * recipe.context * shape.width * _BYTES[recipe.precision]
 
 
-def _layer(stream: int, layout: Layout) -> int:
+def _layer(stream: int, shape: Shape, recipe: Recipe, layout: Layout) -> int:
     """Bytes that backward needs of a layer."""
-    return 4 * stream + 12 * stream // layout.tensor_parallel
+    kept = 4 * stream + 12 * stream // layout.tensor_parallel
+    if recipe.network == "analysed":
+        # Its weights of attention are not a kernel's own affair: each head keeps [T, T] of them a sequence.
+        heads = shape.heads // layout.tensor_parallel
+        kept += layout.sequences(recipe) * heads * recipe.context**2 * _BYTES[recipe.precision]
+    return kept
 
 
 Moment = Literal["forward", "backward", "reduction", "step"]
@@ -209,7 +214,9 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     gathered = value * min(whole, LIVE_PARAMETERS) + bucket if zero == 3 else 0
 
     kept, stream = kept_activations(shape, recipe, layout), _stream(shape, recipe, layout)
-    inside = (_layer(stream, layout) if layout.recompute else 0) + (4 + 2 * degree) * stream // degree
+    inside = (_layer(stream, shape, recipe, layout) if layout.recompute else 0) + (
+        4 + 2 * degree
+    ) * stream // degree
     symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
     logit = 14 if layout.shard_vocabulary and value == 2 else 12
     head = layout.sequences(recipe) * recipe.context * symbols * logit

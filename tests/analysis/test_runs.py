@@ -391,7 +391,8 @@ def mlflow_trials(tmp_path):
             for name, value in {"depth": 2, "width": 8, "seed": 1}.items():
                 client.log_param(item.info.run_id, name, value)
             if status == "done":
-                client.log_metric(item.info.run_id, "loss", 1.0)
+                for name, value in {"loss": 1.0, "measure.accuracy": 0.5, "measure.rank_residual/1": 0.1}.items():
+                    client.log_metric(item.info.run_id, name, value)
             client.set_terminated(item.info.run_id, end_time=end)
         return uri
 
@@ -407,6 +408,8 @@ def test_an_experiment_gives_the_rows_of_its_newest_protocol_and_says_what_becam
     )  # fmt: skip
     runs = read_runs("mlflow:toy", tracking_uri=uri)
     assert runs.used["cell"].tolist() == ["a"]
+    assert runs.used["accuracy"].tolist() == [0.5], "what was measured beside the loss is a column"
+    assert not [name for name in runs.frame if "rank" in name], "but not of single layers"
     assert sorted(runs.frame["cell"]) == ["a", "b"]
     reasons = {item["cell"]: item["reason"] for item in runs.left_out}
     assert reasons["c"] == "another protocol (old) than the newest rows (new)"

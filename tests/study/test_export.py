@@ -356,6 +356,18 @@ def test_a_cell_without_weights_is_told_from_one_that_is_not_there(
         assert message in " ".join(err.split())
 
 
+def test_a_net_that_is_no_gpt2_has_no_weights_and_no_advice_how_to_get_them(command, tmp_path):
+    study = Study(tmp_path, "symbols", cells=slice(0))
+    study.table()
+    spec = study.where.folder / "spec.yaml"
+    assert "residual: pre" in (text := spec.read_text())
+    spec.write_text(text.replace("residual: pre", "residual: admin"))
+    ended, _, err = command("export", study.cell(0).key, "--out", "new")
+    assert ended == 2
+    assert "is no plain GPT-2" in " ".join(err.split())
+    assert "by hand" not in err
+
+
 @pytest.mark.slow
 def test_the_way_out_for_weights_that_were_not_kept_works(command, tmp_path):
     study = Study(tmp_path, "symbols", cells=slice(0))

@@ -10,6 +10,7 @@ from study.document import preset_names
 from study.errors import SpecError
 from study.outcomes import Outcome, identity, read_outcome
 from study.spec import load_spec
+from tests.study.small import SMALL
 from tests.study.test_series import leave_rows
 
 
@@ -43,14 +44,18 @@ def test_the_identity_is_of_what_is_asked_not_of_its_words():
 
 def test_an_outcome_is_read_from_rows(tmp_path, monkeypatch):
     spec = leave_rows(tmp_path)
-    own = {spec.name: spec}
-    monkeypatch.setattr(outcomes, "load_spec", own.__getitem__)
-    with pytest.raises(FileNotFoundError):
+    monkeypatch.setattr(outcomes, "load_spec", lambda name: spec if name == spec.name else load_spec(name))
+    with pytest.raises(SpecError, match=r"There is no file .*series.yaml"):
         # Its page is what it says.
         read_outcome(spec.name, tmp_path)
     from study.series import report_series
 
     report_series(spec, tmp_path, tmp_path / spec.name)
+    other = load_spec(SMALL, ["vary={training.steps: [300, 600]}"])
+    (tmp_path / spec.name / "series.yaml").write_text(other.to_yaml())
+    with pytest.raises(SpecError, match="another form of the series small"):
+        read_outcome(spec.name, tmp_path)
+    (tmp_path / spec.name / "series.yaml").write_text(spec.to_yaml())
     found = read_outcome(spec.name, tmp_path)
     assert found.cells == 60
     assert found.seeds == (0, 1, 2)

@@ -6,9 +6,10 @@ import math
 
 import pytest
 
+from analysis.fit import fit
 from study.ledger import places
 from study.plan import make_plan
-from study.series import page_words, report_series
+from study.series import page_words, read_series, report_series
 from study.spec import load_spec, members
 from study.tracking import MEASURE, Row
 from tests.study.small import SMALL
@@ -131,7 +132,55 @@ def test_fit_and_status_tell_of_every_member(command, tmp_path):
 def test_a_series_without_rows_says_how_to_get_some(command, tmp_path):
     status, _, err = command("fit", SMALL, "--set", VARY, "--results", str(tmp_path))
     assert status == 2
-    assert "has no rows" in err
+    assert "no study of the series 'small' has rows" in err
+    assert "run it with `interplay run SPEC`" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--uri", "sqlite:///x"], "--uri names the store of mlflow:EXPERIMENT"),
+        (["--column", "loss=x"], "--column renames the columns of a table"),
+        (["--count", "table"], "--count table takes N from the column params"),
+    ],
+)  # fmt: skip
+def test_options_of_tables_are_refused_as_for_a_study(command, tmp_path, option, said):
+    leave_rows(tmp_path)
+    status, _, err = command("fit", SMALL, "--set", VARY, "--results", str(tmp_path), *option)
+    assert status == 2
+    assert said in err
+
+
+def test_the_members_are_fitted_with_the_entropy_of_their_data(tmp_path):
+    spec = leave_rows(tmp_path)
+    for one in read_series(spec, tmp_path):
+        floor = one.source.plan.floor
+        assert floor is not None
+        assert one.fit.kaplan == fit(one.source.table, floor=floor).kaplan
+        assert one.fit.kaplan != fit(one.source.table).kaplan
+
+
+def test_the_page_says_which_value_had_which_training(tmp_path):
+    page = report_series(leave_rows(tmp_path), tmp_path, tmp_path / "out")
+    facts = json.loads((page.parent / "series.json").read_text())["facts"]
+    assert facts["training"].startswith("300: 300 steps of 16 × 64 tokens a cell")
+    assert "; 1200: 1,200 steps" in facts["training"]
+    assert facts["seeds"] == "0, 1, 2"
+
+
+def test_varied_paths_start_from_the_folder_of_the_file(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "sub" / name).write_text("words " * 5000)
+    (tmp_path / "sub" / "texts.yaml").write_text(
+        "name: texts\ndata: {kind: files, path: a.txt}\nvary: {data.path: [a.txt, b.txt]}\n"
+        "frontier: {depths: [1], heads: 2, budgets: [5000]}\n"
+        "training: {steps: 2, batch: 2, context: 16, lr: {rule: fixed, value: 0.01}}\n"
+    )
+    spec = load_spec(str(tmp_path / "sub" / "texts.yaml"))
+    assert [member.spec.data.path for member in members(spec)] == [
+        str(tmp_path / "sub" / name) for name in ("a.txt", "b.txt")
+    ]
 
 
 def test_a_series_does_not_replace_the_report_of_a_study(command, tmp_path):
@@ -139,6 +188,15 @@ def test_a_series_does_not_replace_the_report_of_a_study(command, tmp_path):
     (tmp_path / "small" / "spec.yaml").write_text("name: small")
     status, _, err = command("run", SMALL, "--set", VARY, "--results", str(tmp_path))
     assert status == 2
+    assert "--set name=NAME" in err
+
+
+def test_a_study_does_not_replace_the_page_of_a_series(command, tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "series.yaml").write_text("name: small")
+    status, _, err = command("run", SMALL, "--results", str(tmp_path))
+    assert status == 2
+    assert "the folder of a series" in err
     assert "--set name=NAME" in err
 
 

@@ -10,10 +10,10 @@ from trainables import checkpoint
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.batches import validation_batches
+from trainables.data.batches import IGNORED, validation_batches
 from trainables.data.spec import HierarchyData
 from trainables.data.store import open_store
-from trainables.diagnostics.blocks import blocks, check_blocks, embedded, token_losses
+from trainables.diagnostics.blocks import blocks, check_blocks, embedded, mean_loss
 from trainables.diagnostics.gradients import StepMeter
 from trainables.diagnostics.induction import after_same, attention_weights, induction
 from trainables.diagnostics.layer_drop import layer_drop
@@ -93,8 +93,8 @@ def test_the_layers_looked_into_are_those_of_the_model(recipe):
             assert found[f"rank_residual/{layer}"] == pytest.approx(float(residual(states)), rel=1e-5)
             assert found[f"token_cosine/{layer}"] == pytest.approx(float(token_cosine(states)), rel=1e-4)
         targets = tokens(seed=1)
-        losses = functional.cross_entropy(theirs.logits.transpose(1, 2), targets, reduction="none")
-        assert torch.allclose(token_losses(model, states, targets), losses, atol=1e-5)
+        loss = functional.cross_entropy(theirs.logits.transpose(1, 2), targets)
+        assert float(mean_loss(model, states, targets)) == pytest.approx(float(loss), abs=1e-5)
 
 
 def test_the_paths_without_skips_and_feed_forward_are_those_of_a_net_without_them():
@@ -176,8 +176,11 @@ def test_a_model_in_bf16_is_looked_into_in_fp32_and_left_as_it_is():
         assert found[name] == pytest.approx(value, rel=0.15, abs=0.01 * (value > 0.01))
 
 
-def test_what_a_layer_is_worth_is_the_loss_of_the_model_without_it():
+@pytest.mark.parametrize("scored", [32, 5], ids=["text", "a task"])
+def test_what_a_layer_is_worth_is_the_loss_of_the_model_without_it(scored):
     model, inputs, targets = scattered(fresh(depth=3)), tokens(), tokens(seed=1)
+    # Of a task only the last targets may be scored.
+    targets[:, :-scored] = IGNORED
     with torch.no_grad():
         found = plain(layer_drop(model, inputs, targets))
 

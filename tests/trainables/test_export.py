@@ -317,6 +317,15 @@ def test_weights_by_hand(root, tmp_path, capsys):
     assert "holds files already" in error
 
 
+def test_weights_of_a_net_that_is_no_gpt2_are_refused_before_it_trains(root, tmp_path, capsys):
+    one = cell(SYMBOLS, steps=5)
+    other = one.model_copy(update={"recipe": one.recipe.model_copy(update={"residual": "admin"})})
+    (tmp_path / "cell.json").write_text(other.model_dump_json())
+    assert main([str(tmp_path / "cell.json"), "--data", str(root), "--weights", str(tmp_path / "m")]) == 2
+    assert "keeps a plain GPT-2" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
 @pytest.mark.parametrize("given", [".", "link", "dangling"])
 def test_weights_by_hand_into_the_folder_of_a_shell_or_a_link(root, tmp_path, monkeypatch, capsys, given):
     one = cell(SYMBOLS, steps=2)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trainables.analysed import AnalysedBlock
+from trainables.data.batches import IGNORED
 from trainables.errors import InputError
 from trainables.residual import PostNormBlock
 
@@ -59,10 +60,10 @@ def attention_input(block: Any, states: Tensor) -> Tensor:
     return normed
 
 
-def token_losses(model: Any, states: Tensor, targets: Tensor) -> Tensor:
-    """Loss of each token in nats, [B, T], of what the last layer put out."""
+def mean_loss(model: Any, states: Tensor, targets: Tensor) -> Tensor:
+    """Loss in nats a target that is scored, of what the last layer put out, [B, T, d]."""
     logits = _in_fp32(model.transformer.ln_f)(states) @ model.lm_head.weight.float().T
-    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED)
 
 
 def check_blocks(model: Any, inputs: Tensor) -> None:

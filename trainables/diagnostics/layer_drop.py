@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from trainables.diagnostics.blocks import blocks, embedded, token_losses
+from trainables.diagnostics.blocks import blocks, embedded, mean_loss
 
 Tensor = torch.Tensor
 
 
 def layer_drop(model: Any, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Loss without a layer less the loss with all, in nats per token, by `layer_drop/LAYER`.
+    """Loss without a layer less the loss with all, in nats per scored target, by `layer_drop/LAYER`.
 
     All nets with one layer less go through the remaining layers at once, each from where its own layer is left out.
 
     Args:
         model: a model of `trainables.model.build_model`, in evaluation mode.
         inputs: tokens [B, T].
-        targets: [B, T].
+        targets: [B, T]; -100 where nothing is scored.
     """
     sequences = len(inputs)
     whole = embedded(model, inputs)
@@ -29,6 +29,6 @@ def layer_drop(model: Any, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]
     states = whole
     for block in blocks(model):
         states = torch.cat([block(states), states[:sequences]])
-    losses = token_losses(model, states, targets.repeat(len(states) // sequences, 1))
-    means = losses.view(-1, sequences * targets.shape[1]).mean(1)
+    # One after the other: the logits of all nets at once would take gigabytes of a large vocabulary.
+    means = [mean_loss(model, part, targets) for part in torch.split(states, sequences)]
     return {f"layer_drop/{layer}": loss - means[0] for layer, loss in enumerate(means[1:], 1)}

@@ -391,7 +391,11 @@ def mlflow_trials(tmp_path):
             for name, value in {"depth": 2, "width": 8, "seed": 1}.items():
                 client.log_param(item.info.run_id, name, value)
             if status == "done":
-                for name, value in {"loss": 1.0, "measure.accuracy": 0.5, "measure.rank_residual/1": 0.1}.items():
+                for name, value in {
+                    "loss": 1.0,
+                    "measure.accuracy": 0.5,
+                    "measure.rank_residual/1": 0.1,
+                }.items():
                     client.log_metric(item.info.run_id, name, value)
             client.set_terminated(item.info.run_id, end_time=end)
         return uri

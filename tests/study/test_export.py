@@ -360,7 +360,8 @@ def test_a_net_that_is_no_gpt2_has_no_weights_and_no_advice_how_to_get_them(comm
     study = Study(tmp_path, "symbols", cells=slice(0))
     study.table()
     spec = study.where.folder / "spec.yaml"
-    assert "residual: pre" in (text := spec.read_text())
+    text = spec.read_text()
+    assert "residual: pre" in text
     spec.write_text(text.replace("residual: pre", "residual: admin"))
     ended, _, err = command("export", study.cell(0).key, "--out", "new")
     assert ended == 2

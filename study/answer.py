@@ -36,9 +36,9 @@ def answer(
     runs: "RunTable",
     where: "Places",
     curves: "pd.DataFrame | None",
-    measures: "pd.DataFrame | None" = None,
     store: "Store | None" = None,
     ended: str = "",
+    measures: "pd.DataFrame | None" = None,
 ) -> "tuple[Fit, Path]":
     """Fit a study's run table and write `report.html`, `fit.json`, `runs.csv` and the figures beside it.
 
@@ -48,9 +48,9 @@ def answer(
         runs: its rows.
         where: its paths.
         curves: validation losses by cell and step.
-        measures: of the layers, by cell and step.
         store: holds the rows of other parametrisations too, with which the crossings are compared.
         ended: why the search ended, a sentence.
+        measures: of the layers, by cell and step.
     """
     from analysis.fit import fit
     from analysis.report import write_report

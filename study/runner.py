@@ -171,9 +171,9 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
                         run_table(plan, rows),
                         where,
                         curves(rows, tracker.usable_store),
-                        layer_table(plan, rows),
                         store=tracker.usable_store,
                         ended=ending.words if ending else "",
+                        measures=layer_table(plan, rows),
                     )
             status = "FINISHED" if finished else "KILLED"
             if finished:

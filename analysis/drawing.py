@@ -70,10 +70,7 @@ def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Ca
     ends = points_of_depths(axes, data.points, "loss", colours)
     for depth, line in by_depth(data.lines):
         axes.plot(line["params"], line["loss"], color=colours[depth], linewidth=1.5)
-    low, high = data.points["params"].min(), data.points["params"].max()
-    # A table of one size has no range to leave room by.
-    axes.set_xlim(low / 1.12, high * (1.12 if many else max(high / low, 4) ** 0.16))
-    size_axis(axes)
+    low = size_limits(axes, data.points, many=many)
     if data.floor is not None:
         axes.axhline(data.floor, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
         axes.text(
@@ -86,11 +83,27 @@ def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Ca
         )
     axes.set_ylabel("validation loss (nats a token)")
     axes.set_xlabel(size_label)
+    name_depths(canvas, axes, ends, many=many)
+    return canvas
+
+
+def size_limits(axes: Axes, points: pd.DataFrame, *, many: bool) -> float:
+    """Make the x axis one of the sizes of these points, with room for end labels unless there are many; the least N."""
+    low, high = float(points["params"].min()), float(points["params"].max())
+    # A table of one size has no range to leave room by.
+    axes.set_xlim(low / 1.12, high * (1.12 if many else max(high / low, 4) ** 0.16))
+    size_axis(axes)
+    return low
+
+
+def name_depths(
+    canvas: Canvas, axes: Axes, ends: Sequence[tuple[float, float, str, str]], *, many: bool
+) -> None:
+    """Say which colour is which depth: at the ends, or in a legend where there are many."""
     if many:
         canvas.legend(loc="outside lower center", frameon=False, fontsize=8.5, ncols=6)
     else:
         end_labels(axes, ends)
-    return canvas
 
 
 def points_of_depths(

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from study.errors import SpecError
 from study.plan import Plan, make_plan
-from study.spec import StudySpec, load_spec, members
+from study.spec import StudySpec, load_spec, studies
 from trainables.cell import digest
 
 FILE = "outcomes.json"
@@ -61,9 +61,7 @@ def outcomes() -> dict[str, Outcome]:
 
 def preset_plans(name: str) -> list[Plan]:
     """The plan of a preset, or of each study of a series; as if for a machine that holds it."""
-    spec = load_spec(name)
-    specs = [spec] if spec.vary is None else [member.spec for member in members(spec)]
-    return [make_plan(one, to_read=True) for one in specs]
+    return [make_plan(one, to_read=True) for one in studies(load_spec(name))]
 
 
 def read_outcome(name: str, results: Path) -> Outcome:
@@ -76,9 +74,8 @@ def read_outcome(name: str, results: Path) -> Outcome:
     from study.provenance import revision
 
     spec = load_spec(name)
-    specs = [spec] if spec.vary is None else [member.spec for member in members(spec)]
     rows = []
-    for one in specs:
+    for one in studies(spec):
         plan, where = make_plan(one, to_read=True), places(one, results.resolve())
         found = known_rows(plan, connect(one, where), where)
         if plan.sampler == "grid" and (missing := len(plan.cells) - len(found)):

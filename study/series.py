@@ -136,7 +136,8 @@ def run_series(
     from study.session import joins
     from study.sources import study_runs
 
-    for member in members(spec):
+    listed = members(spec)
+    for member in listed:
         # What cannot run is refused before hours of what can; what a cluster holds is known once it was joined.
         make_plan(member.spec, to_read=joins())
     folder = results.resolve() / spec.name
@@ -149,7 +150,6 @@ def run_series(
     summaries: list[Summary] = []
     compared: list[Compared] = []
     key, _ = varied(spec)
-    listed = members(spec)
     for number, member in enumerate(listed, 1):
         head = f"{key} {_text(member.value)} ({number} of {len(listed)})"
         console.print(Text(head, style="bold"))

@@ -1056,6 +1056,11 @@ def members(spec: StudySpec) -> tuple[SeriesMember, ...]:
     return tuple(found)
 
 
+def studies(spec: StudySpec) -> tuple[StudySpec, ...]:
+    """The studies that a spec stands for: those of a series, else itself."""
+    return (spec,) if spec.vary is None else tuple(member.spec for member in members(spec))
+
+
 def _slug(value: float | str) -> str:
     """A value as part of a name: `4`, `1e06`, `gpt2`."""
     text = value if isinstance(value, str) else f"{value:g}".replace("+", "")

@@ -6,7 +6,7 @@ import pytest
 
 from study.document import preset_names
 from study.plan import make_plan
-from study.spec import load_spec, members
+from study.spec import load_spec, studies
 from trainables.cell import Cell
 
 
@@ -17,7 +17,7 @@ def test_every_preset_plans_without_a_network(preset: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     spec = load_spec(preset)
-    for one in [spec] if spec.vary is None else [member.spec for member in members(spec)]:
+    for one in studies(spec):
         plan = make_plan(one)
         assert {planned.cell.shape.depth for planned in plan.cells} == set(one.frontier.depth_values)
         restored = [Cell.model_validate_json(planned.cell.model_dump_json()) for planned in plan.cells]

@@ -45,10 +45,8 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
-def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
-    one = cell()
-    result = train(one, data_root=root)
-    store = open_store(DATA, context=CONTEXT, root=root)
+def plainly_trained(one, store):
+    """The model after 60 steps of a plain loop over the cell's batches, and the loss of each."""
     model = PlainGPT2(2, 16, 2, store.vocabulary, CONTEXT)
     model.copy_from(build_model(one.shape, one.recipe, store.vocabulary, one.seed))
     plain = PlainTrainer(model, one.lr, 60, 6)
@@ -56,6 +54,14 @@ def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
     for step in range(60):
         x, y = batch(store, context=CONTEXT, batch=8, seed=0, step=step)
         losses.append(plain.step(torch.from_numpy(x), torch.from_numpy(y)))
+    return model, losses
+
+
+def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
+    one = cell()
+    result = train(one, data_root=root)
+    store = open_store(DATA, context=CONTEXT, root=root)
+    model, losses = plainly_trained(one, store)
     assert [p.step for p in result.points] == list(range(1, 61))
     assert [p.train_loss for p in result.points] == pytest.approx(losses, rel=2e-5)
     total, tokens = 0.0, 0
@@ -82,13 +88,7 @@ def test_a_task_is_trained_and_measured_on_its_scored_targets_alone(root, data):
     one = cell(data=data, data_key=data_key(data, CONTEXT))
     result = train(one, data_root=root, layout=Layout(micro_batch=4))
     store = open_store(data, context=CONTEXT, root=root)
-    model = PlainGPT2(2, 16, 2, store.vocabulary, CONTEXT)
-    model.copy_from(build_model(one.shape, one.recipe, store.vocabulary, one.seed))
-    plain = PlainTrainer(model, one.lr, 60, 6)
-    losses = []
-    for step in range(60):
-        x, y = batch(store, context=CONTEXT, batch=8, seed=0, step=step)
-        losses.append(plain.step(torch.from_numpy(x), torch.from_numpy(y)))
+    model, losses = plainly_trained(one, store)
     assert [p.train_loss for p in result.points] == pytest.approx(losses, rel=2e-5)
     total, right, scored = 0.0, 0, 0
     with torch.no_grad():

@@ -3,6 +3,15 @@
 import pytest
 
 from study import cli
+from study.tracking import Store, store_uri
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A database with MLflow's tables in it; making one takes seconds, copying one does not."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    Store(store_uri("auto", folder), "template", folder / "artifacts")
+    return folder / "mlflow.db"
 
 
 @pytest.fixture

@@ -29,14 +29,6 @@ def plan():
     return make_plan(load_spec(SMALL))
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    """A database with MLflow's tables in it; making one takes seconds, copying one does not."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    Store(store_uri("auto", folder), "template", folder / "artifacts")
-    return folder / "mlflow.db"
-
-
 @pytest.fixture
 def store(template, tmp_path, monkeypatch):
     monkeypatch.setattr("study.tracker.BATCH_SECONDS", 0.01)

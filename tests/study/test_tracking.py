@@ -40,14 +40,6 @@ def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None):
     )
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    """A database with MLflow's tables in it; making one takes seconds, copying one does not."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    Store(store_uri("auto", folder), "template", folder / "artifacts")
-    return folder / "mlflow.db"
-
-
 @pytest.fixture
 def uri(template, tmp_path):
     shutil.copy(template, tmp_path / "mlflow.db")

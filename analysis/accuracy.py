@@ -1,16 +1,26 @@
 """What the nets of a task can do: the accuracy of each shape, and how well its heads copy what followed before."""
 
+import re
 from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.by_value import TARGETS, MeasureData, Value, measure_by_value, value_axis
 from analysis.fit import Fit
 from analysis.numbers import digits
 from analysis.runs import STOPPED
 from analysis.wording import layers
+from analysis.wording_by_value import needed_sentence
 
 #: Columns of a run table that are measured beside the loss, more being better, and how sentences call them.
-SCORES = {"accuracy": "accuracy", "induction_score": "induction score of a head"}
+SCORES = {
+    "accuracy": "accuracy",
+    "induction_score": "induction score of a head",
+    "induction_score_shifted": "induction score of a head at its best distance",
+}
+
+#: Columns of the accuracy of one difficulty of a task: `accuracy_hops_8` is of the sequences of eight hops.
+GRADED = re.compile(r"accuracy_([a-z]+)_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -37,23 +47,56 @@ def accuracy_data(fit: Fit, name: str = "accuracy") -> AccuracyData | None:
         fit: with its evidence.
         name: of the column, one of `SCORES`.
     """
-    if fit.evidence is None or name not in fit.evidence.comparison.rows:
-        return None
-    rows = fit.evidence.comparison.rows
-    rows = rows[rows["status"] != STOPPED]
-    numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
-    # A column of a table from elsewhere may be in per cent, or something else of that name.
-    rows = rows.assign(score=numbers)[(numbers >= 0) & (numbers <= 1)]
+    rows = _rows_with(fit, name)
     if rows.empty:
         return None
+    rows = rows.assign(score=rows[name])
     groups = rows.groupby(["depth", "width", "params"], sort=True)["score"]
     points = groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index()
     return AccuracyData(points)
 
 
+def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
+    """The accuracy against depth of each difficulty of a task, and what the task is harder by.
+
+    None where the table has fewer than two difficulties, or the fit was read back.
+
+    Args:
+        fit: with its evidence.
+    """
+    if fit.evidence is None:
+        return None
+    found = [match for name in fit.evidence.comparison.rows.columns if (match := GRADED.fullmatch(str(name)))]
+    tables: dict[Value, pd.DataFrame] = {}
+    for match in sorted(found, key=lambda match: int(match[2])):
+        rows = _rows_with(fit, match[0])
+        # A task is harder by one key; a table from elsewhere may have columns of another.
+        if match[1] == found[0][1] and len(rows):
+            tables[int(match[2])] = rows.assign(accuracy=rows[match[0]])
+    if len(tables) < 2:
+        return None
+    data = measure_by_value(tables, "accuracy", value_axis(list(tables)), TARGETS["accuracy"])
+    assert data is not None
+    return found[0][1], data
+
+
+def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
+    """The compared runs whose column is a number from 0 to 1; none where there is no such column.
+
+    A column of a table from elsewhere may be in per cent, or something else of that name.
+    """
+    if fit.evidence is None or name not in fit.evidence.comparison.rows:
+        return pd.DataFrame()
+    rows = fit.evidence.comparison.rows
+    rows = rows[rows["status"] != STOPPED]
+    numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
+    return rows.assign(**{name: numbers})[(numbers >= 0) & (numbers <= 1)]
+
+
 def score_sentences(fit: Fit) -> list[str]:
-    """The best mean score of each depth, a sentence for each of `SCORES` that the table has."""
-    told = []
+    """The depth that each difficulty of a task takes, and the best mean of each depth of each of `SCORES`."""
+    graded = graded_accuracy(fit)
+    told = [needed_sentence(*graded)] if graded else []
     for name, called in SCORES.items():
         data = accuracy_data(fit, name)
         if data is None:

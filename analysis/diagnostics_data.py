@@ -20,6 +20,8 @@ WORDS = {
     "token_cosine": "cosine between tokens",
     "layer_drop": "loss without the layer, more by",
     "induction_score": "induction, best head",
+    "induction_score_shifted": "… at its best distance",
+    "induction_shift": "… which is so many tokens",
     "grad_norm": "norm of the gradient",
     "update_ratio": "update over weights",
 }
@@ -30,7 +32,8 @@ _MEANINGS = {
     "sequence are represented alike (Dong et al. 2021); below it that of the same weights without feed-forward "
     "networks, without skip connections, and without both.",
     "layer_drop": "The loss without the layer is more by what skipping that layer costs, in nats a token.",
-    "induction_score": "Induction is the attention of a layer's best head to what followed the same token before.",
+    "induction_score": "Induction is the attention of a layer's best head to what followed the same token before; "
+    "below it to what stands a fixed number of places behind that, at the best such distance.",
     "grad_norm": "The gradient is that of one step, before clipping; update over weights is what AdamW would take from "
     "the layer at the peak rate, as a share of its norm.",
 }

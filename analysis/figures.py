@@ -24,9 +24,10 @@ from analysis import (
     drawing_law,
     drawing_map,
     drawing_search,
+    drawing_series,
     palette,
 )
-from analysis.accuracy import accuracy_data
+from analysis.accuracy import accuracy_data, graded_accuracy
 from analysis.diagnostics_data import diagnostics_data
 from analysis.drawing_kaplan import is_steep
 from analysis.figure_data import (
@@ -115,6 +116,7 @@ class Absent:
 TITLES = {
     "loss": "Loss against size, one curve a depth",
     "accuracy": "Accuracy against size, one line a depth",
+    "accuracy_graded": "Accuracy against depth, one line a difficulty",
     "gaps": "Where the deeper net takes the lead",
     "depth_profile": "Loss against depth at fixed size",
     "frontier": "What a wrong shape costs",
@@ -131,7 +133,9 @@ TITLES = {
 }
 
 #: Figures of what only some studies have; where they are absent nothing is missing.
-OCCASIONAL = frozenset({"accuracy", "training", "sensitivity", "contrast", "search", "diagnostics"})
+OCCASIONAL = frozenset(
+    {"accuracy", "accuracy_graded", "training", "sensitivity", "contrast", "search", "diagnostics"}
+)
 
 
 def make_figures(
@@ -188,6 +192,15 @@ def make_figures(
             "from the lowest to the highest seed.",
             accuracy,
             lambda: drawing_accuracy.draw_accuracy(accuracy, colours, size_label),
+        )
+    graded = graded_accuracy(fit)
+    if graded is not None:
+        key, by_depth = graded
+        add(
+            "accuracy_graded",
+            by_depth.caption,
+            by_depth,
+            lambda: drawing_series.draw_measure(by_depth, key),
         )
     gaps = gap_data(fit)
     if gaps is not None:

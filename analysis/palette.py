@@ -81,3 +81,8 @@ def variables(depths: int, budgets: int) -> dict[str, tuple[str, str]]:
     table |= {f"depth-{index}": pair for index, pair in enumerate(sequence(depths))}
     table |= {f"budget-{index}": pair for index, pair in enumerate(sequence(budgets, "budget"))}
     return table
+
+
+def of_values(count: int) -> dict[str, tuple[str, str]]:
+    """CSS name -> (light, dark) of the values that lines stand for."""
+    return {f"value-{index}": pair for index, pair in enumerate(sequence(count))}

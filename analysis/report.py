@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 from analysis import palette
+from analysis.accuracy import graded_accuracy
+from analysis.by_value import label
 from analysis.crossings import Crossing
 from analysis.diagnostics_data import diagnostics_data
 from analysis.figure_data import evidence_of
@@ -100,7 +102,10 @@ def write_report(
     given = default_recommendations(runs, fit) if recommendations is None else list(recommendations)
     rival_names, projected = projection_table(runs, fit, given)
     budgets = len({item.budget for item in fit.best})
+    graded = graded_accuracy(fit)
     colours = palette.variables(len(set(runs.used["depth"])), budgets)
+    if graded is not None:
+        colours |= palette.of_values(len(graded[1].axis.labels))
     told = None if search is None else search_data(runs, search, level=fit.level)
     figures = [*make_figures(runs, fit, floor=floor, curves=curves, search=told, measures=measures), *more]
     drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
@@ -121,6 +126,8 @@ def write_report(
             drawn=drawn,
             absent=absent_figures(fit, figures),
             more=[figure.name for figure in more],
+            graded=graded,
+            label=label,
             sensitivity=fit.sensitivity,
             sensitivity_words=sensitivity_sentence(fit.sensitivity, fit.level),
             contrasts=[(item, contrast_sentence(item)) for item in fit.contrasts],

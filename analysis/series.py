@@ -7,13 +7,14 @@ its value.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.by_value import MeasureData, Value, ValueAxis, are_numbers, label, measure_by_value, value_axis
 from analysis.comparison import compare
 from analysis.contrast import Moved, contrast
 from analysis.crossings import Crossing
@@ -22,14 +23,8 @@ from analysis.fit import Fit
 from analysis.runs import STOPPED, RunTable
 from analysis.sensitivity import split
 
-Value = str | int | float
-
-#: Positive values that span more than this factor stand on a log axis.
-LOG_SPAN = 4.0
 #: Measures that are looked for where none are named, the first first.
 MEASURES = ("accuracy", "loss")
-#: What a measure has to reach, where nothing else is said.
-TARGETS: Mapping[str, float] = {"accuracy": 0.9}
 
 
 @dataclass(frozen=True)
@@ -47,22 +42,6 @@ class Member:
     runs: RunTable
     fit: Fit | None
     report: str | None
-
-
-@dataclass(frozen=True)
-class ValueAxis:
-    """The values of a series, in order.
-
-    Attributes:
-        labels: as text.
-        places: the values where all are numbers, else 0, 1, 2 ...
-        numeric, log: all are numbers; these are positive and span more than `LOG_SPAN`.
-    """
-
-    labels: tuple[str, ...]
-    places: tuple[float, ...]
-    numeric: bool
-    log: bool
 
 
 @dataclass(frozen=True)
@@ -101,37 +80,6 @@ class BestData:
 
 
 @dataclass(frozen=True)
-class MeasureData:
-    """A measure by depth, and the depth that a target needs, by value.
-
-    Attributes:
-        name: of the measure, a column of the run tables.
-        lower: less of it is better.
-        target: what is to be reached, where something is.
-        shapes: one row a shape: value, place, depth, width, heads, head_width (m, with m·heads = width), params,
-            total_params, budget, seeds, mean, low, high (over the seeds), best (of all widths of this depth).
-        needed: one row a value: value, place, depth, width, heads, head_width, params, mean, low, high, seeds of the
-            shallowest shape that reaches the target, NaN where none does; deepest (the largest depth trained) and best
-            (the best mean of any shape). Empty without a target.
-    """
-
-    name: str
-    lower: bool
-    target: float | None
-    shapes: pd.DataFrame
-    needed: pd.DataFrame
-    axis: ValueAxis
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV: every shape, and the shape each value needs, told apart by the column `what`."""
-        parts = [self.shapes.assign(what="shape")]
-        if len(self.needed):
-            parts.append(self.needed.rename(columns={"best": "best_mean"}).assign(what="needed"))
-        table = pd.concat(parts, ignore_index=True).drop(columns="place")
-        return table[["what", *(name for name in table.columns if name != "what")]]
-
-
-@dataclass(frozen=True)
 class Move:
     """The crossings at a value against those at the first value that has a fit.
 
@@ -160,18 +108,14 @@ def in_order(members: Sequence[Member]) -> list[Member]:
     names = [str(member.value) for member in members]
     if len(set(names)) < len(names):
         raise ValueError(f"two members of a series have the same value: {', '.join(names)}")
-    if _numbers(members):
+    if are_numbers([member.value for member in members]):
         return sorted(members, key=lambda member: float(member.value))
     return list(members)
 
 
 def axis_of(members: Sequence[Member]) -> ValueAxis:
     """Where the values of members, that are in order, stand on an axis."""
-    labels = tuple(label(member.value) for member in members)
-    if not _numbers(members):
-        return ValueAxis(labels, tuple(float(place) for place in range(len(members))), False, False)
-    places = tuple(float(member.value) for member in members)
-    return ValueAxis(labels, places, True, places[0] > 0 and places[-1] > LOG_SPAN * places[0])
+    return value_axis([member.value for member in members])
 
 
 def crossing_data(members: Sequence[Member]) -> CrossingData | None:
@@ -234,11 +178,6 @@ def measures_of(members: Sequence[Member]) -> list[str]:
     ]
 
 
-def lower_is_better(name: str) -> bool:
-    """Whether less of a measure is better: losses and errors."""
-    return name.lower().endswith(("loss", "error", "perplexity"))
-
-
 def measure_data(members: Sequence[Member], name: str, target: float | None = None) -> MeasureData | None:
     """A measure against depth; None where no member has a row with it.
 
@@ -250,24 +189,10 @@ def measure_data(members: Sequence[Member], name: str, target: float | None = No
         name: of a column of the run tables.
         target: that a shape is to reach: at least so much of it, at most where less is better.
     """
-    members = in_order(members)
-    axis = axis_of(members)
-    lower = lower_is_better(name)
-    parts = [
-        _shapes(rows, name, lower).assign(value=member.value, place=place)
-        for place, member in zip(axis.places, members, strict=True)
-        if (rows := _measured(member, name)) is not None
-    ]
-    if not parts:
-        return None
-    shapes = pd.concat(parts, ignore_index=True)
-    shapes = shapes[["value", "place", *(name for name in shapes.columns if name not in ("value", "place"))]]
-    needed = pd.DataFrame()
-    if target is not None:
-        needed = pd.DataFrame(
-            [_needed(rows, lower, target) for _, rows in shapes.groupby("place", sort=True)]
-        )
-    return MeasureData(name, lower, target, shapes, needed, axis)
+    tables = {
+        member.value: rows for member in in_order(members) if (rows := _measured(member, name)) is not None
+    }
+    return measure_by_value(tables, name, axis_of(in_order(members)), target)
 
 
 def _measured(member: Member, name: str) -> pd.DataFrame | None:
@@ -286,55 +211,6 @@ def _measured(member: Member, name: str) -> pd.DataFrame | None:
     numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
     rows = rows.assign(**{name: numbers})[np.isfinite(numbers)]
     return rows if len(rows) else None
-
-
-def _shapes(rows: pd.DataFrame, name: str, lower: bool) -> pd.DataFrame:
-    """`MeasureData.shapes` of one member, without its value."""
-    shape = ["depth", "width", "heads"]
-    table = (
-        rows.groupby(shape, dropna=False, sort=True)
-        .agg(
-            params=("params", "first"),
-            total_params=("total_params", "first"),
-            budget=("budget", "first"),
-            seeds=(name, "size"),
-            mean=(name, "mean"),
-            low=(name, "min"),
-            high=(name, "max"),
-        )
-        .reset_index()
-    )
-    table.insert(3, "head_width", table["width"] / table["heads"])
-    by_depth = table.groupby("depth")["mean"]
-    best = by_depth.idxmin() if lower else by_depth.idxmax()
-    return table.assign(best=table.index.isin(best))
-
-
-def _needed(shapes: pd.DataFrame, lower: bool, target: float) -> dict[str, Any]:
-    """The shallowest shape of one value that reaches the target; of several of that depth the best."""
-    best = shapes[shapes["best"]].sort_values("depth")
-    reached = best[best["mean"] <= target] if lower else best[best["mean"] >= target]
-    names = (
-        "depth",
-        "width",
-        "heads",
-        "head_width",
-        "params",
-        "total_params",
-        "mean",
-        "low",
-        "high",
-        "seeds",
-    )
-    found = reached.iloc[0] if len(reached) else None
-    means = best["mean"]
-    return {
-        "value": best["value"].iloc[0],
-        "place": best["place"].iloc[0],
-        **{name: math.nan if found is None else float(found[name]) for name in names},
-        "deepest": int(best["depth"].max()),
-        "best": float(means.min() if lower else means.max()),
-    }
 
 
 def _crossing(item: Crossing) -> dict[str, Any]:
@@ -361,18 +237,3 @@ def _crossing(item: Crossing) -> dict[str, Any]:
         "reason": item.reason or "",
         **{name: math.nan if value is None else float(value) for name, value in numbers.items()},
     }
-
-
-def _numbers(members: Sequence[Member]) -> bool:
-    return all(
-        isinstance(member.value, int | float) and not isinstance(member.value, bool) for member in members
-    )
-
-
-def label(value: Value) -> str:
-    """A value as people write it: 1,000,000 rather than 1000000.0."""
-    if isinstance(value, bool | str):
-        return str(value)
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}" if abs(value) >= 10_000 else f"{int(value)}"
-    return f"{value:g}"

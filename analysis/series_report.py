@@ -9,22 +9,20 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis import drawing_series, palette
+from analysis.by_value import TARGETS, MeasureData, label
 from analysis.errors import InputError
 from analysis.figures import Data, Figure
 from analysis.files import strict, write_json, write_text
 from analysis.pages import environment, write_figure
 from analysis.series import (
-    TARGETS,
     BestData,
     CrossingData,
-    MeasureData,
     Member,
     Move,
     axis_of,
     best_data,
     crossing_data,
     in_order,
-    label,
     measure_data,
     measures_of,
     moves,
@@ -223,18 +221,10 @@ def _figures(
             lambda: drawing_series.draw_best(best, key),
         )
     for data in measures:
-        aim = (
-            " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest net of "
-            "a value where none does."
-            if data.target is not None
-            else ""
-        )
         add(
             f"measure_{data.name}",
             f"{data.name} against depth, by {key}",
-            f"Mean over the seeds of the width with the {'lowest' if data.lower else 'highest'} mean of each depth; "
-            f"bars run from the lowest to the highest seed, small dots are the other widths.{aim} The best of several "
-            "widths is chosen by the same runs, so it flatters a little.",
+            data.caption,
             data,
             partial(drawing_series.draw_measure, data, key),
         )
@@ -247,8 +237,8 @@ def _colours(
     """CSS name -> (light, dark) of everything drawn: pairs of depths, values and budgets have their own sequences."""
     pairs = 0 if crossings is None else len(crossings.rows[["shallow", "deep"]].drop_duplicates())
     budgets = 0 if best is None else best.rows["budget"].nunique()
-    values = palette.sequence(len(axis_of(members).labels))
-    return palette.variables(pairs, budgets) | {f"value-{rank}": pair for rank, pair in enumerate(values)}
+    values = len(axis_of(members).labels)
+    return palette.variables(pairs, budgets) | palette.of_values(values)
 
 
 def _level(members: Sequence[Member]) -> float:

@@ -1,7 +1,7 @@
 """Numbers and findings in plain words: what a person reads first."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.crossings import NO_NOISE, Crossing, Interval
@@ -190,13 +190,13 @@ def parting_sentence(fit: Fit) -> str:
     end = human(law.params[-1])
     sentences = []
     if apart:
-        sentences.append(f"Against the threshold law, {_listed([text for _, text in sorted(apart)])}.")
+        sentences.append(f"Against the threshold law, {listed([text for _, text in sorted(apart)])}.")
     if close:
         verb = "is" if len(close) == 1 else "are"
-        sentences.append(f"{_capital(_listed(close))} {verb} within {percent(APART)} of it at N ≈ {end}.")
+        sentences.append(f"{_capital(listed(close))} {verb} within {percent(APART)} of it at N ≈ {end}.")
     if silent:
         sentences.append(
-            f"{_capital(_listed(silent))} name{'s' * (len(silent) == 1)} no finite depth at N ≈ {end}."
+            f"{_capital(listed(silent))} name{'s' * (len(silent) == 1)} no finite depth at N ≈ {end}."
         )
     return " ".join(sentences) or "There is no rival."
 
@@ -213,7 +213,7 @@ def lead_sentence(fit: Fit) -> str:
         return ""
     more = f", and of {len(items) - len(parts)} more pairs" if len(items) > len(parts) else ""
     share = percent(items[0].delta or 0.0)
-    return f"A clear lead, {share} of the loss, is reached at N ≈ {_listed(parts)}{more}."
+    return f"A clear lead, {share} of the loss, is reached at N ≈ {listed(parts)}{more}."
 
 
 def best_sentence(fit: Fit) -> str:
@@ -257,7 +257,7 @@ def surface_sentence(fit: Fit) -> str:
         parts.append(f"{digits(depth)} at N ≈ {human(10.0**power)} ({ends(interval)}{outside})")
     return (
         "A quadratic surface through all losses, in ln N and ln L, puts the best depth at "
-        f"{_listed(parts)}; intervals at {percent(fit.level)}."
+        f"{listed(parts)}; intervals at {percent(fit.level)}."
     )
 
 
@@ -306,7 +306,7 @@ def _noise_headline(fit: Fit) -> str:
     return noise_sentence(fit) if fit.noise.get("source") == "residuals" else ""
 
 
-def _listed(parts: list[str]) -> str:
+def listed(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 

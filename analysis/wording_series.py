@@ -5,12 +5,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
+from analysis.by_value import MeasureData, label
 from analysis.contrast import Moved
 from analysis.numbers import digits, human
-from analysis.series import BestData, CrossingData, MeasureData, Move, Value, label
+from analysis.series import BestData, CrossingData, Move
 from analysis.wording import ends, human_range, layers, percent
+from analysis.wording_by_value import compared_sentence, listed_values, needed_sentence, runs_of
 from analysis.wording_search import factor_interval
 
 #: Pairs of depths that are told in a sentence of their own.
@@ -53,7 +53,7 @@ def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
             continue
         parts = []
         for where, group in itertools.groupby(rows.to_dict("records"), lambda row: _where(row, level)):
-            parts.append(f"{where} at {_values([row['value'] for row in group])}")
+            parts.append(f"{where} at {listed_values([row['value'] for row in group])}")
         told.append(f"Depth {deep} overtakes depth {shallow}, by {key}: {'; '.join(parts)}.")
     if silent:
         pairs = f"{silent} more pairs of depths are" if silent > 1 else "1 more pair of depths is"
@@ -114,57 +114,7 @@ def best_sentences(key: str, data: BestData | None) -> list[str]:
     budget = float(counts[counts == counts.max()].index.max())
     rows = data.rows[data.rows["budget"] == budget].sort_values("place")
     parts = [
-        f"{layers(depth)} at {key} {_values(values)}" for depth, values in _runs(rows["depth"], rows["value"])
+        f"{layers(depth)} at {key} {listed_values(values)}"
+        for depth, values in runs_of(rows["depth"], rows["value"])
     ]
     return [f"Lowest loss at a budget of N ≈ {human(budget)}: {', '.join(parts)}."]
-
-
-def needed_sentence(key: str, data: MeasureData) -> str:
-    """The depth that each value needs for the target; empty without a target."""
-    if data.target is None or data.needed.empty:
-        return ""
-    needed = data.needed.assign(depth=data.needed["depth"].fillna(0).astype(int))
-    parts = []
-    for depth, values in _runs(needed["depth"], needed["value"]):
-        if depth:
-            parts.append(f"{layers(depth)} at {key} {_values(values)}")
-            continue
-        deepest = int(needed.loc[needed["value"].isin(values), "deepest"].max())
-        parts.append(f"no depth up to {deepest} at {key} {_values(values)}")
-    side = "at most" if data.lower else "at least"
-    return f"For a mean {data.name} of {side} {data.target:g}: {', '.join(parts)}."
-
-
-def compared_sentence(key: str, data: MeasureData) -> str:
-    """A measure at the largest depth and size that all values have, the best value first; empty for one value.
-
-    Of a depth's widths the best counts, as everywhere here, and of a shape the mean over its seeds.
-    """
-    shapes = data.shapes.dropna(subset=["mean"])
-    values = shapes["place"].nunique()
-    where = shapes.groupby(["depth", "params"])["place"].nunique()
-    common = where[where == values]
-    if values < 2 or common.empty:
-        return ""
-    depth, params = max(common.index)
-    rows = shapes[(shapes["depth"] == depth) & (shapes["params"] == params)]
-    rows = rows.sort_values("mean", ascending=data.lower)
-    parts = [f"{digits(row['mean'], 4)} at {label(row['value'])}" for row in rows.to_dict("records")]
-    return f"Mean {data.name} of {layers(int(depth))} at N ≈ {human(float(params))}, by {key}: {', '.join(parts)}."
-
-
-def _runs(depths: pd.Series, values: pd.Series) -> list[tuple[int, list[Value]]]:
-    """Runs of neighbouring values of equal depth."""
-    pairs = zip(depths.astype(int).tolist(), values.tolist(), strict=True)
-    return [
-        (depth, [value for _, value in group])
-        for depth, group in itertools.groupby(pairs, lambda pair: pair[0])
-    ]
-
-
-def _values(values: Sequence[Value]) -> str:
-    return _listed([label(value) for value in values])
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -65,5 +65,5 @@ def _seen(record: dict[str, Any]) -> list[Text]:
     seeds = found["seeds"]
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
     earlier = "" if found["current"] else ", an earlier form of this preset"
-    when = f"{found['date']}, {which}, {duration(found['train_seconds'])} of training{earlier}"
+    when = f"{found['date']}, {which}, in {duration(found['seconds'])}{earlier}"
     return [Text(f"{found['words'][0]} ({when})", style="dim")]

@@ -79,16 +79,16 @@ _DEVICES = (
         name="cpu",
         title="one thread of this machine's CPU",
         memory=None,
-        # Fitted on 2026-11-20 to step times of the HuggingFace class in fp32 on one thread of an AMD EPYC
-        # with AVX-512: d=16 L=1 4x16 tokens 3.6 ms, d=32 L=2 8x64 9.9 ms, d=32 L=2 32x128 57 ms, d=128 L=4
-        # 32x128 635 ms, and 1,200 steps of 16x64 tokens: L1 d16 7 s, L2 d12 12 s, L1 d44 12 s, L2 d32 15 s,
-        # L4 d22 26 s. `tests/study/test_devices.py` holds the fit. bf16 was 0.6 to 1.2 times as fast, so it
-        # is counted the same.
-        peak=MappingProxyType({"fp32": 67e9, "bf16": 67e9}),
+        # Fitted on 2026-11-22 to the step times of 16 cells of d=12 to 128, L=1 to 48 and 64 to 4,096 tokens in fp32,
+        # each on one thread of an AMD EPYC with AVX-512 whose second core was busy with the like, from 1.3 ms (d=16
+        # L=1 4x16 tokens) to 384 ms (d=128 L=4 32x128). `tests/study/test_devices.py` holds the fit. An earlier fit,
+        # to another machine of this kind, had 1.6 to 2.7 times as long: what a thread of yours does may differ as
+        # much. bf16 was 0.6 to 1.2 times as fast, so it is counted the same.
+        peak=MappingProxyType({"fp32": 79e9, "bf16": 79e9}),
         utilisation=1.0,
-        seconds_per_step=2.1e-3,
-        seconds_per_step_layer=1.6e-3,
-        seconds_per_value=1.2e-7,
+        seconds_per_step=1e-4,
+        seconds_per_step_layer=1.3e-3,
+        seconds_per_value=1.9e-8,
         # Gloo on loopback between two processes of the same machine, 2026-11-21: 0.4 ms for up to 128 KB, and 1.4
         # to 1.6 GB/s above.
         link=1.5e9,

@@ -29,6 +29,7 @@ class Outcome(BaseModel):
         seeds: that every shape was trained with.
         cells: rows with a loss.
         train_seconds: in training steps and evaluations, all cells together.
+        seconds: from the start of the first cell to the end of the last, on the slots there were.
         words: the answer of the report, a sentence each.
         revision: of the code.
     """
@@ -40,6 +41,7 @@ class Outcome(BaseModel):
     seeds: tuple[int, ...]
     cells: int
     train_seconds: float
+    seconds: float
     words: tuple[str, ...]
     revision: str
 
@@ -85,13 +87,15 @@ def read_outcome(name: str, results: Path) -> Outcome:
         rows += list(found.values())
     if not rows:
         raise SpecError(f"the preset {name} has no rows in {results}; run `interplay run {name}` first.")
-    last = datetime.datetime.fromtimestamp(max(map(ended_at, rows)), datetime.UTC)
+    spent = {row.cell: row.metrics.get("train_seconds", 0.0) for row in rows}
+    first, last = min(ended_at(row) - spent[row.cell] for row in rows), max(map(ended_at, rows))
     return Outcome(
         identity=identity(spec),
-        date=last.date().isoformat(),
+        date=datetime.datetime.fromtimestamp(last, datetime.UTC).date().isoformat(),
         seeds=spec.training.seed_values,
         cells=sum(row.loss is not None for row in rows),
-        train_seconds=round(sum(row.metrics.get("train_seconds", 0.0) for row in rows), 1),
+        train_seconds=round(sum(spent.values()), 1),
+        seconds=round(last - first, 1),
         words=tuple(_words(spec, results)),
         revision=revision(),
     )
@@ -112,12 +116,17 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
     from analysis.diagnostics_data import diagnostics_data
     from analysis.fit import fit
     from analysis.wording_diagnostics import rank_sentence
+    from analysis.wording_kaplan import kaplan_sentences
     from analysis.wording_search import answers
     from study.sources import study_runs
 
     source = study_runs(spec, results)
     inside = rank_sentence(diagnostics_data(source.table, source.known["measures"]))
-    return [*([inside] if inside else []), *answers(source.compared(fit(source.table)))]
+    fitted = source.compared(fit(source.table, floor=source.known["floor"]))
+    about = kaplan_sentences(fitted.kaplan)
+    # Every report answers Kaplan et al. too, and of most studies that is not what was asked.
+    first, last = (about, []) if "Kaplan" in spec.claim else ([], about)
+    return [*([inside] if inside else []), *first, *answers(fitted), *last]
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from trainables.checkpoint import TrainingState
 from trainables.counts import flops, parameters
 from trainables.data.batches import IGNORED, batch, validation_batches
 from trainables.data.store import TokenStore, open_store
+from trainables.data.tasks.score import Score
 from trainables.data.tasks.spec import TaskData
 from trainables.diagnostics.names import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
@@ -316,11 +317,14 @@ class _Training:
     def _evaluate(self) -> None:
         """Loss over the whole validation set, each target once, in nats per target; the groups share the work.
 
-        Where data has targets of its own, the share of them that is the most likely token is the measure `accuracy`.
+        Where data has targets of its own, the share of them that is the most likely token is the measure `accuracy`
+        (`trainables.data.tasks.score`).
         """
         layout, engine = self.layout, self.engine
         start = time.perf_counter()
-        sums = torch.zeros(3, dtype=torch.float64)
+        task = self.cell.data if isinstance(self.cell.data, TaskData) else None
+        score = Score(task, self.cell.recipe.context) if task else None
+        sums = torch.zeros(2 + (score.numbers if score else 0), dtype=torch.float64)
         engine.eval()
         with torch.no_grad():
             for x, y, counts in self._validation():
@@ -330,16 +334,18 @@ class _Training:
                     input_ids=self._tensor(x), labels=targets, shift_labels=targets, num_items_in_batch=1
                 )
                 if counts:
-                    right = (output.logits.argmax(dim=-1) == targets).sum() if self.store.targets else 0
-                    scored = (targets != IGNORED).sum()
-                    sums += torch.tensor([float(output.loss), scored, right], dtype=torch.float64)
+                    sums[:2] += torch.tensor(
+                        [float(output.loss), (targets != IGNORED).sum()], dtype=torch.float64
+                    )
+                    if score:
+                        sums[2:] += score.count(x, y, output.logits.argmax(dim=-1))
         engine.train()
-        total, scored, right = (self._sum(sums.to(self.device)) / layout.tensor_parallel).tolist()
+        total, scored, *counted = (self._sum(sums.to(self.device)) / layout.tensor_parallel).tolist()
         if not scored:
             raise DataError(
                 f"the validation set in {self.store.path} is empty; raise data.validation_fraction"
             )
-        measures = {"accuracy": right / scored} if self.store.targets else {}
+        measures = score.measures(counted) if score else {}
         if self.probe:
             measures |= {**self.probe.of_model(), **self.probe.of_step()}
         self.evaluations.append(Evaluation(step=self.step, loss=total / scored, measures=measures))

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.accuracy import accuracy_data, score_sentences
+from analysis.accuracy import accuracy_data, graded_accuracy, score_sentences
 from analysis.fit import Fit, fit
 from analysis.report import write_report
 from analysis.runs import RunTable
@@ -65,3 +65,55 @@ def test_the_report_draws_it_and_its_csv_is_what_was_drawn(tmp_path):
 def test_a_fit_that_was_read_back_says_nothing_of_it():
     result = Fit.from_json(fit(table(), draws=100).to_json())
     assert score_sentences(result) == []
+
+
+def graded(**columns):
+    """Depth 1 does easy sequences, depth 2 middling ones, and nothing here hard ones."""
+    runs = table()
+    deep = runs.frame["depth"] == 2
+    easy = {
+        "accuracy_hops_1": 0.95 + 0.01 * deep,
+        "accuracy_hops_4": 0.5 + 0.45 * deep,
+        "accuracy_hops_16": 0.25,
+    }
+    return RunTable.from_frame(runs.frame.assign(**(easy | columns)))
+
+
+def test_each_difficulty_has_its_own_accuracy_and_the_depth_that_it_takes():
+    key, data = graded_accuracy(fit(graded(), draws=100))
+    assert key == "hops"
+    assert data.axis.labels == ("1", "4", "16")
+    needed = data.needed.set_index("value")
+    assert needed["depth"].fillna(0).to_dict() == {1: 1, 4: 2, 16: 0}
+    shapes = data.shapes[data.shapes["best"]].set_index(["value", "depth"])
+    assert shapes.loc[(4, 2), "mean"] == pytest.approx(0.95)
+    assert shapes.loc[(16, 1), "mean"] == pytest.approx(0.25)
+    assert shapes.loc[(4, 2), "head_width"] * shapes.loc[(4, 2), "heads"] == shapes.loc[(4, 2), "width"]
+
+
+def test_the_answer_begins_with_the_depth_that_each_difficulty_takes():
+    told = "For a mean accuracy of at least 0.9: 1 layer at hops 1, 2 layers at hops 4, no depth up to 2 at hops 16."
+    assert answers(fit(graded(), draws=100))[0] == told
+
+
+def test_the_report_draws_the_difficulties_with_their_table_of_heads(tmp_path):
+    result = fit(graded(), draws=100)
+    page = read(write_report(graded(), result, tmp_path))
+    assert "Accuracy against depth, one line a difficulty" in page.text
+    assert "The fewest layers for accuracy of at least 0.9" in page.text
+    assert "m·H" in page.text
+    drawn = pd.read_csv(tmp_path / "figures" / "accuracy_graded.csv")
+    assert set(drawn["value"]) == {1, 4, 16}
+    # A later report of a table without them leaves nothing of it.
+    write_report(table(), fit(table(), draws=100), tmp_path)
+    assert not (tmp_path / "figures" / "accuracy_graded.csv").exists()
+
+
+def test_columns_that_are_no_accuracies_of_one_task_are_left_out():
+    """Per cent, one difficulty alone, and columns of another key."""
+    assert graded_accuracy(fit(table(), draws=100)) is None
+    runs = graded(accuracy_hops_1=95.0, accuracy_hops_4=50.0)
+    assert graded_accuracy(fit(runs, draws=100)) is None
+    key, data = graded_accuracy(fit(graded(accuracy_diameter_2=0.5), draws=100))
+    assert (key, len(data.axis.labels)) == ("hops", 3)
+    assert graded_accuracy(Fit.from_json(fit(graded(), draws=100).to_json())) is None

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.by_value import label, lower_is_better
 from analysis.drawing import new_canvas
 from analysis.drawing_series import draw_best, draw_crossings, draw_measure, set_values
 from analysis.fit import fit
@@ -16,8 +17,6 @@ from analysis.series import (
     best_data,
     crossing_data,
     in_order,
-    label,
-    lower_is_better,
     measure_data,
     measures_of,
     moves,

@@ -86,10 +86,33 @@ def test_depth_pays_more_in_the_network_of_the_theory(root):
     assert analysed > gpt2 + 0.01
 
 
-def test_one_layer_makes_one_hop_and_not_four(root):
-    assert accuracy(root, "hops", "L1-d32", "data.hops=1") > 0.85
-    assert accuracy(root, "hops", "L2-d32", "data.hops=1") > 0.97
-    assert accuracy(root, "hops", "L1-d32", "data.hops=4") < 0.5
+def graded(root, preset, cell, *overrides):
+    """The accuracy of each difficulty."""
+    measures = trained(root, preset, cell, *overrides).evaluations[-1].measures
+    return {int(name.rpartition("_")[2]): value for name, value in measures.items() if name != "accuracy"}
+
+
+def test_the_more_layers_the_more_hops_are_made(root):
+    steps = "training.steps=1000"
+    one, three = (graded(root, "hops", f"L{depth}-d32", steps) for depth in (1, 3))
+    # A quarter of the preset's steps. A guess among the two letters that can follow is right in half.
+    assert one[1] > 0.75
+    assert one[4] < 0.6
+    assert three[1] > 0.97
+    assert min(three[k] - one[k] for k in (2, 4, 8)) > 0.08
+    assert three[1] > three[2] > three[4] > three[8] > three[16]
+    # Nobody makes sixteen yet.
+    assert max(one[16], three[16]) < 0.45
+
+
+def test_the_more_layers_the_farther_connected_vertices_are_told(root):
+    steps = "training.steps=1000"
+    one, four = (graded(root, "connectivity", f"L{depth}-d48", steps) for depth in (1, 4))
+    # A third of the preset's steps. Two cycles of twelve have two answers, so half of those at 6 are right by a guess.
+    assert max(one[diameter] for diameter in (1, 2, 3, 4)) < 0.45
+    assert four[1] > 0.8
+    assert four[1] > four[2] > four[3] > four[4]
+    assert four[3] > one[3] + 0.2
 
 
 def test_one_wide_layer_does_as_well_as_four_narrow_ones(root):

@@ -9,18 +9,24 @@ from study.spec import DeviceName
 from trainables.cell import Shape
 from trainables.counts import flops
 
-# depth, width, sequences, context, vocabulary, milliseconds a step: see the comment in `study/devices.py`. The second
-# group was measured without DeepSpeed, whose own cost (1.4 ms) is added.
+# depth, width, sequences, context, vocabulary, milliseconds a step: see the comment in `study/devices.py`.
 MEASURED = [
-    (1, 16, 4, 16, 256, 3.63),
-    (2, 32, 8, 64, 256, 9.88),
-    (2, 32, 32, 128, 256, 57.5),
-    (4, 128, 32, 128, 256, 635.0),
-    (1, 16, 16, 64, 9, 7e3 / 1200 + 1.4),
-    (2, 12, 16, 64, 9, 12e3 / 1200 + 1.4),
-    (1, 44, 16, 64, 9, 12e3 / 1200 + 1.4),
-    (2, 32, 16, 64, 9, 15e3 / 1200 + 1.4),
-    (4, 22, 16, 64, 9, 25.5e3 / 1200 + 1.4),
+    (1, 16, 4, 16, 9, 1.33),
+    (2, 32, 8, 64, 9, 3.59),
+    (2, 32, 32, 128, 9, 21.3),
+    (4, 128, 32, 128, 9, 384),
+    (1, 16, 16, 64, 9, 2.63),
+    (2, 12, 16, 64, 9, 4.15),
+    (1, 44, 16, 64, 9, 4.68),
+    (2, 32, 16, 64, 9, 5.77),
+    (4, 22, 16, 64, 9, 11.4),
+    (2, 32, 64, 64, 9, 19.2),
+    (4, 48, 64, 64, 9, 61.7),
+    (4, 24, 32, 64, 9, 15.4),
+    (1, 48, 32, 64, 9, 8.04),
+    (48, 16, 16, 64, 9, 113),
+    (12, 32, 16, 64, 9, 35.2),
+    (2, 64, 32, 64, 9, 23.6),
 ]
 
 

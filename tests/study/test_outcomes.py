@@ -36,6 +36,18 @@ def test_every_recorded_outcome_is_of_the_preset_as_it_is_and_was_run_from_a_com
         assert not outcome.revision.endswith("+"), "of code that nobody can look up"
 
 
+def test_every_preset_for_a_laptop_was_run_here_and_the_plan_knew_how_long_it_takes():
+    """The plan is of this machine as it is now, and outcomes of the day that they were recorded."""
+    records = [record for record in catalogue() if record["hours"] < 1]
+    assert len(records) == 13
+    for record in records:
+        assert record["outcome"] is not None, record["name"]
+        if record["slots"] == 2 and record["name"] != "quickstart-search":
+            assert 0.5 < record["outcome"]["seconds"] / (3600 * record["hours"]) < 2, record["name"]
+        if record["claim"]:
+            assert record["outcome"]["seconds"] < 600, record["name"]
+
+
 def test_the_identity_is_of_what_is_asked_not_of_its_words():
     plain = load_spec("quickstart")
     assert identity(plain) == identity(load_spec("quickstart", ["description=x", "resources.slots=1"]))
@@ -75,6 +87,7 @@ def test_an_edited_preset_is_said_to_be_another(monkeypatch):
         seeds=(0,),
         cells=1,
         train_seconds=1.0,
+        seconds=1.0,
         words=("It won.",),
         revision="a",
     )

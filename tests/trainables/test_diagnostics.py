@@ -15,7 +15,7 @@ from trainables.data.spec import HierarchyData
 from trainables.data.store import open_store
 from trainables.diagnostics.blocks import blocks, check_blocks, embedded, mean_loss
 from trainables.diagnostics.gradients import StepMeter
-from trainables.diagnostics.induction import after_same, attention_weights, induction
+from trainables.diagnostics.induction import after_same, attention_weights, induction, scores
 from trainables.diagnostics.layer_drop import layer_drop
 from trainables.diagnostics.names import DIAGNOSTICS, check_diagnostics
 from trainables.diagnostics.probe import PROBE_TOKENS
@@ -233,9 +233,8 @@ def test_the_induction_score_of_equal_attention_is_known_and_that_of_a_made_head
         # Each of the last half looks at all before it and at itself alike.
         equal = sum(1 / (place + 1) for place in range(8, 16)) / 8
         found = plain(induction(model, inputs))
-        assert found == pytest.approx(
-            {"induction_score/1": equal, "induction_score/2": equal, "induction_score": equal}, rel=1e-5
-        )
+        for name in ("induction_score/1", "induction_score/2", "induction_score"):
+            assert found[name] == pytest.approx(equal, rel=1e-5)
         # Positions are unit vectors, and head 2 of the first layer asks at place p for place p - 7.
         model.transformer.wte.weight.zero_()
         model.transformer.wpe.weight.copy_(torch.eye(16))
@@ -250,8 +249,35 @@ def test_the_induction_score_of_equal_attention_is_known_and_that_of_a_made_head
         found = plain(induction(model, short))
     assert found["induction_score/1"] == pytest.approx(1, abs=0.02)
     assert found["induction_score/2"] < 0.2
-    assert found["induction_score"] == found["induction_score/1"]
+    assert found["induction_score"] == found["induction_score/1"] == found["induction_score_shifted"]
+    assert found["induction_shift"] == found["induction_shift/1"] == 0
     assert induction(model, torch.arange(16)[None]) == {}
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3, 7])
+def test_a_head_that_looks_farther_on_is_found_with_its_distance(shift):
+    """Blocks of 10, 12 and 17 tokens that are repeated; head 2 of 3 looks where it would, the others at themselves."""
+    inputs = torch.stack(
+        [torch.arange(40) % 10, torch.arange(40) % 12, torch.tensor([*range(17), *range(17), *range(6)])]
+    )
+    weights = torch.eye(40).expand(3, 3, 40, 40).clone()
+    for row, period in enumerate((10, 12, 17)):
+        for place in range(20, 40):
+            weights[row, 1, place] = 0
+            back = period if shift < period else 2 * period
+            weights[row, 1, place, place - back + 1 + shift] = 1
+    found = scores(weights, inputs)
+    assert int(found.argmax()) == shift
+    assert found[shift] == 1
+    # The diagonal is what stands nine places on in the first row alone, and eleven in the second.
+    assert sorted(found.tolist())[-2] < 0.4
+
+
+def test_the_position_behind_the_same_token_is_never_in_the_future():
+    inputs = torch.tensor([[5, 6, 5, 5, 7, 5, 6]])
+    assert after_same(inputs)[0].tolist() == [-1, -1, 1, -1, -1, 4, 2]
+    # Two behind: a token counts as the same where three more follow it, the present one among them.
+    assert after_same(inputs, 2)[0].tolist() == [-1, -1, -1, 3, -1, 5, 4]
 
 
 def test_a_step_is_measured_as_it_was_made():

@@ -3,6 +3,10 @@
 A head that, at a token seen earlier, looks at the token after it can copy what comes next. It takes two layers: one
 that tells each token its predecessor, and one that looks for it. The score is Olsson et al.'s prefix matching
 (arXiv 2209.11895): the mean attention paid there over the last half of the positions.
+
+Nothing says that the first layer must carry tokens on by one place. Where it tells each token the two that stand s + 1
+and s places before, the second does the same by looking s places farther on: nets of the preset `induction` do so with
+s = 7, which the plain score takes for no induction at all. So there is a score at the best distance s too.
 """
 
 from typing import Any
@@ -13,43 +17,82 @@ from trainables.diagnostics.blocks import attention_input, blocks, embedded
 
 Tensor = torch.Tensor
 
+#: Distances that are tried: 0 is the token right after the same one.
+SHIFTS = 16
+
 
 def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
-    """The best head's score of each layer by `induction_score/LAYER`, and of all layers as `induction_score`.
+    """The best head's scores of each layer by `NAME/LAYER`, and of all layers as `NAME`.
 
-    Empty where no token of the last half has been there before its predecessor.
+    `induction_score` is of the token after the same one, `induction_score_shifted` of the one that stands
+    `induction_shift` places behind that, where the score is highest. Empty where no token of the last half has been
+    there before its predecessor.
 
     Args:
         model: a model of `trainables.model.build_model` with softmax, in evaluation mode.
         inputs: tokens [B, T].
     """
-    target = after_same(inputs)
-    counted = target >= 0
-    counted[:, : inputs.shape[1] // 2] = False
-    if not counted.any():
-        return {}
-    found: dict[str, Tensor] = {}
+    layers = []
     states = embedded(model, inputs)
-    for layer, block in enumerate(blocks(model), 1):
-        weights = attention_weights(block, states)
-        index = target.clamp(min=0)[:, None, :, None].expand(-1, weights.shape[1], -1, 1)
-        paid = weights.gather(3, index)[..., 0].transpose(1, 2)[counted]
-        found[f"induction_score/{layer}"] = paid.mean(0).max()
+    for block in blocks(model):
+        layers.append(scores(attention_weights(block, states), inputs))
         states = block(states)
-    found["induction_score"] = torch.stack(list(found.values())).max()
-    return found
+    table = torch.stack(layers)
+    if not len(table[0]):
+        return {}
+    best, shift = table.max(1)
+    deepest = best.argmax()
+    found: dict[str, Tensor] = {}
+    for layer in range(len(table)):
+        found[f"induction_score/{layer + 1}"] = table[layer, 0]
+        found[f"induction_score_shifted/{layer + 1}"] = best[layer]
+        found[f"induction_shift/{layer + 1}"] = shift[layer].to(table.dtype)
+    return found | {
+        "induction_score": table[:, 0].max(),
+        "induction_score_shifted": best[deepest],
+        "induction_shift": shift[deepest].to(table.dtype),
+    }
 
 
-def after_same(inputs: Tensor) -> Tensor:
-    """The position after the last earlier one with the same token, -1 where there is none, of tokens [B, T].
+def scores(weights: Tensor, inputs: Tensor) -> Tensor:
+    """The best head's score of one layer at each distance, from 0 up to `SHIFTS`, the least that can be told.
 
-    A token right after itself has none: the position after the earlier one is its own.
+    A distance is told where half of the positions it is told of at 0, or more, have the same token so far before them.
+
+    Args:
+        weights: of attention, [B, heads, T, T].
+        inputs: tokens [B, T].
+    """
+    found: list[Tensor] = []
+    most = 0
+    for shift in range(min(SHIFTS, inputs.shape[1] // 2)):
+        target = after_same(inputs, shift)
+        counted = target >= 0
+        counted[:, : inputs.shape[1] // 2] = False
+        most = most or int(counted.sum())
+        if not most or 2 * int(counted.sum()) < most:
+            break
+        index = target.clamp(min=0)[:, None, :, None].expand(-1, weights.shape[1], -1, 1)
+        found.append(weights.gather(3, index)[..., 0].transpose(1, 2)[counted].mean(0).max())
+    return torch.stack(found) if found else weights.new_empty(0)
+
+
+def after_same(inputs: Tensor, shift: int = 0) -> Tensor:
+    """The position `shift` places behind the one after the last earlier same token, -1 where there is none, [B, T].
+
+    Of the same tokens the last one is taken for which that position is not in the future. With no shift, a token right
+    after itself has none: the position after the earlier one is its own.
+
+    Args:
+        inputs: tokens [B, T].
+        shift: 0 or more.
     """
     length = inputs.shape[1]
     places = torch.arange(length, device=inputs.device)
     is_same = inputs[:, :, None] == inputs[:, None, :]
-    last = torch.where(is_same & (places < places[:, None]), places, -1).amax(2)
-    return torch.where((last >= 0) & (last + 1 < places), last + 1, -1)
+    last = torch.where(is_same & (places + shift < places[:, None]), places, -1).amax(2)
+    there = (last >= 0) & ((last + 1 < places) | (shift > 0))
+    return torch.where(there, last + 1 + shift, -1)
 
 
 def attention_weights(block: Any, states: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from trainables.data.drawn import Draws, Symbols
+from trainables.data.tasks.parts import which_part
 from trainables.data.tasks.spec import UNSCORED, HopsData
 
 
@@ -17,11 +18,13 @@ def draw(spec: HopsData, context: int, draws: Draws, count: int) -> tuple[Symbol
     steps = draws.below(size - 1, (count, context - 1)) + 1
     steps[:, 0] = draws.below(size, (count,))
     tokens = np.cumsum(steps, axis=1) % size
-    start = np.full((count, 1), spec.ids - 1)
-    inputs = np.concatenate([start, tokens], axis=1)
+    part = which_part(spec, draws, count)
+    inputs = np.concatenate([spec.first_start + part[:, None], tokens], axis=1)
     targets = np.full_like(inputs, UNSCORED)
     half = context // 2
-    targets[:, half:] = follow(tokens, size, spec.hops)[:, half - 1 :]
+    for place, hops in enumerate(spec.parts):
+        of = part == place
+        targets[of, half:] = follow(tokens[of], size, hops)[:, half - 1 :]
     return inputs, targets
 
 

@@ -1,16 +1,20 @@
 """What a task asks. Pure descriptions: nothing here draws a sequence or imports numpy."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 #: The target of what is not scored, until it is packed.
 UNSCORED = -1
 
 
 class TaskData(BaseModel):
-    """What all tasks share. `draw_seed` is of the sequences, not of the training: all seeds of a study see one task."""
+    """What all tasks share. `draw_seed` is of the sequences, not of the training: all seeds of a study see one task.
+
+    A task of several difficulties is drawn as equal parts of each. The first token of a sequence, one of as many start
+    tokens, says which it is of.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -20,12 +24,31 @@ class TaskData(BaseModel):
 
     @property
     def ids(self) -> int:
-        """Token ids, inputs and answers together; the last one is the start token."""
+        """Token ids, inputs and answers together; the last ones are the start tokens, one for each of `parts`."""
         raise NotImplementedError
+
+    @property
+    def graded_by(self) -> str | None:
+        """The key that makes this task harder and may be a list; None where there is none."""
+        return None
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The difficulties that this task is drawn of, in the order of their start tokens."""
+        return (0,)
+
+    @property
+    def first_start(self) -> int:
+        """The id of the first start token."""
+        return self.ids - len(self.parts)
 
     def scored(self, context: int) -> int:
         """Targets that are scored in a sequence."""
         return context - context // 2
+
+    def asked(self, context: int) -> int:
+        """Last targets of a sequence, of which the accuracy is told; any scored before them are a help to learn it."""
+        return self.scored(context)
 
     def misfit(self, context: int) -> str | None:
         """Why sequences of so many tokens cannot hold this task, and the way out; None where they can."""
@@ -70,82 +93,160 @@ def first_part(context: int) -> int:
     return context // 2 - 1
 
 
+#: Lookups of one sequence.
+Hops = Annotated[int, Field(ge=0, le=1000)]
+#: Edges between two vertices of one cycle at most.
+Diameter = Annotated[int, Field(ge=1, le=1000)]
+
+
 class HopsData(TaskData):
     """k-hop induction heads: k times on to the token after the last earlier occurrence of the present one.
 
     Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268): find(i) is the largest j <= i with X_{j-1} = X_i, and the
     target at i is the token at find^k(i), or a symbol of its own where there is none. No token follows itself. The last
-    half of the positions is scored.
+    half of the positions is scored. As in the paper one net may learn several k at once, which is far sooner than the
+    largest alone: what makes few hops is the beginning of what makes many.
     """
 
     kind: Literal["hops"] = "hops"
-    hops: int = Field(
-        default=1, ge=0, le=1000, description="lookups, k; with 0 the target is the token itself"
+    hops: Hops | tuple[Hops, ...] = Field(
+        default=1,
+        description="lookups, k, or a list of which each sequence has one; with 0 the target is the token itself",
     )
     alphabet: int = Field(default=4, ge=3, le=4096, description="tokens of a sequence (the paper: 4)")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_parts("hops", self.parts)
+        return self
+
     @property
     def ids(self) -> int:
-        """The alphabet, the answer `nowhere`, and the start token."""
-        return self.alphabet + 2
+        """The alphabet, the answer `nowhere`, and a start token for each k."""
+        return self.alphabet + 1 + len(self.parts)
+
+    @property
+    def graded_by(self) -> str:
+        """The hops."""
+        return "hops"
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Each k."""
+        return self.hops if isinstance(self.hops, tuple) else (self.hops,)
 
     def misfit(self, context: int) -> str | None:
         """A hop goes back by `alphabet` - 1 tokens on average; past two thirds many chains would end nowhere."""
-        back = self.hops * (self.alphabet - 1)
+        hops = max(self.parts)
+        back = hops * (self.alphabet - 1)
         if 3 * back <= 2 * context and context >= 4:
             return None
         needed = max(4, math.ceil(3 * back / 2))
         return (
-            f"the task `hops` goes back by {back} tokens on average ({self.hops} `hops` x {self.alphabet - 1} for an "
+            f"the task `hops` goes back by {back} tokens on average ({hops} `hops` x {self.alphabet - 1} for an "
             f"`alphabet` of {self.alphabet}), too far for a context of {context}: too many would be nowhere; take "
             f"a context of {needed} or more, or fewer hops"
         )
 
 
 class ConnectivityData(TaskData):
-    """Whether vertices of a graph are connected to the first: two cycles of vertices at most `diameter` edges apart.
+    """Which vertices of a graph are connected, told by a name they share: the smallest one of their component.
 
     Graph connectivity as in Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268), where a net of m·H = O(D^{1-ε}) needs a
-    depth of order log D. Each cycle has 2D + 1 vertices, so that all distances up to D are equally frequent and nothing
-    but following the edges tells a vertex of one cycle from one of the other. A sequence is the name of one vertex,
-    the edges in random order, each the names of its two vertices, and `questions` names with the target no or yes.
+    depth of order log D for components of diameter D. A graph is cycles of one length: 2D + 1 vertices, or 2D where
+    that divides the number of vertices instead. So all graphs have as many vertices and edges, every vertex has two
+    edges, and nothing but following them tells. A sequence is the edges in random order, each the names of its two
+    vertices, and then `questions` vertices. The target of an edge is the smallest name in the component that it is
+    of by then, that of a question the smallest name in its component.
+
+    Yes or no, whether two vertices are connected, is not asked because nothing was learnt of it: it is a matter of two
+    names being equal, of which no single token tells anything, so that the loss has no slope to begin with. A smallest
+    name is guessed the better the farther edges are followed. The targets of the edges are there for the same reason:
+    with those of the questions alone 1,500 steps came to nothing.
     """
 
     kind: Literal["connectivity"] = "connectivity"
-    diameter: int = Field(default=2, ge=1, le=1000, description="largest distance in a cycle, D")
-    questions: int = Field(default=8, ge=1, le=1000, description="vertices asked for in each sequence")
-    names: int = Field(default=20, ge=6, le=1000, description="names that vertices are drawn from")
+    vertices: int = Field(default=24, ge=6, le=4096, description="vertices, and edges, of each graph")
+    diameter: Diameter | tuple[Diameter, ...] = Field(
+        default=2,
+        description="most edges between connected vertices, D, or a list of which each graph has one",
+    )
+    questions: int = Field(default=8, ge=1, le=4096, description="vertices asked for in each sequence")
+    names: int = Field(default=24, ge=6, le=4096, description="names that vertices are drawn from")
 
-    @property
-    def cycle(self) -> int:
-        """Vertices, and edges, of one cycle."""
-        return 2 * self.diameter + 1
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_parts("diameter", self.parts)
+        if self.names < self.vertices:
+            raise ValueError(
+                f"the task `connectivity` has {self.vertices} `vertices` and {self.names} `names`; take a name for "
+                "each vertex or more"
+            )
+        if self.questions > self.vertices:
+            raise ValueError(
+                f"the task `connectivity` asks {self.questions} `questions` of {self.vertices} `vertices`; take no "
+                "more than there are vertices"
+            )
+        for part in self.parts:
+            if not cycle_length(self.vertices, part):
+                length = 2 * part + 1
+                either = f"{length} or {2 * part}" if part > 1 else f"{length}"
+                raise ValueError(
+                    f"the task `connectivity` has no cycles of `diameter` {part} in {self.vertices} `vertices`: two or "
+                    f"more of {either} vertices must make up all of them; take 2 x {length} = {2 * length} vertices, "
+                    "a multiple of that, or another diameter"
+                )
+        return self
 
     @property
     def ids(self) -> int:
-        """Names, no, yes, and the start token."""
-        return self.names + 3
+        """Names, and a start token for each diameter."""
+        return self.names + len(self.parts)
+
+    @property
+    def graded_by(self) -> str:
+        """The diameter."""
+        return "diameter"
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Each diameter."""
+        return self.diameter if isinstance(self.diameter, tuple) else (self.diameter,)
 
     def scored(self, context: int) -> int:
-        """The questions."""
+        """The second vertex of each edge, and the questions."""
+        return self.vertices + self.questions
+
+    def asked(self, context: int) -> int:
+        """The questions: behind its last edge each component is whole."""
         return self.questions
 
     def misfit(self, context: int) -> str | None:
-        """There must be names for both cycles, and room for all tokens and a start token."""
-        if self.names < 2 * self.cycle:
-            return (
-                f"the task `connectivity` with a `diameter` of {self.diameter} has two cycles of {self.cycle} "
-                f"vertices, more than its {self.names} `names`; take {2 * self.cycle} names or more, or a smaller "
-                "diameter"
-            )
-        needed = 2 + 4 * self.cycle + self.questions
+        """There must be room for all tokens and a start token."""
+        needed = 1 + 2 * self.vertices + self.questions
         if context < needed:
             return (
-                f"the task `connectivity` with a `diameter` of {self.diameter} and {self.questions} `questions` fills "
-                f"{needed} tokens, more than the context of {context}; take a context of {needed} or more, a smaller "
-                "diameter, or fewer questions"
+                f"the task `connectivity` with {self.vertices} `vertices` and {self.questions} `questions` fills "
+                f"{needed} tokens, more than the context of {context}; take a context of {needed} or more, or fewer "
+                "vertices or questions"
             )
         return None
+
+
+def cycle_length(vertices: int, diameter: int) -> int | None:
+    """The length of the cycles of this diameter, two or more, that make up so many vertices; None where none does."""
+    lengths = (2 * diameter + 1, *((2 * diameter,) if diameter > 1 else ()))
+    return next((length for length in lengths if vertices % length == 0 and vertices > length), None)
+
+
+def check_parts(key: str, parts: tuple[int, ...]) -> None:
+    """Refuse a list of difficulties that is empty or names one twice.
+
+    Raises:
+        ValueError: says which key.
+    """
+    if not parts or len(set(parts)) < len(parts):
+        raise ValueError(f"`{key}` is a number or a list of different numbers, and it is {list(parts)}")
 
 
 class ExpressionsData(TaskData):

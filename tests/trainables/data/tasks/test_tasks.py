@@ -5,8 +5,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from pydantic import ValidationError
 
 from trainables.data.tasks.rows import check_task, draw, rows
+from trainables.data.tasks.score import Score
 from trainables.data.tasks.spec import ConnectivityData, ExpressionsData, HopsData, RepeatsData
 from trainables.errors import InputError
 
@@ -17,14 +20,16 @@ TASKS = [
     *((HopsData(hops=hops, **SIZES), context) for hops, context in ((0, 6), (1, 9), (2, 24), (5, 40), (16, 100))),
     (HopsData(hops=3, alphabet=3, **SIZES), 16),
     (HopsData(hops=2, alphabet=9, **SIZES), 50),
-    (ConnectivityData(diameter=1, names=6, questions=1, **SIZES), 15),
-    (ConnectivityData(diameter=2, questions=3, **SIZES), 30),
-    (ConnectivityData(diameter=7, names=40, questions=20, **SIZES), 101),
+    (HopsData(hops=(1, 4, 0), **SIZES), 30),
+    (ConnectivityData(diameter=1, vertices=6, names=6, questions=1, **SIZES), 14),
+    (ConnectivityData(diameter=2, questions=3, **SIZES), 53),
+    (ConnectivityData(diameter=7, vertices=45, names=60, questions=20, **SIZES), 120),
+    (ConnectivityData(diameter=(6, 1, 3), questions=24, **SIZES), 73),
     *((ExpressionsData(levels=n, arguments=m, **SIZES), t) for n, m, t in ((1, 2, 12), (3, 4, 40), (6, 5, 64))),
 ]  # fmt: skip
 IDS = [f"{spec.kind}-{context}" for spec, context in TASKS]
 #: Each kind once, small.
-EACH = [TASKS[1], TASKS[5], TASKS[11], TASKS[14]]
+EACH = [TASKS[1], TASKS[5], TASKS[12], TASKS[16]]
 
 
 def sides(spec, context):
@@ -43,7 +48,7 @@ def next_of_block(spec, context, inputs):
 
 def hopped(spec, context, inputs):
     """Hops: the definition of the paper, word for word, positions counted from 1 and 0 being nowhere."""
-    assert inputs[0] == spec.ids - 1
+    hops = start_of(spec, inputs)
     x = inputs  # x[1] is the first token: the start token stands at 0
 
     def find(i):
@@ -52,32 +57,47 @@ def hopped(spec, context, inputs):
     answers = [spec.alphabet]
     for i in range(1, context):
         assert x[i] != x[i - 1]
-        for _ in range(spec.hops):
+        for _ in range(hops):
             i = find(i)
         answers.append(x[i] if i else spec.alphabet)
     return answers
 
 
+def start_of(spec, inputs):
+    """The difficulty of a sequence, by its start token."""
+    assert spec.ids - len(spec.parts) <= inputs[0] < spec.ids
+    return spec.parts[inputs[0] - spec.ids + len(spec.parts)]
+
+
 def connected(spec, context, inputs):
     """Connectivity: unions of sets of vertices."""
-    text = [token for token in inputs if token != spec.ids - 1]
-    assert inputs == [spec.ids - 1] * (context - len(text)) + text
-    source, text, questions = text[0], text[1 : -spec.questions], text[-spec.questions :]
+    diameter = start_of(spec, inputs)
+    text = inputs[-2 * spec.vertices - spec.questions :]
+    assert set(inputs[: -len(text)]) == {inputs[0]}
+    text, questions = text[: -spec.questions], text[-spec.questions :]
     edges = list(zip(text[::2], text[1::2], strict=True))
     vertices = {v for edge in edges for v in edge}
-    assert len({frozenset(edge) for edge in edges}) == len(edges) == len(vertices) == 4 * spec.diameter + 2
+    assert len({frozenset(edge) for edge in edges}) == len(edges) == len(vertices) == spec.vertices
     assert all(sum(v in edge for edge in edges) == 2 for v in vertices), "cycles"
+    assert len(set(questions)) == spec.questions
 
-    def reach(start):
-        reached, last = {start}, set()
-        while reached != last:
-            last = set(reached)
-            reached |= {v for edge in edges if reached & set(edge) for v in edge}
+    def reach(start, edges):
+        reached, last = [{start}], None
+        while reached[-1] != last:
+            last = reached[-1]
+            reached.append(last | {v for edge in edges if last & set(edge) for v in edge})
         return reached
 
-    assert all(len(reach(v)) == 2 * spec.diameter + 1 for v in vertices), "two of them"
-    assert source not in questions
-    return [None] * (context - len(questions)) + [spec.names + (v in reach(source)) for v in questions]
+    for v in vertices:
+        *nearer, whole = reach(v, edges)
+        assert len(nearer) == diameter + 1, "steps to the farthest vertex"
+        assert len(whole) < spec.vertices, "more cycles than one"
+    answers = [None] * context
+    first = context - 2 * spec.vertices - spec.questions
+    for place, edge in enumerate(edges):
+        answers[first + 2 * place + 1] = min(reach(edge[0], edges[: place + 1])[-1])
+    answers[-spec.questions :] = [min(reach(v, edges)[-1]) for v in questions]
+    return answers
 
 
 def evaluated(spec, context, inputs):
@@ -113,7 +133,10 @@ REFERENCES = {
 PLACES = {
     "repeats": lambda _, context: list(range(context // 2, context)),
     "hops": lambda _, context: list(range(context // 2, context)),
-    "connectivity": lambda spec, context: list(range(context - spec.questions, context)),
+    "connectivity": lambda spec, context: (
+        list(range(context - 2 * spec.vertices - spec.questions + 1, context - spec.questions, 2))
+        + list(range(context - spec.questions, context))
+    ),
     "expressions": lambda _, context: [context - 1],
 }
 
@@ -129,7 +152,8 @@ def test_targets_follow_from_the_inputs_by_the_definition(spec, context):
             assert scored == PLACES[spec.kind](spec, context)
             assert [targets[t] for t in scored] == [answers[t] for t in scored]
             assert max(inputs) < spec.ids
-            assert max(targets[t] for t in scored) < spec.ids - 1, "the start token is no answer"
+            assert max(targets[t] for t in scored) < spec.ids - len(spec.parts), "a start token is no answer"
+            assert len(scored) == spec.scored(context)
 
 
 @pytest.mark.parametrize(("spec", "context"), EACH, ids=[spec.kind for spec, _ in EACH])
@@ -155,13 +179,15 @@ def test_a_seed_means_the_same_sequences_for_ever():
 SMALLEST = [
     (RepeatsData(alphabet=4), 8),
     (HopsData(hops=1), 8),
-    (ConnectivityData(diameter=1, names=6, questions=1), 16),
+    (HopsData(hops=(1, 2)), 8),
+    (ConnectivityData(diameter=1, vertices=6, names=6, questions=1), 15),
     (ExpressionsData(levels=2, arguments=3), 10),
 ]
 FIRST_ROWS = [
     [4, 3, 0, 1, 0, 1, 0, 1, 5, 5, 5, 5, 1, 0, 1, 0],
     [5, 1, 0, 3, 2, 1, 0, 2, 6, 6, 6, 6, 4, 0, 3, 1],
-    [8, 8, 0, *(0, 5, 4, 5, 0, 4, 2, 3, 1, 3, 1, 2), 4, *15 * (9,), 7],
+    [6, 1, 0, 3, 2, 1, 0, 2, 7, 7, 7, 7, 4, 4, 4, 0],
+    [6, 6, 0, 5, 4, 5, 0, 4, 2, 3, 1, 3, 1, 2, 0, 7, 7, 7, 0, 7, 0, 7, 0, 7, 2, 7, 1, 7, 1, 0],
     [15, 15, 13, 8, 12, 4, 7, 6, 14, 14, 16, 16, 16, 16, 16, 16, 16, 16, 16, 4],
 ]
 
@@ -206,15 +232,12 @@ def test_the_token_not_seen_for_longest_is_not_what_comes():
 def test_answers_are_balanced():
     answers = {}
     for spec, context in [
-        (ConnectivityData(sequences=2000), 32),
         (HopsData(hops=2, sequences=2000), 64),
         (ExpressionsData(sequences=8000), 64),
     ]:
         train, _ = sides(spec, context)
         scored = train[:, context:][train[:, context:] < spec.ids]
         answers[spec.kind] = np.bincount(scored, minlength=spec.ids) / scored.size
-    no_and_yes = answers["connectivity"][20:22]
-    assert no_and_yes == pytest.approx(0.5, abs=5 * np.sqrt(0.25 / 16_000))
     tokens, nowhere = answers["hops"][:4], answers["hops"][4]
     assert tokens == pytest.approx(0.25, abs=0.01)
     assert nowhere < 0.01
@@ -223,23 +246,27 @@ def test_answers_are_balanced():
     assert answers["expressions"][:10].max() < 0.15
 
 
-def test_all_distances_up_to_the_diameter_are_asked_for_equally_often():
-    spec = ConnectivityData(diameter=3, sequences=1500)
-    train, _ = sides(spec, 40)
-    counts = np.zeros(5)
-    for row in train[:, :40].tolist():
-        source, text, questions = row[3], row[4:32], row[32:]
-        edges = [set(edge) for edge in zip(text[::2], text[1::2], strict=True)]
-        for asked in questions:
-            reached, distance = {source}, 0
-            while asked not in reached and distance < 4:
+def test_the_parts_of_a_task_are_equally_frequent_in_both_splits():
+    for spec, context in ((HopsData(hops=(1, 2, 4)), 64), (ConnectivityData(diameter=(1, 2, 3)), 57)):
+        for side in sides(spec.model_copy(update={"sequences": 3000, "validation_sequences": 1500}), context):
+            counts = np.bincount(side[:, 0] - spec.first_start, minlength=3)
+            assert counts / len(side) == pytest.approx(1 / 3, abs=5 * np.sqrt(2 / 9 / len(side)))
+
+
+def test_who_follows_edges_for_r_steps_knows_the_answer_of_2r_and_1_vertices_of_a_cycle():
+    """What makes depth pay: the smallest name within r steps is that of the whole cycle of c so often, and no more."""
+    spec = ConnectivityData(diameter=6, questions=24, sequences=400)
+    train, _ = sides(spec, 73)
+    right = np.zeros(7)
+    for row in train.tolist():
+        edges = [set(edge) for edge in zip(row[1:49:2], row[2:49:2], strict=True)]
+        for asked, answer in zip(row[49:73], row[-24:], strict=True):
+            reached = {asked}
+            for steps in range(7):
+                right[steps] += min(reached) == answer
                 reached = reached.union(*(edge for edge in edges if edge & reached))
-                distance += 1
-            counts[distance] += 1
-    # Farther than 3 is in the other cycle.
-    assert counts / counts.sum() == pytest.approx(
-        [0, 1 / 6, 1 / 6, 1 / 6, 1 / 2], abs=5 * np.sqrt(0.25 / 12_000)
-    )
+    shares = [min(1, (2 * steps + 1) / 12) for steps in range(7)]
+    assert right / 9600 == pytest.approx(shares, abs=5 * np.sqrt(0.25 / 9600))
 
 
 def test_expressions_fill_the_context_and_nest_to_their_levels():
@@ -267,8 +294,8 @@ def test_generation_is_fast_enough_for_a_study():
         (RepeatsData(alphabet=30), 64, ["31 different tokens", "alphabet of 30", "`alphabet` of 31 or more"]),
         (HopsData(hops=16), 71, ["48 tokens on average", "context of 72 or more", "fewer hops"]),
         (HopsData(hops=0), 3, ["context of 4 or more"]),
-        (ConnectivityData(diameter=5), 90, ["two cycles of 11 vertices", "its 20 `names`", "22 names or more"]),
-        (ConnectivityData(diameter=4), 45, ["fills 46 tokens", "context of 46 or more"]),
+        (HopsData(hops=(1, 16)), 71, ["48 tokens on average", "context of 72 or more"]),
+        (ConnectivityData(), 56, ["24 `vertices` and 8 `questions` fills 57 tokens", "context of 57 or more"]),
         (ExpressionsData(arguments=5), 7, ["needs a context of 8 tokens"]),
     ],
 )  # fmt: skip
@@ -286,7 +313,8 @@ def test_a_context_that_does_not_fit_is_refused_with_the_way_out(spec, context, 
         (RepeatsData(alphabet=31), 64),
         (HopsData(hops=16), 72),
         (HopsData(hops=0), 4),
-        (ConnectivityData(diameter=4, names=18), 46),
+        (HopsData(hops=(16, 8)), 72),
+        (ConnectivityData(), 57),
         (ExpressionsData(arguments=5), 8),
     ],
 )
@@ -299,3 +327,40 @@ def test_too_few_different_sequences_end_with_an_error():
     with pytest.raises(InputError, match="`hops` has too few different sequences"):
         # Twelve rows: none of them falls to validation.
         sides(HopsData(alphabet=3, sequences=20_000, validation_sequences=1), 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "words"),
+    [
+        (HopsData, {"hops": (1, 2, 1)}, ["`hops` is a number or a list of different numbers", "[1, 2, 1]"]),
+        (HopsData, {"hops": ()}, ["different numbers", "[]"]),
+        (ConnectivityData, {"vertices": 30}, ["24 `names`", "a name for each vertex"]),
+        (ConnectivityData, {"questions": 25}, ["25 `questions` of 24 `vertices`"]),
+        (ConnectivityData, {"diameter": (1, 5)}, ["of `diameter` 5 in 24", "of 11 or 10 vertices", "= 22 vertices"]),
+        (ConnectivityData, {"diameter": 12}, ["of 25 or 24 vertices"]),
+        (ConnectivityData, {"vertices": 8, "diameter": 1}, ["or more of 3 vertices", "2 x 3 = 6 vertices"]),
+    ],
+)  # fmt: skip
+def test_a_task_that_cannot_be_drawn_is_refused_with_the_way_out(kind, keys, words):
+    with pytest.raises(ValidationError) as error:
+        kind(**keys)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_the_accuracy_is_that_of_the_questions_and_of_each_part():
+    spec = ConnectivityData(diameter=(1, 3), questions=2)
+    inputs = np.zeros((3, 60), np.int64)
+    inputs[:, 0] = [24, 25, 25]
+    targets = np.full((3, 60), 7)
+    first = torch.from_numpy(targets.copy())
+    first[:, :58] = 8  # wrong, and not asked for
+    first[0, 59] = 8
+    score = Score(spec, 60)
+    counted = score.count(inputs, targets, first)
+    assert counted.tolist() == [1, 4, 2, 4]
+    assert score.measures((counted + counted).tolist()) == {
+        "accuracy": 5 / 6, "accuracy_diameter_1": 0.5, "accuracy_diameter_3": 1.0,
+    }  # fmt: skip
+    # A validation set without a part says nothing of it.
+    assert set(score.measures([0, 4, 0, 4])) == {"accuracy", "accuracy_diameter_3"}
+    assert set(Score(HopsData(), 8).measures([1, 4])) == {"accuracy"}

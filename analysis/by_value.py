@@ -1,0 +1,183 @@
+"""A measure of nets against their depth, for each value of what makes a task harder or is varied in a series."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+Value = str | int | float
+
+#: What a measure has to reach, where nothing else is said.
+TARGETS: Mapping[str, float] = {"accuracy": 0.9}
+#: Positive values that span more than this factor stand on a log axis.
+LOG_SPAN = 4.0
+
+
+@dataclass(frozen=True)
+class ValueAxis:
+    """The values of a series, in order.
+
+    Attributes:
+        labels: as text.
+        places: the values where all are numbers, else 0, 1, 2 ...
+        numeric, log: all are numbers; these are positive and span more than `LOG_SPAN`.
+    """
+
+    labels: tuple[str, ...]
+    places: tuple[float, ...]
+    numeric: bool
+    log: bool
+
+
+@dataclass(frozen=True)
+class MeasureData:
+    """A measure by depth, and the depth that a target needs, by value.
+
+    Attributes:
+        name: of the measure, a column of the run tables.
+        lower: less of it is better.
+        target: what is to be reached, where something is.
+        shapes: one row a shape: value, place, depth, width, heads, head_width (m, with m·heads = width), params,
+            total_params, budget, seeds, mean, low, high (over the seeds), best (of all widths of this depth).
+        needed: one row a value: value, place, depth, width, heads, head_width, params, mean, low, high, seeds of the
+            shallowest shape that reaches the target, NaN where none does; deepest (the largest depth trained) and best
+            (the best mean of any shape). Empty without a target.
+    """
+
+    name: str
+    lower: bool
+    target: float | None
+    shapes: pd.DataFrame
+    needed: pd.DataFrame
+    axis: ValueAxis
+
+    @property
+    def caption(self) -> str:
+        """What its figure shows."""
+        aim = (
+            " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest net of "
+            "a value where none does."
+            if self.target is not None
+            else ""
+        )
+        return (
+            f"Mean over the seeds of the width with the {'lowest' if self.lower else 'highest'} mean of each depth; "
+            f"bars run from the lowest to the highest seed, small dots are the other widths.{aim} The best of several "
+            "widths is chosen by the same runs, so it flatters a little."
+        )
+
+    def table(self) -> pd.DataFrame:
+        """For the CSV: every shape, and the shape each value needs, told apart by the column `what`."""
+        parts = [self.shapes.assign(what="shape")]
+        if len(self.needed):
+            parts.append(self.needed.rename(columns={"best": "best_mean"}).assign(what="needed"))
+        table = pd.concat(parts, ignore_index=True).drop(columns="place")
+        return table[["what", *(name for name in table.columns if name != "what")]]
+
+
+def are_numbers(values: Sequence[Value]) -> bool:
+    """Whether all values are numbers."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def value_axis(values: Sequence[Value]) -> ValueAxis:
+    """Where values, that are in order, stand on an axis."""
+    labels = tuple(label(value) for value in values)
+    if not are_numbers(values):
+        return ValueAxis(labels, tuple(float(place) for place in range(len(values))), False, False)
+    places = tuple(float(value) for value in values)
+    return ValueAxis(labels, places, True, places[0] > 0 and places[-1] > LOG_SPAN * places[0])
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether less of a measure is better: losses and errors."""
+    return name.lower().endswith(("loss", "error", "perplexity"))
+
+
+def measure_by_value(
+    tables: Mapping[Value, pd.DataFrame], name: str, axis: ValueAxis, target: float | None = None
+) -> MeasureData | None:
+    """A measure against depth; None without a table.
+
+    Args:
+        tables: rows of runs by value, with the measure as finite numbers.
+        name: of the measure, a column of the tables.
+        axis: of the values, these and maybe others.
+        target: that a shape is to reach: at least so much of it, at most where less is better.
+    """
+    if not tables:
+        return None
+    lower = lower_is_better(name)
+    places = dict(zip(axis.labels, axis.places, strict=True))
+    parts = [
+        _shapes(rows, name, lower).assign(value=value, place=places[label(value)])
+        for value, rows in tables.items()
+    ]
+    shapes = pd.concat(parts, ignore_index=True)
+    shapes = shapes[["value", "place", *(name for name in shapes.columns if name not in ("value", "place"))]]
+    needed = pd.DataFrame()
+    if target is not None:
+        needed = pd.DataFrame(
+            [_needed(rows, lower, target) for _, rows in shapes.groupby("place", sort=True)]
+        )
+    return MeasureData(name, lower, target, shapes, needed, axis)
+
+
+def _shapes(rows: pd.DataFrame, name: str, lower: bool) -> pd.DataFrame:
+    """`MeasureData.shapes` of one member, without its value."""
+    shape = ["depth", "width", "heads"]
+    table = (
+        rows.groupby(shape, dropna=False, sort=True)
+        .agg(
+            params=("params", "first"),
+            total_params=("total_params", "first"),
+            budget=("budget", "first"),
+            seeds=(name, "size"),
+            mean=(name, "mean"),
+            low=(name, "min"),
+            high=(name, "max"),
+        )
+        .reset_index()
+    )
+    table.insert(3, "head_width", table["width"] / table["heads"])
+    by_depth = table.groupby("depth")["mean"]
+    best = by_depth.idxmin() if lower else by_depth.idxmax()
+    return table.assign(best=table.index.isin(best))
+
+
+def _needed(shapes: pd.DataFrame, lower: bool, target: float) -> dict[str, Any]:
+    """The shallowest shape of one value that reaches the target; of several of that depth the best."""
+    best = shapes[shapes["best"]].sort_values("depth")
+    reached = best[best["mean"] <= target] if lower else best[best["mean"] >= target]
+    names = (
+        "depth",
+        "width",
+        "heads",
+        "head_width",
+        "params",
+        "total_params",
+        "mean",
+        "low",
+        "high",
+        "seeds",
+    )
+    found = reached.iloc[0] if len(reached) else None
+    means = best["mean"]
+    return {
+        "value": best["value"].iloc[0],
+        "place": best["place"].iloc[0],
+        **{name: math.nan if found is None else float(found[name]) for name in names},
+        "deepest": int(best["depth"].max()),
+        "best": float(means.min() if lower else means.max()),
+    }
+
+
+def label(value: Value) -> str:
+    """A value as people write it: 1,000,000 rather than 1000000.0."""
+    if isinstance(value, bool | str):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}" if abs(value) >= 10_000 else f"{int(value)}"
+    return f"{value:g}"

@@ -95,7 +95,9 @@ def flops(shape: Shape, vocabulary: int, context: int, network: Network = "gpt2"
     )
 
 
-def rank_parameters(shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
+def rank_parameters(
+    shape: Shape, vocabulary: int, context: int, layout: Layout, network: Network = "gpt2"
+) -> int:
     """Count the parameters that one tensor-parallel rank holds before ZeRO divides them.
 
     Shared are the four matrices of each block and the biases of the two in front of a nonlinearity; the biases
@@ -104,6 +106,8 @@ def rank_parameters(shape: Shape, vocabulary: int, context: int, layout: Layout)
     """
     degree, width = layout.tensor_parallel, shape.width
     symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
+    if network == "analysed":
+        return symbols * width + context * width + shape.depth * (4 * width**2 // degree)
     block = (12 * width**2 + 7 * width) // degree + 6 * width
     return symbols * width + context * width + shape.depth * block + 2 * width
 
@@ -114,7 +118,8 @@ def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
     16 values of d a token and layer. Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count 34·s·b·h bytes of
     16-bit values and dropout masks plus 5·a·s²·b of attention scores; without dropout the masks go (32 bytes = 16
     values) and with a fused attention kernel the scores are never stored. Tensor parallelism shares 12 of the 16;
-    recomputation keeps one. The final norm adds 2·d, dropout its masks.
+    recomputation keeps one. The final norm adds 2·d, dropout its masks. The analysed network keeps 5 values, 4 of them
+    shared, and the scores.
     """
     stream = _stream(shape, recipe, layout)
     masks = (2 * shape.depth + 1) * stream // _BYTES[recipe.precision] if recipe.dropout else 0
@@ -129,12 +134,17 @@ def _stream(shape: Shape, recipe: Recipe, layout: Layout) -> int:
 
 def _layer(stream: int, shape: Shape, recipe: Recipe, layout: Layout) -> int:
     """Bytes that backward needs of a layer."""
-    kept = 4 * stream + 12 * stream // layout.tensor_parallel
     if recipe.network == "analysed":
-        # Its weights of attention are not a kernel's own affair: each head keeps [T, T] of them a sequence.
-        heads = shape.heads // layout.tensor_parallel
-        kept += layout.sequences(recipe) * heads * recipe.context**2 * _BYTES[recipe.precision]
-    return kept
+        # The layer's input; query, key, value and the input of the last matrix; and the weights of attention, which are
+        # not a kernel's own affair here.
+        return stream + 4 * stream // layout.tensor_parallel + _scores(shape, recipe, layout)
+    return 4 * stream + 12 * stream // layout.tensor_parallel
+
+
+def _scores(shape: Shape, recipe: Recipe, layout: Layout) -> int:
+    """Bytes of a layer's weights of attention: each head has [T, T] of them a sequence."""
+    heads = shape.heads // layout.tensor_parallel
+    return layout.sequences(recipe) * heads * recipe.context**2 * _BYTES[recipe.precision]
 
 
 Moment = Literal["forward", "backward", "reduction", "step"]
@@ -207,7 +217,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     """
     degree, groups, zero = layout.tensor_parallel, layout.data_parallel, layout.zero
     value = _BYTES[recipe.precision]
-    whole = rank_parameters(shape, vocabulary, recipe.context, layout)
+    whole = rank_parameters(shape, vocabulary, recipe.context, layout, recipe.network)
     part = math.ceil(whole / groups) if zero else whole
     bucket = value * min(BUCKET, whole)
     weights = value * (part if zero == 3 else whole) + (4 * part if zero else 0)
@@ -217,6 +227,9 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     inside = (_layer(stream, shape, recipe, layout) if layout.recompute else 0) + (
         4 + 2 * degree
     ) * stream // degree
+    if recipe.network == "analysed":
+        # Their gradient.
+        inside += _scores(shape, recipe, layout)
     symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
     logit = 14 if layout.shard_vocabulary and value == 2 else 12
     head = layout.sequences(recipe) * recipe.context * symbols * logit
@@ -248,5 +261,5 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
         optimizer=8 * part,
         buffers=buffers,
         activations=activations,
-        construction=4 * parameters(shape, vocabulary, recipe.context).total,
+        construction=4 * parameters(shape, vocabulary, recipe.context, recipe.network).total,
     )

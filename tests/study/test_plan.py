@@ -232,12 +232,6 @@ def test_hours_are_the_work_over_the_slots_but_never_below_the_longest_cell(
     assert many.hours == pytest.approx(max(p.seconds for p in many.cells) / 3600)
 
 
-def test_the_planned_minutes_are_those_that_were_measured() -> None:
-    # The pilot: 660 CPU-seconds for the 45 cells, before DeepSpeed's 1-2 ms a step (45 x 1,200 steps).
-    seconds = plan_of(SMALL).device_hours * 3600
-    assert 500 < seconds < 660 + 45 * 1200 * 2e-3 + 150
-
-
 def test_cost_is_the_price_times_the_hours() -> None:
     plan = plan_of(SMALL, "resources.price_per_hour=3")
     assert plan.cost == pytest.approx(3 * plan.device_hours)

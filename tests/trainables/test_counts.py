@@ -142,7 +142,8 @@ def test_the_parameters_of_a_rank_are_those_of_a_model_shared_by_hand(
 @pytest.mark.parametrize("depth", [1, 5])
 def test_one_rank_has_all_parameters(depth: int) -> None:
     shape = Shape(depth=depth, width=48, heads=2)
-    assert rank_parameters(shape, 257, 33, Layout()) == parameters(shape, 257, 33).total
+    for network in ("gpt2", "analysed"):
+        assert rank_parameters(shape, 257, 33, Layout(), network) == parameters(shape, 257, 33, network).total
 
 
 @pytest.mark.parametrize(

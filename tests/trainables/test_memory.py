@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainables.memory_cells import measure
-from trainables.cell import Precision, Recipe, Shape
+from trainables.cell import Network, Precision, Recipe, Shape
 from trainables.counts import Memory, memory
 from trainables.layout import Layout, default_zero
 
@@ -27,9 +27,9 @@ CASES = {
 }
 
 
-def arguments(name: str, precision: Precision, **layout: Any) -> tuple[Shape, int, Recipe, Layout]:
+def arguments(name: str, precision: Precision, network: Network = "gpt2", **layout: Any) -> tuple[Shape, int, Recipe, Layout]:
     depth, width, heads, vocabulary, context, batch = CASES[name]
-    recipe = Recipe(steps=4, batch=batch, context=context, precision=precision)
+    recipe = Recipe(steps=4, batch=batch, context=context, precision=precision, network=network)
     ranks = layout.get("tensor_parallel", 1) * layout.get("data_parallel", 1)
     spread = Layout(**{"zero": default_zero(precision, ranks), **layout})
     return Shape(depth=depth, width=width, heads=heads), vocabulary, recipe, spread
@@ -117,3 +117,9 @@ def test_a_shared_vocabulary_halves_the_head(precision: Precision) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_pieces_of_a_batch_add_up_their_gradients(name: str, precision: Precision) -> None:
     check(name, precision, micro_batch=1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["deep", "context"])
+def test_the_analysed_network_keeps_its_weights_of_attention(name: str, precision: Precision) -> None:
+    check(name, precision, network="analysed")

@@ -102,8 +102,8 @@ SLOW = {
     "interplay run quickstart-search": " --set search.max_cells=8",
     "interplay run rank-collapse": " --set frontier.depths=[2,6]",
     "interplay run induction": "",
-    "interplay run hops": " --set data.hops=[1,2] --set training.steps=1000",
-    "interplay run connectivity": " --set data.diameter=[1,2] --set training.steps=1000",
+    "interplay run hops": " --set training.steps=200",
+    "interplay run connectivity": " --set training.steps=200",
     "interplay run one-wide-layer": " --set frontier.depths=[1,4]",
 }
 

@@ -12,7 +12,10 @@ import yaml
 
 from study import document
 from study.errors import SpecError
-from study.spec import StudySpec
+from study.spec import StudySpec, studies
+
+#: The key by which the studies of a series have different files.
+VARIED_PATH = "data.path"
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,11 @@ def _sources(data: Any) -> Iterator[Any]:
 
 
 def _paths(spec: StudySpec) -> Iterator[str]:
-    """Every file or pattern that the data of a study name."""
-    for source in _sources(spec.model_dump(mode="json")["data"]):
-        found = source.get("path")
-        yield from [found] if isinstance(found, str) else found or ()
+    """Every file or pattern that the data of a study name, or of a study of a series."""
+    for study in studies(spec):
+        for source in _sources(study.model_dump(mode="json")["data"]):
+            found = source.get("path")
+            yield from [found] if isinstance(found, str) else found or ()
 
 
 def _relocate(raw: dict[str, Any], folder: Path | None, sent: set[str]) -> None:
@@ -107,6 +111,9 @@ def _relocate(raw: dict[str, Any], folder: Path | None, sent: set[str]) -> None:
             source["path"] = _inside(found, folder, sent)
         elif found:
             source["path"] = [_inside(path, folder, sent) for path in found]
+    vary = raw.get("vary") or {}
+    if VARIED_PATH in vary:
+        vary[VARIED_PATH] = [_inside(path, folder, sent) for path in vary[VARIED_PATH]]
 
 
 def _inside(path: str, folder: Path | None, sent: set[str]) -> str:

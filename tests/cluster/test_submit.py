@@ -115,6 +115,22 @@ def test_data_within_the_checkout_go_along_by_a_path_that_holds_there(checkout, 
     assert yaml.safe_load(sent["text.submitted.yaml"])["data"]["path"] == "corpus.txt"
 
 
+def test_the_files_of_a_series_go_along_too(checkout, tmp_path):
+    (checkout / "other.txt").write_text("other words\n" * 100)
+    vary = "vary={data.path: [corpus.txt, other.txt]}"
+    shipment = packed(tmp_path, "text", vary)
+    sent = contents(shipment)
+    assert {"corpus.txt", "other.txt"} <= set(sent)
+    assert yaml.safe_load(sent["text.submitted.yaml"])["vary"] == {"data.path": ["corpus.txt", "other.txt"]}
+    with pytest.raises(SpecError, match="secret.txt, which .gitignore or .rayignore keeps from being sent"):
+        pack(
+            "text",
+            [vary.replace("other", "secret")],
+            load_spec("text", [vary.replace("other", "secret")]),
+            tmp_path,
+        )
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

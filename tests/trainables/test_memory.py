@@ -27,7 +27,9 @@ CASES = {
 }
 
 
-def arguments(name: str, precision: Precision, network: Network = "gpt2", **layout: Any) -> tuple[Shape, int, Recipe, Layout]:
+def arguments(
+    name: str, precision: Precision, network: Network = "gpt2", **layout: Any
+) -> tuple[Shape, int, Recipe, Layout]:
     depth, width, heads, vocabulary, context, batch = CASES[name]
     recipe = Recipe(steps=4, batch=batch, context=context, precision=precision, network=network)
     ranks = layout.get("tensor_parallel", 1) * layout.get("data_parallel", 1)

@@ -19,8 +19,9 @@ SCORES = {
     "induction_score_shifted": "induction score of a head at its best distance",
 }
 
-#: Columns of the accuracy of one difficulty of a task: `accuracy_hops_8` is of the sequences of eight hops.
-GRADED = re.compile(r"accuracy_([a-z]+)_(\d+)")
+#: Columns of the accuracy of one difficulty of a task: `accuracy_hops_8` is of the sequences of eight hops. Other words
+#: would be of something else: `accuracy_top_5`.
+GRADED = re.compile(r"accuracy_(hops|diameter)_(\d+)")
 
 
 @dataclass(frozen=True)

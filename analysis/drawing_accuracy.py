@@ -15,7 +15,7 @@ def draw_accuracy(data: AccuracyData, colours: Mapping[int, str], size_label: st
     ends = points_of_depths(axes, data.points, "mean", colours, joined="-")
     size_limits(axes, data.points, many=many)
     axes.set_ylim(-0.03, 1.03)
-    axes.set_ylabel("accuracy (share of targets)")
+    axes.set_ylabel("accuracy (share of what is asked)")
     axes.set_xlabel(size_label)
     name_depths(canvas, axes, ends, many=many)
     return canvas

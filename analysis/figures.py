@@ -188,8 +188,8 @@ def make_figures(
     if accuracy is not None:
         add(
             "accuracy",
-            "Share of the scored targets of the validation set that the net puts first, mean over the seeds; bars run "
-            "from the lowest to the highest seed.",
+            "Share of the targets asked for in the validation set that the net puts first, mean over the seeds; bars "
+            "run from the lowest to the highest seed.",
             accuracy,
             lambda: drawing_accuracy.draw_accuracy(accuracy, colours, size_label),
         )

@@ -243,7 +243,8 @@ def kaplan(
     for counted, scope, where, losses in groups:
         start = Exponent(counted, "power", scope, where, len(losses.size))
         exponents.append(_straight(start, losses, 0.0, curves, level))
-        if floor is not None:
+        if floor:
+            # Above an entropy of 0, that of a task, it would be the same law again.
             start = Exponent(counted, "floor", scope, where, len(losses.size))
             exponents.append(_straight(start, losses, floor, curves, level))
         if scope == "best":

@@ -35,6 +35,8 @@ def _exponent(found: Kaplan) -> str:
     plain = found.exponent("own", "power")
     if plain is None or plain.alpha is None:
         return ""
+    if plain.alpha <= 0:
+        return f"The loss of the best shapes does not fall with N: as N^−α it has α = {_alpha(plain, found.level)}."
     text = f"The loss of the best shapes falls like N^−α with α = {_alpha(plain, found.level)}"
     floor = found.exponent("own", "floor")
     if floor is not None and floor.alpha is not None:

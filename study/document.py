@@ -45,6 +45,9 @@ CROSSING_KEYS = (
     *("aim", "target_params", "until", "max_flops", "max_cells", "max_seeds", "new_budgets", "limits"),
 )
 
+#: Keys of a series whose studies have different files; a mixture has some in its parts.
+VARIED_PATH = re.compile(r"data(\.parts\.\d+\.data)*\.path")
+
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML where 1e6 is a number, as in YAML 1.2, and a key written twice is an error."""
@@ -219,9 +222,9 @@ def anchor(raw: dict[str, Any], folder: Path) -> None:
     data = raw.get("data")
     parts = data.get("parts") if isinstance(data, dict) else None
     vary = raw.get("vary")
-    if isinstance(vary, dict) and isinstance(vary.get("data.path"), list):
-        paths = vary["data.path"]
-        vary["data.path"] = [_from(folder, path) if isinstance(path, str) else path for path in paths]
+    for key, paths in vary.items() if isinstance(vary, dict) else ():
+        if VARIED_PATH.fullmatch(str(key)) and isinstance(paths, list):
+            vary[key] = [_from(folder, path) if isinstance(path, str) else path for path in paths]
     nested = [part.get("data") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     for source in (data, *nested):
         if isinstance(source, dict) and isinstance(source.get("path"), str):
@@ -313,8 +316,15 @@ def _copy(value: Any) -> Any:
 def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], origin: str) -> str:
     """Put what pydantic found into one paragraph: key, value, what is allowed, near miss."""
     found: dict[str, list[str]] = {}
-    for details in _without_echoes(error.errors(include_url=False), model):
-        path = _path(details, raw)
+    told = [
+        (details, _path(details, raw)) for details in _without_echoes(error.errors(include_url=False), model)
+    ]
+    for details, path in told:
+        if isinstance(details["input"], list | tuple) and any(
+            other.startswith(f"{path}.") for _, other in told
+        ):
+            # That a list is no number is what one member of a union says; another says which of its items is wrong.
+            continue
         # Several mistakes at one place are what the members of a union say of one value.
         group = path if details["type"] != "value_error" else f"{path} {details['msg']}"
         found.setdefault(group, []).append(_sentence(details, path, model))
@@ -353,8 +363,14 @@ def _path(details: ErrorDetails, raw: Mapping[str, Any]) -> str:
     here: Any = raw
     parts: list[str] = []
     location = details["loc"]
+    tagged = False
     for index, part in enumerate(location):
         last = index == len(location) - 1
+        if isinstance(here, Mapping) and not tagged and part in (here.get("kind"), here.get("rule")):
+            # The member's name, which may be that of a key as well: the task `hops` has a key `hops`.
+            tagged = True
+            continue
+        before = here
         if (isinstance(here, Mapping) and part in here) or (
             isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
         ):
@@ -365,6 +381,7 @@ def _path(details: ErrorDetails, raw: Mapping[str, Any]) -> str:
             parts.append(part)
         elif last and details["type"] in {"missing", "extra_forbidden"}:
             parts.append(str(part))
+        tagged = tagged and here is before
     return ".".join(parts)
 
 

@@ -192,7 +192,7 @@ def export_text(written: Exported) -> Text:
         f"Validation loss {record.loss:.6f} nats a token after {record.tokens:,} tokens.",
     ]
     if record.tokenizer is None:
-        lines.append("Its tokens are symbols of a grammar and no text, so there is no tokenizer.")
+        lines.append("Its tokens are symbols and no text, so there is no tokenizer.")
     if written.mlflow_model:
         lines.append(f"MLflow has it as {written.mlflow_model}.")
     return Text.assemble("\n".join(lines), "\n\n", ("\n".join(written.loading), "bold"))
@@ -243,8 +243,7 @@ def model_card(kept: Kept) -> str:
         if record.tokenizer
         else [
             "",
-            f"Its tokens are symbols 0 to {record.vocabulary - 2} of a random grammar and no text, so there is no "
-            f"tokenizer. A sequence begins with the id {record.vocabulary - 1}.",
+            f"Its tokens are {_symbols(cell.data, record.vocabulary)} and no text, so there is no tokenizer.",
         ]
     )
     return "\n".join(
@@ -517,6 +516,18 @@ def _list(kept: Sequence[Kept | Unread]) -> str:
     return shown + (f" and {len(kept) - LISTED} more" if len(kept) > LISTED else "")
 
 
+def _symbols(data: DataSpec, vocabulary: int) -> str:
+    """What the ids of a net without a tokenizer are."""
+    if isinstance(data, TaskData) and data.graded_by and len(data.parts) > 1:
+        starts = (f"{data.first_start + place} of {part}" for place, part in enumerate(data.parts))
+        return (
+            f"the ids 0 to {data.first_start - 1} of a task (a sequence begins with an id that tells its "
+            f"{data.graded_by}: {', '.join(starts)})"
+        )
+    whose = "a task" if isinstance(data, TaskData) else "a random grammar"
+    return f"symbols 0 to {vocabulary - 2} of {whose} (a sequence begins with the id {vocabulary - 1})"
+
+
 def _data(data: DataSpec) -> str:
     """What the data is, in words; of files only the last part of a path, which may tell about its owner."""
     if isinstance(data, MixtureData):
@@ -531,7 +542,11 @@ def _data(data: DataSpec) -> str:
         )
     if isinstance(data, TaskData):
         told = data.model_dump(exclude={"kind", "sequences", "validation_sequences"})
-        return f"the task {data.kind} ({', '.join(f'{key} {value}' for key, value in told.items())})"
+        words = (
+            f"{key} {' and '.join(map(str, value)) if isinstance(value, tuple) else value}"
+            for key, value in told.items()
+        )
+        return f"the task {data.kind} ({', '.join(words)})"
     if data.kind == "files":
         paths = (data.path,) if isinstance(data.path, str) else data.path
         return "files " + ", ".join(Path(path).name for path in paths)

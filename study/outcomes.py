@@ -7,6 +7,8 @@
 import argparse
 import datetime
 import json
+import math
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
@@ -29,7 +31,7 @@ class Outcome(BaseModel):
         seeds: that every shape was trained with.
         cells: rows with a loss.
         train_seconds: in training steps and evaluations, all cells together.
-        seconds: from the start of the first cell to the end of the last, on the slots there were.
+        seconds: in which cells were trained, on the slots there were; breaks between runs are not counted.
         words: the answer of the report, a sentence each.
         revision: of the code.
     """
@@ -88,17 +90,26 @@ def read_outcome(name: str, results: Path) -> Outcome:
     if not rows:
         raise SpecError(f"the preset {name} has no rows in {results}; run `interplay run {name}` first.")
     spent = {row.cell: row.metrics.get("train_seconds", 0.0) for row in rows}
-    first, last = min(ended_at(row) - spent[row.cell] for row in rows), max(map(ended_at, rows))
+    times = [(ended_at(row) - spent[row.cell], ended_at(row)) for row in rows]
     return Outcome(
         identity=identity(spec),
-        date=datetime.datetime.fromtimestamp(last, datetime.UTC).date().isoformat(),
+        date=datetime.datetime.fromtimestamp(max(times)[1], datetime.UTC).date().isoformat(),
         seeds=spec.training.seed_values,
         cells=sum(row.loss is not None for row in rows),
         train_seconds=round(sum(spent.values()), 1),
-        seconds=round(last - first, 1),
+        seconds=round(_covered(times), 1),
         words=tuple(_words(spec, results)),
         revision=revision(),
     )
+
+
+def _covered(times: Iterable[tuple[float, float]]) -> float:
+    """Seconds that are in one of these spans (start, end) or more."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(times):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _words(spec: StudySpec, results: Path) -> list[str]:
@@ -135,9 +146,11 @@ def main() -> None:
     parser.add_argument("presets", nargs="+", metavar="NAME")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where they were run")
     options = parser.parse_args()
-    known = outcomes() | {name: read_outcome(name, options.results) for name in options.presets}
     path = Path(__file__).parent / "presets" / FILE
-    document = {name: known[name].model_dump(mode="json") for name in sorted(known)}
+    # As they are written, because those to be replaced may lack what is recorded by now.
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known |= {name: read_outcome(name, options.results).model_dump(mode="json") for name in options.presets}
+    document = {name: known[name] for name in sorted(known)}
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 

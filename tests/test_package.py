@@ -1,5 +1,6 @@
 """A wheel carries all it needs: presets are package data, and the command works outside the checkout."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,18 @@ def test_a_wheel_installed_in_an_empty_environment_plans_the_quickstart(tmp_path
         )
         assert done.returncode == 0, done.stderr
         assert preset in done.stdout
+    listed = subprocess.run(
+        [command[0], "presets", "--json"],
+        cwd=outside,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert any(record["outcome"] for record in json.loads(listed.stdout)), (
+        "the recorded outcomes are there too"
+    )
     for file in ("py.typed", "templates/report.html.j2"):
         assert list((tmp_path / "env").glob(f"lib/*/site-packages/analysis/{file}"))
     assert not list((tmp_path / "env").glob("lib/*/site-packages/tests"))

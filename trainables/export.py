@@ -17,7 +17,9 @@ from transformers.pytorch_utils import Conv1D
 
 from trainables.cell import Cell
 from trainables.data.huggingface import huggingface_tokenizer
+from trainables.data.spec import DataSpec
 from trainables.data.store import TokenStore
+from trainables.data.tasks.spec import TaskData
 from trainables.disk import FULL, settle
 from trainables.layout import Layout
 from trainables.model import model_config
@@ -148,7 +150,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
 def export_config(cell: Cell, store: TokenStore) -> GPT2Config:
     """Return the config of an exported model: the one it was trained with, and what generation needs."""
     config = model_config(cell.shape, cell.recipe, store.vocabulary)
-    start, end = boundaries(store)
+    start, end = boundaries(cell.data, store)
     config.bos_token_id, config.eos_token_id = start, end
     config.use_cache = True
     config.architectures = ["GPT2LMHeadModel"]
@@ -167,12 +169,15 @@ def generation_config(config: GPT2Config) -> GenerationConfig:
     )
 
 
-def boundaries(store: TokenStore) -> tuple[int, int | None]:
-    """Return the ids a text begins after and ends with.
+def boundaries(data: DataSpec, store: TokenStore) -> tuple[int | None, int | None]:
+    """Return the ids a text begins after and ends with, None where there is no such id.
 
     Documents are packed with end of text between them, so it is also what precedes one. A sequence of symbols
-    begins with an id of its own, the last of the vocabulary, and ends with its context.
+    begins with an id of its own, the last of the vocabulary, and ends with its context; of a task of several
+    difficulties each has such an id, and none is what to begin with.
     """
+    if isinstance(data, TaskData) and len(data.parts) > 1:
+        return None, None
     from trainables.data.tokenizer import BPE_END, BYTES_END
 
     kind = store.manifest["spec"].get("tokenizer")

@@ -317,8 +317,8 @@ class _Training:
     def _evaluate(self) -> None:
         """Loss over the whole validation set, each target once, in nats per target; the groups share the work.
 
-        Where data has targets of its own, the share of them that is the most likely token is the measure `accuracy`
-        (`trainables.data.tasks.score`).
+        Where data has targets of its own, the share of those asked for that the net puts first is the measure
+        `accuracy` (`trainables.data.tasks.score`).
         """
         layout, engine = self.layout, self.engine
         start = time.perf_counter()

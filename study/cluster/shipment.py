@@ -14,9 +14,6 @@ from study import document
 from study.errors import SpecError
 from study.spec import StudySpec, studies
 
-#: The key by which the studies of a series have different files.
-VARIED_PATH = "data.path"
-
 
 @dataclass(frozen=True)
 class Shipment:
@@ -112,8 +109,8 @@ def _relocate(raw: dict[str, Any], folder: Path | None, sent: set[str]) -> None:
         elif found:
             source["path"] = [_inside(path, folder, sent) for path in found]
     vary = raw.get("vary") or {}
-    if VARIED_PATH in vary:
-        vary[VARIED_PATH] = [_inside(path, folder, sent) for path in vary[VARIED_PATH]]
+    for key in filter(document.VARIED_PATH.fullmatch, vary):
+        vary[key] = [_inside(path, folder, sent) for path in vary[key]]
 
 
 def _inside(path: str, folder: Path | None, sent: set[str]) -> str:

@@ -76,7 +76,7 @@ def graded(**columns):
         "accuracy_hops_4": 0.5 + 0.45 * deep,
         "accuracy_hops_16": 0.25,
     }
-    return RunTable.from_frame(runs.frame.assign(**(easy | columns)))
+    return RunTable.from_frame(runs.frame.assign(heads=2, **(easy | columns)))
 
 
 def test_each_difficulty_has_its_own_accuracy_and_the_depth_that_it_takes():
@@ -114,6 +114,7 @@ def test_columns_that_are_no_accuracies_of_one_task_are_left_out():
     assert graded_accuracy(fit(table(), draws=100)) is None
     runs = graded(accuracy_hops_1=95.0, accuracy_hops_4=50.0)
     assert graded_accuracy(fit(runs, draws=100)) is None
+    assert graded_accuracy(fit(table(accuracy_top_1=0.5, accuracy_top_5=0.9), draws=100)) is None
     key, data = graded_accuracy(fit(graded(accuracy_diameter_2=0.5), draws=100))
     assert (key, len(data.axis.labels)) == ("hops", 3)
     assert graded_accuracy(Fit.from_json(fit(graded(), draws=100).to_json())) is None

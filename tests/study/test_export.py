@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from study.export import _data, find
+from study.export import _data, _symbols, find
 from study.ledger import Places, connect, identity, places
 from study.plan import make_plan
 from study.spec import load_spec
@@ -197,6 +197,11 @@ def test_the_card_says_what_the_model_is(command, study, tmp_path):
 
 def test_the_card_names_a_task_and_what_it_asks():
     assert _data(HopsData(hops=4)) == "the task hops (draw_seed 0, hops 4, alphabet 4)"
+    assert _data(HopsData(hops=(1, 4))) == "the task hops (draw_seed 0, hops 1 and 4, alphabet 4)"
+    assert _symbols(HopsData(hops=(1, 4)), 7) == (
+        "the ids 0 to 4 of a task (a sequence begins with an id that tells its hops: 5 of 1, 6 of 4)"
+    )
+    assert "symbols 0 to 4 of a task (a sequence begins with the id 5)" in _symbols(HopsData(hops=4), 6)
 
 
 def test_a_cell_is_found_by_key_digits_or_name(study):

@@ -75,6 +75,11 @@ def test_an_outcome_is_read_from_rows(tmp_path, monkeypatch):
     assert "Depth 2 overtakes depth 1" in " ".join(found.words)
 
 
+def test_breaks_between_runs_take_no_time():
+    """Two cells side by side, one within another's time, and one on the next day."""
+    assert outcomes._covered([(10.0, 20.0), (90_000.0, 90_005.0), (12.0, 30.0), (13.0, 14.0)]) == 25.0
+
+
 def test_an_unfinished_preset_has_no_outcome(tmp_path):
     with pytest.raises(SpecError, match="36 cells of quickstart have no row"):
         read_outcome("quickstart", tmp_path)

@@ -183,6 +183,23 @@ def test_varied_paths_start_from_the_folder_of_the_file(tmp_path):
     ]
 
 
+def test_varied_paths_of_a_mixture_start_from_the_folder_of_the_file_too(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "sub" / name).write_text("words " * 5000)
+    part = "{weight: 1, data: {kind: files, path: a.txt}}"
+    (tmp_path / "sub" / "texts.yaml").write_text(
+        f"name: texts\ndata: {{kind: mixture, parts: [{part}, {part}]}}\n"
+        "vary: {data.parts.0.data.path: [a.txt, b.txt]}\n"
+        "frontier: {depths: [1], heads: 2, budgets: [5000]}\n"
+        "training: {steps: 2, batch: 2, context: 16, lr: {rule: fixed, value: 0.01}}\n"
+    )
+    spec = load_spec(str(tmp_path / "sub" / "texts.yaml"))
+    assert [member.spec.data.parts[0].data.path for member in members(spec)] == [
+        str(tmp_path / "sub" / name) for name in ("a.txt", "b.txt")
+    ]
+
+
 def test_a_series_does_not_replace_the_report_of_a_study(command, tmp_path):
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "spec.yaml").write_text("name: small")

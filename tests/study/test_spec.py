@@ -154,6 +154,26 @@ def test_levine2020_brackets_every_fitted_transition_from_both_depths() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("data.alphabet=2", "`data.alphabet` is 2; it should be greater than or equal to 3."),
+        ("data.draw_seed=-1", "`data.draw_seed` is -1; it should be"),
+        ("data.hop=3", "`data.hop` is not a key; did you mean `hops`? The keys of `data` are"),
+        ("data.hops=[1, two]", "hops: `data.hops.1` is 'two'; it should be a valid integer"),
+        (
+            "data.hops=2000",
+            "`data.hops` is 2000; it should be less than or equal to 1000; or it should be a list",
+        ),
+        ("data.hops=[2, 2]", "In `data`: `hops` is a number or a list of different numbers"),
+    ],
+)
+def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, words):
+    with pytest.raises(SpecError) as error:
+        load_spec("hops", [change])
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("override", "pieces"),
     [
         (
@@ -189,7 +209,7 @@ def test_levine2020_brackets_every_fitted_transition_from_both_depths() -> None:
         ("data={kind: hops, hops: 30}", ["`training.context` 64", "90 tokens on average", "or fewer hops"]),
         ("data={kind: hops, alphabet: 2}", ["`data.alphabet` is 2", "greater than or equal to 3"]),
         ("data={kind: connectivity, vertices: 30, names: 99}", ["fills 69 tokens", "69 or more"]),
-        ("data={kind: connectivity, diameter: [2, 10]}", ["cycles of `diameter` 10", "42 vertices"]),
+        ("data={kind: connectivity, diameter: [2, 10]}", ["cycles of `diameter` 10", "take 40 vertices or"]),
         ("data={kind: connectivity, questions: 25}", ["25 `questions` of 24 `vertices`"]),
         ("data={kind: hops, hops: [2, 2]}", ["list of different numbers", "[2, 2]"]),
         ("data={kind: hops, hops: [1, two]}", ["`data.hops.1` is 'two'", "valid integer"]),

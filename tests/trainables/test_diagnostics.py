@@ -15,7 +15,7 @@ from trainables.data.spec import HierarchyData
 from trainables.data.store import open_store
 from trainables.diagnostics.blocks import blocks, check_blocks, embedded, mean_loss
 from trainables.diagnostics.gradients import StepMeter
-from trainables.diagnostics.induction import after_same, attention_weights, induction, scores
+from trainables.diagnostics.induction import after_same, attention_weights, induction, looked_at, scores
 from trainables.diagnostics.layer_drop import layer_drop
 from trainables.diagnostics.names import DIAGNOSTICS, check_diagnostics
 from trainables.diagnostics.probe import PROBE_TOKENS
@@ -266,18 +266,22 @@ def test_a_head_that_looks_farther_on_is_found_with_its_distance(shift):
             weights[row, 1, place] = 0
             back = period if shift < period else 2 * period
             weights[row, 1, place, place - back + 1 + shift] = 1
-    found = scores(weights, inputs)
+    found = scores(weights, looked_at(inputs))
     assert int(found.argmax()) == shift
     assert found[shift] == 1
-    # The diagonal is what stands nine places on in the first row alone, and eleven in the second.
+    # A whole period farther on stands the same, in one of the three rows.
     assert sorted(found.tolist())[-2] < 0.4
+    assert scores(torch.eye(40).expand(3, 3, 40, 40), looked_at(inputs)).max() == 0, (
+        "attention to oneself is none"
+    )
 
 
-def test_the_position_behind_the_same_token_is_never_in_the_future():
+def test_the_position_behind_the_same_token_is_before_the_present_one():
     inputs = torch.tensor([[5, 6, 5, 5, 7, 5, 6]])
     assert after_same(inputs)[0].tolist() == [-1, -1, 1, -1, -1, 4, 2]
-    # Two behind: a token counts as the same where three more follow it, the present one among them.
-    assert after_same(inputs, 2)[0].tolist() == [-1, -1, -1, 3, -1, 5, 4]
+    # One and two behind: a token counts as the same where two or three more follow it, before the present one.
+    assert after_same(inputs, 1)[0].tolist() == [-1, -1, -1, 2, -1, 4, 3]
+    assert after_same(inputs, 2)[0].tolist() == [-1, -1, -1, -1, -1, 3, 4]
 
 
 def test_a_step_is_measured_as_it_was_made():

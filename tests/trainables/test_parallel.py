@@ -180,13 +180,14 @@ def test_rates_of_a_parametrisation_are_those_of_one_rank(ranks, root, expected,
 
 @pytest.mark.parametrize("case", [("tp2", 0), ("dp2", 1, True), ("tp2xdp2", 2, True, True)], ids=str)
 def test_the_accuracy_of_a_task_is_that_of_one_rank(ranks, root, case):
-    data = HopsData(hops=1, sequences=600, validation_sequences=20)
+    data = HopsData(hops=(1, 2), sequences=600, validation_sequences=20)
     one = cell().model_copy(update={"data": data, "data_key": data_key(data, CONTEXT)})
     alone = one_rank(ranks, root, one)
     results = gang(ranks, root, one, layout(*case))
     assert_same(results[0], alone, loss=2e-6, norm=1e-5)
     assert [e.measures for e in results[0].evaluations] == [e.measures for e in alone.evaluations]
     assert all(0 < e.measures["accuracy"] < 1 for e in alone.evaluations)
+    assert all(set(e.measures) >= {"accuracy_hops_1", "accuracy_hops_2"} for e in alone.evaluations)
     assert [curve(result) for result in results] == [curve(results[0])] * len(results)
 
 

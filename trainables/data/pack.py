@@ -203,7 +203,6 @@ def _pack_task(spec: AnyTask, context: int, folder: Path) -> dict[str, Any]:
         "scored": scored,
         "floor": 0.0,
         "bytes_per_token": None,
-        "start_of_text": spec.ids - 1,
         "notes": [],
     }
 

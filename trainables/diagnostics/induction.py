@@ -6,9 +6,11 @@ that tells each token its predecessor, and one that looks for it. The score is O
 
 Nothing says that the first layer must carry tokens on by one place. Where it tells each token the two that stand s + 1
 and s places before, the second does the same by looking s places farther on: nets of the preset `induction` do so with
-s = 7, which the plain score takes for no induction at all. So there is a score at the best distance s too.
+s = 7, which the plain score takes for no induction at all. So there is a score at the best distance s too. A head that
+looks back by a fixed number of tokens has some of that as well, where repetitions are of few lengths.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,14 +34,15 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
         model: a model of `trainables.model.build_model` with softmax, in evaluation mode.
         inputs: tokens [B, T].
     """
+    places = looked_at(inputs)
+    if not places:
+        return {}
     layers = []
     states = embedded(model, inputs)
     for block in blocks(model):
-        layers.append(scores(attention_weights(block, states), inputs))
+        layers.append(scores(attention_weights(block, states), places))
         states = block(states)
     table = torch.stack(layers)
-    if not len(table[0]):
-        return {}
     best, shift = table.max(1)
     deepest = best.argmax()
     found: dict[str, Tensor] = {}
@@ -54,34 +57,47 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
     }
 
 
-def scores(weights: Tensor, inputs: Tensor) -> Tensor:
-    """The best head's score of one layer at each distance, from 0 up to `SHIFTS`, the least that can be told.
+def looked_at(inputs: Tensor) -> list[Tensor]:
+    """What an induction head looks at from each position, by distance from 0 on, -1 where nothing is scored: [B, T].
 
-    A distance is told where half of the positions it is told of at 0, or more, have the same token so far before them.
+    Scored are positions of the last half that have the same token far enough before them. Of the `SHIFTS` distances
+    those are told for which half as many positions, or more, are scored as at 0.
+
+    Args:
+        inputs: tokens [B, T].
+    """
+    half = inputs.shape[1] // 2
+    found: list[Tensor] = []
+    for shift in range(min(SHIFTS, half)):
+        target = after_same(inputs, shift)
+        target[:, :half] = -1
+        scored = int((target >= 0).sum())
+        if not scored or (found and 2 * scored < int((found[0] >= 0).sum())):
+            break
+        found.append(target)
+    return found
+
+
+def scores(weights: Tensor, places: Sequence[Tensor]) -> Tensor:
+    """The best head's score of one layer at each distance.
 
     Args:
         weights: of attention, [B, heads, T, T].
-        inputs: tokens [B, T].
+        places: as `looked_at` gives them.
     """
-    found: list[Tensor] = []
-    most = 0
-    for shift in range(min(SHIFTS, inputs.shape[1] // 2)):
-        target = after_same(inputs, shift)
-        counted = target >= 0
-        counted[:, : inputs.shape[1] // 2] = False
-        most = most or int(counted.sum())
-        if not most or 2 * int(counted.sum()) < most:
-            break
+    found = []
+    for target in places:
         index = target.clamp(min=0)[:, None, :, None].expand(-1, weights.shape[1], -1, 1)
-        found.append(weights.gather(3, index)[..., 0].transpose(1, 2)[counted].mean(0).max())
-    return torch.stack(found) if found else weights.new_empty(0)
+        paid = weights.gather(3, index)[..., 0].transpose(1, 2)
+        found.append(paid[target >= 0].mean(0).max())
+    return torch.stack(found)
 
 
 def after_same(inputs: Tensor, shift: int = 0) -> Tensor:
     """The position `shift` places behind the one after the last earlier same token, -1 where there is none, [B, T].
 
-    Of the same tokens the last one is taken for which that position is not in the future. With no shift, a token right
-    after itself has none: the position after the earlier one is its own.
+    Of the same tokens the last one is taken for which that position is before the present one: attention to oneself is
+    no sign of looking back. With no shift only the last one counts, and a token right after itself has none.
 
     Args:
         inputs: tokens [B, T].
@@ -90,9 +106,10 @@ def after_same(inputs: Tensor, shift: int = 0) -> Tensor:
     length = inputs.shape[1]
     places = torch.arange(length, device=inputs.device)
     is_same = inputs[:, :, None] == inputs[:, None, :]
-    last = torch.where(is_same & (places + shift < places[:, None]), places, -1).amax(2)
-    there = (last >= 0) & ((last + 1 < places) | (shift > 0))
-    return torch.where(there, last + 1 + shift, -1)
+    # The last one of all, or with a shift the last one far enough back.
+    far = shift + 1 if shift else 0
+    last = torch.where(is_same & (places + far < places[:, None]), places, -1).amax(2)
+    return torch.where((last >= 0) & (last + 1 + shift < places), last + 1 + shift, -1)
 
 
 def attention_weights(block: Any, states: Tensor) -> Tensor:

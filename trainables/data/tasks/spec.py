@@ -95,6 +95,8 @@ def first_part(context: int) -> int:
 
 #: Lookups of one sequence.
 Hops = Annotated[int, Field(ge=0, le=1000)]
+#: Vertices of a graph at most.
+MOST_VERTICES = 4096
 #: Edges between two vertices of one cycle at most.
 Diameter = Annotated[int, Field(ge=1, le=1000)]
 
@@ -166,7 +168,9 @@ class ConnectivityData(TaskData):
     """
 
     kind: Literal["connectivity"] = "connectivity"
-    vertices: int = Field(default=24, ge=6, le=4096, description="vertices, and edges, of each graph")
+    vertices: int = Field(
+        default=24, ge=6, le=MOST_VERTICES, description="vertices, and edges, of each graph"
+    )
     diameter: Diameter | tuple[Diameter, ...] = Field(
         default=2,
         description="most edges between connected vertices, D, or a list of which each graph has one",
@@ -189,12 +193,17 @@ class ConnectivityData(TaskData):
             )
         for part in self.parts:
             if not cycle_length(self.vertices, part):
-                length = 2 * part + 1
-                either = f"{length} or {2 * part}" if part > 1 else f"{length}"
+                either = f"{2 * part + 1} or {2 * part}" if part > 1 else "3"
+                fitting = [
+                    count
+                    for count in range(6, MOST_VERTICES + 1)
+                    if all(cycle_length(count, one) for one in self.parts)
+                ]
+                nearest = min(fitting, key=lambda count: abs(count - self.vertices), default=None)
+                way = f"take {nearest} vertices or other diameters" if nearest else "take other diameters"
                 raise ValueError(
                     f"the task `connectivity` has no cycles of `diameter` {part} in {self.vertices} `vertices`: two or "
-                    f"more of {either} vertices must make up all of them; take 2 x {length} = {2 * length} vertices, "
-                    "a multiple of that, or another diameter"
+                    f"more of {either} vertices must make up all of them; {way}"
                 )
         return self
 

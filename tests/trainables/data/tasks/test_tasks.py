@@ -336,9 +336,11 @@ def test_too_few_different_sequences_end_with_an_error():
         (HopsData, {"hops": ()}, ["different numbers", "[]"]),
         (ConnectivityData, {"vertices": 30}, ["24 `names`", "a name for each vertex"]),
         (ConnectivityData, {"questions": 25}, ["25 `questions` of 24 `vertices`"]),
-        (ConnectivityData, {"diameter": (1, 5)}, ["of `diameter` 5 in 24", "of 11 or 10 vertices", "= 22 vertices"]),
-        (ConnectivityData, {"diameter": 12}, ["of 25 or 24 vertices"]),
-        (ConnectivityData, {"vertices": 8, "diameter": 1}, ["or more of 3 vertices", "2 x 3 = 6 vertices"]),
+        (ConnectivityData, {"diameter": (1, 5)}, ["of `diameter` 5 in 24", "of 11 or 10 vertices", "take 30 vertices"]),
+        (ConnectivityData, {"diameter": 12}, ["of 25 or 24 vertices", "take 48 vertices"]),
+        (ConnectivityData, {"vertices": 8, "diameter": 1}, ["or more of 3 vertices", "take 9 vertices or other"]),
+        (ConnectivityData, {"diameter": (1, 2, 1000)}, ["or more of 2001 or 2000 vertices", "; take other diameters"]),
+        (ConnectivityData, {"diameter": (7, 11, 13)}, ["must make up all of them; take 2002 vertices or"]),
     ],
 )  # fmt: skip
 def test_a_task_that_cannot_be_drawn_is_refused_with_the_way_out(kind, keys, words):

@@ -9,7 +9,7 @@ RESULTS ?= results
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make study      install, run the quickstart study (about 7 minutes on 2 cores), write its report"
+	@echo "make study      install, run the quickstart study (about 5 minutes on 2 cores), write its report"
 	@echo "make test       install, run the tests"
 	@echo "make test-slow  the tests of real parts: whole studies, killed processes, servers"
 	@echo "make lint       ruff and mypy"

@@ -78,7 +78,7 @@ def write_series(
     figures = _figures(key, level, crossings, best, shown)
     colours = _colours(ordered, crossings, best)
     drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
-    words = series_sentences(key, crossings, best, moved, shown, level, comparable=comparable)
+    words = series_sentences(key, ordered, crossings, best, moved, shown, level, comparable=comparable)
     document = series_json(ordered, key, title, crossings, best, moved, shown, facts or {})
     document["answers"] = words
     write_json(folder / "series.json", document)

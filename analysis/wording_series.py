@@ -8,17 +8,20 @@ from typing import Any
 from analysis.by_value import MeasureData, label
 from analysis.contrast import Moved
 from analysis.numbers import digits, human
-from analysis.series import BestData, CrossingData, Move
+from analysis.series import BestData, CrossingData, Member, Move
 from analysis.wording import ends, human_range, layers, percent
 from analysis.wording_by_value import compared_sentence, listed_values, needed_sentence, runs_of
 from analysis.wording_search import factor_interval
 
 #: Pairs of depths that are told in a sentence of their own.
 MOST_PAIRS = 3
+#: Of what the data do not tell.
+UNSETTLED = "not settled"
 
 
 def series_sentences(
     key: str,
+    members: Sequence[Member],
     crossings: CrossingData | None,
     best: BestData | None,
     moves: Sequence[Move],
@@ -38,9 +41,34 @@ def series_sentences(
     if crossings is None or not (crossings.rows["status"] == "bracketed").any():
         # That nothing is settled is no answer while something is.
         crossed, best_told = best_told, crossed
-    return [*needed, *crossed, *moved_sentences(key, moves, level), *best_told] or [
+    return [
+        *slope_sentences(key, members, level),
+        *needed,
+        *crossed,
+        *moved_sentences(key, moves, level),
+        *best_told,
+    ] or [
         f"No member of this series has two depths that can be compared, and none has a measure to show by {key}."
     ]
+
+
+def slope_sentences(key: str, members: Sequence[Member], level: float) -> list[str]:
+    """The slope of the threshold law at each value; none where no value has one with an interval."""
+    slopes = [(_slope(member, level), member.value) for member in members]
+    if all(slope == UNSETTLED for slope, _ in slopes):
+        return []
+    parts = [
+        f"{slope} at {listed_values([value for _, value in group])}"
+        for slope, group in itertools.groupby(slopes, lambda pair: pair[0])
+    ]
+    return [f"Slope b of the threshold law ln d = a + b·L, by {key}: {'; '.join(parts)}."]
+
+
+def _slope(member: Member, level: float) -> str:
+    law = None if member.fit is None else member.fit.law
+    if law is None or law.b is None or law.b_interval is None or None in law.b_interval:
+        return UNSETTLED
+    return f"{digits(law.b)} ({percent(level)}: {ends(law.b_interval)})"
 
 
 def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
@@ -72,7 +100,7 @@ def _where(row: dict[Any, Any], level: float) -> str:
         case "right_censored":
             return "nowhere up to the largest size"
         case _:
-            return "not settled"
+            return UNSETTLED
 
 
 def moved_sentences(key: str, moves: Sequence[Move], level: float) -> list[str]:

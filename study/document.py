@@ -222,9 +222,10 @@ def anchor(raw: dict[str, Any], folder: Path) -> None:
     data = raw.get("data")
     parts = data.get("parts") if isinstance(data, dict) else None
     vary = raw.get("vary")
-    for key, paths in vary.items() if isinstance(vary, dict) else ():
+    varied = vary if isinstance(vary, dict) else {}
+    for key, paths in varied.items():
         if VARIED_PATH.fullmatch(str(key)) and isinstance(paths, list):
-            vary[key] = [_from(folder, path) if isinstance(path, str) else path for path in paths]
+            varied[key] = [_from(folder, path) if isinstance(path, str) else path for path in paths]
     nested = [part.get("data") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     for source in (data, *nested):
         if isinstance(source, dict) and isinstance(source.get("path"), str):

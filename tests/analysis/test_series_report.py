@@ -7,8 +7,11 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
+from analysis.numbers import digits
 from analysis.series import best_data, crossing_data, measure_data
 from analysis.series_report import write_series
+from analysis.wording import ends
+from analysis.wording_series import slope_sentences
 from tests.analysis.test_report import read
 from tests.analysis.test_series import task, worlds
 
@@ -45,6 +48,19 @@ def test_the_page_tells_where_each_crossing_lies(page, members):
     # Nothing is fetched from elsewhere.
     assert not re.search(r"https?://", page.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
                          .replace('xmlns:xlink="http://www.w3.org/1999/xlink"', ""))  # fmt: skip
+
+
+def test_the_slope_of_each_value_comes_first(page, members):
+    """Each member is a world of its own law, and all are settled; of tasks without crossings nothing is said."""
+    laws = [item.fit.law for item in members]
+    (told,) = slope_sentences("data.vocabulary", members, 0.95)
+    assert json.loads((page.parent / "series.json").read_text())["answers"][0] == told
+    assert told.startswith("Slope b of the threshold law ln d = a + b·L, by data.vocabulary: ")
+    for item, law in zip(members, laws, strict=True):
+        assert f"{digits(law.b)} (95 %: {ends(law.b_interval)}) at {item.value}" in told
+    open_law = replace(members[1], fit=replace(members[1].fit, law=replace(laws[1], b_interval=(None, 1.0))))
+    assert "; not settled at 64; " in slope_sentences("k", [members[0], open_law, members[2]], 0.95)[0]
+    assert slope_sentences("k", [open_law, replace(members[0], fit=None)], 0.95) == []
 
 
 def test_every_figure_has_its_files_and_its_csv_is_what_was_drawn(page, members):

@@ -1029,7 +1029,7 @@ def varied(spec: StudySpec) -> tuple[str, tuple[int | float | str, ...]]:
         )
     if len(values) < 2:
         raise ValueError(f"`vary.{key}` has fewer than two values; a series compares several studies")
-    slugs = [_slug(value) for value in values]
+    slugs = _slugs(key, values)
     repeated = sorted({slug for slug in slugs if slugs.count(slug) > 1})
     if repeated:
         raise ValueError(f"`vary.{key}` has {', '.join(repeated)} more than once; write each value once")
@@ -1045,11 +1045,11 @@ def members(spec: StudySpec) -> tuple[SeriesMember, ...]:
     key, values = varied(spec)
     raw = spec.model_dump(mode="json", exclude={"vary"}, exclude_unset=True)
     found = []
-    for value in values:
+    for value, slug in zip(values, _slugs(key, values), strict=True):
         try:
             # One experiment, so that MLflow shows the series in one table.
             raw_member = document.changed(raw, {key: value, "tracking.experiment": spec.experiment})
-            raw_member["name"] = f"{spec.name}-{key.split('.')[-1]}-{_slug(value)}"
+            raw_member["name"] = f"{spec.name}-{key.split('.')[-1]}-{slug}"
             found.append(SeriesMember(value, parse_spec(raw_member, f"with `{key}` {value}")))
         except SpecError as error:
             raise ValueError(str(error).rstrip(".")) from None
@@ -1059,6 +1059,15 @@ def members(spec: StudySpec) -> tuple[SeriesMember, ...]:
 def studies(spec: StudySpec) -> tuple[StudySpec, ...]:
     """The studies that a spec stands for: those of a series, else itself."""
     return (spec,) if spec.vary is None else tuple(member.spec for member in members(spec))
+
+
+def _slugs(key: str, values: Sequence[float | str]) -> list[str]:
+    """The values of a key as parts of names; of files the last parts, where these differ."""
+    if document.VARIED_PATH.fullmatch(key):
+        last = [_slug(Path(str(value)).name) for value in values]
+        if len(set(last)) == len(last):
+            return last
+    return [_slug(value) for value in values]
 
 
 def _slug(value: float | str) -> str:

@@ -181,6 +181,8 @@ def test_varied_paths_start_from_the_folder_of_the_file(tmp_path):
     assert [member.spec.data.path for member in members(spec)] == [
         str(tmp_path / "sub" / name) for name in ("a.txt", "b.txt")
     ]
+    # A path of this machine is no part of a name, and may be longer than one can be.
+    assert [member.spec.name for member in members(spec)] == ["texts-path-a.txt", "texts-path-b.txt"]
 
 
 def test_varied_paths_of_a_mixture_start_from_the_folder_of_the_file_too(tmp_path):

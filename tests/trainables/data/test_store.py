@@ -63,7 +63,6 @@ def test_a_store_of_a_task_has_inputs_targets_and_a_floor_of_nothing(tmp_path):
     assert (store.vocabulary, store.train.dtype) == (255, np.uint8)
     assert (len(store.train), len(store.validation)) == (300 * 64, 40 * 64)
     assert store.manifest["scored"] == 16
-    assert store.manifest["start_of_text"] == store.vocabulary - 1
     wanted = [np.concatenate(list(side)) for side in rows(spec, 32)]
     assert np.array_equal(store.train.reshape(-1, 64), wanted[0])
     assert np.array_equal(store.validation.reshape(-1, 64), wanted[1])

@@ -3,12 +3,14 @@
 import pandas as pd
 import pytest
 
-from analysis.accuracy import accuracy_data, graded_accuracy, score_sentences
+from analysis.accuracy import GRADED, accuracy_data, graded_accuracy, score_sentences
 from analysis.fit import Fit, fit
 from analysis.report import write_report
 from analysis.runs import RunTable
 from analysis.wording_search import answers
 from tests.analysis.test_report import read
+from trainables.data.tasks.score import Score
+from trainables.data.tasks.spec import ConnectivityData, HopsData
 
 
 def table(**columns):
@@ -107,6 +109,13 @@ def test_the_report_draws_the_difficulties_with_their_table_of_heads(tmp_path):
     # A later report of a table without them leaves nothing of it.
     write_report(table(), fit(table(), draws=100), tmp_path)
     assert not (tmp_path / "figures" / "accuracy_graded.csv").exists()
+
+
+@pytest.mark.parametrize("task", [HopsData(hops=(1, 2)), ConnectivityData(diameter=(1, 2))])
+def test_what_training_calls_a_difficulty_is_taken_for_one(task):
+    score = Score(task, 64)
+    names = set(score.measures([1.0] * score.numbers)) - {"accuracy"}
+    assert {GRADED.fullmatch(name)[2] for name in names} == {"1", "2"}
 
 
 def test_columns_that_are_no_accuracies_of_one_task_are_left_out():

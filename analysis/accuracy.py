@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.by_value import TARGETS, MeasureData, Value, measure_by_value, value_axis
+from analysis.by_value import TARGETS, MeasureData, Value, measure_by_value
 from analysis.fit import Fit
 from analysis.numbers import digits
 from analysis.runs import STOPPED
@@ -51,8 +51,7 @@ def accuracy_data(fit: Fit, name: str = "accuracy") -> AccuracyData | None:
     rows = _rows_with(fit, name)
     if rows.empty:
         return None
-    rows = rows.assign(score=rows[name])
-    groups = rows.groupby(["depth", "width", "params"], sort=True)["score"]
+    groups = rows.groupby(["depth", "width", "params"], sort=True)[name]
     points = groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index()
     return AccuracyData(points)
 
@@ -68,17 +67,14 @@ def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
     if fit.evidence is None:
         return None
     found = [match for name in fit.evidence.comparison.rows.columns if (match := GRADED.fullmatch(str(name)))]
-    tables: dict[Value, pd.DataFrame] = {}
+    tables: list[tuple[Value, pd.DataFrame | None]] = []
     for match in sorted(found, key=lambda match: int(match[2])):
         rows = _rows_with(fit, match[0])
         # A task is harder by one key; a table from elsewhere may have columns of another.
         if match[1] == found[0][1] and len(rows):
-            tables[int(match[2])] = rows.assign(accuracy=rows[match[0]])
-    if len(tables) < 2:
-        return None
-    data = measure_by_value(tables, "accuracy", value_axis(list(tables)), TARGETS["accuracy"])
-    assert data is not None
-    return found[0][1], data
+            tables.append((int(match[2]), rows.assign(accuracy=rows[match[0]])))
+    data = measure_by_value(tables, "accuracy", TARGETS["accuracy"]) if len(tables) > 1 else None
+    return None if data is None else (found[0][1], data)
 
 
 def _rows_with(fit: Fit, name: str) -> pd.DataFrame:

@@ -97,24 +97,24 @@ def lower_is_better(name: str) -> bool:
 
 
 def measure_by_value(
-    tables: Mapping[Value, pd.DataFrame], name: str, axis: ValueAxis, target: float | None = None
+    tables: Sequence[tuple[Value, pd.DataFrame | None]], name: str, target: float | None = None
 ) -> MeasureData | None:
-    """A measure against depth; None without a table.
+    """A measure against depth; None where no value has it.
 
     Args:
-        tables: rows of runs by value, with the measure as finite numbers.
+        tables: each value, in order, and its rows of runs, with the measure as finite numbers; None where it has none.
         name: of the measure, a column of the tables.
-        axis: of the values, these and maybe others.
         target: that a shape is to reach: at least so much of it, at most where less is better.
     """
-    if not tables:
-        return None
+    axis = value_axis([value for value, _ in tables])
     lower = lower_is_better(name)
-    places = dict(zip(axis.labels, axis.places, strict=True))
     parts = [
-        _shapes(rows, name, lower).assign(value=value, place=places[label(value)])
-        for value, rows in tables.items()
+        _shapes(rows, name, lower).assign(value=value, place=place)
+        for (value, rows), place in zip(tables, axis.places, strict=True)
+        if rows is not None
     ]
+    if not parts:
+        return None
     shapes = pd.concat(parts, ignore_index=True)
     shapes = shapes[["value", "place", *(name for name in shapes.columns if name not in ("value", "place"))]]
     needed = pd.DataFrame()

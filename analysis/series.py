@@ -189,10 +189,8 @@ def measure_data(members: Sequence[Member], name: str, target: float | None = No
         name: of a column of the run tables.
         target: that a shape is to reach: at least so much of it, at most where less is better.
     """
-    tables = {
-        member.value: rows for member in in_order(members) if (rows := _measured(member, name)) is not None
-    }
-    return measure_by_value(tables, name, axis_of(in_order(members)), target)
+    tables = [(member.value, _measured(member, name)) for member in in_order(members)]
+    return measure_by_value(tables, name, target)
 
 
 def _measured(member: Member, name: str) -> pd.DataFrame | None:

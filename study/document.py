@@ -364,14 +364,13 @@ def _path(details: ErrorDetails, raw: Mapping[str, Any]) -> str:
     here: Any = raw
     parts: list[str] = []
     location = details["loc"]
-    tagged = False
+    named: Any = None
     for index, part in enumerate(location):
         last = index == len(location) - 1
-        if isinstance(here, Mapping) and not tagged and part in (here.get("kind"), here.get("rule")):
+        if isinstance(here, Mapping) and here is not named and part in (here.get("kind"), here.get("rule")):
             # The member's name, which may be that of a key as well: the task `hops` has a key `hops`.
-            tagged = True
+            named = here
             continue
-        before = here
         if (isinstance(here, Mapping) and part in here) or (
             isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
         ):
@@ -382,7 +381,6 @@ def _path(details: ErrorDetails, raw: Mapping[str, Any]) -> str:
             parts.append(part)
         elif last and details["type"] in {"missing", "extra_forbidden"}:
             parts.append(str(part))
-        tagged = tagged and here is before
     return ".".join(parts)
 
 

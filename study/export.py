@@ -518,7 +518,7 @@ def _list(kept: Sequence[Kept | Unread]) -> str:
 
 def _symbols(data: DataSpec, vocabulary: int) -> str:
     """What the ids of a net without a tokenizer are."""
-    if isinstance(data, TaskData) and data.graded_by and len(data.parts) > 1:
+    if isinstance(data, TaskData) and len(data.parts) > 1:
         starts = (f"{data.first_start + place} of {part}" for place, part in enumerate(data.parts))
         return (
             f"the ids 0 to {data.first_start - 1} of a task (a sequence begins with an id that tells its "

@@ -44,7 +44,7 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
         states = block(states)
     table = torch.stack(layers)
     best, shift = table.max(1)
-    deepest = best.argmax()
+    strongest = best.argmax()
     found: dict[str, Tensor] = {}
     for layer in range(len(table)):
         found[f"induction_score/{layer + 1}"] = table[layer, 0]
@@ -52,8 +52,8 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
         found[f"induction_shift/{layer + 1}"] = shift[layer].to(table.dtype)
     return found | {
         "induction_score": table[:, 0].max(),
-        "induction_score_shifted": best[deepest],
-        "induction_shift": shift[deepest].to(table.dtype),
+        "induction_score_shifted": best[strongest],
+        "induction_shift": shift[strongest].to(table.dtype),
     }
 
 

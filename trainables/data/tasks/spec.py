@@ -22,6 +22,15 @@ class TaskData(BaseModel):
     validation_sequences: int = Field(default=512, ge=1, description="sequences of the fixed validation set")
     draw_seed: int = Field(default=0, ge=0, description="of the sequences")
 
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        parts = self.parts
+        if not parts or len(set(parts)) < len(parts):
+            raise ValueError(
+                f"`{self.graded_by}` is a number or a list of different numbers, and it is {list(parts)}"
+            )
+        return self
+
     @property
     def ids(self) -> int:
         """Token ids, inputs and answers together; the last ones are the start tokens, one for each of `parts`."""
@@ -35,7 +44,8 @@ class TaskData(BaseModel):
     @property
     def parts(self) -> tuple[int, ...]:
         """The difficulties that this task is drawn of, in the order of their start tokens."""
-        return (0,)
+        found: int | tuple[int, ...] = getattr(self, self.graded_by) if self.graded_by else 0
+        return found if isinstance(found, tuple) else (found,)
 
     @property
     def first_start(self) -> int:
@@ -117,11 +127,6 @@ class HopsData(TaskData):
     )
     alphabet: int = Field(default=4, ge=3, le=4096, description="tokens of a sequence (the paper: 4)")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_parts("hops", self.parts)
-        return self
-
     @property
     def ids(self) -> int:
         """The alphabet, the answer `nowhere`, and a start token for each k."""
@@ -131,11 +136,6 @@ class HopsData(TaskData):
     def graded_by(self) -> str:
         """The hops."""
         return "hops"
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """Each k."""
-        return self.hops if isinstance(self.hops, tuple) else (self.hops,)
 
     def misfit(self, context: int) -> str | None:
         """A hop goes back by `alphabet` - 1 tokens on average; past two thirds many chains would end nowhere."""
@@ -180,7 +180,6 @@ class ConnectivityData(TaskData):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_parts("diameter", self.parts)
         if self.names < self.vertices:
             raise ValueError(
                 f"the task `connectivity` has {self.vertices} `vertices` and {self.names} `names`; take a name for "
@@ -217,11 +216,6 @@ class ConnectivityData(TaskData):
         """The diameter."""
         return "diameter"
 
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """Each diameter."""
-        return self.diameter if isinstance(self.diameter, tuple) else (self.diameter,)
-
     def scored(self, context: int) -> int:
         """The second vertex of each edge, and the questions."""
         return self.vertices + self.questions
@@ -246,16 +240,6 @@ def cycle_length(vertices: int, diameter: int) -> int | None:
     """The length of the cycles of this diameter, two or more, that make up so many vertices; None where none does."""
     lengths = (2 * diameter + 1, *((2 * diameter,) if diameter > 1 else ()))
     return next((length for length in lengths if vertices % length == 0 and vertices > length), None)
-
-
-def check_parts(key: str, parts: tuple[int, ...]) -> None:
-    """Refuse a list of difficulties that is empty or names one twice.
-
-    Raises:
-        ValueError: says which key.
-    """
-    if not parts or len(set(parts)) < len(parts):
-        raise ValueError(f"`{key}` is a number or a list of different numbers, and it is {list(parts)}")
 
 
 class ExpressionsData(TaskData):

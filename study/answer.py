@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from analysis.surfaces import SurfaceFit
     from study.ledger import Places
     from study.plan import Plan
-    from study.spec import StudySpec
+    from study.spec.study import StudySpec
     from study.tracking import Store
 
 

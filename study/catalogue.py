@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.document import preset_names
+from study.spec.yaml_file import preset_names
 from study.outcomes import identity, outcomes, preset_plans
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tables import duration
 
 

@@ -22,7 +22,7 @@ from trainables.errors import InputError
 
 if TYPE_CHECKING:
     from study.sources import Runs
-    from study.spec import StudySpec
+    from study.spec.study import StudySpec
 
 #: Exit statuses: 0 done, 1 some cells failed, 2 the input is wrong, 130 stopped by the user (128 + SIGINT).
 FAILED, WRONG, STOPPED = 1, 2, 130
@@ -131,7 +131,7 @@ def plan(
 ) -> None:
     """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Runs nothing."""
     from study.plan import by_hand, make_plan
-    from study.spec import load_spec
+    from study.spec.study import load_spec
     from study.tables import plan_table
 
     given = {"--assume": assume, "--from": pilot, "--studies": studies}
@@ -183,7 +183,7 @@ def run(
     results: ResultsOption = RESULTS,
 ) -> None:
     """Run the missing cells of a study, then fit and write the report. Running it again goes on where it ended."""
-    from study.spec import load_spec
+    from study.spec.study import load_spec
 
     loaded = load_spec(spec, overrides or ())
     from analysis.wording_search import answers
@@ -299,7 +299,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show which cells of a study are done, running, failed (and why) or missing."""
-    from study.spec import load_spec
+    from study.spec.study import load_spec
     from study.status import status_json, status_table, study_status
 
     loaded = load_spec(spec, overrides or ())

@@ -13,7 +13,7 @@ from analysis.fit import Fit, fit
 from analysis.runs import RunTable
 from study.ledger import ARM, IDENTITY
 from study.plan import Plan
-from study.spec import StudySpec
+from study.spec.study import StudySpec
 from study.tracking import Row, Store
 
 #: Fields of a recipe that say how it is parametrised; under `sp` a recipe has neither.

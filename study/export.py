@@ -18,7 +18,7 @@ from rich.text import Text
 from study.errors import SpecError
 from study.ledger import Places, places, places_of
 from study.sources import existing_store
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tracking import Store, sentence
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.data.tasks.spec import TaskData

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from study.devices import Device, local_gpus
+from study.spec.devices import Device, local_gpus
 from study.errors import SpecError
 from trainables.layout import Layout
 

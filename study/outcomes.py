@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from study.errors import SpecError
 from study.plan import Plan, make_plan
-from study.spec import StudySpec, load_spec, studies
+from study.spec.study import StudySpec, load_spec, studies
 from trainables.cell import digest
 
 FILE = "outcomes.json"

@@ -18,7 +18,7 @@ from rich.text import Text
 from analysis.fit import Fit
 from study.answer import answer
 from study.console import Board, Viewer
-from study.devices import DEVICES
+from study.spec.devices import DEVICES
 from study.early import Judge, Policy
 from study.errors import SpecError
 from study.ledger import (
@@ -46,7 +46,7 @@ from study.search.make import Search, make_search
 from study.sensitivity import ThenArm, arm_cells
 from study.session import joined_cluster, joins, private_ray
 from study.shortage import said_shortages
-from study.spec import StudySpec
+from study.spec.study import StudySpec
 from study.stop import remembered_interrupt
 from study.tables import duration
 from study.tracker import MANY_DEVICES, Tracker

@@ -17,7 +17,7 @@ from analysis.runs import STOPPED, RunTable
 from analysis.sensitivity import ARM, split
 from study.plan import Plan, PlannedCell
 from study.search.source import Outcome, Source
-from study.spec import StudySpec
+from study.spec.study import StudySpec
 from trainables.cell import Shape
 
 #: A crossing itself needs no bootstrap, only its verdict does.

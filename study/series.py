@@ -23,7 +23,7 @@ from analysis.errors import InputError
 from study.errors import SpecError
 from study.ledger import SERIES as SPEC
 from study.plan import Plan, make_plan
-from study.spec import SeriesMember, StudySpec, members, varied
+from study.spec.study import SeriesMember, StudySpec, members, varied
 from study.tables import duration, short
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from study.machines import Promised, promised
-from study.spec import ResourcesSection
+from study.spec.study import ResourcesSection
 from study.tables import duration
 
 #: Seconds between two looks. Ray 2.60 tries a launch that failed again every five, and forgets it soon after.

@@ -13,7 +13,7 @@ from study.ledger import known_rows, places, with_recorded
 from study.plan import Plan, PlannedCell, make_plan
 from study.search.knowledge import Knowledge, knowledge
 from study.sources import existing_store
-from study.spec import StudySpec
+from study.spec.study import StudySpec
 from study.tracking import Row, Store
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from study import document
+from study.spec import yaml_file as document
 from study.errors import SpecError
-from study.spec import StudySpec, studies
+from study.spec.study import StudySpec, studies
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from study.cluster.source import ClusterFile, read
 from study.cluster.token import read_token
 from study.cluster.tunnel import ADDRESS, Tunnel, answers, open_tunnel
 from study.errors import SpecError
-from study.spec import StudySpec, load_spec
+from study.spec.study import StudySpec, load_spec
 
 #: Under which the name of a study is kept with its job.
 STUDY_KEY = "interplay_study"

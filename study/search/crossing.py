@@ -23,7 +23,7 @@ from analysis.design import Choice, Option, propose
 from study.plan import Plan, PlannedCell
 from study.search.source import Outcome
 from study.search.until import Ending, Watch, aim_of
-from study.spec import StudySpec
+from study.spec.study import StudySpec
 from study.tables import short
 
 DEPTH, WIDTH, LR, SEED = "depth", "width", "lr_factor", "seed"

@@ -11,7 +11,7 @@ from study.ledger import outcomes
 from study.plan import Plan
 from study.search.crossing import CrossingSearch, frame, line_of, next_words
 from study.search.until import Ending, aim_of
-from study.spec import StudySpec
+from study.spec.study import StudySpec
 from study.tracking import Row
 
 

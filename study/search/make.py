@@ -6,7 +6,7 @@ from study.plan import Plan
 from study.search.crossing import CrossingSearch
 from study.search.per_budget import FrontierSearch
 from study.search.source import Outcome
-from study.spec import StudySpec
+from study.spec.study import StudySpec
 
 Search = FrontierSearch | CrossingSearch
 

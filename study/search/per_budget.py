@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 from study.plan import Plan, PlannedCell
 from study.search.source import Candidate, Outcome
-from study.spec import SearchSection
+from study.spec.study import SearchSection
 
 #: Optuna's parameters are ranks in the sorted lists of the spec: distances of one, whatever the depths are.
 DEPTH, LR = "depth_rank", "lr_rank"

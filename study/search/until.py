@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.aim import CHECKS, Aim, Estimate, estimate, reached
 from analysis.power import AHEAD
-from study.spec import StudySpec, UntilSection
+from study.spec.study import StudySpec, UntilSection
 
 #: Estimates are made after so many more ended cells, as a share of those that have ended: their cost grows with the
 #: rows, and so the cost for each cell does not.

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from study.devices import cores
+from study.spec.devices import cores
 from tests.bench.figure import Figure
 
 #: Parts by name; the search takes ten minutes, the driver and the whole quickstart minutes, the others seconds.

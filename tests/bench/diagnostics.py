@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from study.plan import make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.bench.figure import Figure
 from trainables.loop import train
 

@@ -26,7 +26,7 @@ from study.plan import PlannedCell
 from study.runner import run_study
 from study.search import Source
 from study.sender import Address, Apart
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.trial import TrialSettings
 from study.tuner import Listener, run_cells
 from tests.bench.figure import Figure

@@ -9,7 +9,7 @@ from typing import Any
 from study.machines import Slots
 from study.plan import PlannedCell, make_plan
 from study.session import private_ray
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with
 from study.tuner import run_cells
 from tests.bench.figure import Figure

@@ -10,7 +10,7 @@ from analysis.simulate import Truth
 from study.plan import PlannedCell, make_plan
 from study.search import Outcome
 from study.search.make import make_search
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.bench.figure import Figure
 from tests.study.small import SMALL
 

@@ -12,7 +12,7 @@ import psutil
 from study.machines import Slots
 from study.plan import PlannedCell, make_plan
 from study.session import private_ray
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.trial import Report, TrialSettings
 from study.tuner import run_cells
 from tests.bench.figure import Figure

@@ -31,7 +31,7 @@ from analysis.simulate import Truth, shapes_of, simulate_matched
 from study.plan import Plan, make_plan
 from study.search.per_budget import FrontierSearch
 from study.search.source import Outcome
-from study.spec import SearchSection, load_spec
+from study.spec.study import SearchSection, load_spec
 from tests.bench.figure import Figure
 
 STUDIES, RIVAL_STUDIES = 100, 20

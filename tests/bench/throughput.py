@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from study.devices import DEVICES
+from study.spec.devices import DEVICES
 from tests.bench.figure import Figure
 from trainables.cell import Cell, Recipe, Shape
 from trainables.counts import flops

@@ -8,7 +8,7 @@ import psutil
 from rich.console import Console
 
 from study.runner import run_study
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.bench.figure import Figure
 
 

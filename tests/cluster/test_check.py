@@ -22,7 +22,7 @@ from study.cluster.prices import prices
 from study.cluster.rules import SOURCES
 from study.cluster.rules_aws import ARM
 from study.cluster.view import about
-from study.devices import DEVICES
+from study.spec.devices import DEVICES
 from study.errors import SpecError
 from tests.cluster.files import ROOT, aws
 

@@ -23,7 +23,7 @@ from study.cluster import submit as submitting
 from study.cluster.shipment import pack
 from study.cluster.tunnel import Tunnel, answers, open_tunnel
 from study.errors import SpecError
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.cluster.files import aws
 from tests.environment import environment_without
 from tests.study.small import SMALL

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.simulate import Truth, shapes_of
 from study.early import Policy
 from study.plan import Plan, make_plan
-from study.spec import StudySpec, parse_spec
+from study.spec.study import StudySpec, parse_spec
 from trainables.progress import Evaluation, evaluation_steps
 
 STEPS = 1000

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from study.machines import Slots, live_machines, placement
 from study.plan import make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with
 from study.tuner import run_cells
 from tests.stubs import Cells, stub_result

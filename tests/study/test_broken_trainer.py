@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from study.runner import run_study
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tuner import run_cells
 from tests.stubs import stub_result
 from tests.study.broken import broken, fate

@@ -3,7 +3,7 @@
 import pytest
 
 from study.plan import make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from trainables.loop import train
 
 pytestmark = pytest.mark.slow

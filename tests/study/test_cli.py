@@ -15,7 +15,7 @@ from study import cli
 from study.ledger import places
 from study.plan import make_plan
 from study.runner import Summary
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tracking import Store, store_uri
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs, one_size_a_depth

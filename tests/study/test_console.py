@@ -5,7 +5,7 @@ from rich.console import Console
 
 from study.console import Board, Viewer
 from study.plan import make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.stubs import stub_result
 from tests.study.small import SMALL
 from trainables.progress import Point, Progress

@@ -10,7 +10,7 @@ from analysis.simulate import Truth
 from study.contrasts import contrasts, others, table_of
 from study.plan import make_plan
 from study.runner import _Listener
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tracking import Row, _number
 from tests.study.small import SMALL
 

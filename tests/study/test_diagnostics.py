@@ -13,7 +13,7 @@ from study.ledger import Places, layer_table, run_table
 from study.outcomes import _words
 from study.plan import make_plan
 from study.runner import _Listener
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tracker import Tracker
 from study.tracking import METRICS_PER_BATCH, Outbox, Store, store_uri
 from study.trial import TrialSettings, run_with, trial_config

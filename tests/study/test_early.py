@@ -9,7 +9,7 @@ import pytest
 from analysis.forecast import Line
 from study.early import Judge, Policy, Watch, is_whole, stops
 from study.errors import SpecError
-from study.spec import AshaStopping, ForecastStopping, load_spec
+from study.spec.study import AshaStopping, ForecastStopping, load_spec
 from study.trial import TrialSettings, trial_config
 from tests.study.learning_curves import Setting, planned
 from tests.study.small import SMALL

@@ -23,7 +23,7 @@ from study.gang import GangError, Place, is_echo, seating, verdict, watch
 from study.machines import Slots
 from study.plan import make_plan
 from study.session import private_ray
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with
 from study.tuner import run_cells
 from tests.stubs import Cells

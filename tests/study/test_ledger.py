@@ -17,7 +17,7 @@ from study.ledger import (
     with_recorded,
 )
 from study.plan import make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tracking import Row, store_uri
 from tests.study.small import SMALL
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from study.devices import DEVICES
+from study.spec.devices import DEVICES
 from study.errors import SpecError
 from study.machines import (
     MARK,

@@ -4,7 +4,7 @@ import pytest
 
 from study.errors import SpecError
 from study.plan import Plan, make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from trainables.cell import Base, Shape
 
 

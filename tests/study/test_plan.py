@@ -13,10 +13,10 @@ from rich.console import Console
 import study.degrees
 import study.plan
 import trainables.data
-from study.devices import DEVICES, usable_memory
+from study.spec.devices import DEVICES, usable_memory
 from study.errors import SpecError
 from study.plan import Plan, make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tables import duration, plan_table, short
 from tests.study.small import SMALL
 from trainables.counts import flops, memory, parameters

@@ -27,7 +27,7 @@ from study.power import (
     power_view,
     shapes_of_plan,
 )
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.study.small import SMALL
 
 

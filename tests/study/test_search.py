@@ -6,7 +6,7 @@ import pytest
 from study.plan import make_plan
 from study.search import Outcome
 from study.search.per_budget import FrontierSearch
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.study.small import SMALL
 
 

@@ -17,7 +17,7 @@ from study.search import Outcome, crossing, until
 from study.search.crossing import CrossingSampler, Trials, distributions, group_of
 from study.search.make import make_search
 from study.search.until import checks
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tracking import Row
 from tests.stubs import stub_result
 from tests.study.small import SMALL

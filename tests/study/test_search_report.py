@@ -13,7 +13,7 @@ from study.answer import answer, searched
 from study.ledger import Places
 from study.plan import make_plan
 from study.sensitivity import arm_cells
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.study.small import SMALL
 from tests.study.test_contrasts import Store, plan_of, rows_of
 

@@ -16,7 +16,7 @@ from study.plan import make_plan
 from study.search.per_budget import FrontierSearch
 from study.search.source import Outcome
 from study.sensitivity import ThenArm, arm_cells
-from study.spec import load_spec, parse_spec
+from study.spec.study import load_spec, parse_spec
 from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))

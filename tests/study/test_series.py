@@ -10,7 +10,7 @@ from analysis.fit import fit
 from study.ledger import places
 from study.plan import make_plan
 from study.series import page_words, read_series, report_series
-from study.spec import load_spec, members
+from study.spec.study import load_spec, members
 from study.tracking import MEASURE, Row
 from tests.study.small import SMALL
 from tests.study.test_study import Laptop

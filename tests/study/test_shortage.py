@@ -13,7 +13,7 @@ from study.shortage import (
     message,
     said_shortages,
 )
-from study.spec import load_spec
+from study.spec.study import load_spec
 from tests.study.small import SMALL
 
 REASON = "An error occurred (InsufficientInstanceCapacity): none left"

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from study.ledger import places
 from study.plan import make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.status import status_json, status_table, study_status
 from study.tracking import Row
 from tests.study.small import SMALL

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from study.plan import make_plan
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tracking import Outbox, Store, store_uri
 from tests.environment import environment_without
 from trainables.loop import train

@@ -9,7 +9,7 @@ from study.errors import SpecError
 from study.plan import make_plan
 from study.runner import _Listener
 from study.sender import Apart
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.tracker import Tracker
 from study.tracking import Live, News, Outbox, Row, Store, open_store, store_uri, stored_curves, trouble
 from tests.stubs import stub_result

@@ -16,7 +16,7 @@ from study.machines import Slots
 from study.plan import make_plan
 from study.search import Outcome
 from study.session import private_ray
-from study.spec import load_spec
+from study.spec.study import load_spec
 from study.trial import Report, TrialSettings
 from study.tuner import (
     SignsOfLife,

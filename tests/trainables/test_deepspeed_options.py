@@ -129,7 +129,7 @@ def test_what_interplay_sets_itself_is_refused_with_the_reason(key: str) -> None
 
 
 def test_reasons_name_keys_of_the_spec_that_exist() -> None:
-    from study.spec import StudySpec
+    from study.spec.study import StudySpec
 
     sections: dict[str, Any] = {name: field.annotation for name, field in StudySpec.model_fields.items()}
     named = set(

@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from study.frontier import SPACING, added_shapes, bottlenecked, misses, shapes
-from study.spec import FrontierSection, load_spec
+from study.spec.frontier import SPACING, added_shapes, bottlenecked, misses, shapes
+from study.spec.study import FrontierSection, load_spec
 from tests.study.small import SMALL
 from trainables.cell import Shape
 

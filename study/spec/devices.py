@@ -81,7 +81,7 @@ _DEVICES = (
         memory=None,
         # Fitted on 2026-11-22 to the step times of 16 cells of d=12 to 128, L=1 to 48 and 64 to 4,096 tokens in fp32,
         # each on one thread of an AMD EPYC with AVX-512 whose second core was busy with the like, from 1.3 ms (d=16
-        # L=1 4x16 tokens) to 384 ms (d=128 L=4 32x128). `tests/study/test_devices.py` holds the fit. An earlier fit,
+        # L=1 4x16 tokens) to 384 ms (d=128 L=4 32x128). `tests/study/spec/test_devices.py` holds the fit. An earlier fit,
         # to another machine of this kind, had 1.6 to 2.7 times as long: what a thread of yours does may differ as
         # much. bf16 was 0.6 to 1.2 times as fast, so it is counted the same.
         peak=MappingProxyType({"fp32": 79e9, "bf16": 79e9}),

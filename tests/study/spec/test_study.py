@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from study.errors import SpecError
-from study.frontier import shapes
-from study.spec import HALFWIDTHS, MinWidth, StudySpec, load_spec, parse_spec, presets
+from study.spec.frontier import shapes
+from study.spec.study import HALFWIDTHS, MinWidth, StudySpec, load_spec, parse_spec, presets
 from tests.study.small import SMALL
 from trainables.cell import Shape
 from trainables.data.spec import FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
@@ -720,7 +720,7 @@ def test_tokens_round_to_whole_steps_and_never_to_none() -> None:
 
 def test_reading_a_spec_loads_no_training_library() -> None:
     code = (
-        "import sys; from study.spec import load_spec; import study.plan, study.tables; load_spec('levine2020');"
+        "import sys; from study.spec.study import load_spec; import study.plan, study.tables; load_spec('levine2020');"
         "print({'torch', 'ray', 'mlflow', 'optuna', 'transformers', 'datasets'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

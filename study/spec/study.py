@@ -27,10 +27,10 @@ from pydantic import (
     model_validator,
 )
 
-from study import document
-from study.devices import DEVICES
+from study.spec import yaml_file as document
+from study.spec.devices import DEVICES
 from study.errors import SpecError
-from study.frontier import misses, shapes, width_step
+from study.spec.frontier import misses, shapes, width_step
 from trainables.cell import (
     Base,
     Initialisation,

@@ -4,7 +4,7 @@ import pytest
 
 from study.plan import Plan, make_plan
 from study.series import plans
-from study.spec import load_spec
+from study.spec.study import load_spec
 
 
 def plans_of(preset: str) -> list[Plan]:

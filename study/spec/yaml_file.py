@@ -156,7 +156,7 @@ def _problem(error: yaml.YAMLError) -> str:
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the document with `section.key=value` overrides applied; `study.spec.load_spec` has the rules.
+    """Return the document with `section.key=value` overrides applied; `study.spec.study.load_spec` has the rules.
 
     Raises:
         SpecError: an override has no `=`, its value is not YAML, or its key leads through a plain value.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainables.cell import Shape
 
 if TYPE_CHECKING:
-    from study.spec import FrontierSection
+    from study.spec.study import FrontierSection
 
 
 #: Neighbouring budgets a search may try are at most this factor apart: a quarter in width, about the steps that small

@@ -4,12 +4,12 @@ from typing import get_args
 
 import pytest
 
-from study.devices import DEVICES, local_gpus, step_seconds, usable_memory
-from study.spec import DeviceName
+from study.spec.devices import DEVICES, local_gpus, step_seconds, usable_memory
+from study.spec.study import DeviceName
 from trainables.cell import Shape
 from trainables.counts import flops
 
-# depth, width, sequences, context, vocabulary, milliseconds a step: see the comment in `study/devices.py`.
+# depth, width, sequences, context, vocabulary, milliseconds a step: see the comment in `study/spec/devices.py`.
 MEASURED = [
     (1, 16, 4, 16, 9, 1.33),
     (2, 32, 8, 64, 9, 3.59),

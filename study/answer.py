@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from analysis.runs import RunTable
     from analysis.surfaces import SurfaceFit
     from study.ledger import Places
-    from study.plan import Plan
+    from study.plan.plan import Plan
     from study.spec.study import StudySpec
     from study.tracking import Store
 

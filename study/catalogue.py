@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.spec.yaml_file import preset_names
 from study.outcomes import identity, outcomes, preset_plans
+from study.plan.table import duration
 from study.spec.study import load_spec
-from study.tables import duration
+from study.spec.yaml_file import preset_names
 
 
 def catalogue() -> list[dict[str, Any]]:

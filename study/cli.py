@@ -130,9 +130,9 @@ def plan(
     ] = None,
 ) -> None:
     """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Runs nothing."""
-    from study.plan import by_hand, make_plan
+    from study.plan.plan import by_hand, make_plan
+    from study.plan.table import plan_table
     from study.spec.study import load_spec
-    from study.tables import plan_table
 
     given = {"--assume": assume, "--from": pilot, "--studies": studies}
     alone = [name for name, value in given.items() if value is not None]

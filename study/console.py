@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from study.plan import Plan, PlannedCell, wall_seconds
-from study.tables import duration
+from study.plan.plan import Plan, PlannedCell, wall_seconds
+from study.plan.table import duration
 from trainables.progress import Progress, Result
 
 #: More rows than this do not fit a screen: a table of more budgets counts cells by depth only, and of the running cells

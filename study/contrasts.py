@@ -12,7 +12,7 @@ from analysis.errors import InputError
 from analysis.fit import Fit, fit
 from analysis.runs import RunTable
 from study.ledger import ARM, IDENTITY
-from study.plan import Plan
+from study.plan.plan import Plan
 from study.spec.study import StudySpec
 from study.tracking import Row, Store
 

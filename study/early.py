@@ -16,7 +16,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from analysis.forecast import MOST_RUNS, Line, StepFit, fit_forecasts
-from study.plan import PlannedCell
+from study.plan.plan import PlannedCell
 from study.spec.study import LATEST_STOP, AshaStopping, EarlyStopping, ForecastStopping, StudySpec
 from trainables.cell import Cell
 from trainables.progress import Ending, Evaluation, evaluation_steps

@@ -13,9 +13,9 @@ from filelock import FileLock, Timeout
 
 from analysis.runs import RunTable
 from study.errors import SpecError
-from study.spec.frontier import heads_of
-from study.plan import Plan, PlannedCell
+from study.plan.plan import Plan, PlannedCell
 from study.search import Outcome
+from study.spec.frontier import heads_of
 from study.spec.study import ResourcesSection, StudySpec, from_environment
 from study.tracking import ENDED, MEASURE, Outbox, Row, Store, open_store, store_uri
 from trainables.cell import Shape

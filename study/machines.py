@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from study.spec.devices import Device, local_gpus
 from study.errors import SpecError
+from study.spec.devices import Device, local_gpus
 from trainables.layout import Layout
 
 #: Where `ray up` leaves the cluster's file on the head, the resources of its machine types filled in.

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from study.errors import SpecError
-from study.plan import Plan, make_plan
+from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec, studies
 from trainables.cell import digest
 

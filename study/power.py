@@ -25,7 +25,7 @@ from analysis.projection import LEVINE2020
 from analysis.simulate import Truth
 from study.answer import read_fit
 from study.errors import SpecError
-from study.plan import Plan
+from study.plan.plan import Plan
 
 if TYPE_CHECKING:
     from analysis.fit import Fit

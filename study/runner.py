@@ -18,7 +18,6 @@ from rich.text import Text
 from analysis.fit import Fit
 from study.answer import answer
 from study.console import Board, Viewer
-from study.spec.devices import DEVICES
 from study.early import Judge, Policy
 from study.errors import SpecError
 from study.ledger import (
@@ -38,7 +37,8 @@ from study.ledger import (
 )
 from study.machines import Machine, Room, Slots, check_capacity, check_devices, cluster_machines, marks, room
 from study.packing import packed
-from study.plan import Plan, PlannedCell, make_plan
+from study.plan.plan import Plan, PlannedCell, make_plan
+from study.plan.table import duration
 from study.provenance import revision, versions
 from study.search import Source
 from study.search.crossing import CrossingSearch, next_words
@@ -46,9 +46,9 @@ from study.search.make import Search, make_search
 from study.sensitivity import ThenArm, arm_cells
 from study.session import joined_cluster, joins, private_ray
 from study.shortage import said_shortages
+from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
 from study.stop import remembered_interrupt
-from study.tables import duration
 from study.tracker import MANY_DEVICES, Tracker
 from study.tracking import (
     ENDED,

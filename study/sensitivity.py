@@ -15,7 +15,7 @@ from analysis.crossings import find_crossings
 from analysis.curves import build_curves
 from analysis.runs import STOPPED, RunTable
 from analysis.sensitivity import ARM, split
-from study.plan import Plan, PlannedCell
+from study.plan.plan import Plan, PlannedCell
 from study.search.source import Outcome, Source
 from study.spec.study import StudySpec
 from trainables.cell import Shape

@@ -22,9 +22,9 @@ from rich.text import Text
 from analysis.errors import InputError
 from study.errors import SpecError
 from study.ledger import SERIES as SPEC
-from study.plan import Plan, make_plan
+from study.plan.plan import Plan, make_plan
+from study.plan.table import duration, short
 from study.spec.study import SeriesMember, StudySpec, members, varied
-from study.tables import duration, short
 
 if TYPE_CHECKING:
     # Reading a plan or a status loads no numerical library.

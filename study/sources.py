@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.runs import SUFFIXES, Count, RunTable, read_runs
 from study.errors import SpecError
 from study.ledger import Connection, Places, connect, known_rows, places, run_table
-from study.plan import Plan, make_plan
+from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
 from study.tracking import Store, quiet, store_uri, trouble
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from study.ledger import known_rows, places, with_recorded
-from study.plan import Plan, PlannedCell, make_plan
+from study.plan.plan import Plan, PlannedCell, make_plan
 from study.search.knowledge import Knowledge, knowledge
 from study.sources import existing_store
 from study.spec.study import StudySpec

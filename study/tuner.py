@@ -17,7 +17,7 @@ from study.deaths import Death, death
 from study.early import Judge
 from study.gang import GangError
 from study.machines import Slots, live_machines, placement
-from study.plan import PlannedCell
+from study.plan.plan import PlannedCell
 from study.search import Outcome, Source
 from study.trial import Report, TrialSettings, run_trial, trial_config
 from trainables.layout import Layout

@@ -8,9 +8,9 @@ from typing import Any
 from study.cluster.findings import Report
 from study.cluster.pools import Pool, head_hour
 from study.cluster.prices import prices
-from study.spec.devices import DEVICES
 from study.machines import ACCELERATOR, Promised, Slots, check_capacity, machines, marks, room
-from study.plan import Plan, make_plan, wall_seconds
+from study.plan.plan import Plan, make_plan, wall_seconds
+from study.spec.devices import DEVICES
 from study.spec.study import StudySpec, load_spec, members
 from trainables.errors import InputError
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from study.spec import yaml_file as document
 from study.errors import SpecError
+from study.spec import yaml_file as document
 from study.spec.study import StudySpec, studies
 
 

@@ -119,7 +119,7 @@ def _check(
     from study.cluster.fit import price_study
     from study.cluster.pools import pools
     from study.cluster.view import option_text
-    from study.plan import make_plan
+    from study.plan.plan import make_plan
 
     if file is None or file.provider != "aws":
         # What the machines hold is not known here; the data, the shapes and the options are looked at.

@@ -8,7 +8,7 @@ from study.cluster.check import Checked
 from study.cluster.findings import Finding
 from study.cluster.fit import Option, StudyPrice
 from study.cluster.prices import prices
-from study.tables import duration
+from study.plan.table import duration
 
 
 def check_view(checked: Checked) -> RenderableType:

@@ -20,11 +20,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from analysis.aim import Aim, Estimate
 from analysis.design import Choice, Option, propose
-from study.plan import Plan, PlannedCell
+from study.plan.plan import Plan, PlannedCell
+from study.plan.table import short
 from study.search.source import Outcome
 from study.search.until import Ending, Watch, aim_of
 from study.spec.study import StudySpec
-from study.tables import short
 
 DEPTH, WIDTH, LR, SEED = "depth", "width", "lr_factor", "seed"
 #: Depth, width, learning-rate factor and seed: what a trial's parameters say.

@@ -8,7 +8,7 @@ from typing import Any
 from analysis.aim import Estimate, estimate
 from analysis.design import Choice
 from study.ledger import outcomes
-from study.plan import Plan
+from study.plan.plan import Plan
 from study.search.crossing import CrossingSearch, frame, line_of, next_words
 from study.search.until import Ending, aim_of
 from study.spec.study import StudySpec

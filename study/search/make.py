@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from study.plan import Plan
+from study.plan.plan import Plan
 from study.search.crossing import CrossingSearch
 from study.search.per_budget import FrontierSearch
 from study.search.source import Outcome

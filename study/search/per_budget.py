@@ -15,7 +15,7 @@ import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import TrialState
 
-from study.plan import Plan, PlannedCell
+from study.plan.plan import Plan, PlannedCell
 from study.search.source import Candidate, Outcome
 from study.spec.study import SearchSection
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from study.plan import PlannedCell
+from study.plan.plan import PlannedCell
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from pydantic import (
     model_validator,
 )
 
+from study.errors import SpecError
 from study.spec import yaml_file as document
 from study.spec.devices import DEVICES
-from study.errors import SpecError
 from study.spec.frontier import misses, shapes, width_step
 from trainables.cell import (
     Base,

@@ -289,7 +289,17 @@ def test_the_law_of_a_fit_has_the_region_of_the_fit():
 
 def test_a_published_recommendation_loads_no_numerical_library():
     """It answers in a fraction of a second; loading any one of these alone takes longer."""
-    heavy = {"numpy", "pandas", "matplotlib", "mlflow", "ray", "torch", "scipy", "analysis.fit", "study.plan"}
+    heavy = {
+        "numpy",
+        "pandas",
+        "matplotlib",
+        "mlflow",
+        "ray",
+        "torch",
+        "scipy",
+        "analysis.fit",
+        "study.plan.plan",
+    }
     program = (
         "import sys; sys.argv = ['interplay', 'recommend', '--law', 'levine2020', '--params', '7e9', '--json']\n"
         "from study.cli import main\n"

@@ -4,7 +4,7 @@ import statistics
 import time
 from pathlib import Path
 
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from tests.bench.figure import Figure
 from trainables.loop import train

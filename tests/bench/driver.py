@@ -22,7 +22,7 @@ import psutil
 from rich.console import Console
 
 from study.machines import Slots
-from study.plan import PlannedCell
+from study.plan.plan import PlannedCell
 from study.runner import run_study
 from study.search import Source
 from study.sender import Address, Apart

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from study.machines import Slots
-from study.plan import PlannedCell, make_plan
+from study.plan.plan import PlannedCell, make_plan
 from study.session import private_ray
 from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from analysis.simulate import Truth
-from study.plan import PlannedCell, make_plan
+from study.plan.plan import PlannedCell, make_plan
 from study.search import Outcome
 from study.search.make import make_search
 from study.spec.study import load_spec

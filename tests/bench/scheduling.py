@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from study.machines import Slots
-from study.plan import PlannedCell, make_plan
+from study.plan.plan import PlannedCell, make_plan
 from study.session import private_ray
 from study.spec.study import load_spec
 from study.trial import Report, TrialSettings

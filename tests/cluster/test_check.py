@@ -22,8 +22,8 @@ from study.cluster.prices import prices
 from study.cluster.rules import SOURCES
 from study.cluster.rules_aws import ARM
 from study.cluster.view import about
-from study.spec.devices import DEVICES
 from study.errors import SpecError
+from study.spec.devices import DEVICES
 from tests.cluster.files import ROOT, aws
 
 HEAD, SPOT = "available_node_types.head", "available_node_types.spot"

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.simulate import Truth, shapes_of
 from study.early import Policy
-from study.plan import Plan, make_plan
+from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, parse_spec
 from trainables.progress import Evaluation, evaluation_steps
 

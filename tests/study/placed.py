@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from study.machines import Slots, live_machines, placement
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with
 from study.tuner import run_cells

@@ -2,7 +2,7 @@
 
 import pytest
 
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from trainables.loop import train
 

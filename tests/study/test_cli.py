@@ -13,7 +13,7 @@ import pytest
 import study.runner
 from study import cli
 from study.ledger import places
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.runner import Summary
 from study.spec.study import load_spec
 from study.tracking import Store, store_uri

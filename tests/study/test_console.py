@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from study.console import Board, Viewer
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from tests.stubs import stub_result
 from tests.study.small import SMALL

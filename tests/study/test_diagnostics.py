@@ -11,7 +11,7 @@ import pytest
 from study.errors import SpecError
 from study.ledger import Places, layer_table, run_table
 from study.outcomes import _words
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.runner import _Listener
 from study.spec.study import load_spec
 from study.tracker import Tracker

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from study.export import _data, _symbols, find
 from study.ledger import Places, connect, identity, places
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.tracking import Row
 from tests.disks import small_disk

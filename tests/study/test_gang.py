@@ -21,7 +21,7 @@ from study import gang
 from study.deaths import Death
 from study.gang import GangError, Place, is_echo, seating, verdict, watch
 from study.machines import Slots
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.session import private_ray
 from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with

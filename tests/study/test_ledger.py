@@ -16,7 +16,7 @@ from study.ledger import (
     run_table,
     with_recorded,
 )
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.tracking import Row, store_uri
 from tests.study.small import SMALL

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from study.spec.devices import DEVICES
 from study.errors import SpecError
 from study.machines import (
     MARK,
@@ -24,6 +23,7 @@ from study.machines import (
     promised,
     room,
 )
+from study.spec.devices import DEVICES
 from tests.environment import environment_without
 from trainables.layout import Layout
 

@@ -6,10 +6,10 @@ import pytest
 
 from study import outcomes
 from study.catalogue import catalogue
-from study.spec.yaml_file import preset_names
 from study.errors import SpecError
 from study.outcomes import Outcome, identity, read_outcome
 from study.spec.study import load_spec
+from study.spec.yaml_file import preset_names
 from tests.study.small import SMALL
 from tests.study.test_series import leave_rows
 

@@ -3,7 +3,7 @@
 import pytest
 
 from study.errors import SpecError
-from study.plan import Plan, make_plan
+from study.plan.plan import Plan, make_plan
 from study.spec.study import load_spec
 from trainables.cell import Base, Shape
 

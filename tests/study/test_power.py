@@ -16,7 +16,7 @@ from analysis.projection import LEVINE2020
 from analysis.runs import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 from study.errors import SpecError
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.power import (
     MEANINGS,
     STUDIES,

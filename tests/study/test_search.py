@@ -3,7 +3,7 @@ import math
 import optuna
 import pytest
 
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.search import Outcome
 from study.search.per_budget import FrontierSearch
 from study.spec.study import load_spec

@@ -11,7 +11,7 @@ import pytest
 from analysis.design_options import LOST_RUNS
 from analysis.simulate import Truth
 from study.ledger import Places
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.runner import _Listener, _policy
 from study.search import Outcome, crossing, until
 from study.search.crossing import CrossingSampler, Trials, distributions, group_of

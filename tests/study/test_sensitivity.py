@@ -12,7 +12,7 @@ import pytest
 from analysis.runs import RunTable
 from analysis.simulate import Truth
 from study.errors import SpecError
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.search.per_budget import FrontierSearch
 from study.search.source import Outcome
 from study.sensitivity import ThenArm, arm_cells

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.fit import fit
 from study.ledger import places
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.series import page_words, read_series, report_series
 from study.spec.study import load_spec, members
 from study.tracking import MEASURE, Row

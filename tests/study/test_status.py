@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from study.ledger import places
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.status import status_json, status_table, study_status
 from study.tracking import Row

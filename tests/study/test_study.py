@@ -14,7 +14,7 @@ import time
 import psutil
 import pytest
 
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.tracking import Outbox, Store, store_uri
 from tests.environment import environment_without

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from study.errors import SpecError
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.runner import _Listener
 from study.sender import Apart
 from study.spec.study import load_spec

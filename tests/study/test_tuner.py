@@ -13,7 +13,7 @@ import pytest
 from study.deaths import Death
 from study.gang import GangError
 from study.machines import Slots
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.search import Outcome
 from study.session import private_ray
 from study.spec.study import load_spec

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from study.spec.yaml_file import preset_names
-from study.plan import make_plan
+from study.plan.plan import make_plan
 from study.spec.study import load_spec, studies
+from study.spec.yaml_file import preset_names
 from trainables.cell import Cell
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from study.plan import Plan, make_plan
+from study.plan.plan import Plan, make_plan
 from study.series import plans
 from study.spec.study import load_spec
 

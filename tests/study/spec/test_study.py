@@ -600,7 +600,7 @@ def test_paths_of_a_file_start_from_its_folder_and_those_of_an_override_from_the
 def test_a_written_spec_reads_the_same_files_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from study.plan import make_plan
+    from study.plan.plan import make_plan
 
     for folder in ("there", "elsewhere"):
         (tmp_path / folder).mkdir()
@@ -720,7 +720,7 @@ def test_tokens_round_to_whole_steps_and_never_to_none() -> None:
 
 def test_reading_a_spec_loads_no_training_library() -> None:
     code = (
-        "import sys; from study.spec.study import load_spec; import study.plan, study.tables; load_spec('levine2020');"
+        "import sys; from study.spec.study import load_spec; import study.plan.plan, study.plan.table; load_spec('levine2020');"
         "print({'torch', 'ray', 'mlflow', 'optuna', 'transformers', 'datasets'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

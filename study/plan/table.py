@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from study.plan import Plan, PlannedCell
+from study.plan.plan import Plan, PlannedCell
 from trainables.layout import Layout
 
 _PREFIXES = (

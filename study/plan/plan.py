@@ -9,11 +9,21 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from study.degrees import PROCESS_BYTES, Choice, Chooser, gigabytes
-from study.spec.devices import DEVICES, LINK_SHARE, Device, cores, data_exchange_seconds, local_gpus, step_seconds, tensor_exchange_seconds, usable_memory
 from study.errors import SpecError
-from study.spec.frontier import FrontierShape, Miss, added_shapes, bottlenecked, misses, shapes
 from study.machines import Room
+from study.plan.layouts import PROCESS_BYTES, Choice, Chooser, gigabytes
+from study.spec.devices import (
+    DEVICES,
+    LINK_SHARE,
+    Device,
+    cores,
+    data_exchange_seconds,
+    local_gpus,
+    step_seconds,
+    tensor_exchange_seconds,
+    usable_memory,
+)
+from study.spec.frontier import FrontierShape, Miss, added_shapes, bottlenecked, misses, shapes
 from study.spec.study import ResourcesSection, StudySpec
 from trainables.cell import Cell, Precision, Recipe, Shape, digest
 from trainables.counts import Flops, Parameters, flops, parameters

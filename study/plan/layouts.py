@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from study.spec.devices import DEVICES, Device, usable_memory
 from study.errors import SpecError
+from study.spec.devices import DEVICES, Device, usable_memory
 from study.spec.study import MinWidth, ResourcesSection
 from trainables.cell import Recipe, Shape
 from trainables.counts import Memory, memory

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import study.degrees
-import study.plan
+import study.plan.layouts
+import study.plan.plan
 import trainables.data
-from study.spec.devices import DEVICES, usable_memory
 from study.errors import SpecError
-from study.plan import Plan, make_plan
+from study.plan.plan import Plan, make_plan
+from study.plan.table import duration, plan_table, short
+from study.spec.devices import DEVICES, usable_memory
 from study.spec.study import load_spec
-from study.tables import duration, plan_table, short
 from tests.study.small import SMALL
 from trainables.counts import flops, memory, parameters
 from trainables.data.tasks.spec import TaskData
@@ -224,7 +224,7 @@ def test_slots_are_the_cores_with_a_gigabyte_each_unless_said() -> None:
 def test_hours_are_the_work_over_the_slots_but_never_below_the_longest_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (study.plan, study.degrees):
+    for module in (study.plan.plan, study.plan.layouts):
         monkeypatch.setattr(module, "usable_memory", lambda *_: 10**12)
     one, four, many = (plan_of(SMALL, f"resources.slots={n}") for n in (1, 4, 1000))
     assert one.hours == pytest.approx(sum(p.seconds for p in one.cells) / 3600)

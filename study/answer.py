@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from analysis.fit import Fit
     from analysis.runs import RunTable
     from analysis.surfaces import SurfaceFit
-    from study.ledger import Places
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
-    from study.tracking import Store
+    from study.tracking.ledger import Places
+    from study.tracking.mlflow_store import Store
 
 
 def answer(
@@ -100,7 +100,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
 
 def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:
     """Where the numbers come from, for the foot of the report."""
-    from study.provenance import revision, versions
+    from study.tracking.provenance import revision, versions
 
     recipe = plan.cells[0].cell.recipe
     return {

@@ -188,7 +188,7 @@ def run(
     loaded = load_spec(spec, overrides or ())
     from analysis.wording_search import answers
     from study.runner import run_study
-    from study.tracking import store_uri
+    from study.tracking.mlflow_store import store_uri
 
     _refuse_file(results, "--results")
     store_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made

@@ -11,10 +11,10 @@ from analysis.contrast import Contrast, contrast
 from analysis.errors import InputError
 from analysis.fit import Fit, fit
 from analysis.runs import RunTable
-from study.ledger import ARM, IDENTITY
 from study.plan.plan import Plan
 from study.spec.study import StudySpec
-from study.tracking import Row, Store
+from study.tracking.ledger import ARM, IDENTITY
+from study.tracking.mlflow_store import Row, Store
 
 #: Fields of a recipe that say how it is parametrised; under `sp` a recipe has neither.
 OWN = ("parametrisation", "base")

@@ -16,10 +16,10 @@ from typing import Any
 from rich.text import Text
 
 from study.errors import SpecError
-from study.ledger import Places, places, places_of
 from study.sources import existing_store
 from study.spec.study import load_spec
-from study.tracking import Store, sentence
+from study.tracking.ledger import Places, places, places_of
+from study.tracking.mlflow_store import Store, sentence
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.data.tasks.spec import TaskData
 from trainables.errors import InputError

@@ -74,8 +74,8 @@ def read_outcome(name: str, results: Path) -> Outcome:
     Raises:
         SpecError: it has no rows, or some of its cells have none.
     """
-    from study.ledger import connect, ended_at, known_rows, places
-    from study.provenance import revision
+    from study.tracking.ledger import connect, ended_at, known_rows, places
+    from study.tracking.provenance import revision
 
     spec = load_spec(name)
     rows = []
@@ -115,8 +115,8 @@ def _covered(times: Iterable[tuple[float, float]]) -> float:
 def _words(spec: StudySpec, results: Path) -> list[str]:
     """The answer of a study's or a series' own page."""
     if spec.vary is not None:
-        from study.ledger import SERIES
         from study.series import page_words
+        from study.tracking.ledger import SERIES
 
         folder = results / spec.name
         if identity(load_spec(str(folder / SERIES))) != identity(spec):

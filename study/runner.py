@@ -20,7 +20,20 @@ from study.answer import answer
 from study.console import Board, Viewer
 from study.early import Judge, Policy
 from study.errors import SpecError
-from study.ledger import (
+from study.machines import Machine, Room, Slots, check_capacity, check_devices, cluster_machines, marks, room
+from study.packing import packed
+from study.plan.plan import Plan, PlannedCell, make_plan
+from study.plan.table import duration
+from study.search import Source
+from study.search.crossing import CrossingSearch, next_words
+from study.search.make import Search, make_search
+from study.sensitivity import ThenArm, arm_cells
+from study.session import joined_cluster, joins, private_ray
+from study.shortage import said_shortages
+from study.spec.devices import DEVICES
+from study.spec.study import StudySpec
+from study.stop import remembered_interrupt
+from study.tracking.ledger import (
     ARM,
     SERIES,
     Places,
@@ -35,22 +48,7 @@ from study.ledger import (
     run_table,
     with_recorded,
 )
-from study.machines import Machine, Room, Slots, check_capacity, check_devices, cluster_machines, marks, room
-from study.packing import packed
-from study.plan.plan import Plan, PlannedCell, make_plan
-from study.plan.table import duration
-from study.provenance import revision, versions
-from study.search import Source
-from study.search.crossing import CrossingSearch, next_words
-from study.search.make import Search, make_search
-from study.sensitivity import ThenArm, arm_cells
-from study.session import joined_cluster, joins, private_ray
-from study.shortage import said_shortages
-from study.spec.devices import DEVICES
-from study.spec.study import StudySpec
-from study.stop import remembered_interrupt
-from study.tracker import MANY_DEVICES, Tracker
-from study.tracking import (
+from study.tracking.mlflow_store import (
     ENDED,
     LOST_TRIALS,
     MEASURE,
@@ -62,6 +60,8 @@ from study.tracking import (
     Store,
     stored_curves,
 )
+from study.tracking.provenance import revision, versions
+from study.tracking.tracker import MANY_DEVICES, Tracker
 from study.trial import TrialSettings
 from study.tuner import run_cells, term_is_interrupt
 from trainables.errors import InputError

@@ -21,10 +21,10 @@ from rich.text import Text
 
 from analysis.errors import InputError
 from study.errors import SpecError
-from study.ledger import SERIES as SPEC
 from study.plan.plan import Plan, make_plan
 from study.plan.table import duration, short
 from study.spec.study import SeriesMember, StudySpec, members, varied
+from study.tracking.ledger import SERIES as SPEC
 
 if TYPE_CHECKING:
     # Reading a plan or a status loads no numerical library.
@@ -131,10 +131,10 @@ def run_series(
         what became of each member that was begun; the page, if all have ended and some have a loss; and where a copy of
         it lies that outlives this machine.
     """
-    from study.ledger import places
     from study.runner import run_study, share
     from study.session import joins
     from study.sources import study_runs
+    from study.tracking.ledger import places
 
     listed = members(spec)
     for member in listed:
@@ -179,8 +179,8 @@ def read_series(
     Raises:
         SpecError: none has.
     """
-    from study.ledger import places
     from study.sources import NoRowsError, study_runs
+    from study.tracking.ledger import places
 
     found = []
     for member in members(spec):
@@ -253,7 +253,7 @@ def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> P
     """Write the page of a series, `series.json` and figures into a folder; None where no member has a loss."""
     from analysis.series import Member
     from analysis.series_report import write_series
-    from study.provenance import revision, versions
+    from study.tracking.provenance import revision, versions
 
     if not any(len(one.source.table.used) for one in compared):
         return None

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.runs import SUFFIXES, Count, RunTable, read_runs
 from study.errors import SpecError
-from study.ledger import Connection, Places, connect, known_rows, places, run_table
 from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
-from study.tracking import Store, quiet, store_uri, trouble
+from study.tracking.ledger import Connection, Places, connect, known_rows, places, run_table
+from study.tracking.mlflow_store import Store, quiet, store_uri, trouble
 
 if TYPE_CHECKING:
     from analysis.fit import Fit
@@ -154,8 +154,8 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "St
             f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source or spec.name}`."
         )
     from study.answer import facts
-    from study.ledger import layer_table
     from study.runner import curves
+    from study.tracking.ledger import layer_table
 
     known = {
         "facts": facts(spec, plan),

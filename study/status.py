@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.ledger import known_rows, places, with_recorded
 from study.plan.plan import Plan, PlannedCell, make_plan
 from study.search.knowledge import Knowledge, knowledge
 from study.sources import existing_store
 from study.spec.study import StudySpec
-from study.tracking import Row, Store
+from study.tracking.ledger import known_rows, places, with_recorded
+from study.tracking.mlflow_store import Row, Store
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 from analysis.aim import Estimate, estimate
 from analysis.design import Choice
-from study.ledger import outcomes
 from study.plan.plan import Plan
 from study.search.crossing import CrossingSearch, frame, line_of, next_words
 from study.search.until import Ending, aim_of
 from study.spec.study import StudySpec
-from study.tracking import Row
+from study.tracking.ledger import outcomes
+from study.tracking.mlflow_store import Row
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[
 
     Args:
         spec: the study.
-        plan: with the cells of all rows (`study.ledger.with_recorded`).
+        plan: with the cells of all rows (`study.tracking.ledger.with_recorded`).
         rows: in the order in which they ended.
         begun: keys of cells that were begun and have no result.
     """

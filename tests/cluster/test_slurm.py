@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from study.tracking import Store
+from study.tracking.mlflow_store import Store
 from tests.environment import PRIORITY
 
 pytestmark = [pytest.mark.slow]

@@ -3,7 +3,7 @@
 import pytest
 
 from study import cli
-from study.tracking import Store, store_uri
+from study.tracking.mlflow_store import Store, store_uri
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import pytest
 
 import study.runner
 from study import cli
-from study.ledger import places
 from study.plan.plan import make_plan
 from study.runner import Summary
 from study.spec.study import load_spec
-from study.tracking import Store, store_uri
+from study.tracking.ledger import places
+from study.tracking.mlflow_store import Store, store_uri
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs, one_size_a_depth
 from trainables.cell import Cell

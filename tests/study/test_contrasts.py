@@ -11,7 +11,7 @@ from study.contrasts import contrasts, others, table_of
 from study.plan.plan import make_plan
 from study.runner import _Listener
 from study.spec.study import load_spec
-from study.tracking import Row, _number
+from study.tracking.mlflow_store import Row, _number
 from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from study.errors import SpecError
-from study.ledger import Places, layer_table, run_table
 from study.outcomes import _words
 from study.plan.plan import make_plan
 from study.runner import _Listener
 from study.spec.study import load_spec
-from study.tracker import Tracker
-from study.tracking import METRICS_PER_BATCH, Outbox, Store, store_uri
+from study.tracking.ledger import Places, layer_table, run_table
+from study.tracking.mlflow_store import METRICS_PER_BATCH, Outbox, Store, store_uri
+from study.tracking.tracker import Tracker
 from study.trial import TrialSettings, run_with, trial_config
 from tests.environment import environment_without
 from tests.stubs import stub_result
@@ -31,7 +31,7 @@ def plan():
 
 @pytest.fixture
 def store(template, tmp_path, monkeypatch):
-    monkeypatch.setattr("study.tracker.BATCH_SECONDS", 0.01)
+    monkeypatch.setattr("study.tracking.tracker.BATCH_SECONDS", 0.01)
     shutil.copy(template, tmp_path / "mlflow.db")
     return Store(store_uri("auto", tmp_path), "study", tmp_path / "artifacts")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from study.ledger import Places
+from study.tracking.ledger import Places
 from tests.study.test_study import Laptop
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from study.export import _data, _symbols, find
-from study.ledger import Places, connect, identity, places
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking import Row
+from study.tracking.ledger import Places, connect, identity, places
+from study.tracking.mlflow_store import Row
 from tests.disks import small_disk
 from tests.environment import environment_without
 from tests.trainables.test_export import TEXT, load, validation_loss

@@ -10,7 +10,6 @@ import pytest
 
 from analysis.design_options import LOST_RUNS
 from analysis.simulate import Truth
-from study.ledger import Places
 from study.plan.plan import make_plan
 from study.runner import _Listener, _policy
 from study.search import Outcome, crossing, until
@@ -18,7 +17,8 @@ from study.search.crossing import CrossingSampler, Trials, distributions, group_
 from study.search.make import make_search
 from study.search.until import checks
 from study.spec.study import load_spec
-from study.tracking import Row
+from study.tracking.ledger import Places
+from study.tracking.mlflow_store import Row
 from tests.stubs import stub_result
 from tests.study.small import SMALL
 from trainables.progress import Evaluation

@@ -10,10 +10,10 @@ from analysis.report import MORE
 from analysis.runs import RunTable
 from analysis.simulate import Truth
 from study.answer import answer, searched
-from study.ledger import Places
 from study.plan.plan import make_plan
 from study.sensitivity import arm_cells
 from study.spec.study import load_spec
+from study.tracking.ledger import Places
 from tests.study.small import SMALL
 from tests.study.test_contrasts import Store, plan_of, rows_of
 

@@ -7,11 +7,11 @@ import math
 import pytest
 
 from analysis.fit import fit
-from study.ledger import places
 from study.plan.plan import make_plan
 from study.series import page_words, read_series, report_series
 from study.spec.study import load_spec, members
-from study.tracking import MEASURE, Row
+from study.tracking.ledger import places
+from study.tracking.mlflow_store import MEASURE, Row
 from tests.study.small import SMALL
 from tests.study.test_study import Laptop
 

@@ -4,11 +4,11 @@ import io
 
 from rich.console import Console
 
-from study.ledger import places
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.status import status_json, status_table, study_status
-from study.tracking import Row
+from study.tracking.ledger import places
+from study.tracking.mlflow_store import Row
 from tests.study.small import SMALL
 from tests.study.test_search_crossing import loss_of
 

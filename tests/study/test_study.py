@@ -16,7 +16,7 @@ import pytest
 
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking import Outbox, Store, store_uri
+from study.tracking.mlflow_store import Outbox, Store, store_uri
 from tests.environment import environment_without
 from trainables.loop import train
 

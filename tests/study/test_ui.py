@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from study.errors import SpecError
-from study.tracking import Store, store_uri
+from study.tracking.mlflow_store import Store, store_uri
 from study.ui import serve
 
 

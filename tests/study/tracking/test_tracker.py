@@ -8,10 +8,20 @@ import pytest
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.runner import _Listener
-from study.sender import Apart
 from study.spec.study import load_spec
-from study.tracker import Tracker
-from study.tracking import Live, News, Outbox, Row, Store, open_store, store_uri, stored_curves, trouble
+from study.tracking.mlflow_store import (
+    Live,
+    News,
+    Outbox,
+    Row,
+    Store,
+    open_store,
+    store_uri,
+    stored_curves,
+    trouble,
+)
+from study.tracking.sender import Apart
+from study.tracking.tracker import Tracker
 from tests.stubs import stub_result
 from tests.study.small import SMALL
 from trainables.progress import Evaluation, Point
@@ -224,7 +234,7 @@ def tracker_for(uri, store, tmp_path, **options):
 
 
 def test_tracker_sends_live_curves_and_rows_and_ends_every_run(uri, store, tmp_path, monkeypatch):
-    monkeypatch.setattr("study.tracker.BATCH_SECONDS", 0.05)
+    monkeypatch.setattr("study.tracking.tracker.BATCH_SECONDS", 0.05)
     tracker = tracker_for(uri, store, tmp_path)
     tracker.start("study", {})
     tracker.live(Live("aaaa", "L1", {"depth": 1}, [point(10)]))
@@ -254,7 +264,7 @@ def test_tracker_sends_live_curves_and_rows_and_ends_every_run(uri, store, tmp_p
 def test_a_process_of_its_own_sends_all_and_the_driver_does_when_it_dies(
     uri, store, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("study.tracker.BATCH_SECONDS", 0.05)
+    monkeypatch.setattr("study.tracking.tracker.BATCH_SECONDS", 0.05)
     senders = []
 
     class Watched(Apart):
@@ -262,7 +272,7 @@ def test_a_process_of_its_own_sends_all_and_the_driver_does_when_it_dies(
             super().__init__(address)
             senders.append(self)
 
-    monkeypatch.setattr("study.tracker.Apart", Watched)
+    monkeypatch.setattr("study.tracking.tracker.Apart", Watched)
     tracker = tracker_for(uri, store, tmp_path, apart=True)
     tracker.start("study", {})
     tracker.live(Live("aaaa", "L1", {"depth": 1}, [point(10)]))
@@ -289,7 +299,7 @@ def test_a_process_of_its_own_sends_all_and_the_driver_does_when_it_dies(
 def test_causes_of_lost_trials_are_there_before_the_cell_ends_and_stay_in_later_runs(
     uri, store, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("study.tracker.BATCH_SECONDS", 0.05)
+    monkeypatch.setattr("study.tracking.tracker.BATCH_SECONDS", 0.05)
     plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
     planned, where = plan.cells[0], SimpleNamespace(checkpoints=tmp_path / "checkpoints")
 

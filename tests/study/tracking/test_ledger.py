@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 
 from study.errors import SpecError
-from study.ledger import (
+from study.plan.plan import make_plan
+from study.spec.study import load_spec
+from study.tracking.ledger import (
     Connection,
     Places,
     begun,
@@ -16,9 +18,7 @@ from study.ledger import (
     run_table,
     with_recorded,
 )
-from study.plan.plan import make_plan
-from study.spec.study import load_spec
-from study.tracking import Row, store_uri
+from study.tracking.mlflow_store import Row, store_uri
 from tests.study.small import SMALL
 
 AWAY = Connection("http://127.0.0.1:9", None, "it does not answer")

@@ -17,7 +17,7 @@ from study.plan.plan import Plan, PlannedCell
 from study.search import Outcome
 from study.spec.frontier import heads_of
 from study.spec.study import ResourcesSection, StudySpec, from_environment
-from study.tracking import ENDED, MEASURE, Outbox, Row, Store, open_store, store_uri
+from study.tracking.mlflow_store import ENDED, MEASURE, Outbox, Row, Store, open_store, store_uri
 from trainables.cell import Shape
 from trainables.storage import located, open_storage, under
 

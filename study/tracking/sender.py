@@ -1,4 +1,4 @@
-"""What sends a running study to MLflow: in the driver's process, or in one of its own (`python -m study.sender`).
+"""What sends a running study to MLflow: in the driver's process, or in one of its own (`python -m study.tracking.sender`).
 
 MLflow takes some 25 ms of CPU for the run of one cell, most of them in its database layer. Beside a few workers that is
 nothing; beside dozens it is time that the driver would owe them, so that it lets another process spend it.
@@ -15,7 +15,17 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from study.tracking import LOST_TRIALS, TAG_CHARACTERS, Live, News, Outbox, Row, Store, sentence, trouble
+from study.tracking.mlflow_store import (
+    LOST_TRIALS,
+    TAG_CHARACTERS,
+    Live,
+    News,
+    Outbox,
+    Row,
+    Store,
+    sentence,
+    trouble,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -191,7 +201,7 @@ class Apart:
         path = os.pathsep.join(filter(None, sys.path))
         return subprocess.Popen(
             # -P: a folder named as this package may lie where the study is run.
-            [sys.executable, "-P", "-m", "study.sender"],
+            [sys.executable, "-P", "-m", "study.tracking.sender"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",

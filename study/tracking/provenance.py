@@ -18,14 +18,14 @@ def revision() -> str:
     A wheel installed somewhere inside another project's checkout must not claim that project's revision, so the files
     have to be tracked by the repository they lie in.
     """
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parent.parent.parent
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "study/provenance.py")
+        git("ls-files", "--error-unmatch", "study/tracking/provenance.py")
         # What presets came out as is a record, not code.
         edited = git(
             "status", "--porcelain", "--", "study", "trainables", "analysis", ":!study/presets/outcomes.json"

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from study.sender import Address, Apart, Batch, Here, Sender
-from study.tracking import Live, News, Outbox, Row, Store, sentence
+from study.tracking.mlflow_store import Live, News, Outbox, Row, Store, sentence
+from study.tracking.sender import Address, Apart, Batch, Here, Sender
 
 #: Devices in use at a time from which a study lets a process of its own write to MLflow.
 MANY_DEVICES = 8

@@ -80,7 +80,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
     import pandas as pd
 
     from analysis.search_history import Search
-    from study.search.until import aim_of
+    from study.search.stopping_rule import aim_of
     from study.search_plots import optuna_figures
 
     shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()

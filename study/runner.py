@@ -18,16 +18,16 @@ from rich.text import Text
 from analysis.fit import Fit
 from study.answer import answer
 from study.console import Board, Viewer
-from study.early import Judge, Policy
 from study.errors import SpecError
 from study.machines import Machine, Room, Slots, check_capacity, check_devices, cluster_machines, marks, room
 from study.packing import packed
 from study.plan.plan import Plan, PlannedCell, make_plan
 from study.plan.table import duration
 from study.search import Source
-from study.search.crossing import CrossingSearch, next_words
+from study.search.crossing_search import CrossingSearch, next_words
+from study.search.early_stopping import Judge, Policy
 from study.search.make import Search, make_search
-from study.sensitivity import ThenArm, arm_cells
+from study.search.sensitivity_runs import ThenArm, arm_cells
 from study.session import joined_cluster, joins, private_ray
 from study.shortage import said_shortages
 from study.spec.devices import DEVICES

@@ -16,7 +16,7 @@ from trainables.record import Keep
 from trainables.storage import located, under
 
 if TYPE_CHECKING:
-    from study.early import Judge
+    from study.search.early_stopping import Judge
 
 
 class TrialSettings(BaseModel):
@@ -127,7 +127,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
 
     if "judge" in config:
         # Loads what fits forecasts, which the trials of most studies have no use for.
-        from study.early import Judge
+        from study.search.early_stopping import Judge
 
         options["stop"] = Judge.model_validate_json(config["judge"])
     if settings.needs_gpu:

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from study.deaths import Death, death
-from study.early import Judge
 from study.gang import GangError
 from study.machines import Slots, live_machines, placement
 from study.plan.plan import PlannedCell
 from study.search import Outcome, Source
+from study.search.early_stopping import Judge
 from study.trial import Report, TrialSettings, run_trial, trial_config
 from trainables.layout import Layout
 from trainables.progress import Progress, Result

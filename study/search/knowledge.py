@@ -8,8 +8,8 @@ from typing import Any
 from analysis.aim import Estimate, estimate
 from analysis.design import Choice
 from study.plan.plan import Plan
-from study.search.crossing import CrossingSearch, frame, line_of, next_words
-from study.search.until import Ending, aim_of
+from study.search.crossing_search import CrossingSearch, frame, line_of, next_words
+from study.search.stopping_rule import Ending, aim_of
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes
 from study.tracking.mlflow_store import Row

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 
 from study.plan.plan import Plan
-from study.search.crossing import CrossingSearch
-from study.search.per_budget import FrontierSearch
+from study.search.crossing_search import CrossingSearch
+from study.search.optuna_search import FrontierSearch
 from study.search.source import Outcome
 from study.spec.study import StudySpec
 

@@ -29,7 +29,7 @@ from analysis.design import Option, propose
 from analysis.projection import solve_depth
 from analysis.simulate import Truth, shapes_of, simulate_matched
 from study.plan.plan import Plan, make_plan
-from study.search.per_budget import FrontierSearch
+from study.search.optuna_search import FrontierSearch
 from study.search.source import Outcome
 from study.spec.study import SearchSection, load_spec
 from tests.bench.figure import Figure

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.simulate import Truth, shapes_of
-from study.early import Policy
 from study.plan.plan import Plan, make_plan
+from study.search.early_stopping import Policy
 from study.spec.study import StudySpec, parse_spec
 from trainables.progress import Evaluation, evaluation_steps
 

@@ -11,7 +11,7 @@ from analysis.runs import RunTable
 from analysis.simulate import Truth
 from study.answer import answer, searched
 from study.plan.plan import make_plan
-from study.sensitivity import arm_cells
+from study.search.sensitivity_runs import arm_cells
 from study.spec.study import load_spec
 from study.tracking.ledger import Places
 from tests.study.small import SMALL

@@ -9,8 +9,8 @@ from study.spec.study import load_spec
 from study.status import status_json, status_table, study_status
 from study.tracking.ledger import places
 from study.tracking.mlflow_store import Row
+from tests.study.search.test_crossing_search import loss_of
 from tests.study.small import SMALL
-from tests.study.test_search_crossing import loss_of
 
 CROSSING = "search={sampler: crossing, until: {crossing_halfwidth: 0.01}, max_cells: 40}"
 

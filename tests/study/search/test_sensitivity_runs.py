@@ -13,9 +13,9 @@ from analysis.runs import RunTable
 from analysis.simulate import Truth
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.search.per_budget import FrontierSearch
+from study.search.optuna_search import FrontierSearch
+from study.search.sensitivity_runs import ThenArm, arm_cells
 from study.search.source import Outcome
-from study.sensitivity import ThenArm, arm_cells
 from study.spec.study import load_spec, parse_spec
 from tests.study.small import SMALL
 

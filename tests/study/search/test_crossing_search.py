@@ -12,10 +12,12 @@ from analysis.design_options import LOST_RUNS
 from analysis.simulate import Truth
 from study.plan.plan import make_plan
 from study.runner import _Listener, _policy
-from study.search import Outcome, crossing, until
-from study.search.crossing import CrossingSampler, Trials, distributions, group_of
+from study.search import Outcome
+from study.search import crossing_search as crossing
+from study.search import stopping_rule as until
+from study.search.crossing_search import CrossingSampler, Trials, distributions, group_of
 from study.search.make import make_search
-from study.search.until import checks
+from study.search.stopping_rule import checks
 from study.spec.study import load_spec
 from study.tracking.ledger import Places
 from study.tracking.mlflow_store import Row

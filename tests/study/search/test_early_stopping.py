@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from analysis.forecast import Line
-from study.early import Judge, Policy, Watch, is_whole, stops
 from study.errors import SpecError
+from study.search.early_stopping import Judge, Policy, Watch, is_whole, stops
 from study.spec.study import AshaStopping, ForecastStopping, load_spec
 from study.trial import TrialSettings, trial_config
 from tests.study.learning_curves import Setting, planned

@@ -5,7 +5,7 @@ import pytest
 
 from study.plan.plan import make_plan
 from study.search import Outcome
-from study.search.per_budget import FrontierSearch
+from study.search.optuna_search import FrontierSearch
 from study.spec.study import load_spec
 from tests.study.small import SMALL
 

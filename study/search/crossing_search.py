@@ -23,7 +23,7 @@ from analysis.design import Choice, Option, propose
 from study.plan.plan import Plan, PlannedCell
 from study.plan.table import short
 from study.search.source import Outcome
-from study.search.until import Ending, Watch, aim_of
+from study.search.stopping_rule import Ending, Watch, aim_of
 from study.spec.study import StudySpec
 
 DEPTH, WIDTH, LR, SEED = "depth", "width", "lr_factor", "seed"

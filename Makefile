@@ -33,10 +33,10 @@ test-slow: export RAY_worker_niceness := 0
 test-slow: $(INSTALLED)
 	@mkdir -p build; status=0; slow="$(BIN)/python -m pytest -m slow"; \
 	( first=0; nice -n 1 $$slow tests/cluster -rs --durations=12 || first=1; \
-	  nice -n 1 $$slow tests/trainables tests/study/test_gang.py $(COMPUTING:%=--ignore=%) --durations=6 && exit $$first ) > build/machines.log 2>&1 & machines=$$!; \
+	  nice -n 1 $$slow tests/trainables tests/study/workers/test_gang.py $(COMPUTING:%=--ignore=%) --durations=6 && exit $$first ) > build/machines.log 2>&1 & machines=$$!; \
 	nice -n 19 $$slow tests/analysis $(COMPUTING) -n 2 --dist loadfile -o timeout=2400 --durations=6 > build/analysis.log 2>&1 & simulated=$$!; \
 	$$slow --ignore=tests/cluster --ignore=tests/trainables --ignore=tests/analysis \
-	  --ignore=tests/study/test_gang.py $(COMPUTING:%=--ignore=%) --durations=12 || status=1; \
+	  --ignore=tests/study/workers/test_gang.py $(COMPUTING:%=--ignore=%) --durations=12 || status=1; \
 	for lane in $$machines $$simulated; do wait $$lane || status=1; done; \
 	cat build/machines.log build/analysis.log; exit $$status
 

@@ -19,8 +19,6 @@ from analysis.fit import Fit
 from study.answer import answer
 from study.console import Board, Viewer
 from study.errors import SpecError
-from study.machines import Machine, Room, Slots, check_capacity, check_devices, cluster_machines, marks, room
-from study.packing import packed
 from study.plan.plan import Plan, PlannedCell, make_plan
 from study.plan.table import duration
 from study.search import Source
@@ -28,8 +26,6 @@ from study.search.crossing_search import CrossingSearch, next_words
 from study.search.early_stopping import Judge, Policy
 from study.search.make import Search, make_search
 from study.search.sensitivity_runs import ThenArm, arm_cells
-from study.session import joined_cluster, joins, private_ray
-from study.shortage import said_shortages
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
 from study.stop import remembered_interrupt
@@ -64,6 +60,19 @@ from study.tracking.provenance import revision, versions
 from study.tracking.tracker import MANY_DEVICES, Tracker
 from study.trial import TrialSettings
 from study.tuner import run_cells, term_is_interrupt
+from study.workers.launch_failures import said_shortages
+from study.workers.machines import (
+    Machine,
+    Room,
+    Slots,
+    check_capacity,
+    check_devices,
+    cluster_machines,
+    marks,
+    room,
+)
+from study.workers.packing import packed
+from study.workers.ray_session import joined_cluster, joins, private_ray
 from trainables.errors import InputError
 from trainables.progress import Evaluation, Progress, Result
 from trainables.storage import copy_into, discard, open_storage, reason, shown, under

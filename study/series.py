@@ -132,9 +132,9 @@ def run_series(
         it lies that outlives this machine.
     """
     from study.runner import run_study, share
-    from study.session import joins
     from study.sources import study_runs
     from study.tracking.ledger import places
+    from study.workers.ray_session import joins
 
     listed = members(spec)
     for member in listed:

@@ -99,7 +99,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     """
     from ray import tune
 
-    from study.gang import train_gang
+    from study.workers.gang import train_gang
 
     cell = Cell.model_validate_json(config["cell"])
     layout = Layout.model_validate_json(config["layout"])

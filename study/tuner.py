@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from study.deaths import Death, death
-from study.gang import GangError
-from study.machines import Slots, live_machines, placement
 from study.plan.plan import PlannedCell
 from study.search import Outcome, Source
 from study.search.early_stopping import Judge
 from study.trial import Report, TrialSettings, run_trial, trial_config
+from study.workers.gang import GangError
+from study.workers.machines import Slots, live_machines, placement
+from study.workers.process_loss import Death, death
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 

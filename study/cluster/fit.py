@@ -8,10 +8,10 @@ from typing import Any
 from study.cluster.findings import Report
 from study.cluster.pools import Pool, head_hour
 from study.cluster.prices import prices
-from study.machines import ACCELERATOR, Promised, Slots, check_capacity, machines, marks, room
 from study.plan.plan import Plan, make_plan, wall_seconds
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec, load_spec, members
+from study.workers.machines import ACCELERATOR, Promised, Slots, check_capacity, machines, marks, room
 from trainables.errors import InputError
 
 #: The share of a machine's memory that Ray gives to processes; the rest is its object store (ray 2.60).

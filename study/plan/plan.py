@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import SpecError
-from study.machines import Room
 from study.plan.layouts import PROCESS_BYTES, Choice, Chooser, gigabytes
 from study.spec.devices import (
     DEVICES,
@@ -25,6 +24,7 @@ from study.spec.devices import (
 )
 from study.spec.frontier import FrontierShape, Miss, added_shapes, bottlenecked, misses, shapes
 from study.spec.study import ResourcesSection, StudySpec
+from study.workers.machines import Room
 from trainables.cell import Cell, Precision, Recipe, Shape, digest
 from trainables.counts import Flops, Parameters, flops, parameters
 from trainables.data.spec import DataSpec, HierarchyData

@@ -21,7 +21,6 @@ from unittest import mock
 import psutil
 from rich.console import Console
 
-from study.machines import Slots
 from study.plan.plan import PlannedCell
 from study.runner import run_study
 from study.search import Source
@@ -29,6 +28,7 @@ from study.spec.study import load_spec
 from study.tracking.sender import Address, Apart
 from study.trial import TrialSettings
 from study.tuner import Listener, run_cells
+from study.workers.machines import Slots
 from tests.bench.figure import Figure
 from tests.bench.sleeper import sleeper
 from tests.stubs import stub_result

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from study.machines import Slots
 from study.plan.plan import PlannedCell, make_plan
-from study.session import private_ray
 from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with
 from study.tuner import run_cells
+from study.workers.machines import Slots
+from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
 from tests.bench.scheduling import Watch
 from tests.stubs import Cells

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from study.machines import Slots
-from study.session import private_ray
-from study.spread import Workers, spread
+from study.workers.distributed_encoding import Workers, spread
+from study.workers.machines import Slots
+from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
 from trainables.data import data_key
 from trainables.data.pack import Encode, encode_here, pack

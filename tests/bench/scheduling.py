@@ -9,12 +9,12 @@ from typing import Any
 
 import psutil
 
-from study.machines import Slots
 from study.plan.plan import PlannedCell, make_plan
-from study.session import private_ray
 from study.spec.study import load_spec
 from study.trial import Report, TrialSettings
 from study.tuner import run_cells
+from study.workers.machines import Slots
+from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
 from tests.stubs import Cells, stub_result
 from trainables.data.store import open_store

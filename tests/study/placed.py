@@ -14,11 +14,11 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from study.machines import Slots, live_machines, placement
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with
 from study.tuner import run_cells
+from study.workers.machines import Slots, live_machines, placement
 from tests.stubs import Cells, stub_result
 from tests.study.small import SMALL
 from tests.study.test_tuner import Listener

@@ -10,12 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from study.deaths import Death
-from study.gang import GangError
-from study.machines import Slots
 from study.plan.plan import make_plan
 from study.search import Outcome
-from study.session import private_ray
 from study.spec.study import load_spec
 from study.trial import Report, TrialSettings
 from study.tuner import (
@@ -27,6 +23,10 @@ from study.tuner import (
     read_report,
     run_cells,
 )
+from study.workers.gang import GangError
+from study.workers.machines import Slots
+from study.workers.process_loss import Death
+from study.workers.ray_session import private_ray
 from tests.stubs import Cells, stub_result
 from tests.study.small import SMALL
 from trainables.layout import Layout

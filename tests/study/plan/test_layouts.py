@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from study.errors import SpecError
-from study.machines import Room
 from study.plan.layouts import GPUS_OF_A_MACHINE, PROCESS_BYTES, Chooser, divisors
 from study.plan.plan import Plan, by_hand, make_plan, wall_seconds
 from study.plan.table import plan_table
 from study.spec.devices import DEVICES, data_exchange_seconds, tensor_exchange_seconds, usable_memory
 from study.spec.study import ResourcesSection, load_spec
+from study.workers.machines import Room
 from trainables.cell import Cell, Recipe, Shape
 from trainables.counts import memory
 from trainables.layout import Layout

@@ -296,7 +296,7 @@ def placement(layout: Layout, slots: Slots, *, one_machine: bool) -> Any:
         one_machine: whether Ray has, and will have, a single machine. All is together there anyway, and with a bundle
             for each rank layouts of as many ranks ask for the same and share their processes.
     """
-    from study.bundles import Together
+    from study.workers.placement import Together
 
     together = 1 if one_machine else layout.tensor_parallel
     return Together(slots.bundle(together), layout.ranks // together, slots.bundle())

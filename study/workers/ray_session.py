@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import SpecError
-from study.machines import Slots
 from study.private import open_private
+from study.workers.machines import Slots
 
 #: Read by Ray when it is imported or started: no telemetry, no per-trial log files, no output of its own. Tune's
 #: experiment snapshot is not used (a study is rebuilt from its run table), so it is written as rarely as can be.

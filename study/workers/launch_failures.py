@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from study.machines import Promised, promised
 from study.plan.table import duration
 from study.spec.study import ResourcesSection
+from study.workers.machines import Promised, promised
 
 #: Seconds between two looks. Ray 2.60 tries a launch that failed again every five, and forgets it soon after.
 POLL_SECONDS = 2.0

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from study.machines import MARK
+from study.workers.machines import MARK
 from trainables.data.mixture import interleave
 from trainables.data.pack import Encode, Ids, token_type
 from trainables.data.spool import Chunk, Text, cut

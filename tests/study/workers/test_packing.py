@@ -13,12 +13,13 @@ import pytest
 import ray
 from rich.console import Console
 
-from study import packing, spread
 from study.errors import SpecError
-from study.machines import Machine, Slots
-from study.packing import packed, shown, workers_of
-from study.session import private_ray
-from study.spread import Reader, Workers
+from study.workers import distributed_encoding as spread
+from study.workers import packing
+from study.workers.distributed_encoding import Reader, Workers
+from study.workers.machines import Machine, Slots
+from study.workers.packing import packed, shown, workers_of
+from study.workers.ray_session import private_ray
 from tests.environment import environment_without
 from tests.trainables.data.test_store import prose
 from trainables.data import data_key, open_store, pack
@@ -186,7 +187,7 @@ import sys, threading, time
 from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
-from study.spread import Workers, spread
+from study.workers.distributed_encoding import Workers, spread
 from trainables.data import open_store
 from trainables.data.spec import FilesData
 text, root = sys.argv[1], Path(sys.argv[2])

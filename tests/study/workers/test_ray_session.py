@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from study.errors import SpecError
-from study.session import check_address
+from study.workers.ray_session import check_address
 from tests.environment import environment_without
 
 
@@ -16,8 +16,8 @@ def test_a_private_ray_leaves_the_users_token_alone_and_ends_its_processes(tmp_p
     """A fresh process with a home of its own: no file appears there, and Ray is gone afterwards."""
     program = (
         "import os, psutil\n"
-        "from study.machines import Slots\n"
-        "from study.session import private_ray\n"
+        "from study.workers.machines import Slots\n"
+        "from study.workers.ray_session import private_ray\n"
         "with private_ray(Slots(1, 1, 0)):\n"
         "    import ray\n"
         "    assert ray.cluster_resources()['CPU'] == 1\n"

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from study.errors import SpecError
-from study.machines import Machine, Slots
 from study.plan.table import duration
-from study.spread import Workers, spread
+from study.workers.distributed_encoding import Workers, spread
+from study.workers.machines import Machine, Slots
 from trainables.data.pack import Watch
 from trainables.data.shared import is_packed
 from trainables.data.spec import DataSpec, HierarchyData

@@ -17,15 +17,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from study import gang
-from study.deaths import Death
-from study.gang import GangError, Place, is_echo, seating, verdict, watch
-from study.machines import Slots
 from study.plan.plan import make_plan
-from study.session import private_ray
 from study.spec.study import load_spec
 from study.trial import TrialSettings, run_with
 from study.tuner import run_cells
+from study.workers import gang
+from study.workers.gang import GangError, Place, is_echo, seating, verdict, watch
+from study.workers.machines import Slots
+from study.workers.process_loss import Death
+from study.workers.ray_session import private_ray
 from tests.stubs import Cells
 from tests.study.small import SMALL
 from tests.study.test_study import Laptop

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from study.deaths import Death, death
+from study.workers.process_loss import Death, death
 from trainables.cell import Cell
 from trainables.errors import InputError
 from trainables.layout import Layout

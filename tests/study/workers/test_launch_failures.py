@@ -2,8 +2,8 @@
 
 import threading
 
-from study.machines import Promised
-from study.shortage import (
+from study.spec.study import load_spec
+from study.workers.launch_failures import (
     QUIET_SECONDS,
     TAIL_BYTES,
     Failing,
@@ -13,7 +13,7 @@ from study.shortage import (
     message,
     said_shortages,
 )
-from study.spec.study import load_spec
+from study.workers.machines import Promised
 from tests.study.small import SMALL
 
 REASON = "An error occurred (InsufficientInstanceCapacity): none left"
@@ -86,9 +86,9 @@ def test_the_watch_says_it_while_it_lasts_and_survives_a_head_that_does_not_answ
             raise answer
         return answer
 
-    monkeypatch.setattr("study.shortage.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("study.shortage._asked", asked)
-    monkeypatch.setattr("study.shortage.time.monotonic", iter(range(1000)).__next__)
+    monkeypatch.setattr("study.workers.launch_failures.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("study.workers.launch_failures._asked", asked)
+    monkeypatch.setattr("study.workers.launch_failures.time.monotonic", iter(range(1000)).__next__)
     resources = load_spec(SMALL, ["resources.capacity_timeout_seconds=1", "resources.pool=spot"]).resources
     with said_shortages(resources, said.append):
         for _ in range(500):

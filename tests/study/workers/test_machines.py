@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from study.errors import SpecError
-from study.machines import (
+from study.spec.devices import DEVICES
+from study.workers.machines import (
     MARK,
     Machine,
     Promised,
@@ -23,13 +24,12 @@ from study.machines import (
     promised,
     room,
 )
-from study.spec.devices import DEVICES
 from tests.environment import environment_without
 from trainables.layout import Layout
 
 
 def test_gpus_that_this_machine_does_not_have_are_refused(monkeypatch):
-    monkeypatch.setattr("study.machines.local_gpus", lambda: 1)
+    monkeypatch.setattr("study.workers.machines.local_gpus", lambda: 1)
     check_devices(Slots(1, 1, 1), "h100-80gb")
     check_devices(Slots(64, 1, 0), "cpu")
     with pytest.raises(SpecError, match=r"h100-80gb with 3 slots needs 3 GPUs.*has 1.*resources\.slots"):
@@ -167,13 +167,13 @@ def test_nothing_is_promised_where_no_cluster_file_is(tmp_path):
 def test_machines_that_are_always_there_are_waited_for(promise, monkeypatch):
     """Machines reached by SSH join after the head; a study submitted at once must not find the cluster too small."""
     kinds = {"ssh": {"resources": {}, "min_workers": 2, "max_workers": 2}}
-    monkeypatch.setattr("study.machines.promised", lambda: Promised(kinds, 2))
+    monkeypatch.setattr("study.workers.machines.promised", lambda: Promised(kinds, 2))
     joined = [Machine({"CPU": 1}, "a", "ssh")]
     looks = iter([[], joined, [*joined, Machine({"CPU": 1}, "b", "ssh")]])
-    monkeypatch.setattr("study.machines.live_machines", lambda: next(looks))
-    monkeypatch.setattr("study.machines.time.sleep", lambda _: None)
+    monkeypatch.setattr("study.workers.machines.live_machines", lambda: next(looks))
+    monkeypatch.setattr("study.workers.machines.time.sleep", lambda _: None)
     assert [machine.node for machine in cluster_machines(60)] == ["a", "b"]
-    monkeypatch.setattr("study.machines.live_machines", lambda: joined)
+    monkeypatch.setattr("study.workers.machines.live_machines", lambda: joined)
     assert cluster_machines(0) == joined, "and not for ever"
 
 

@@ -13,9 +13,9 @@ from analysis.audit import Audit, Count, audit, shape_of
 from analysis.errors import InputError
 from analysis.model_config import read_model_config
 from analysis.projection import Law
-from study.answer import FIRST_ORDER, published_law, read_fit, show_range
-from study.answer import show_interval as interval
-from study.answer import show_size as size
+from study.results.answer import FIRST_ORDER, published_law, read_fit, show_range
+from study.results.answer import show_interval as interval
+from study.results.answer import show_size as size
 
 _COLOURS = {"too deep": "yellow", "too shallow": "yellow", "within the band": "green"}
 

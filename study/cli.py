@@ -21,7 +21,7 @@ from study.theory import app as theory_app
 from trainables.errors import InputError
 
 if TYPE_CHECKING:
-    from study.sources import Runs
+    from study.results.sources import Runs
     from study.spec.study import StudySpec
 
 #: Exit statuses: 0 done, 1 some cells failed, 2 the input is wrong, 130 stopped by the user (128 + SIGINT).
@@ -299,8 +299,8 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show which cells of a study are done, running, failed (and why) or missing."""
+    from study.results.status import status_json, status_table, study_status
     from study.spec.study import load_spec
-    from study.status import status_json, status_table, study_status
 
     loaded = load_spec(spec, overrides or ())
     if loaded.vary is not None:
@@ -338,7 +338,7 @@ def fit(
     """Find the crossings of a table of runs and fit the threshold law."""
     from analysis.files import write_json
     from analysis.fit import fit as fit_runs
-    from study.answer import fit_table, refits_text
+    from study.results.answer import fit_table, refits_text
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
@@ -409,7 +409,7 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size, with a band, from a study's fit or a published law."""
-    from study import answer
+    from study.results import answer
 
     sizes = [*(params or ()), *(more or ())]
     if published_table:
@@ -469,7 +469,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained cell as a plain HuggingFace folder: safetensors, config, tokenizer, model card."""
-    from study.export import export_cell, export_text
+    from study.results.export import export_cell, export_text
 
     written = export_cell(cell, out, results, study=study, mlflow=mlflow)
     if as_json:
@@ -502,7 +502,7 @@ def _runs(
     count: Literal["nonembedding", "table"],
 ) -> "Runs":
     """Return the run table of RUNS, and what a report may add where RUNS is a spec."""
-    from study.sources import read_source
+    from study.results.sources import read_source
 
     return read_source(source, overrides or (), column or (), results, uri, count)
 
@@ -511,7 +511,7 @@ def _series(
     source: str, overrides: list[str] | None, column: list[str] | None, uri: str | None, count: str
 ) -> "StudySpec | None":
     """Return the spec of a series that RUNS names, if it names one."""
-    from study.sources import series_of
+    from study.results.sources import series_of
 
     return series_of(source, overrides or (), column or (), uri, count)
 
@@ -528,7 +528,7 @@ def _fit_series(
 ) -> None:
     """Fit every study of a series."""
     from analysis.files import write_json
-    from study.answer import fit_table
+    from study.results.answer import fit_table
     from study.series import fits_json, read_series
 
     compared = read_series(spec, results, level=level, tokens=tokens, refits=refits)

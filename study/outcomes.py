@@ -129,7 +129,7 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
     from analysis.wording_diagnostics import rank_sentence
     from analysis.wording_kaplan import kaplan_sentences
     from analysis.wording_search import answers
-    from study.sources import study_runs
+    from study.results.sources import study_runs
 
     source = study_runs(spec, results)
     inside = rank_sentence(diagnostics_data(source.table, source.known["measures"]))

@@ -23,9 +23,9 @@ from analysis.numbers import digits, short
 from analysis.power import CHANGES, Foresight, Halving, PairForesight, Shape, foresee, halve
 from analysis.projection import LEVINE2020
 from analysis.simulate import Truth
-from study.answer import read_fit
 from study.errors import SpecError
 from study.plan.plan import Plan
+from study.results.answer import read_fit
 
 if TYPE_CHECKING:
     from analysis.fit import Fit

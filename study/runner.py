@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.fit import Fit
-from study.answer import answer
 from study.console import Board, Viewer
 from study.errors import SpecError
 from study.plan.plan import Plan, PlannedCell, make_plan
 from study.plan.table import duration
+from study.results.answer import answer
 from study.search import Source
 from study.search.crossing_search import CrossingSearch, next_words
 from study.search.early_stopping import Judge, Policy

@@ -29,9 +29,9 @@ from study.tracking.ledger import SERIES as SPEC
 if TYPE_CHECKING:
     # Reading a plan or a status loads no numerical library.
     from analysis.fit import Fit
+    from study.results.sources import StudyRuns
+    from study.results.status import StudyStatus
     from study.runner import Summary
-    from study.sources import StudyRuns
-    from study.status import StudyStatus
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def run_series(
         what became of each member that was begun; the page, if all have ended and some have a loss; and where a copy of
         it lies that outlives this machine.
     """
+    from study.results.sources import study_runs
     from study.runner import run_study, share
-    from study.sources import study_runs
     from study.tracking.ledger import places
     from study.workers.ray_session import joins
 
@@ -179,7 +179,7 @@ def read_series(
     Raises:
         SpecError: none has.
     """
-    from study.sources import NoRowsError, study_runs
+    from study.results.sources import NoRowsError, study_runs
     from study.tracking.ledger import places
 
     found = []
@@ -311,14 +311,14 @@ def page_words(page: Path) -> list[str]:
 
 def statuses(spec: StudySpec, results: Path) -> "list[tuple[SeriesMember, StudyStatus]]":
     """The state of every member, from its ledger; changes nothing."""
-    from study.status import study_status
+    from study.results.status import study_status
 
     return [(member, study_status(member.spec, results)) for member in members(spec)]
 
 
 def status_json(spec: StudySpec, found: "Sequence[tuple[SeriesMember, StudyStatus]]") -> dict[str, Any]:
     """The state of a series as one document."""
-    from study.status import status_json as one
+    from study.results.status import status_json as one
 
     counts: Counter[str] = Counter()
     for _, state in found:
@@ -333,7 +333,7 @@ def status_json(spec: StudySpec, found: "Sequence[tuple[SeriesMember, StudyStatu
 
 def status_view(found: "Sequence[tuple[SeriesMember, StudyStatus]]") -> RenderableType:
     """The state of a series for a terminal: each member's own."""
-    from study.status import status_table
+    from study.results.status import status_table
 
     return Group(*(status_table(state) for _, state in found))
 

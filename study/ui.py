@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from study.errors import SpecError
-from study.sources import database, existing, named_store, shown
+from study.results.sources import database, existing, named_store, shown
 
 #: Databases that MLflow's server can stand on.
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -23,7 +23,7 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         host: address to bind.
         port: port to bind.
         console: where the page's address is printed.
-        uri: of another store; see `study.sources.named_store`.
+        uri: of another store; see `study.results.sources.named_store`.
 
     Raises:
         SpecError: there is no such store, or the port cannot be used.

@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 from analysis.report import MORE
 from analysis.runs import RunTable
-from study.search_plots import optuna_figures, optuna_study
+from study.results.optuna_plots import optuna_figures, optuna_study
 
 
 def table(factors=(1.0,), seeds=2):

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from study.plan.plan import Plan, PlannedCell, make_plan
-from study.search.knowledge import Knowledge, knowledge
-from study.sources import existing_store
+from study.results.search_state import Knowledge, knowledge
+from study.results.sources import existing_store
 from study.spec.study import StudySpec
 from study.tracking.ledger import known_rows, places, with_recorded
 from study.tracking.mlflow_store import Row, Store

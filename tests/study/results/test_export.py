@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from study.export import _data, _symbols, find
+from study.results.export import _data, _symbols, find
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.tracking.ledger import Places, connect, identity, places

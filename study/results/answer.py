@@ -54,7 +54,7 @@ def answer(
     """
     from analysis.fit import fit
     from analysis.report import write_report
-    from study.contrasts import contrasts
+    from study.results.parametrisations import contrasts
 
     result = fit(runs, floor=plan.floor)
     result = replace(result, contrasts=contrasts(spec, plan, result, store))
@@ -81,7 +81,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
 
     from analysis.search_history import Search
     from study.search.stopping_rule import aim_of
-    from study.search_plots import optuna_figures
+    from study.results.optuna_plots import optuna_figures
 
     shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()
     grid = pd.DataFrame(

@@ -16,7 +16,7 @@ from typing import Any
 from rich.text import Text
 
 from study.errors import SpecError
-from study.sources import existing_store
+from study.results.sources import existing_store
 from study.spec.study import load_spec
 from study.tracking.ledger import Places, places, places_of
 from study.tracking.mlflow_store import Store, sentence
@@ -313,7 +313,7 @@ def _save_model(record: Record, folder: Path, target: Path, made: Any) -> None:
     if record.tokenizer is None:
         import mlflow.pyfunc
 
-        code = importlib.util.find_spec("study.symbols_model")
+        code = importlib.util.find_spec("study.results.symbols_model")
         assert code is not None
         mlflow.pyfunc.save_model(
             str(target),

@@ -12,7 +12,7 @@ from analysis.fit import fit
 from analysis.runs import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 from analysis.wording_search import sensitivity_sentence
-from study.answer import fit_table
+from study.results.answer import fit_table
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 

@@ -49,13 +49,13 @@ class StudyRuns(Runs):
 
     def compared(self, result: "Fit") -> "Fit":
         """Return the fit with the contrasts that the study's experiment has rows for."""
-        from study.contrasts import contrasts
+        from study.results.parametrisations import contrasts
 
         return replace(result, contrasts=contrasts(self.spec, self.plan, result, self.store))
 
     def searched(self) -> dict[str, Any]:
         """Return the search of the study, see `answer.searched`."""
-        from study.answer import searched
+        from study.results.answer import searched
 
         return searched(self.spec, self.plan, self.table)
 
@@ -153,7 +153,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "St
         raise NoRowsError(
             f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source or spec.name}`."
         )
-    from study.answer import facts
+    from study.results.answer import facts
     from study.runner import curves
     from study.tracking.ledger import layer_table
 

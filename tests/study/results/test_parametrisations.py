@@ -7,7 +7,7 @@ import pytest
 
 from analysis.fit import fit
 from analysis.simulate import Truth
-from study.contrasts import contrasts, others, table_of
+from study.results.parametrisations import contrasts, others, table_of
 from study.plan.plan import make_plan
 from study.runner import _Listener
 from study.spec.study import load_spec

@@ -9,13 +9,13 @@ import pytest
 from analysis.report import MORE
 from analysis.runs import RunTable
 from analysis.simulate import Truth
-from study.answer import answer, searched
+from study.results.answer import answer, searched
 from study.plan.plan import make_plan
 from study.search.sensitivity_runs import arm_cells
 from study.spec.study import load_spec
 from study.tracking.ledger import Places
 from tests.study.small import SMALL
-from tests.study.test_contrasts import Store, plan_of, rows_of
+from tests.study.results.test_parametrisations import Store, plan_of, rows_of
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
 SEARCH = ("search.sampler=crossing", "search.aim=b", "search.max_cells=40")

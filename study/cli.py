@@ -187,7 +187,7 @@ def run(
 
     loaded = load_spec(spec, overrides or ())
     from analysis.wording_search import answers
-    from study.runner import run_study
+    from study.run.runner import run_study
     from study.tracking.mlflow_store import store_uri
 
     _refuse_file(results, "--results")

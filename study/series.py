@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from analysis.fit import Fit
     from study.results.sources import StudyRuns
     from study.results.status import StudyStatus
-    from study.runner import Summary
+    from study.run.runner import Summary
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def run_series(
         it lies that outlives this machine.
     """
     from study.results.sources import study_runs
-    from study.runner import run_study, share
+    from study.run.runner import run_study, share
     from study.tracking.ledger import places
     from study.workers.ray_session import joins
 

@@ -51,7 +51,7 @@ def test_a_package_imports_only_what_its_place_allows(package):
         ("trainables.cell", {"torch", "numpy", "transformers", "datasets"}),
         ("analysis.fit", {"torch", "ray", "mlflow"}),
         # Its trials need them, in processes of their own.
-        ("study.runner", {"torch", "deepspeed", "transformers"}),
+        ("study.run.runner", {"torch", "deepspeed", "transformers"}),
     ],
 )
 def test_light_modules_stay_light(module, heavy):

@@ -154,7 +154,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "St
             f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source or spec.name}`."
         )
     from study.results.answer import facts
-    from study.runner import curves
+    from study.run.runner import curves
     from study.tracking.ledger import layer_table
 
     known = {

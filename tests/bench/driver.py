@@ -22,12 +22,12 @@ import psutil
 from rich.console import Console
 
 from study.plan.plan import PlannedCell
-from study.runner import run_study
+from study.run.runner import run_study
+from study.run.trial import TrialSettings
+from study.run.tuner import Listener, run_cells
 from study.search import Source
 from study.spec.study import load_spec
 from study.tracking.sender import Address, Apart
-from study.trial import TrialSettings
-from study.tuner import Listener, run_cells
 from study.workers.machines import Slots
 from tests.bench.figure import Figure
 from tests.bench.sleeper import sleeper
@@ -137,7 +137,7 @@ def metered(seconds: float) -> Iterator[list[Meter]]:
         trainable = sleeper(seconds, stub_result().model_dump(mode="json"))
         return run_cells(source, slots, settings, retries, meters[-1], scratch, trainable, **options)
 
-    with mock.patch("study.runner.run_cells", run), mock.patch("study.tracking.tracker.Apart", Watched):
+    with mock.patch("study.run.runner.run_cells", run), mock.patch("study.tracking.tracker.Apart", Watched):
         yield meters
 
 

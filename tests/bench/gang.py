@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from study.plan.plan import PlannedCell, make_plan
+from study.run.trial import TrialSettings, run_with
+from study.run.tuner import run_cells
 from study.spec.study import load_spec
-from study.trial import TrialSettings, run_with
-from study.tuner import run_cells
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 
 from study.plan.plan import PlannedCell, make_plan
+from study.run.trial import Report, TrialSettings
+from study.run.tuner import run_cells
 from study.spec.study import load_spec
-from study.trial import Report, TrialSettings
-from study.tuner import run_cells
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure

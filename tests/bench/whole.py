@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from study.runner import run_study
+from study.run.runner import run_study
 from study.spec.study import load_spec
 from tests.bench.figure import Figure
 

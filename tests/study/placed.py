@@ -15,13 +15,13 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from study.plan.plan import make_plan
+from study.run.trial import TrialSettings, run_with
+from study.run.tuner import run_cells
 from study.spec.study import load_spec
-from study.trial import TrialSettings, run_with
-from study.tuner import run_cells
 from study.workers.machines import Slots, live_machines, placement
 from tests.stubs import Cells, stub_result
+from tests.study.run.test_tuner import Listener
 from tests.study.small import SMALL
-from tests.study.test_tuner import Listener
 from trainables.layout import Layout
 from trainables.progress import Progress
 

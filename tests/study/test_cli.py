@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import study.runner
+import study.run.runner
 from study import cli
 from study.plan.plan import make_plan
-from study.runner import Summary
+from study.run.runner import Summary
 from study.spec.study import load_spec
 from study.tracking.ledger import places
 from study.tracking.mlflow_store import Store, store_uri
@@ -233,7 +233,7 @@ def outcome(monkeypatch, **changes):
     def run_study(spec, results, console):
         return Summary(plan=make_plan(spec), copy=None, **values)
 
-    monkeypatch.setattr(study.runner, "run_study", run_study)
+    monkeypatch.setattr(study.run.runner, "run_study", run_study)
 
 
 ODD = ["data.path=['a [b].txt','it''s.txt']", "data.validation_tokens=100", "frontier.depths=[1, 2]"]

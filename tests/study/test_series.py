@@ -12,8 +12,8 @@ from study.series import page_words, read_series, report_series
 from study.spec.study import load_spec, members
 from study.tracking.ledger import places
 from study.tracking.mlflow_store import MEASURE, Row
+from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
-from tests.study.test_study import Laptop
 
 VARY = "vary={training.steps: [300, 1200]}"
 #: True crossing of depths 1 and 2, by steps: the deeper net needs the longer training.

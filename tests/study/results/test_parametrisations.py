@@ -9,7 +9,7 @@ from analysis.fit import fit
 from analysis.simulate import Truth
 from study.results.parametrisations import contrasts, others, table_of
 from study.plan.plan import make_plan
-from study.runner import _Listener
+from study.run.runner import _Listener
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Row, _number
 from tests.study.small import SMALL

@@ -11,7 +11,7 @@ import pytest
 from analysis.design_options import LOST_RUNS
 from analysis.simulate import Truth
 from study.plan.plan import make_plan
-from study.runner import _Listener, _policy
+from study.run.runner import _Listener, _policy
 from study.search import Outcome
 from study.search import crossing_search as crossing
 from study.search import stopping_rule as until

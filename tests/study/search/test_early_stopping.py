@@ -8,9 +8,9 @@ import pytest
 
 from analysis.forecast import Line
 from study.errors import SpecError
+from study.run.trial import TrialSettings, trial_config
 from study.search.early_stopping import Judge, Policy, Watch, is_whole, stops
 from study.spec.study import AshaStopping, ForecastStopping, load_spec
-from study.trial import TrialSettings, trial_config
 from tests.study.learning_curves import Setting, planned
 from tests.study.small import SMALL
 from trainables.progress import Evaluation

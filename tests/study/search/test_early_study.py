@@ -5,7 +5,7 @@ import json
 import pytest
 
 from study.tracking.ledger import Places
-from tests.study.test_study import Laptop
+from tests.study.run.test_study import Laptop
 
 pytestmark = pytest.mark.slow
 

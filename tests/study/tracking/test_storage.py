@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from tests.clouds import amazon
-from tests.study.test_study import LONG, Laptop
+from tests.study.run.test_study import LONG, Laptop
 from trainables.storage import open_storage
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.runner import _Listener
+from study.run.runner import _Listener
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import (
     Live,

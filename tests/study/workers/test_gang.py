@@ -18,17 +18,17 @@ import torch
 import torch.distributed as dist
 
 from study.plan.plan import make_plan
+from study.run.trial import TrialSettings, run_with
+from study.run.tuner import run_cells
 from study.spec.study import load_spec
-from study.trial import TrialSettings, run_with
-from study.tuner import run_cells
 from study.workers import gang
 from study.workers.gang import GangError, Place, is_echo, seating, verdict, watch
 from study.workers.machines import Slots
 from study.workers.process_loss import Death
 from study.workers.ray_session import private_ray
 from tests.stubs import Cells
+from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
-from tests.study.test_study import Laptop
 from trainables.data.store import open_store
 from trainables.errors import InputError
 from trainables.layout import Layout

@@ -11,12 +11,12 @@ import pytest
 from study.errors import SpecError
 from study.outcomes import _words
 from study.plan.plan import make_plan
-from study.runner import _Listener
+from study.run.runner import _Listener
+from study.run.trial import TrialSettings, run_with, trial_config
 from study.spec.study import load_spec
 from study.tracking.ledger import Places, layer_table, run_table
 from study.tracking.mlflow_store import METRICS_PER_BATCH, Outbox, Store, store_uri
 from study.tracking.tracker import Tracker
-from study.trial import TrialSettings, run_with, trial_config
 from tests.environment import environment_without
 from tests.stubs import stub_result
 from tests.study.small import SMALL

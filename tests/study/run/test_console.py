@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from study.console import Board, Viewer
 from study.plan.plan import make_plan
+from study.run.console import Board, Viewer
 from study.spec.study import load_spec
 from tests.stubs import stub_result
 from tests.study.small import SMALL

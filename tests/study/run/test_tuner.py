@@ -11,10 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from study.plan.plan import make_plan
-from study.search import Outcome
-from study.spec.study import load_spec
-from study.trial import Report, TrialSettings
-from study.tuner import (
+from study.run.trial import Report, TrialSettings
+from study.run.tuner import (
     SignsOfLife,
     _Adapter,
     _callback,
@@ -23,6 +21,8 @@ from study.tuner import (
     read_report,
     run_cells,
 )
+from study.search import Outcome
+from study.spec.study import load_spec
 from study.workers.gang import GangError
 from study.workers.machines import Slots
 from study.workers.process_loss import Death
@@ -253,7 +253,7 @@ def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(t
     wide = dataclasses.replace(plan.cells[0], layout=Layout(tensor_parallel=2, zero=1))
     settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
     there, clock, listener = 2, 0.0, Listener()
-    monkeypatch.setattr("study.tuner.time.monotonic", lambda: clock)
+    monkeypatch.setattr("study.run.tuner.time.monotonic", lambda: clock)
     adapter = _Adapter(Cells([plan.cells[1], wide, *plan.cells[2:]]), settings, 5, lambda: there)
     callback = _callback(adapter, listener)
 
@@ -287,7 +287,7 @@ def test_a_machine_that_is_lost_is_told_from_a_process_that_died(monkeypatch):
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
     def reason(error, ranks=1):
-        monkeypatch.setattr("study.tuner._error", lambda _: error)
+        monkeypatch.setattr("study.run.tuner._error", lambda _: error)
         return failure_reason(SimpleNamespace(), ranks)
 
     assert reason(ActorDiedError(node_death())) == "the machine of the trial was lost (ActorDiedError)"
@@ -315,7 +315,7 @@ def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch)
     adapter.suggest("t")
 
     def lose(error):
-        monkeypatch.setattr("study.tuner._error", lambda _: error)
+        monkeypatch.setattr("study.run.tuner._error", lambda _: error)
         callback.on_trial_recover(1, [trial], trial)
         return trial.max_failures
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from study.plan.plan import PlannedCell
+from study.run.trial import Report, TrialSettings, run_trial, trial_config
 from study.search import Outcome, Source
 from study.search.early_stopping import Judge
-from study.trial import Report, TrialSettings, run_trial, trial_config
 from study.workers.gang import GangError
 from study.workers.machines import Slots, live_machines, placement
 from study.workers.process_loss import Death, death

@@ -16,11 +16,14 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.fit import Fit
-from study.console import Board, Viewer
 from study.errors import SpecError
 from study.plan.plan import Plan, PlannedCell, make_plan
 from study.plan.table import duration
 from study.results.answer import answer
+from study.run.console import Board, Viewer
+from study.run.interrupts import remembered_interrupt
+from study.run.trial import TrialSettings
+from study.run.tuner import run_cells, term_is_interrupt
 from study.search import Source
 from study.search.crossing_search import CrossingSearch, next_words
 from study.search.early_stopping import Judge, Policy
@@ -28,7 +31,6 @@ from study.search.make import Search, make_search
 from study.search.sensitivity_runs import ThenArm, arm_cells
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
-from study.stop import remembered_interrupt
 from study.tracking.ledger import (
     ARM,
     SERIES,
@@ -58,8 +60,6 @@ from study.tracking.mlflow_store import (
 )
 from study.tracking.provenance import revision, versions
 from study.tracking.tracker import MANY_DEVICES, Tracker
-from study.trial import TrialSettings
-from study.tuner import run_cells, term_is_interrupt
 from study.workers.launch_failures import said_shortages
 from study.workers.machines import (
     Machine,

@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 
-from study.stop import remembered_interrupt
+from study.run.interrupts import remembered_interrupt
 
 
 class Thing:
@@ -48,6 +48,6 @@ def test_what_else_goes_wrong_in_a_callback_is_still_told(monkeypatch):
 
 
 def test_library_defect_an_interrupt_in_a_callback_of_a_weak_reference_is_ignored(monkeypatch):
-    """Fails when Python lets it through, and `study.stop` is no longer needed."""
+    """Fails when Python lets it through, and `study.run.interrupts` is no longer needed."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     lose_an_interrupt()

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from study.runner import run_study
+from study.run.runner import run_study
+from study.run.tuner import run_cells
 from study.spec.study import load_spec
-from study.tuner import run_cells
 from tests.stubs import stub_result
 from tests.study.broken import broken, fate
 from tests.study.small import SMALL
@@ -18,7 +18,7 @@ from tests.study.small import SMALL
 @pytest.mark.slow
 def test_a_search_over_a_broken_trainer_ends_with_an_answer(tmp_path, monkeypatch):
     trainable = broken(stub_result().model_dump(mode="json"))
-    monkeypatch.setattr("study.runner.run_cells", functools.partial(run_cells, trainable=trainable))
+    monkeypatch.setattr("study.run.runner.run_cells", functools.partial(run_cells, trainable=trainable))
     options = [
         "search.sampler=crossing",
         "search.max_cells=40",

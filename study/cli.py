@@ -16,8 +16,8 @@ from rich.text import Text
 
 from analysis.errors import InputError as AnalysisError
 from study.cluster.cli import app as cluster_app
+from study.commands.theory import app as theory_app
 from study.errors import SpecError
-from study.theory import app as theory_app
 from trainables.errors import InputError
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def plan(
         raise SpecError("--cell prints one cell and --power looks at the whole study; take one of them out.")
     loaded = load_spec(spec, overrides or ())
     if loaded.vary is not None:
-        from study import series
+        from study.commands import series
 
         if cell or power:
             series.refuse_series(loaded, "--cell" if cell else "--power")
@@ -166,7 +166,7 @@ def plan(
         else:
             Console().print(plan_table(made))
         return
-    from study.power import plan_power, power_view
+    from study.commands.power import plan_power, power_view
 
     foreseen = plan_power(made, assume or (), pilot, studies, Console(stderr=True, quiet=as_json))
     if as_json:
@@ -220,7 +220,7 @@ def run(
 
 def _run_series(spec: "StudySpec", results: Path, console: Console, again: str, status: str) -> None:
     """Run the studies of a series; ends with status 1 if cells failed or none has a loss, 130 if it was stopped."""
-    from study.series import page_words, run_series
+    from study.commands.series import page_words, run_series
 
     summaries, page, copy = run_series(spec, results, console)
     if not all(summary.finished for summary in summaries):
@@ -250,7 +250,7 @@ def _say_failed(console: Console, failed: Mapping[str, str], again: str) -> None
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
     """List the studies that come with Interplay: what each asks, what it costs, what was seen here and when."""
-    from study.catalogue import catalogue, catalogue_view
+    from study.commands.presets import catalogue, catalogue_view
 
     records = catalogue()
     if as_json:
@@ -304,7 +304,7 @@ def status(
 
     loaded = load_spec(spec, overrides or ())
     if loaded.vary is not None:
-        from study import series
+        from study.commands import series
 
         found = series.statuses(loaded, results)
         if as_json:
@@ -380,7 +380,7 @@ def report(
     _refuse_file(out, "--out")
     series = _series(runs, overrides, column, uri, count)
     if series is not None:
-        from study.series import report_series
+        from study.commands.series import report_series
 
         page = report_series(series, results, out, level=level, tokens=tokens)
         _say(Console(highlight=False), "Series: ", str(_relative(page)))
@@ -443,7 +443,7 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Say where an existing model stands on the law: too deep, too shallow, or within the band."""
-    from study.audit import audit_json, audit_models, audit_view
+    from study.commands.audit import audit_json, audit_models, audit_view
 
     audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, count)
     if as_json:
@@ -488,7 +488,7 @@ def ui(
     uri: UriOption = None,
 ) -> None:
     """Open MLflow's own web page on the studies of a results folder or another store."""
-    from study.ui import serve
+    from study.commands.ui import serve
 
     serve(results, host, port, Console(), uri)
 
@@ -528,8 +528,8 @@ def _fit_series(
 ) -> None:
     """Fit every study of a series."""
     from analysis.files import write_json
+    from study.commands.series import fits_json, read_series
     from study.results.answer import fit_table
-    from study.series import fits_json, read_series
 
     compared = read_series(spec, results, level=level, tokens=tokens, refits=refits)
     document = fits_json(spec, compared)

@@ -9,7 +9,7 @@ from pathlib import Path
 from study.cluster.source import TOKEN, ClusterFile
 from study.cluster.tunnel import ADDRESS
 from study.errors import SpecError
-from study.private import open_private
+from study.private_file import open_private
 
 #: Only the owner reads it.
 MODE = 0o600

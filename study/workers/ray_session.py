@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import SpecError
-from study.private import open_private
+from study.private_file import open_private
 from study.workers.machines import Slots
 
 #: Read by Ray when it is imported or started: no telemetry, no per-trial log files, no output of its own. Tune's

@@ -8,8 +8,8 @@ import sys
 import pandas as pd
 import pytest
 
+from study.commands.preset_outcomes import _words
 from study.errors import SpecError
-from study.outcomes import _words
 from study.plan.plan import make_plan
 from study.run.runner import _Listener
 from study.run.trial import TrialSettings, run_with, trial_config

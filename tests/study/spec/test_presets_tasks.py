@@ -2,8 +2,8 @@
 
 import pytest
 
+from study.commands.series import plans
 from study.plan.plan import Plan, make_plan
-from study.series import plans
 from study.spec.study import load_spec
 
 

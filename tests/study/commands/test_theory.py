@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from study import cli
-from study.theory import _positions, _power_of_ten
+from study.commands.theory import _positions, _power_of_ten
 
 
 @pytest.fixture
@@ -318,6 +318,8 @@ def test_positions_are_written_as_runs():
 
 
 def test_the_verbs_are_listed_before_anything_heavy_is_loaded():
-    program = "import study.theory, sys; print(*{'numpy', 'scipy', 'pandas', 'torch'} & set(sys.modules))"
+    program = (
+        "import study.commands.theory, sys; print(*{'numpy', 'scipy', 'pandas', 'torch'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

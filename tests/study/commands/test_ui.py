@@ -9,9 +9,9 @@ import psutil
 import pytest
 from rich.console import Console
 
+from study.commands.ui import serve
 from study.errors import SpecError
 from study.tracking.mlflow_store import Store, store_uri
-from study.ui import serve
 
 
 def test_a_folder_without_a_store_is_refused_with_what_to_run(tmp_path):
@@ -52,7 +52,7 @@ def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypa
         def wait(self, timeout=None):
             pass
 
-    monkeypatch.setattr("study.ui.subprocess.Popen", Server)
+    monkeypatch.setattr("study.commands.ui.subprocess.Popen", Server)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from study import outcomes
-from study.catalogue import catalogue
+from study.commands import preset_outcomes as outcomes
+from study.commands.preset_outcomes import Outcome, identity, read_outcome
+from study.commands.presets import catalogue
 from study.errors import SpecError
-from study.outcomes import Outcome, identity, read_outcome
 from study.spec.study import load_spec
 from study.spec.yaml_file import preset_names
+from tests.study.commands.test_series import leave_rows
 from tests.study.small import SMALL
-from tests.study.test_series import leave_rows
 
 
 def test_presets_are_listed_with_cost_and_outcome(command):
@@ -60,7 +60,7 @@ def test_an_outcome_is_read_from_rows(tmp_path, monkeypatch):
     with pytest.raises(SpecError, match=r"There is no file .*series.yaml"):
         # Its page is what it says.
         read_outcome(spec.name, tmp_path)
-    from study.series import report_series
+    from study.commands.series import report_series
 
     report_series(spec, tmp_path, tmp_path / spec.name)
     other = load_spec(SMALL, ["vary={training.steps: [300, 600]}"])
@@ -96,6 +96,6 @@ def test_an_edited_preset_is_said_to_be_another(monkeypatch):
         words=("It won.",),
         revision="a",
     )
-    monkeypatch.setattr("study.catalogue.outcomes", lambda: {"quickstart": old})
+    monkeypatch.setattr("study.commands.presets.outcomes", lambda: {"quickstart": old})
     (record,) = [one for one in catalogue() if one["name"] == "quickstart"]
     assert record["outcome"]["current"] is False

@@ -227,7 +227,7 @@ def test_an_audit_loads_no_model_library(models):
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         f"print(*sorted(set(sys.modules) & {heavy!r}), file=sys.stderr)"
     )
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parent.parent.parent.parent
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
     )

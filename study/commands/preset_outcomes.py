@@ -1,6 +1,6 @@
 """What the presets came out as when they were run: recorded from their results, never typed in.
 
-`python -m study.outcomes NAME ... --results DIR` reads the rows of presets that were run and writes what they say into
+`python -m study.commands.preset_outcomes NAME ... --results DIR` reads the rows of presets that were run and writes what they say into
 `presets/outcomes.json`, which `interplay presets` shows.
 """
 
@@ -115,7 +115,7 @@ def _covered(times: Iterable[tuple[float, float]]) -> float:
 def _words(spec: StudySpec, results: Path) -> list[str]:
     """The answer of a study's or a series' own page."""
     if spec.vary is not None:
-        from study.series import page_words
+        from study.commands.series import page_words
         from study.tracking.ledger import SERIES
 
         folder = results / spec.name
@@ -142,11 +142,11 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
 
 def main() -> None:
     """Record the outcomes of presets that were run."""
-    parser = argparse.ArgumentParser(prog="python -m study.outcomes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m study.commands.preset_outcomes", description=__doc__)
     parser.add_argument("presets", nargs="+", metavar="NAME")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where they were run")
     options = parser.parse_args()
-    path = Path(__file__).parent / "presets" / FILE
+    path = Path(__file__).parent.parent / "presets" / FILE
     # As they are written, because those to be replaced may lack what is recorded by now.
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     known |= {name: read_outcome(name, options.results).model_dump(mode="json") for name in options.presets}

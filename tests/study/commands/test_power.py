@@ -15,9 +15,7 @@ from analysis.power import CHANGES
 from analysis.projection import LEVINE2020
 from analysis.runs import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
-from study.errors import SpecError
-from study.plan.plan import make_plan
-from study.power import (
+from study.commands.power import (
     MEANINGS,
     STUDIES,
     Waiting,
@@ -27,6 +25,8 @@ from study.power import (
     power_view,
     shapes_of_plan,
 )
+from study.errors import SpecError
+from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from tests.study.small import SMALL
 
@@ -254,7 +254,7 @@ def test_a_study_of_two_depths_is_shown_without_a_law():
 
 def test_waiting_is_silent_off_a_terminal_and_for_the_first_seconds(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("study.power.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("study.commands.power.time.monotonic", lambda: now[0])
     for terminal in (False, True):
         console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
         now[0] = 0.0

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from analysis.fit import fit
+from study.commands.series import page_words, read_series, report_series
 from study.plan.plan import make_plan
-from study.series import page_words, read_series, report_series
 from study.spec.study import load_spec, members
 from study.tracking.ledger import places
 from study.tracking.mlflow_store import MEASURE, Row

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.outcomes import identity, outcomes, preset_plans
+from study.commands.preset_outcomes import identity, outcomes, preset_plans
 from study.plan.table import duration
 from study.spec.study import load_spec
 from study.spec.yaml_file import preset_names

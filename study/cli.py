@@ -277,7 +277,7 @@ def submit(
     ] = None,
 ) -> None:
     """Send a study to a cluster and follow it: `interplay run` there, as a job of Ray."""
-    from study.cluster.submit import submit as send
+    from study.submit.job import submit as send
 
     status = send(
         spec,

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from study.cluster.cluster_file import read
 from study.cluster.extra import need
 from study.cluster.findings import Finding, Report
-from study.cluster.fit import StudyPrice, price_study
 from study.cluster.pools import Pool, head_hour, pools
 from study.cluster.rules import check_all, check_local, check_pools
-from study.cluster.source import read
+from study.cluster.study_price import StudyPrice, price_study
 from study.errors import SpecError
 
 #: Kinds of machines whose rules are known here.

@@ -46,7 +46,7 @@ def check_verb(
 @app.command("token")
 def token_verb(file: FileArgument) -> None:
     """Make the token of a cluster, which only you can read; one that is there is kept."""
-    from study.cluster.source import read
+    from study.cluster.cluster_file import read
     from study.cluster.token import make_token
 
     token = make_token(read(file))

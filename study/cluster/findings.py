@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from study.cluster.source import ClusterFile, Path
+from study.cluster.cluster_file import ClusterFile, Path
 
 #: What stands in a file until somebody has edited it.
 PLACEHOLDER = re.compile(

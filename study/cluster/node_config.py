@@ -7,8 +7,8 @@ from typing import Any
 from botocore.loaders import Loader
 from botocore.model import ListShape, ServiceModel, Shape, StringShape, StructureShape
 
+from study.cluster.cluster_file import Path
 from study.cluster.findings import near
-from study.cluster.source import Path
 
 #: Ray's own key among EC2's: it starts machines in the first of these subnets that has room.
 RAY_KEYS = ("SubnetIds",)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from study.cluster.cluster_file import ClusterFile, Path
 from study.cluster.prices import MONTH_HOURS, Machine, prices
-from study.cluster.source import ClusterFile, Path
 
 
 @dataclass(frozen=True)

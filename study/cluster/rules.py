@@ -3,9 +3,9 @@
 import re
 from pathlib import Path as FilePath
 
+from study.cluster.cluster_file import TOKEN, Path
 from study.cluster.findings import PLACEHOLDER, Report, near
 from study.cluster.prices import prices
-from study.cluster.source import TOKEN, Path
 from study.cluster.token import open_to_others
 
 #: Keys of `provider` that Ray's code for machines by SSH reads.

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from study.cluster.cluster_file import Path
 from study.cluster.findings import PLACEHOLDER, Report, near
 from study.cluster.node_config import instance_types, mistakes, regions
 from study.cluster.prices import prices
-from study.cluster.source import Path
 
 #: What a user edits, in one place at the top of the file.
 METADATA = ("region", "zones", "image", "bucket", "head_profile", "worker_profile", "security_group")

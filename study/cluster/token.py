@@ -6,10 +6,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.cluster.source import TOKEN, ClusterFile
-from study.cluster.tunnel import ADDRESS
+from study.cluster.cluster_file import TOKEN, ClusterFile
 from study.errors import SpecError
 from study.private_file import open_private
+from study.submit.tunnel import ADDRESS
 
 #: Only the owner reads it.
 MODE = 0o600

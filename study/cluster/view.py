@@ -6,8 +6,8 @@ from rich.text import Text
 
 from study.cluster.check import Checked
 from study.cluster.findings import Finding
-from study.cluster.fit import Option, StudyPrice
 from study.cluster.prices import prices
+from study.cluster.study_price import Option, StudyPrice
 from study.plan.table import duration
 
 

@@ -16,11 +16,11 @@ import yaml
 
 from study import cli
 from study.cluster.check import check
-from study.cluster.fit import resources
 from study.cluster.pools import Pool
 from study.cluster.prices import prices
 from study.cluster.rules import SOURCES
 from study.cluster.rules_aws import ARM
+from study.cluster.study_price import resources
 from study.cluster.view import about
 from study.errors import SpecError
 from study.spec.devices import DEVICES
@@ -705,7 +705,7 @@ def test_ray_takes_the_resources_we_foresee(laptop):
     """`ray up` fills in CPU, GPU, memory and the kind of GPU; the share for processes is Ray's constant."""
     from ray._private.ray_constants import DEFAULT_OBJECT_STORE_MEMORY_PROPORTION
 
-    from study.cluster.fit import PROCESS_SHARE
+    from study.cluster.study_price import PROCESS_SHARE
 
     assert pytest.approx(1 - DEFAULT_OBJECT_STORE_MEMORY_PROPORTION) == PROCESS_SHARE
 

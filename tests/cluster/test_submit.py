@@ -19,11 +19,11 @@ import pytest
 import yaml
 
 from study import cli
-from study.cluster import submit as submitting
-from study.cluster.shipment import pack
-from study.cluster.tunnel import Tunnel, answers, open_tunnel
 from study.errors import SpecError
 from study.spec.study import load_spec
+from study.submit import job as submitting
+from study.submit.package import pack
+from study.submit.tunnel import Tunnel, answers, open_tunnel
 from tests.cluster.files import aws
 from tests.environment import environment_without
 from tests.study.small import SMALL

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from study import cli
-from study.cluster.source import read
+from study.cluster.cluster_file import read
 from study.cluster.token import make_token, open_to_others, read_token
 from study.errors import SpecError
 

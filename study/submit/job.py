@@ -19,13 +19,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from study.cluster.cluster_file import ClusterFile, read
 from study.cluster.extra import need
-from study.cluster.shipment import Shipment, pack
-from study.cluster.source import ClusterFile, read
 from study.cluster.token import read_token
-from study.cluster.tunnel import ADDRESS, Tunnel, answers, open_tunnel
 from study.errors import SpecError
 from study.spec.study import StudySpec, load_spec
+from study.submit.package import Shipment, pack
+from study.submit.tunnel import ADDRESS, Tunnel, answers, open_tunnel
 
 #: Under which the name of a study is kept with its job.
 STUDY_KEY = "interplay_study"
@@ -116,8 +116,8 @@ def _check(
 ) -> None:
     """Refuse here what the driver would refuse on the head, minutes later; say what is doubtful, and the price."""
     from study.cluster.findings import Report
-    from study.cluster.fit import price_study
     from study.cluster.pools import pools
+    from study.cluster.study_price import price_study
     from study.cluster.view import option_text
     from study.plan.plan import make_plan
 

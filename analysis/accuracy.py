@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.by_value import TARGETS, MeasureData, Value, measure_by_value
 from analysis.fit import Fit
 from analysis.numbers import digits
-from analysis.runs import STOPPED
+from analysis.runs.table import STOPPED
 from analysis.wording import layers
 from analysis.wording_by_value import needed_sentence
 

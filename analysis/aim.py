@@ -19,7 +19,7 @@ from analysis.curves import build_curves
 from analysis.errors import InputError
 from analysis.groups import numbered
 from analysis.projection import law_of, recommend
-from analysis.rates import choose_rates
+from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
 from analysis.threshold import ThresholdFit, fit_threshold
 

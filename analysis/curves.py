@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.stats import chi2
 
 from analysis.noise import Floats, Noise, from_residuals, from_seeds
-from analysis.run_columns import FORECAST_ERROR
+from analysis.runs.columns import FORECAST_ERROR
 from analysis.smooth import Smooth, fit_smooth, solution
 
 #: Seeds of a study that are followed one by one; beyond it (every run its own seed) they pair nothing.

@@ -5,7 +5,7 @@ One parabola in the logarithm of the learning rate for all shapes, with a bottom
     loss = best loss of shape and seed + curvature · (z - o0 - o1·ln d - o2·ln L)²,
 
 z the logarithm of the factor on the rule's rate. It only guides the choice; the fit lays a parabola of its own for each
-shape with three rates (`analysis.rates`), and takes other shapes at the rate they have.
+shape with three rates (`analysis.runs.learning_rates`), and takes other shapes at the rate they have.
 """
 
 import math
@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis.design_options import Key, Option, ended, in_order
 from analysis.noise import Floats
-from analysis.rates import BOTTOM, LEAST_RATES
+from analysis.runs.learning_rates import BOTTOM, LEAST_RATES
 
 #: What twice the best rate costs, as a share of the loss, before it is known; as uncertain as large. In the pilot of
 #: these nets it was 2 to 8 %.
@@ -92,7 +92,7 @@ def common_rates(rows: pd.DataFrame, sd: float) -> Rates:
 
 
 def _near_best(rows: pd.DataFrame) -> Flags:
-    """Whether runs, sorted by rate, are near the bottom of their bowl (as in `analysis.rates`) or next to the best."""
+    """Whether runs, sorted by rate, are near the bottom of their bowl (as in `analysis.runs.learning_rates`) or next to the best."""
     keys = ["depth", "params", "seed"]
     group = rows.groupby(keys, sort=True)
     lowest = group["loss"].transform("min")

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 
 #: Columns of what was measured; `layer` counts from 1, and step 0 is before the first step.
 COLUMNS = ("cell", "step", "name", "layer", "value")

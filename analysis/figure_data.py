@@ -14,7 +14,7 @@ from analysis.errors import InputError
 from analysis.fit import Evidence, Fit
 from analysis.noise import Floats
 from analysis.projection import LEVINE2020, Law, law_of, solve_depth
-from analysis.runs import STOPPED, RunTable
+from analysis.runs.table import STOPPED, RunTable
 
 #: Panels of the gap figure; more would be too small to read.
 MAX_PANELS = 9

@@ -49,7 +49,7 @@ from analysis.kaplan import NEAR
 from analysis.kaplan_data import KaplanData, kaplan_data, no_kaplan
 from analysis.move_data import contrast_data, sensitivity_data
 from analysis.numbers import digits
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.search_history import SearchData
 from analysis.wording import count_phrase, percent, seeds_phrase
 

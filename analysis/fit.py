@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.comparison import Comparison, TokenRule, compare
 from analysis.contrast import Contrast
 from analysis.crossings import Crossing, Crossings, find_crossings
 from analysis.curves import Curves, build_curves
@@ -28,7 +27,8 @@ from analysis.heldout import (
 from analysis.kaplan import Kaplan, kaplan
 from analysis.projection import Law, law_of, solve_depth
 from analysis.refits import Refits, refit
-from analysis.runs import RunTable
+from analysis.runs.comparison import Comparison, TokenRule, compare
+from analysis.runs.table import RunTable
 from analysis.sensitivity import Shift, shifts, split
 from analysis.surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.threads import single_threaded
@@ -195,7 +195,7 @@ def fit(
     """Fit a run table; the answer depends neither on the order of the rows nor on duplicates.
 
     Args:
-        runs: see `analysis.runs`.
+        runs: see `analysis.runs.table`.
         level: of all intervals, between 0 and 1.
         draws: of the bootstrap over seeds.
         seed: of the bootstrap.

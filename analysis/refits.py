@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.crossings import find_crossings
 from analysis.curves import Curves, build_curves
 from analysis.noise import Floats
-from analysis.run_columns import FORECAST_ERROR
+from analysis.runs.columns import FORECAST_ERROR
 from analysis.threshold import fit_threshold
 
 Interval = tuple[float | None, float | None]

@@ -26,7 +26,7 @@ from analysis.report_tables import (
     projection_table,
     rivals_table,
 )
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.search_history import Search, search_data
 from analysis.wording import (
     count_phrase,

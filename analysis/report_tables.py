@@ -12,7 +12,7 @@ from analysis.fit import Fit
 from analysis.heldout import BASELINE, HeldOut
 from analysis.numbers import digits, short
 from analysis.projection import recommend
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.surfaces import SurfaceFit
 from analysis.threshold import ThresholdFit
 from analysis.wording import LAWS, ends, law_name

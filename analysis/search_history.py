@@ -13,8 +13,8 @@ import pandas as pd
 
 from analysis.aim import Aim, Estimate, compared, estimate
 from analysis.curves import Curves, build_curves
-from analysis.run_columns import FORECAST_ERROR
-from analysis.runs import STOPPED, RunTable
+from analysis.runs.columns import FORECAST_ERROR
+from analysis.runs.table import STOPPED, RunTable
 from analysis.threads import single_threaded
 
 #: Points of a history; each is a fit of some hundredths of a second.

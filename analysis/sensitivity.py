@@ -21,7 +21,7 @@ from scipy.stats import t as student
 from analysis.crossings import Crossing, Gap, Interval, gap_of, roots
 from analysis.curves import Curves
 from analysis.noise import Floats
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 
 #: What the column `arm` says of a row of the arm; empty in the main study.
 ARM = "sensitivity"

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.by_value import MeasureData, Value, ValueAxis, are_numbers, label, measure_by_value, value_axis
-from analysis.comparison import compare
 from analysis.contrast import Moved, contrast
 from analysis.crossings import Crossing
 from analysis.errors import InputError
 from analysis.fit import Fit
-from analysis.runs import STOPPED, RunTable
+from analysis.runs.comparison import compare
+from analysis.runs.table import STOPPED, RunTable
 from analysis.sensitivity import split
 
 #: Measures that are looked for where none are named, the first first.
@@ -181,7 +181,7 @@ def measures_of(members: Sequence[Member]) -> list[str]:
 def measure_data(members: Sequence[Member], name: str, target: float | None = None) -> MeasureData | None:
     """A measure against depth; None where no member has a row with it.
 
-    The rows are those that are compared (`analysis.comparison`): equal tokens, one learning rate a shape. A run that
+    The rows are those that are compared (`analysis.runs.comparison`): equal tokens, one learning rate a shape. A run that
     was stopped early has a forecast of its loss and of nothing else.
 
     Args:

@@ -173,7 +173,7 @@ def read_series(
         spec: with `vary`.
         results: root of all results.
         level: of all intervals.
-        tokens: where losses are compared, see `analysis.comparison.compare`.
+        tokens: where losses are compared, see `analysis.runs.comparison.compare`.
         refits: see `analysis.fit.fit`.
 
     Raises:

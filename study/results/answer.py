@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from analysis.crossings import Crossing
     from analysis.fit import Fit
-    from analysis.runs import RunTable
+    from analysis.runs.table import RunTable
     from analysis.surfaces import SurfaceFit
     from study.plan.plan import Plan
     from study.spec.study import StudySpec

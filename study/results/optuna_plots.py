@@ -18,7 +18,7 @@ from analysis import palette
 from analysis.drawing import WIDTH, count_axis
 from analysis.figures import Figure
 from analysis.report import MORE
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.search_history import rows_in_order
 
 #: What Optuna calls the value of a trial.

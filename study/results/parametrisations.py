@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.contrast import Contrast, contrast
 from analysis.errors import InputError
 from analysis.fit import Fit, fit
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from study.plan.plan import Plan
 from study.spec.study import StudySpec
 from study.tracking.ledger import ARM, IDENTITY

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.runs import SUFFIXES, Count, RunTable, read_runs
+from analysis.runs.table import SUFFIXES, Count, RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
@@ -71,7 +71,7 @@ def read_source(
     """Return the run table of RUNS, and what a report can add where RUNS is a spec.
 
     Args:
-        source: `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.SUFFIXES`, else a spec.
+        source: `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.table.SUFFIXES`, else a spec.
         overrides: `key=value` texts, for a spec only.
         columns: `ours=theirs` texts, for a table only.
         results: the root of the results, for a spec or an experiment.

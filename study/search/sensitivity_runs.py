@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.comparison import compare
 from analysis.crossings import find_crossings
 from analysis.curves import build_curves
-from analysis.runs import STOPPED, RunTable
+from analysis.runs.comparison import compare
+from analysis.runs.table import STOPPED, RunTable
 from analysis.sensitivity import ARM, split
 from study.plan.plan import Plan, PlannedCell
 from study.search.source import Outcome, Source

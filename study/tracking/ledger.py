@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from study.errors import SpecError
 from study.plan.plan import Plan, PlannedCell
 from study.search import Outcome

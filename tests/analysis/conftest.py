@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 
 #: depth -> (width, mean loss, standard deviation over seeds): a small study that was really trained, with 5
 #: seeds.

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.aim import Aim
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.search_history import Search
 from analysis.simulate import Truth, shapes_of, simulate
 

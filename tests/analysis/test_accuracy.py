@@ -6,7 +6,7 @@ import pytest
 from analysis.accuracy import GRADED, accuracy_data, graded_accuracy, score_sentences
 from analysis.fit import Fit, fit
 from analysis.report import write_report
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.wording_search import answers
 from tests.analysis.test_report import read
 from trainables.data.tasks.score import Score

@@ -10,7 +10,7 @@ from analysis.aim import Aim, estimate, reached
 from analysis.errors import InputError
 from analysis.fit import fit
 from analysis.projection import law_of, recommend, solve_depth
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.002)

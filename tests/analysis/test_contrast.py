@@ -12,7 +12,7 @@ from analysis.contrast import Contrast, contrast, difference, moved
 from analysis.crossings import find_crossings
 from analysis.curves import build_curves
 from analysis.fit import Fit, fit
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 from analysis.threshold import fit_threshold
 from analysis.wording_search import contrast_sentence

@@ -9,7 +9,7 @@ from analysis.errors import InputError
 from analysis.figures import depth_colours, make_figures
 from analysis.fit import fit
 from analysis.report import write_report
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.wording_diagnostics import rank_sentence
 
 

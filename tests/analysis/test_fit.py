@@ -8,7 +8,7 @@ import pytest
 from analysis.errors import InputError
 from analysis.fit import Fit, fit
 from analysis.projection import recommend, solve_depth
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))

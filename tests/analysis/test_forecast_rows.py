@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.comparison import compare
 from analysis.curves import build_curves
 from analysis.fit import fit
 from analysis.refits import resample
-from analysis.runs import RunTable, read_runs
+from analysis.runs.comparison import compare
+from analysis.runs.table import RunTable, read_runs
 from analysis.simulate import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))

@@ -4,7 +4,7 @@ import pytest
 
 from analysis.curves import build_curves
 from analysis.frontier import BestShape, best_shapes
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 
 
 def rows_of(frame):

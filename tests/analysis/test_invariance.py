@@ -9,7 +9,7 @@ import pytest
 from analysis.errors import InputError
 from analysis.fit import fit
 from analysis.report import write_report
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))

@@ -18,7 +18,7 @@ from analysis.frontier import best_shapes
 from analysis.kaplan import NEAR, PUBLISHED_ALPHA, Aspect, AspectRange, Exponent, Kaplan, kaplan
 from analysis.kaplan_data import kaplan_data, no_kaplan
 from analysis.report import write_report
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.wording_kaplan import MOST_DEPTHS, exponent_rows, kaplan_sentences
 from tests.analysis.test_report import read
 

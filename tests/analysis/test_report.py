@@ -26,7 +26,7 @@ from analysis.report_tables import (
     rivals_table,
     training_flops,
 )
-from analysis.runs import RunTable, read_runs
+from analysis.runs.table import RunTable, read_runs
 from analysis.wording import headlines
 
 

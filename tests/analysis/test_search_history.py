@@ -9,7 +9,7 @@ import pytest
 
 from analysis.aim import Aim, compared, estimate
 from analysis.curves import build_curves
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.search_history import _simulated, grid_steps, history, rows_in_order, search_data
 from analysis.wording_search import search_sentence
 from tests.analysis import searched

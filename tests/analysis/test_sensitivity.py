@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from scipy.optimize import brentq
 
-from analysis.comparison import compare
 from analysis.crossings import find_crossings
 from analysis.curves import build_curves
 from analysis.fit import Fit, fit
-from analysis.runs import RunTable
+from analysis.runs.comparison import compare
+from analysis.runs.table import RunTable
 from analysis.sensitivity import outstanding, shifts, split
 from analysis.simulate import Truth, shapes_of, simulate
 from analysis.wording_search import sensitivity_sentence, shift_sentence

@@ -10,7 +10,7 @@ from analysis.by_value import label, lower_is_better
 from analysis.drawing import new_canvas
 from analysis.drawing_series import draw_best, draw_crossings, draw_measure, set_values
 from analysis.fit import fit
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.series import (
     Member,
     axis_of,

@@ -6,7 +6,7 @@ from analysis.crossings import NO_NOISE, Crossing
 from analysis.fit import fit
 from analysis.heldout import Apart, Parting
 from analysis.numbers import human, short
-from analysis.runs import RunTable, read_runs
+from analysis.runs.table import RunTable, read_runs
 from analysis.threshold import ThresholdFit
 from analysis.wording import (
     count_phrase,

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy.optimize import brentq, curve_fit
 
 from analysis.fit import fit
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth, simulate
 from tests.bench.figure import Figure
 

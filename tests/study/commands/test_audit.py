@@ -10,7 +10,7 @@ import pytest
 import transformers as hf
 
 from analysis.fit import fit
-from analysis.runs import read_runs
+from analysis.runs.table import read_runs
 from tests.tables import foreign_runs
 
 

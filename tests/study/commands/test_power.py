@@ -13,7 +13,7 @@ from analysis.errors import InputError
 from analysis.fit import fit
 from analysis.power import CHANGES
 from analysis.projection import LEVINE2020
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 from study.commands.power import (
     MEANINGS,

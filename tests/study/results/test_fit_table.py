@@ -9,7 +9,7 @@ from rich.console import Console
 
 from analysis.contrast import contrast
 from analysis.fit import fit
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 from analysis.wording_search import sensitivity_sentence
 from study.results.answer import fit_table

@@ -7,7 +7,7 @@ import pytest
 from optuna.trial import TrialState
 
 from analysis.report import MORE
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from study.results.optuna_plots import optuna_figures, optuna_study
 
 

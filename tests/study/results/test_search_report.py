@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.report import MORE
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth
 from study.results.answer import answer, searched
 from study.plan.plan import make_plan

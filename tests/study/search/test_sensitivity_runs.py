@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.runs import RunTable
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth
 from study.errors import SpecError
 from study.plan.plan import make_plan

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.comparison import compare
 from analysis.errors import InputError
-from analysis.runs import RunTable, read_runs
+from analysis.runs.comparison import compare
+from analysis.runs.table import RunTable, read_runs
 
 SHAPES = [(1, 16), (1, 32), (2, 12), (2, 24), (4, 8), (4, 16)]
 

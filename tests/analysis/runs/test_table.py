@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
-from analysis.runs import COLUMNS, RunTable, read_runs
+from analysis.runs.table import COLUMNS, RunTable, read_runs
 
 
 def test_three_columns_are_enough():
@@ -275,7 +275,7 @@ def test_a_column_that_is_there_twice_is_refused():
 
 
 def test_long_json_lines_are_read_in_parts_that_need_not_have_the_same_keys(tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.run_files._LINES", 2)
+    monkeypatch.setattr("analysis.runs.files._LINES", 2)
     rows = [
         {"depth": 1, "width": 4}, {"depth": 1, "width": 8, "seed": 1},
         {"depth": 1, "width": 12, "loss": 2.0, "seed": 2}, {"depth": 1, "width": 16, "loss": None},

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.run_columns import OPTIONAL_TEXT, TEXT
+from analysis.runs.columns import OPTIONAL_TEXT, TEXT
 
 #: Endings of the tables that `read_file` reads, in small letters.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")

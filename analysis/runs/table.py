@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.errors import InputError
 from analysis.files import write_text
-from analysis.run_columns import (
+from analysis.runs.columns import (
     COLUMNS,
     FORECAST_ERROR,
     OPTIONAL_NUMBERS,
@@ -27,7 +27,7 @@ from analysis.run_columns import (
     require,
     require_params,
 )
-from analysis.run_files import SUFFIXES, read_file
+from analysis.runs.files import SUFFIXES, read_file
 
 __all__ = ["COLUMNS", "SUFFIXES", "WHOLE", "Count", "RunTable", "read_runs"]
 
@@ -143,7 +143,7 @@ def read_runs(
         InputError: the source cannot be read, is empty, or lacks a required column.
     """
     if isinstance(source, str) and source.startswith(_PREFIX):
-        from analysis.run_mlflow import read_experiment
+        from analysis.runs.mlflow import read_experiment
 
         frame, left_out = read_experiment(source.removeprefix(_PREFIX), tracking_uri)
         return RunTable.from_frame(frame, columns, source=source, left_out=left_out, count=count)

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.rates import RateChoice, choose_rates
-from analysis.run_columns import FORECAST_ERROR, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
-from analysis.runs import RunTable
-from analysis.tokens import TokenRule, choose_tokens
+from analysis.runs.columns import FORECAST_ERROR, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
+from analysis.runs.learning_rates import RateChoice, choose_rates
+from analysis.runs.table import RunTable
+from analysis.runs.tokens import TokenRule, choose_tokens
 
 __all__ = ["Comparison", "TokenRule", "compare"]
 
@@ -49,7 +49,7 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     of the tokens.
 
     Args:
-        runs: see `analysis.runs`.
+        runs: see `analysis.runs.table`.
         tokens: where a table has several checkpoints, compare at the level nearest to it, in the table's unit; by
             default at the largest that all shapes have, else the largest that most have.
 

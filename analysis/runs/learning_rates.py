@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.groups import numbered
-from analysis.run_columns import FORECAST_ERROR
+from analysis.runs.columns import FORECAST_ERROR
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

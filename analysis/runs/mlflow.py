@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.run_columns import COLUMNS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
-from analysis.run_files import keep_missing
+from analysis.runs.columns import COLUMNS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
+from analysis.runs.files import keep_missing
 
 #: Metrics that begin so were measured beside the loss; what follows is the column.
 MEASURE = "measure."

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.crossings import Crossing, Crossings, find_crossings
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.groups import numbered
 from analysis.projection import law_of, recommend

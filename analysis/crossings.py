@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student
 
-from analysis.curves import Curves, overlap
-from analysis.noise import Floats
+from analysis.curves.curves import Curves, overlap
+from analysis.curves.noise import Floats
 
 Status = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "insufficient"]
 Interval = tuple[float | None, float | None]
@@ -258,7 +258,7 @@ def find_crossings(
     """Every pair of depths, adjacent pairs flagged.
 
     Args:
-        curves: see `analysis.curves`.
+        curves: see `analysis.curves.curves`.
         level: of the intervals.
         draws: of the bootstrap; all pairs share the draws, so that what is fitted through several crossings knows
             their correlation.

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.aim import Aim, compared
-from analysis.curves import Curves, build_curves
+from analysis.curves.curves import Curves, build_curves
 from analysis.design_model import Model, Step, sure_noise
 from analysis.design_options import Key, Option, ended, in_order, is_lost, lost_shapes
 from analysis.design_rates import corner_rates, plan_rates

@@ -19,10 +19,10 @@ from scipy.stats import chi2
 
 from analysis.aim import Aim
 from analysis.crossings import roots
-from analysis.curves import Curves
+from analysis.curves.curves import Curves
+from analysis.curves.noise import Floats
 from analysis.design_options import Key
 from analysis.design_rates import RatePlan
-from analysis.noise import Floats
 from analysis.projection import solve_depth
 
 Integers = npt.NDArray[np.int64]

@@ -11,9 +11,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from analysis import palette
 from analysis.by_value import MeasureData, ValueAxis
+from analysis.curves.noise import Floats
 from analysis.drawing import MARKS, WIDTH, Axes, depth_axis, end_labels, new_canvas
 from analysis.figure_data import by_depth
-from analysis.noise import Floats
 from analysis.numbers import short
 from analysis.series import BestData, CrossingData
 

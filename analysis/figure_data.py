@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from analysis.budgets import enclosed
 from analysis.crossings import Crossing, gap_of
-from analysis.curves import Curves
+from analysis.curves.budgets import enclosed
+from analysis.curves.curves import Curves
+from analysis.curves.noise import Floats
 from analysis.errors import InputError
 from analysis.fit import Evidence, Fit
-from analysis.noise import Floats
 from analysis.projection import LEVINE2020, Law, law_of, solve_depth
 from analysis.runs.table import STOPPED, RunTable
 

@@ -10,10 +10,10 @@ import pandas as pd
 
 from analysis.contrast import Contrast
 from analysis.crossings import Crossing, Crossings, find_crossings
-from analysis.curves import Curves, build_curves
+from analysis.curves.best_shapes import BestShape, best_shapes
+from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
 from analysis.files import strict
-from analysis.frontier import BestShape, best_shapes
 from analysis.heldout import (
     Chooser,
     HeldOut,

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import chdtri
 
+from analysis.curves.noise import Floats
 from analysis.groups import numbered
-from analysis.noise import Floats
 
 #: Finished runs beyond the parameters of the regression, without which nothing is foretold.
 LEAST_SPARE = 6

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.budgets import LINE_REACH, SHIFT, budget_of, budgets, common_size
-from analysis.curves import loss_table
+from analysis.curves.budgets import LINE_REACH, SHIFT, budget_of, budgets, common_size
+from analysis.curves.curves import loss_table
+from analysis.curves.noise import Floats, Noise
 from analysis.errors import InputError
 from analysis.files import strict
-from analysis.noise import Floats, Noise
 from analysis.surfaces import SurfaceFit, SurfaceForm, fit_additive, fit_aspect, fit_response, fit_surfaces
 
 #: N -> best depth, or None where the law names none.
@@ -87,7 +87,7 @@ def surface_trainers(lack: float = 0.0) -> dict[str, Trainer]:
     """One trainer a surface, by its form. A surface that cannot be fitted answers nothing and says why.
 
     Args:
-        lack: scatter of the shapes beyond the seed noise (`analysis.curves.Curves.lack`), nats a token; it
+        lack: scatter of the shapes beyond the seed noise (`analysis.curves.curves.Curves.lack`), nats a token; it
             belongs to the weights.
     """
     fits: dict[SurfaceForm, Callable[[pd.DataFrame], SurfaceFit]] = {
@@ -150,14 +150,14 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
     """The losses of one budget at one common N; the default `LossAt`.
 
     A depth with sizes on both sides of that N is interpolated between the nearest two, straight in ln N: the
-    smooth curves of `analysis.curves` know the other sizes too, and a law is judged by what was measured. A depth of
+    smooth curves of `analysis.curves.curves` know the other sizes too, and a law is judged by what was measured. A depth of
     the budget that has no such sizes (one size a depth, as in many published tables) is moved there along the
-    quadratic response surface of all `rows`, by at most a factor `analysis.budgets.SHIFT` in N; `moved` says how far in
+    quadratic response surface of all `rows`, by at most a factor `analysis.curves.budgets.SHIFT` in N; `moved` says how far in
     nats. The error of that step is not part of the covariance.
 
     Args:
         rows: depth, params, loss; seed where there are several.
-        budget: as `analysis.budgets.budgets` names it.
+        budget: as `analysis.curves.budgets.budgets` names it.
     """
     points = _Shapes.of(rows)
     trained = next((depths for name, depths in budgets(rows) if math.isclose(name, budget)), [])
@@ -203,7 +203,7 @@ def _best_surface(points: "_Shapes") -> SurfaceFit | None:
 class _Shapes:
     """The mean loss of every shape, ordered by depth, then N.
 
-    As in `analysis.curves.Curves` but without curves, which are fitted anew for every set of rows and would be most of
+    As in `analysis.curves.curves.Curves` but without curves, which are fitted anew for every set of rows and would be most of
     the work here.
     """
 

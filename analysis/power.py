@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from analysis.crossings import Crossing, find_crossings
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
+from analysis.curves.noise import Floats
 from analysis.files import strict
-from analysis.noise import Floats
 from analysis.projection import law_of, recommend, solve_depth
 from analysis.simulate import Truth, simulate_matched
 from analysis.threads import single_threaded

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.crossings import find_crossings
-from analysis.curves import Curves, build_curves
-from analysis.noise import Floats
+from analysis.curves.curves import Curves, build_curves
+from analysis.curves.noise import Floats
 from analysis.runs.columns import FORECAST_ERROR
 from analysis.threshold import fit_threshold
 

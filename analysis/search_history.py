@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.aim import Aim, Estimate, compared, estimate
-from analysis.curves import Curves, build_curves
+from analysis.curves.curves import Curves, build_curves
 from analysis.runs.columns import FORECAST_ERROR
 from analysis.runs.table import STOPPED, RunTable
 from analysis.threads import single_threaded

@@ -19,8 +19,8 @@ import pandas as pd
 from scipy.stats import t as student
 
 from analysis.crossings import Crossing, Gap, Interval, gap_of, roots
-from analysis.curves import Curves
-from analysis.noise import Floats
+from analysis.curves.curves import Curves
+from analysis.curves.noise import Floats
 from analysis.runs.table import RunTable
 
 #: What the column `arm` says of a row of the arm; empty in the main study.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analysis.curves.noise import Floats
 from analysis.errors import InputError
-from analysis.noise import Floats
 
 
 @dataclass(frozen=True)

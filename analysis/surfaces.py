@@ -28,10 +28,10 @@ from scipy.optimize import brentq, least_squares, nnls
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from analysis.curves import Curves
+from analysis.curves.curves import Curves
+from analysis.curves.noise import Floats
 from analysis.errors import InputError
 from analysis.files import strict
-from analysis.noise import Floats
 
 SurfaceForm = Literal["additive", "aspect", "response"]
 SurfaceStatus = Literal["ok", "bound_hit", "not_converged", "insufficient"]

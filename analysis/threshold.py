@@ -33,7 +33,7 @@ from scipy.stats import chi2
 from scipy.stats import t as student
 
 from analysis.crossings import Crossings, Gap
-from analysis.noise import Floats
+from analysis.curves.noise import Floats
 
 Form = Literal["log-linear", "power"]
 Status = Literal["ok", "open", "not_converged", "insufficient"]

@@ -216,7 +216,7 @@ def read_fit(path: Path) -> "Fit":
 
 def _measured(result: "Fit", params: float) -> dict[str, Any] | None:
     """The best measured shape at the budget nearest to N; None where no budget is as near as its own depths are."""
-    from analysis.budgets import SHIFT
+    from analysis.curves.budgets import SHIFT
 
     nearest = min(result.best, key=lambda shape: abs(math.log(shape.params / params)), default=None)
     if nearest is None or abs(math.log(nearest.params / params)) > math.log(SHIFT):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.crossings import find_crossings
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
 from analysis.sensitivity import ARM, split

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.contrast import Contrast, contrast, difference, moved
 from analysis.crossings import find_crossings
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.fit import Fit, fit
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate

@@ -13,7 +13,7 @@ from analysis.crossings import (
     inverted_test,
     roots,
 )
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.simulate import Truth, shapes_of, simulate
 
 

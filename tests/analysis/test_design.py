@@ -8,7 +8,7 @@ import pytest
 
 from analysis import design_model
 from analysis.aim import Aim
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.design import Option, propose
 from analysis.design_model import Model
 from analysis.design_rates import RatePlan, common_rates

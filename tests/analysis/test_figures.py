@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from analysis import drawing, drawing_law, palette
-from analysis.budgets import enclosed
+from analysis.curves.budgets import enclosed
 from analysis.drawing import spread
 from analysis.drawing_map import COARSE, FINE, MAX_CLASSES, excess_bounds, strips
 from analysis.errors import InputError

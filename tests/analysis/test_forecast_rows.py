@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.fit import fit
 from analysis.refits import resample
 from analysis.runs.comparison import compare

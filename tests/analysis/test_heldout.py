@@ -5,8 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.budgets import budget_of, budgets, common_size
-from analysis.curves import build_curves
+from analysis.curves.budgets import budget_of, budgets, common_size
+from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.heldout import (
     BASELINE,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.crossings import find_crossings
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.refits import Refits, refit, resample
 from analysis.simulate import Truth, shapes_of, simulate
 from analysis.threshold import fit_threshold

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.aim import Aim, compared, estimate
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.runs.table import RunTable
 from analysis.search_history import _simulated, grid_steps, history, rows_in_order, search_data
 from analysis.wording_search import search_sentence

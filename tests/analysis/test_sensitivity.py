@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import brentq
 
 from analysis.crossings import find_crossings
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.fit import Fit, fit
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable

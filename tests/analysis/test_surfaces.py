@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import least_squares, minimize_scalar
 from scipy.stats import t as student
 
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.surfaces import (
     LIU2026,

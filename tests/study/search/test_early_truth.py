@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.crossings import find_crossings
-from analysis.curves import build_curves
+from analysis.curves.curves import build_curves
 from analysis.simulate import Truth
 from tests.study.learning_curves import Setting, planned, run
 

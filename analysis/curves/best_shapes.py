@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.budgets import budgets, common_size
-from analysis.curves import Curves
-from analysis.noise import Floats
+from analysis.curves.budgets import budgets, common_size
+from analysis.curves.curves import Curves
+from analysis.curves.noise import Floats
 
 #: Two depths differ when their paired gap exceeds this many standard errors.
 Z_DIFFERENT = 2.0
@@ -74,7 +74,7 @@ def best_shapes(used: pd.DataFrame, curves: Curves) -> tuple[BestShape, ...]:
 
     Args:
         used: the rows `curves` was built from (columns depth, params, budget).
-        curves: see `analysis.curves`.
+        curves: see `analysis.curves.curves`.
     """
     found = []
     for budget, depths in budgets(used):

@@ -1,6 +1,6 @@
 """Loss against ln N for each depth: points, noise, and the smooth curves through them with their covariance.
 
-A point is the mean loss of a shape over its seeds. Its error is the seed noise (`analysis.noise`) and what the curves
+A point is the mean loss of a shape over its seeds. Its error is the seed noise (`analysis.curves.noise`) and what the curves
 lack: widths are whole, learning rates follow a rule, so real losses do not lie on any curve exactly. What they lack is
 taken in proportion to the noise at that loss, because both are largest where nets are small and losses fall steeply.
 The loss of a run that was stopped early is a forecast, and its own standard error adds to that of its point.
@@ -18,9 +18,9 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.stats import chi2
 
-from analysis.noise import Floats, Noise, from_residuals, from_seeds
+from analysis.curves.noise import Floats, Noise, from_residuals, from_seeds
+from analysis.curves.smooth import Smooth, fit_smooth, solution
 from analysis.runs.columns import FORECAST_ERROR
-from analysis.smooth import Smooth, fit_smooth, solution
 
 #: Seeds of a study that are followed one by one; beyond it (every run its own seed) they pair nothing.
 MOST_SEEDS = 200

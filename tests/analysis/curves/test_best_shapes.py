@@ -2,8 +2,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curves import build_curves
-from analysis.frontier import BestShape, best_shapes
+from analysis.curves.best_shapes import BestShape, best_shapes
+from analysis.curves.curves import build_curves
 from analysis.runs.table import RunTable
 
 

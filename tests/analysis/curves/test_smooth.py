@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from analysis import smooth as module
-from analysis.smooth import fit_smooth, solution
+from analysis.curves import smooth as module
+from analysis.curves.smooth import fit_smooth, solution
 
 SIZES = np.log(np.geomspace(1e3, 1e6, 10))
 

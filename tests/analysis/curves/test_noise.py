@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from analysis.noise import Noise, from_residuals, from_seeds
+from analysis.curves.noise import Noise, from_residuals, from_seeds
 
 
 def replicates(shapes, seeds, generator, sd=0.005, slope=0.0, shared=0.0):

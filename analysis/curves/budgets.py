@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.noise import Floats
+from analysis.curves.noise import Floats
 
 #: Sizes without a named budget form one group while neighbours differ by less than this, and the whole by
 #: less than 2.
@@ -24,7 +24,7 @@ MOST_BUDGETS = 40
 
 
 class Sizes(Protocol):
-    """What is measured at which size: `analysis.curves.Curves`, or the bare points."""
+    """What is measured at which size: `analysis.curves.curves.Curves`, or the bare points."""
 
     @property
     def depths(self) -> Sequence[int]:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize_scalar, nnls
 
-from analysis.noise import Floats
+from analysis.curves.noise import Floats
 
 Family = Literal["power", "power-own", "quadratic", "spline"]
 FAMILIES: tuple[Family, ...] = ("power", "power-own", "quadratic", "spline")

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.crossings import Crossing, Crossings, find_crossings
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.groups import numbered
-from analysis.projection import law_of, recommend
+from analysis.law.crossings import Crossing, Crossings, find_crossings
+from analysis.law.projection import law_of, recommend
+from analysis.law.threshold import ThresholdFit, fit_threshold
 from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
-from analysis.threshold import ThresholdFit, fit_threshold
 
 Lost = tuple[tuple[int, float, int], ...]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from analysis.errors import InputError
+from analysis.law.projection import Interval, Law, Transition, n_transition, recommend
 from analysis.model_config import ModelConfig
-from analysis.projection import Interval, Law, Transition, n_transition, recommend
 
 Count = Literal["nonembedding", "exact"]
 Verdict = Literal["too deep", "too shallow", "within the band"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from analysis.crossings import Crossing, Interval
+from analysis.law.crossings import Crossing, Interval
 
 if TYPE_CHECKING:
     # A fit holds contrasts.

@@ -18,12 +18,12 @@ import numpy.typing as npt
 from scipy.stats import chi2
 
 from analysis.aim import Aim
-from analysis.crossings import roots
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.design_options import Key
 from analysis.design_rates import RatePlan
-from analysis.projection import solve_depth
+from analysis.law.crossings import roots
+from analysis.law.projection import solve_depth
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

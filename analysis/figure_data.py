@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from analysis.crossings import Crossing, gap_of
 from analysis.curves.budgets import enclosed
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
 from analysis.fit import Evidence, Fit
-from analysis.projection import LEVINE2020, Law, law_of, solve_depth
+from analysis.law.crossings import Crossing, gap_of
+from analysis.law.projection import LEVINE2020, Law, law_of, solve_depth
 from analysis.runs.table import STOPPED, RunTable
 
 #: Panels of the gap figure; more would be too small to read.

@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.contrast import Contrast
-from analysis.crossings import Crossing, Crossings, find_crossings
 from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
 from analysis.files import strict
-from analysis.heldout import (
+from analysis.kaplan import Kaplan, kaplan
+from analysis.law.crossings import Crossing, Crossings, find_crossings
+from analysis.law.held_out import (
     Chooser,
     HeldOut,
     Parting,
@@ -24,15 +25,14 @@ from analysis.heldout import (
     surface_trainers,
     where_they_part,
 )
-from analysis.kaplan import Kaplan, kaplan
-from analysis.projection import Law, law_of, solve_depth
-from analysis.refits import Refits, refit
+from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
+from analysis.law.parametric_bootstrap import Refits, refit
+from analysis.law.projection import Law, law_of, solve_depth
+from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, TokenRule, compare
 from analysis.runs.table import RunTable
 from analysis.sensitivity import Shift, shifts, split
-from analysis.surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.threads import single_threaded
-from analysis.threshold import Form, ThresholdFit, fit_threshold
 
 #: Draws of the bootstrap: the ends of a 95 % interval then stray by about 2 % of its length from one seed to another.
 DRAWS = 1000
@@ -200,7 +200,7 @@ def fit(
         draws: of the bootstrap over seeds.
         seed: of the bootstrap.
         tokens: at which the checkpoints of a table are compared; by default the most that all shapes have.
-        refits: how often the whole pipeline is repeated on simulated losses, see `analysis.refits`; a fit each.
+        refits: how often the whole pipeline is repeated on simulated losses, see `analysis.law.parametric_bootstrap`; a fit each.
         floor: entropy of the data in nats a token, where known: no law of the loss goes below it.
 
     Raises:

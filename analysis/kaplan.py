@@ -23,11 +23,11 @@ import pandas as pd
 from scipy.interpolate import PchipInterpolator
 from scipy.stats import t as student
 
-from analysis.crossings import Interval
 from analysis.curves.best_shapes import BestShape
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.curves.smooth import fit_family, solution
+from analysis.law.crossings import Interval
 
 #: Which parameters are counted: as the fit counts N, or all of them.
 Counted = Literal["own", "total"]

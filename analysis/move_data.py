@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.contrast import Contrast
-from analysis.crossings import Crossing, Interval
+from analysis.law.crossings import Crossing, Interval
 from analysis.sensitivity import Shift
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.crossings import Interval
 from analysis.figures import Figure, inline_svg
 from analysis.files import write_bytes, write_text
+from analysis.law.crossings import Interval
 from analysis.numbers import digits, human, short
 from analysis.report_tables import hours, named_depth
 from analysis.wording import ends, percent, short_range

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from analysis.crossings import Crossing, find_crossings
 from analysis.curves.curves import build_curves
 from analysis.curves.noise import Floats
 from analysis.files import strict
-from analysis.projection import law_of, recommend, solve_depth
+from analysis.law.crossings import Crossing, find_crossings
+from analysis.law.projection import law_of, recommend, solve_depth
+from analysis.law.threshold import ThresholdFit, fit_threshold
 from analysis.simulate import Truth, simulate_matched
 from analysis.threads import single_threaded
-from analysis.threshold import ThresholdFit, fit_threshold
 
 #: (depth, width, budget).
 Shape = tuple[int, int, float]

@@ -10,13 +10,13 @@ import pandas as pd
 from analysis import palette
 from analysis.accuracy import graded_accuracy
 from analysis.by_value import label
-from analysis.crossings import Crossing
 from analysis.diagnostics_data import diagnostics_data
 from analysis.figure_data import evidence_of
 from analysis.figures import TITLES, Figure, absent_figures, make_figures
 from analysis.files import write_json, write_text
 from analysis.fit import Fit
 from analysis.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
+from analysis.law.crossings import Crossing
 from analysis.pages import environment, write_figure
 from analysis.report_tables import (
     BEYOND_USE,
@@ -83,7 +83,7 @@ def write_report(
         floor: entropy of the data in nats a token, where known.
         curves: training curves with the columns cell, step, loss.
         measures: of the layers, with the columns cell, step, name, layer, value.
-        recommendations: rows as `analysis.projection.recommend` gives them; by default for the sizes of
+        recommendations: rows as `analysis.law.projection.recommend` gives them; by default for the sizes of
             `report_tables.projection_sizes`, from this study's own law.
         spec_text: the study's specification, printed as it is.
         search: what the rows were chosen for, where a search chose them and the table says in which order.

@@ -9,12 +9,12 @@ import numpy as np
 
 from analysis.figure_data import drawn_law
 from analysis.fit import Fit
-from analysis.heldout import BASELINE, HeldOut
+from analysis.law.held_out import BASELINE, HeldOut
+from analysis.law.loss_surfaces import SurfaceFit
+from analysis.law.projection import recommend
+from analysis.law.threshold import ThresholdFit
 from analysis.numbers import digits, short
-from analysis.projection import recommend
 from analysis.runs.table import RunTable
-from analysis.surfaces import SurfaceFit
-from analysis.threshold import ThresholdFit
 from analysis.wording import LAWS, ends, law_name
 
 #: Sizes that are projected, in units of the largest measured; and fixed ones, where they lie beyond it.

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from analysis.crossings import Crossing, Gap, Interval, gap_of, roots
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
+from analysis.law.crossings import Crossing, Gap, Interval, gap_of, roots
 from analysis.runs.table import RunTable
 
 #: What the column `arm` says of a row of the arm; empty in the main study.

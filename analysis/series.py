@@ -16,9 +16,9 @@ import pandas as pd
 
 from analysis.by_value import MeasureData, Value, ValueAxis, are_numbers, label, measure_by_value, value_axis
 from analysis.contrast import Moved, contrast
-from analysis.crossings import Crossing
 from analysis.errors import InputError
 from analysis.fit import Fit
+from analysis.law.crossings import Crossing
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
 from analysis.sensitivity import split

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.crossings import NO_NOISE, Crossing, Interval
 from analysis.fit import Fit
-from analysis.heldout import APART, BASELINE
+from analysis.law.crossings import NO_NOISE, Crossing, Interval
+from analysis.law.held_out import APART, BASELINE
 from analysis.numbers import digits, human, short
 
 #: Pairs whose crossing is told among the headlines; a study of twelve depths has eleven.

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from analysis.accuracy import score_sentences
 from analysis.contrast import Contrast, Moved
-from analysis.crossings import Interval
 from analysis.fit import Fit
+from analysis.law.crossings import Interval
 from analysis.numbers import digits
 from analysis.search_history import SearchData
 from analysis.sensitivity import Shift, outstanding

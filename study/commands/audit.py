@@ -11,8 +11,8 @@ from rich.text import Text
 
 from analysis.audit import Audit, Count, audit, shape_of
 from analysis.errors import InputError
+from analysis.law.projection import Law
 from analysis.model_config import read_model_config
-from analysis.projection import Law
 from study.results.answer import FIRST_ORDER, published_law, read_fit, show_range
 from study.results.answer import show_interval as interval
 from study.results.answer import show_size as size

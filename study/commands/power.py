@@ -19,9 +19,9 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from analysis.law.projection import LEVINE2020
 from analysis.numbers import digits, short
 from analysis.power import CHANGES, Foresight, Halving, PairForesight, Shape, foresee, halve
-from analysis.projection import LEVINE2020
 from analysis.simulate import Truth
 from study.errors import SpecError
 from study.plan.plan import Plan

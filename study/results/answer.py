@@ -12,18 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.errors import InputError
-from analysis.levine2020 import PROVENANCE, published_table
-from analysis.projection import LEVINE2020, Law
-from analysis.projection import recommend as project
+from analysis.law.levine2020 import PROVENANCE, published_table
+from analysis.law.projection import LEVINE2020, Law
+from analysis.law.projection import recommend as project
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads none of these (and no numerical library at all).
     import pandas as pd
 
-    from analysis.crossings import Crossing
+    from analysis.law.crossings import Crossing
     from analysis.fit import Fit
     from analysis.runs.table import RunTable
-    from analysis.surfaces import SurfaceFit
+    from analysis.law.loss_surfaces import SurfaceFit
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
     from study.tracking.ledger import Places

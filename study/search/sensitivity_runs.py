@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.crossings import find_crossings
 from analysis.curves.curves import build_curves
+from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
 from analysis.sensitivity import ARM, split

@@ -9,7 +9,7 @@ import pytest
 from analysis.aim import Aim, estimate, reached
 from analysis.errors import InputError
 from analysis.fit import fit
-from analysis.projection import law_of, recommend, solve_depth
+from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 

@@ -8,8 +8,8 @@ from scipy.optimize import brentq
 
 from analysis.audit import audit, shape_of
 from analysis.errors import InputError
+from analysis.law.projection import LEVINE2020, Law
 from analysis.model_config import model_config
-from analysis.projection import LEVINE2020, Law
 
 GPT = hf.GPT2Config
 LLAMA = hf.LlamaConfig

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit import Fit, fit
-from analysis.projection import recommend, solve_depth
+from analysis.law.projection import recommend, solve_depth
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 

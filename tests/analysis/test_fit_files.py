@@ -10,7 +10,7 @@ import pytest
 from analysis.audit import audit, shape_of
 from analysis.errors import InputError
 from analysis.fit import Fit
-from analysis.projection import recommend, solve_depth
+from analysis.law.projection import recommend, solve_depth
 from study.cli import main
 
 #: Every key that a fit file is sure to have, and no other.

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.fit import fit
-from analysis.refits import resample
+from analysis.law.parametric_bootstrap import resample
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
 from analysis.simulate import Truth, shapes_of, simulate

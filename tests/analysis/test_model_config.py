@@ -9,8 +9,8 @@ import transformers as hf
 from analysis.audit import audit
 from analysis.blocks import BLOCKS
 from analysis.errors import InputError
+from analysis.law.projection import LEVINE2020
 from analysis.model_config import model_config, read_model_config
-from analysis.projection import LEVINE2020
 
 SMALL = {"num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 200, "hidden_size": 48}
 LLAMA = {**SMALL, "intermediate_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

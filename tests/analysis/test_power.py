@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from analysis.law.projection import solve_depth
 from analysis.power import CHANGES, Foresight, foresee, halve
-from analysis.projection import solve_depth
 from analysis.simulate import Truth, shapes_of
 
 #: 2 layers overtake 1 at N = 2.2e3 and 4 overtake 2 at 7.9e3, well inside the sizes below.

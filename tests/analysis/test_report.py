@@ -10,9 +10,9 @@ import pytest
 
 from analysis.figures import make_figures
 from analysis.fit import Fit, fit
-from analysis.heldout import BASELINE, HeldOut, Trial
+from analysis.law.held_out import BASELINE, HeldOut, Trial
+from analysis.law.projection import LEVINE2020, recommend
 from analysis.numbers import digits, short
-from analysis.projection import LEVINE2020, recommend
 from analysis.report import write_report
 from analysis.report_tables import (
     BEYOND_USE,

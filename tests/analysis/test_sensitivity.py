@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from scipy.optimize import brentq
 
-from analysis.crossings import find_crossings
 from analysis.curves.curves import build_curves
 from analysis.fit import Fit, fit
+from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 from analysis.sensitivity import outstanding, shifts, split

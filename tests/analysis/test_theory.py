@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from analysis.errors import InputError
-from analysis.projection import LEVINE2020
+from analysis.law.projection import LEVINE2020
 from analysis.theory import (
     EXAMPLE,
     EXAMPLE_PRINTED,

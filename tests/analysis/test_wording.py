@@ -2,12 +2,12 @@ import dataclasses
 
 import pytest
 
-from analysis.crossings import NO_NOISE, Crossing
 from analysis.fit import fit
-from analysis.heldout import Apart, Parting
+from analysis.law.crossings import NO_NOISE, Crossing
+from analysis.law.held_out import Apart, Parting
+from analysis.law.threshold import ThresholdFit
 from analysis.numbers import human, short
 from analysis.runs.table import RunTable, read_runs
-from analysis.threshold import ThresholdFit
 from analysis.wording import (
     count_phrase,
     crossing_sentence,

@@ -26,7 +26,7 @@ import pandas as pd
 
 from analysis.aim import Aim, Estimate, estimate, reached
 from analysis.design import Option, propose
-from analysis.projection import solve_depth
+from analysis.law.projection import solve_depth
 from analysis.simulate import Truth, shapes_of, simulate_matched
 from study.plan.plan import Plan, make_plan
 from study.search.optuna_search import FrontierSearch

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from analysis.errors import InputError
 from analysis.fit import fit
+from analysis.law.projection import LEVINE2020
 from analysis.power import CHANGES
-from analysis.projection import LEVINE2020
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 from study.commands.power import (

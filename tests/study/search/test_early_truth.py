@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis.crossings import find_crossings
 from analysis.curves.curves import build_curves
+from analysis.law.crossings import find_crossings
 from analysis.simulate import Truth
 from tests.study.learning_curves import Setting, planned, run
 

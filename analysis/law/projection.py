@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.errors import InputError
 
 if TYPE_CHECKING:
-    from analysis.threshold import ThresholdFit
+    from analysis.law.threshold import ThresholdFit
 
 #: Points (a, b, open) on the boundary of the laws that the data do not exclude; `open`: see `Law.region`.
 Region = tuple[tuple[float, float, bool], ...]
@@ -89,7 +89,7 @@ class Law:
 
 #: a and b as quoted by BloombergGPT and BigScience; covariance as recalled from the paper's third version and
 #: checked against the errors of N it quotes. Fitted on depths 6-48 of English text, vocabulary 2000: another
-#: regime than a small study's. Its table of shapes is in `analysis.levine2020`.
+#: regime than a small study's. Its table of shapes is in `analysis.law.levine2020`.
 LEVINE2020 = Law(
     a=5.039,
     b=5.55e-2,

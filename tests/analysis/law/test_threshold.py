@@ -8,8 +8,8 @@ import pytest
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from analysis.crossings import Crossing, Crossings, Gap
-from analysis.threshold import TWO_POINTS, ThresholdFit, _least_square, _Likelihood, fit_threshold
+from analysis.law.crossings import Crossing, Crossings, Gap
+from analysis.law.threshold import TWO_POINTS, ThresholdFit, _least_square, _Likelihood, fit_threshold
 
 Z = float(norm.ppf(0.975))
 
@@ -225,7 +225,7 @@ def test_draws_whose_crossing_lies_outside_are_refitted_with_their_bound():
 
 
 def test_an_optimiser_that_gives_up_is_told_apart(monkeypatch):
-    from analysis import threshold
+    from analysis.law import threshold
 
     class Stopped:
         success, message, x = False, "too many evaluations", np.zeros(2)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from analysis.crossings import find_crossings
 from analysis.curves.curves import build_curves
-from analysis.projection import law_of, recommend, solve_depth
+from analysis.law.crossings import find_crossings
+from analysis.law.projection import law_of, recommend, solve_depth
+from analysis.law.threshold import fit_threshold
 from analysis.simulate import Truth, shapes_of, simulate
-from analysis.threshold import fit_threshold
 
 
 @dataclass(frozen=True)

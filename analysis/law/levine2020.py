@@ -9,7 +9,7 @@ tuned to remove that. Nominal sizes ("125M") do not enter: for the small models 
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.projection import LEVINE2020, recommend
+from analysis.law.projection import LEVINE2020, recommend
 
 PROVENANCE = (
     "Printed values are recalled from the paper's Table 1 and checked against its law; they are not a copy. "

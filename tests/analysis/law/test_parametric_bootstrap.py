@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from analysis.crossings import find_crossings
 from analysis.curves.curves import build_curves
-from analysis.refits import Refits, refit, resample
+from analysis.law.crossings import find_crossings
+from analysis.law.parametric_bootstrap import Refits, refit, resample
+from analysis.law.threshold import fit_threshold
 from analysis.simulate import Truth, shapes_of, simulate
-from analysis.threshold import fit_threshold
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(1e3, 1e5, 6))

@@ -32,8 +32,8 @@ from scipy.optimize import brentq, minimize
 from scipy.stats import chi2
 from scipy.stats import t as student
 
-from analysis.crossings import Crossings, Gap
 from analysis.curves.noise import Floats
+from analysis.law.crossings import Crossings, Gap
 
 Form = Literal["log-linear", "power"]
 Status = Literal["ok", "open", "not_converged", "insufficient"]

@@ -25,7 +25,14 @@ from analysis.curves.curves import loss_table
 from analysis.curves.noise import Floats, Noise
 from analysis.errors import InputError
 from analysis.files import strict
-from analysis.surfaces import SurfaceFit, SurfaceForm, fit_additive, fit_aspect, fit_response, fit_surfaces
+from analysis.law.loss_surfaces import (
+    SurfaceFit,
+    SurfaceForm,
+    fit_additive,
+    fit_aspect,
+    fit_response,
+    fit_surfaces,
+)
 
 #: N -> best depth, or None where the law names none.
 Chooser = Callable[[float], float | None]
@@ -266,7 +273,7 @@ class _Shapes:
         return result
 
     def frame(self, lack: float = 0.0) -> pd.DataFrame:
-        """For `analysis.surfaces`: depth, params, loss, and weight where the noise is known."""
+        """For `analysis.law.loss_surfaces`: depth, params, loss, and weight where the noise is known."""
         frame = pd.DataFrame({"depth": self.depth, "params": np.exp(self.x), "loss": self.mean})
         if self.noise.known:
             variance = self.noise.sd_at(self.mean) ** 2 / self.count + self.forecast**2

@@ -11,9 +11,9 @@ from scipy.optimize import brentq
 from scipy.special import wrightomega
 
 from analysis.errors import InputError
-from analysis.levine2020 import TABLE_1, published_table
-from analysis.projection import LEVINE2020, Law, law_of, n_transition, recommend, solve_depth
-from analysis.threshold import ThresholdFit
+from analysis.law.levine2020 import TABLE_1, published_table
+from analysis.law.projection import LEVINE2020, Law, law_of, n_transition, recommend, solve_depth
+from analysis.law.threshold import ThresholdFit
 
 GPT3 = 12 * 96 * 12288**2
 ONE_ERROR = 2 * NormalDist().cdf(1) - 1
@@ -306,7 +306,7 @@ def test_a_published_recommendation_loads_no_numerical_library():
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         f"print(*sorted(set(sys.modules) & {heavy!r}), file=sys.stderr)"
     )
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parent.parent.parent.parent
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
     )

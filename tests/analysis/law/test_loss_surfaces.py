@@ -9,7 +9,7 @@ from scipy.stats import t as student
 
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
-from analysis.surfaces import (
+from analysis.law.loss_surfaces import (
     LIU2026,
     SurfaceFit,
     fit_additive,
@@ -342,7 +342,7 @@ def test_an_optimiser_that_gives_up_is_not_hidden(monkeypatch):
     frame = shapes(*SMALL)
     loss = additive(frame) + 0.01 * np.random.default_rng(0).standard_normal(len(frame))
     monkeypatch.setattr(
-        "analysis.surfaces.least_squares",
+        "analysis.law.loss_surfaces.least_squares",
         lambda *args, **options: least_squares(*args, **{**options, "max_nfev": 1}),
     )
     found = fit_additive(frame.assign(loss=loss))

@@ -8,7 +8,7 @@ import pytest
 from analysis.curves.budgets import budget_of, budgets, common_size
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
-from analysis.heldout import (
+from analysis.law.held_out import (
     BASELINE,
     HeldOut,
     Measured,
@@ -19,7 +19,7 @@ from analysis.heldout import (
     surface_trainers,
     where_they_part,
 )
-from analysis.surfaces import LIU2026, SurfaceFit
+from analysis.law.loss_surfaces import LIU2026, SurfaceFit
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 SIZES = (1e4, 4e4, 1.6e5, 6.4e5, 2.56e6)

@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis.crossings import (
+from analysis.curves.curves import build_curves
+from analysis.law.crossings import (
     NO_NOISE,
     Crossing,
     Gap,
@@ -13,7 +14,6 @@ from analysis.crossings import (
     inverted_test,
     roots,
 )
-from analysis.curves.curves import build_curves
 from analysis.simulate import Truth, shapes_of, simulate
 
 

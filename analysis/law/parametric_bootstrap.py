@@ -1,6 +1,6 @@
 """The whole pipeline again on studies simulated from a study's own curves and noise.
 
-The bootstrap of `analysis.crossings` moves the fitted curves within their covariance, which takes half a second. Here
+The bootstrap of `analysis.law.crossings` moves the fitted curves within their covariance, which takes half a second. Here
 each draw is a table of new losses, and all is done anew: the choice of the family, exponents, noise, lack of fit,
 crossings, scatter and law. It costs a fit a draw, so it is made on demand.
 """
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.crossings import find_crossings
 from analysis.curves.curves import Curves, build_curves
 from analysis.curves.noise import Floats
+from analysis.law.crossings import find_crossings
+from analysis.law.threshold import fit_threshold
 from analysis.runs.columns import FORECAST_ERROR
-from analysis.threshold import fit_threshold
 
 Interval = tuple[float | None, float | None]
 #: Draws of the inner bootstrap, of which nothing is kept.

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.by_value import TARGETS, MeasureData, Value, measure_by_value
-from analysis.fit import Fit
+from analysis.fit.document import Fit
+from analysis.fit.measures import TARGETS, MeasureData, Value, measure_by_value
+from analysis.fit.sentences import layers
 from analysis.numbers import digits
 from analysis.runs.table import STOPPED
-from analysis.wording import layers
 from analysis.wording_by_value import needed_sentence
 
 #: Columns of a run table that are measured beside the loss, more being better, and how sentences call them.

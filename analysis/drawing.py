@@ -16,8 +16,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from analysis import palette
 from analysis.figure_data import HealthData, LossData, ProfileData, TrainingData, by_depth
+from analysis.fit.sentences import layers
 from analysis.numbers import short
-from analysis.wording import layers
 
 Axes = Any
 

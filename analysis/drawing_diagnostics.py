@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from analysis import palette
 from analysis.diagnostics_data import WORDS, DiagnosticsData
 from analysis.drawing import MARKS, WIDTH, Axes
+from analysis.fit.sentences import layers
 from analysis.numbers import short
-from analysis.wording import layers
 
 #: The distance from rank one, on every path.
 DISTANCE = "rank_residual"

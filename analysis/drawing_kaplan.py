@@ -11,10 +11,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from analysis import palette
 from analysis.drawing import MARKS, WIDTH, Axes, count_axis, size_axis
 from analysis.figure_data import by_depth
-from analysis.kaplan import NEAR, Counted
+from analysis.fit.kaplan import NEAR, Counted
+from analysis.fit.sentences import layers
 from analysis.kaplan_data import KaplanData
 from analysis.numbers import short
-from analysis.wording import layers
 
 #: Form of a law through the best shapes -> dashes, colour, name.
 LAWS = {

@@ -10,12 +10,12 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from analysis import palette
-from analysis.by_value import MeasureData, ValueAxis
 from analysis.curves.noise import Floats
 from analysis.drawing import MARKS, WIDTH, Axes, depth_axis, end_labels, new_canvas
 from analysis.figure_data import by_depth
+from analysis.fit.measures import MeasureData, ValueAxis
+from analysis.fit.series import BestData, CrossingData
 from analysis.numbers import short
-from analysis.series import BestData, CrossingData
 
 #: Share of the axis of values by which the marks of several pairs or budgets stand apart.
 APART = 0.012

@@ -11,7 +11,7 @@ from analysis.curves.budgets import enclosed
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
-from analysis.fit import Evidence, Fit
+from analysis.fit.document import Evidence, Fit
 from analysis.law.crossings import Crossing, gap_of
 from analysis.law.projection import LEVINE2020, Law, law_of, solve_depth
 from analysis.runs.table import STOPPED, RunTable

@@ -44,14 +44,14 @@ from analysis.figure_data import (
     training_data,
     transition_data,
 )
-from analysis.fit import Fit
-from analysis.kaplan import NEAR
+from analysis.fit.document import Fit
+from analysis.fit.kaplan import NEAR
+from analysis.fit.sentences import count_phrase, percent, seeds_phrase
 from analysis.kaplan_data import KaplanData, kaplan_data, no_kaplan
 from analysis.move_data import contrast_data, sensitivity_data
 from analysis.numbers import digits
 from analysis.runs.table import RunTable
 from analysis.search_history import SearchData
-from analysis.wording import count_phrase, percent, seeds_phrase
 
 #: Family of curves -> words.
 FAMILIES = {

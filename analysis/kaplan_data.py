@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.figure_data import LINE, evidence_of
-from analysis.fit import Fit
-from analysis.kaplan import Counted, Exponent, Kaplan, Totals, totals_of
+from analysis.fit.document import Fit
+from analysis.fit.kaplan import Counted, Exponent, Kaplan, Totals, totals_of
 
 _LAWS = ("counted", "form", "params", "loss")
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.contrast import Contrast
+from analysis.fit.crossing_shift import Contrast
+from analysis.fit.learning_rate_shift import Shift
 from analysis.law.crossings import Crossing, Interval
-from analysis.sensitivity import Shift
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from analysis.figures import Figure, inline_svg
 from analysis.files import write_bytes, write_text
+from analysis.fit.sentences import ends, percent, short_range
 from analysis.law.crossings import Interval
 from analysis.numbers import digits, human, short
 from analysis.report_tables import hours, named_depth
-from analysis.wording import ends, percent, short_range
 from analysis.wording_search import factor_interval, factor_phrase
 
 

@@ -9,13 +9,14 @@ import pandas as pd
 
 from analysis import palette
 from analysis.accuracy import graded_accuracy
-from analysis.by_value import label
 from analysis.diagnostics_data import diagnostics_data
 from analysis.figure_data import evidence_of
 from analysis.figures import TITLES, Figure, absent_figures, make_figures
 from analysis.files import write_json, write_text
-from analysis.fit import Fit
-from analysis.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
+from analysis.fit.document import Fit
+from analysis.fit.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
+from analysis.fit.measures import label
+from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, parting_sentence
 from analysis.law.crossings import Crossing
 from analysis.pages import environment, write_figure
 from analysis.report_tables import (
@@ -28,12 +29,6 @@ from analysis.report_tables import (
 )
 from analysis.runs.table import RunTable
 from analysis.search_history import Search, search_data
-from analysis.wording import (
-    count_phrase,
-    law_sentence,
-    noise_sentence,
-    parting_sentence,
-)
 from analysis.wording_diagnostics import rank_sentence
 from analysis.wording_kaplan import exponent_rows, kaplan_sentences
 from analysis.wording_search import (

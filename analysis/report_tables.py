@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from analysis.figure_data import drawn_law
-from analysis.fit import Fit
+from analysis.fit.document import Fit
+from analysis.fit.sentences import LAWS, ends, law_name
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.projection import recommend
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import digits, short
 from analysis.runs.table import RunTable
-from analysis.wording import LAWS, ends, law_name
 
 #: Sizes that are projected, in units of the largest measured; and fixed ones, where they lie beyond it.
 MULTIPLES, SIZES = (3.0, 10.0, 100.0), (1e9, 1e12)

@@ -9,12 +9,12 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis import drawing_series, palette
-from analysis.by_value import TARGETS, MeasureData, label
 from analysis.errors import InputError
 from analysis.figures import Data, Figure
 from analysis.files import strict, write_json, write_text
-from analysis.pages import environment, write_figure
-from analysis.series import (
+from analysis.fit.measures import TARGETS, MeasureData, label
+from analysis.fit.sentences import law_formula, percent
+from analysis.fit.series import (
     BestData,
     CrossingData,
     Member,
@@ -27,7 +27,7 @@ from analysis.series import (
     measures_of,
     moves,
 )
-from analysis.wording import law_formula, percent
+from analysis.pages import environment, write_figure
 from analysis.wording_series import series_sentences
 
 #: Confidence of the intervals where no member has a fit that says.

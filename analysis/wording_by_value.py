@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.by_value import MeasureData, Value, label
+from analysis.fit.measures import MeasureData, Value, label
+from analysis.fit.sentences import layers, listed
 from analysis.numbers import digits, human
-from analysis.wording import layers, listed
 
 
 def needed_sentence(key: str, data: MeasureData) -> str:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from analysis.kaplan import NEAR, PUBLISHED_ALPHA, Exponent, Kaplan
+from analysis.fit.kaplan import NEAR, PUBLISHED_ALPHA, Exponent, Kaplan
+from analysis.fit.sentences import ends, layers, percent
 from analysis.numbers import digits, human
-from analysis.wording import ends, layers, percent
 
 #: Depths beyond which the table has the laws of the best shapes only; all are in `fit.json`.
 MOST_DEPTHS = 8

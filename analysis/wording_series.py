@@ -5,11 +5,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.by_value import MeasureData, label
-from analysis.contrast import Moved
+from analysis.fit.crossing_shift import Moved
+from analysis.fit.measures import MeasureData, label
+from analysis.fit.sentences import ends, human_range, layers, percent
+from analysis.fit.series import BestData, CrossingData, Member, Move
 from analysis.numbers import digits, human
-from analysis.series import BestData, CrossingData, Member, Move
-from analysis.wording import ends, human_range, layers, percent
 from analysis.wording_by_value import compared_sentence, listed_values, needed_sentence, runs_of
 from analysis.wording_search import factor_interval
 

@@ -337,7 +337,7 @@ def fit(
 ) -> None:
     """Find the crossings of a table of runs and fit the threshold law."""
     from analysis.files import write_json
-    from analysis.fit import fit as fit_runs
+    from analysis.fit.document import fit as fit_runs
     from study.results.answer import fit_table, refits_text
 
     if out and out.is_dir():
@@ -374,7 +374,7 @@ def report(
     uri: UriOption = None,
 ) -> None:
     """Write `report.html`, figures, CSVs and `fit.json` of a table of runs."""
-    from analysis.fit import fit as fit_runs
+    from analysis.fit.document import fit as fit_runs
     from analysis.report import write_report
 
     _refuse_file(out, "--out")

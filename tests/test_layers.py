@@ -49,7 +49,7 @@ def test_a_package_imports_only_what_its_place_allows(package):
         ("study.cli", {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed"}),
         ("study.plan.plan", {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed"}),
         ("trainables.cell", {"torch", "numpy", "transformers", "datasets"}),
-        ("analysis.fit", {"torch", "ray", "mlflow"}),
+        ("analysis.fit.document", {"torch", "ray", "mlflow"}),
         # Its trials need them, in processes of their own.
         ("study.run.runner", {"torch", "deepspeed", "transformers"}),
     ],

@@ -28,7 +28,7 @@ from study.plan.plan import Plan
 from study.results.answer import read_fit
 
 if TYPE_CHECKING:
-    from analysis.fit import Fit
+    from analysis.fit.document import Fit
 
 #: Simulated studies: shares are then known to ±6 points, and the presets are answered within half a minute.
 STUDIES = 72

@@ -125,7 +125,7 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
             )
         return page_words(folder / "report.html")
     from analysis.diagnostics_data import diagnostics_data
-    from analysis.fit import fit
+    from analysis.fit.document import fit
     from analysis.wording_diagnostics import rank_sentence
     from analysis.wording_kaplan import kaplan_sentences
     from analysis.wording_search import answers

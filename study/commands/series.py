@@ -28,7 +28,7 @@ from study.tracking.ledger import SERIES as SPEC
 
 if TYPE_CHECKING:
     # Reading a plan or a status loads no numerical library.
-    from analysis.fit import Fit
+    from analysis.fit.document import Fit
     from study.results.sources import StudyRuns
     from study.results.status import StudyStatus
     from study.run.runner import Summary
@@ -174,7 +174,7 @@ def read_series(
         results: root of all results.
         level: of all intervals.
         tokens: where losses are compared, see `analysis.runs.comparison.compare`.
-        refits: see `analysis.fit.fit`.
+        refits: see `analysis.fit.document.fit`.
 
     Raises:
         SpecError: none has.
@@ -200,7 +200,7 @@ def read_series(
 
 
 def _fitted(source: "StudyRuns", level: float, tokens: float | None, refits: int) -> "Fit | None":
-    from analysis.fit import fit
+    from analysis.fit.document import fit
 
     # Where no row has a loss that can be used there is nothing to fit; the page says so of that value.
     with suppress(InputError):
@@ -251,7 +251,7 @@ def report_series(
 
 def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> Path | None:
     """Write the page of a series, `series.json` and figures into a folder; None where no member has a loss."""
-    from analysis.series import Member
+    from analysis.fit.series import Member
     from analysis.series_report import write_series
     from study.tracking.provenance import revision, versions
 

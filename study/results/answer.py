@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.law.crossings import Crossing
-    from analysis.fit import Fit
+    from analysis.fit.document import Fit
     from analysis.runs.table import RunTable
     from analysis.law.loss_surfaces import SurfaceFit
     from study.plan.plan import Plan
@@ -52,7 +52,7 @@ def answer(
         ended: why the search ended, a sentence.
         measures: of the layers, by cell and step.
     """
-    from analysis.fit import fit
+    from analysis.fit.document import fit
     from analysis.report import write_report
     from study.results.parametrisations import contrasts
 
@@ -202,7 +202,7 @@ def read_fit(path: Path) -> "Fit":
     Raises:
         InputError: it is missing, no JSON, or no fit.
     """
-    from analysis.fit import Fit
+    from analysis.fit.document import Fit
 
     try:
         document = json.loads(path.read_text())
@@ -287,7 +287,7 @@ def _by_measurement(params: float, found: dict[str, Any]) -> dict[str, Any]:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return crossings, law, rivals and best shapes as tables for a terminal."""
-    from analysis.wording import law_sentence, noise_sentence, parting_sentence
+    from analysis.fit.sentences import law_sentence, noise_sentence, parting_sentence
 
     missing = [item for item in result.crossings if item.status == "insufficient"]
     # Twenty depths have 190 pairs, and those of which nothing is known would bury the others.
@@ -396,7 +396,7 @@ def _best(result: "Fit") -> Table:
 
 def refits_text(result: "Fit") -> Text:
     """Return what the refits of the whole pipeline gave, beside the intervals of the law."""
-    from analysis.wording import ends
+    from analysis.fit.sentences import ends
 
     found = result.refits
     if found is None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.contrast import Contrast, contrast
+from analysis.fit.crossing_shift import Contrast, contrast
 from analysis.errors import InputError
-from analysis.fit import Fit, fit
+from analysis.fit.document import Fit, fit
 from analysis.runs.table import RunTable
 from study.plan.plan import Plan
 from study.spec.study import StudySpec

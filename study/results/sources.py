@@ -15,7 +15,7 @@ from study.tracking.ledger import Connection, Places, connect, known_rows, place
 from study.tracking.mlflow_store import Store, quiet, store_uri, trouble
 
 if TYPE_CHECKING:
-    from analysis.fit import Fit
+    from analysis.fit.document import Fit
 
 
 class NoRowsError(SpecError):

@@ -15,7 +15,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from analysis.fit import Fit
+from analysis.fit.document import Fit
 from study.errors import SpecError
 from study.plan.plan import Plan, PlannedCell, make_plan
 from study.plan.table import duration

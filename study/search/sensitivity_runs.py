@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import build_curves
+from analysis.fit.learning_rate_shift import ARM, split
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
-from analysis.sensitivity import ARM, split
 from study.plan.plan import Plan, PlannedCell
 from study.search.source import Outcome, Source
 from study.spec.study import StudySpec

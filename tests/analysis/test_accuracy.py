@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from analysis.accuracy import GRADED, accuracy_data, graded_accuracy, score_sentences
-from analysis.fit import Fit, fit
+from analysis.fit.document import Fit, fit
 from analysis.report import write_report
 from analysis.runs.table import RunTable
 from analysis.wording_search import answers

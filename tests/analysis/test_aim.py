@@ -8,7 +8,7 @@ import pytest
 
 from analysis.aim import Aim, estimate, reached
 from analysis.errors import InputError
-from analysis.fit import fit
+from analysis.fit.document import fit
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate

@@ -7,7 +7,7 @@ from analysis.diagnostics_data import diagnostics_data
 from analysis.drawing_diagnostics import draw_diagnostics
 from analysis.errors import InputError
 from analysis.figures import depth_colours, make_figures
-from analysis.fit import fit
+from analysis.fit.document import fit
 from analysis.report import write_report
 from analysis.runs.table import RunTable
 from analysis.wording_diagnostics import rank_sentence

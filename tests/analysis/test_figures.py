@@ -31,7 +31,7 @@ from analysis.figure_data import (
     transition_data,
 )
 from analysis.figures import OCCASIONAL, TITLES, Figure, absent_figures, inline_svg, make_figures
-from analysis.fit import Fit, fit
+from analysis.fit.document import Fit, fit
 from analysis.law.projection import LEVINE2020, Law, recommend, solve_depth
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate

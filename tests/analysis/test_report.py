@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from analysis.figures import make_figures
-from analysis.fit import Fit, fit
+from analysis.fit.document import Fit, fit
+from analysis.fit.sentences import headlines
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.projection import LEVINE2020, recommend
 from analysis.numbers import digits, short
@@ -27,7 +28,6 @@ from analysis.report_tables import (
     training_flops,
 )
 from analysis.runs.table import RunTable, read_runs
-from analysis.wording import headlines
 
 
 class Page(HTMLParser):

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.contrast import contrast
-from analysis.fit import fit
+from analysis.fit.crossing_shift import contrast
+from analysis.fit.document import fit
 from analysis.move_data import contrast_data, sensitivity_data
 from analysis.report import write_report
 from analysis.wording_search import contrast_sentence, sensitivity_sentence

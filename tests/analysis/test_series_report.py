@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
+from analysis.fit.sentences import ends
+from analysis.fit.series import best_data, crossing_data, measure_data
 from analysis.numbers import digits
-from analysis.series import best_data, crossing_data, measure_data
 from analysis.series_report import write_series
-from analysis.wording import ends
 from analysis.wording_series import slope_sentences
+from tests.analysis.fit.test_series import task, worlds
 from tests.analysis.test_report import read
-from tests.analysis.test_series import task, worlds
 
 
 @pytest.fixture(scope="module")

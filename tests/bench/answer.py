@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, curve_fit
 
-from analysis.fit import fit
+from analysis.fit.document import fit
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, simulate
 from tests.bench.figure import Figure

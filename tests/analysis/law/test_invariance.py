@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
-from analysis.fit import fit
+from analysis.fit.document import fit
 from analysis.report import write_report
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate

@@ -297,7 +297,7 @@ def test_a_published_recommendation_loads_no_numerical_library():
         "ray",
         "torch",
         "scipy",
-        "analysis.fit",
+        "analysis.fit.document",
         "study.plan.plan",
     }
     program = (

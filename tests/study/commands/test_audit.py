@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import transformers as hf
 
-from analysis.fit import fit
+from analysis.fit.document import fit
 from analysis.runs.table import read_runs
 from tests.tables import foreign_runs
 

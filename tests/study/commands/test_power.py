@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from analysis.errors import InputError
-from analysis.fit import fit
+from analysis.fit.document import fit
 from analysis.law.projection import LEVINE2020
 from analysis.power import CHANGES
 from analysis.runs.table import RunTable

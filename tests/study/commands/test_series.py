@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from analysis.fit import fit
+from analysis.fit.document import fit
 from study.commands.series import page_words, read_series, report_series
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members

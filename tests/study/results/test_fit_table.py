@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from analysis.contrast import contrast
-from analysis.fit import fit
+from analysis.fit.crossing_shift import contrast
+from analysis.fit.document import fit
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 from analysis.wording_search import sensitivity_sentence

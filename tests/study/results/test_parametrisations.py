@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.fit import fit
+from analysis.fit.document import fit
 from analysis.simulate import Truth
 from study.results.parametrisations import contrasts, others, table_of
 from study.plan.plan import make_plan

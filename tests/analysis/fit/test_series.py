@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.by_value import label, lower_is_better
 from analysis.drawing import new_canvas
 from analysis.drawing_series import draw_best, draw_crossings, draw_measure, set_values
-from analysis.fit import fit
-from analysis.runs.table import RunTable
-from analysis.series import (
+from analysis.fit.document import fit
+from analysis.fit.measures import label, lower_is_better
+from analysis.fit.series import (
     Member,
     axis_of,
     best_data,
@@ -21,6 +20,7 @@ from analysis.series import (
     measures_of,
     moves,
 )
+from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate
 
 #: Value -> a world: each e-fold of the value moves all crossings down by the same factor.

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.audit import audit, shape_of
 from analysis.errors import InputError
-from analysis.fit import Fit
+from analysis.fit.document import Fit
 from analysis.law.projection import recommend, solve_depth
 from study.cli import main
 

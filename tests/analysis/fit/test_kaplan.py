@@ -14,8 +14,8 @@ from analysis.curves.best_shapes import best_shapes
 from analysis.curves.curves import build_curves
 from analysis.drawing_kaplan import draw_kaplan
 from analysis.figures import absent_figures, depth_colours, make_figures
-from analysis.fit import Fit, fit
-from analysis.kaplan import NEAR, PUBLISHED_ALPHA, Aspect, AspectRange, Exponent, Kaplan, kaplan
+from analysis.fit.document import Fit, fit
+from analysis.fit.kaplan import NEAR, PUBLISHED_ALPHA, Aspect, AspectRange, Exponent, Kaplan, kaplan
 from analysis.kaplan_data import kaplan_data, no_kaplan
 from analysis.report import write_report
 from analysis.runs.table import RunTable

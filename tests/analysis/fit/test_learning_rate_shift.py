@@ -8,11 +8,11 @@ import pytest
 from scipy.optimize import brentq
 
 from analysis.curves.curves import build_curves
-from analysis.fit import Fit, fit
+from analysis.fit.document import Fit, fit
+from analysis.fit.learning_rate_shift import outstanding, shifts, split
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
-from analysis.sensitivity import outstanding, shifts, split
 from analysis.simulate import Truth, shapes_of, simulate
 from analysis.wording_search import sensitivity_sentence, shift_sentence
 
@@ -162,7 +162,7 @@ def test_a_crossing_that_leaves_the_sizes_says_where(frame):
 
 def test_a_gap_that_does_not_rise_gives_no_shift(frame, monkeypatch):
     # At the end of the range an ambiguous crossing may have it so; an error of nothing would look like a certainty.
-    monkeypatch.setattr("analysis.sensitivity._slope", lambda *_: (-0.01, 0.001))
+    monkeypatch.setattr("analysis.fit.learning_rate_shift._slope", lambda *_: (-0.01, 0.001))
     for item in shifts_of(frame):
         assert item.shift is None
         assert item.shift_interval is None

@@ -14,14 +14,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.by_value import MeasureData, Value, ValueAxis, are_numbers, label, measure_by_value, value_axis
-from analysis.contrast import Moved, contrast
 from analysis.errors import InputError
-from analysis.fit import Fit
+from analysis.fit.crossing_shift import Moved, contrast
+from analysis.fit.document import Fit
+from analysis.fit.learning_rate_shift import split
+from analysis.fit.measures import (
+    MeasureData,
+    Value,
+    ValueAxis,
+    are_numbers,
+    label,
+    measure_by_value,
+    value_axis,
+)
 from analysis.law.crossings import Crossing
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
-from analysis.sensitivity import split
 
 #: Measures that are looked for where none are named, the first first.
 MEASURES = ("accuracy", "loss")
@@ -85,7 +93,7 @@ class Move:
 
     Attributes:
         first, value: the two values.
-        pairs: neighbouring depths that both have, see `analysis.contrast.Moved`.
+        pairs: neighbouring depths that both have, see `analysis.fit.crossing_shift.Moved`.
     """
 
     first: Value

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.fit import fit
+from analysis.fit.document import fit
 from analysis.law.parametric_bootstrap import resample
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs

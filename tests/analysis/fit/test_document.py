@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
-from analysis.fit import Fit, fit
+from analysis.fit.document import Fit, fit
 from analysis.law.projection import recommend, solve_depth
 from analysis.runs.table import RunTable
 from analysis.simulate import Truth, shapes_of, simulate

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.fit import Fit
+from analysis.fit.document import Fit
 from analysis.law.crossings import NO_NOISE, Crossing, Interval
 from analysis.law.held_out import APART, BASELINE
 from analysis.numbers import digits, human, short

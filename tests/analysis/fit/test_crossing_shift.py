@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.contrast import Contrast, contrast, difference, moved
 from analysis.curves.curves import build_curves
-from analysis.fit import Fit, fit
+from analysis.fit.crossing_shift import Contrast, contrast, difference, moved
+from analysis.fit.document import Fit, fit
 from analysis.law.crossings import find_crossings
 from analysis.law.threshold import fit_threshold
 from analysis.runs.table import RunTable

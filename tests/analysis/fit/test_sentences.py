@@ -2,13 +2,8 @@ import dataclasses
 
 import pytest
 
-from analysis.fit import fit
-from analysis.law.crossings import NO_NOISE, Crossing
-from analysis.law.held_out import Apart, Parting
-from analysis.law.threshold import ThresholdFit
-from analysis.numbers import human, short
-from analysis.runs.table import RunTable, read_runs
-from analysis.wording import (
+from analysis.fit.document import fit
+from analysis.fit.sentences import (
     count_phrase,
     crossing_sentence,
     ends,
@@ -21,6 +16,11 @@ from analysis.wording import (
     short_range,
     surface_sentence,
 )
+from analysis.law.crossings import NO_NOISE, Crossing
+from analysis.law.held_out import Apart, Parting
+from analysis.law.threshold import ThresholdFit
+from analysis.numbers import human, short
+from analysis.runs.table import RunTable, read_runs
 from tests.tables import one_size_a_depth
 
 

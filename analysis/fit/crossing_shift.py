@@ -15,7 +15,7 @@ from analysis.law.crossings import Crossing, Interval
 
 if TYPE_CHECKING:
     # A fit holds contrasts.
-    from analysis.fit import Fit
+    from analysis.fit.document import Fit
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.contrast import Contrast
 from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
 from analysis.files import strict
-from analysis.kaplan import Kaplan, kaplan
+from analysis.fit.crossing_shift import Contrast
+from analysis.fit.kaplan import Kaplan, kaplan
+from analysis.fit.learning_rate_shift import Shift, shifts, split
 from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.held_out import (
     Chooser,
@@ -31,7 +32,6 @@ from analysis.law.projection import Law, law_of, solve_depth
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, TokenRule, compare
 from analysis.runs.table import RunTable
-from analysis.sensitivity import Shift, shifts, split
 from analysis.threads import single_threaded
 
 #: Draws of the bootstrap: the ends of a 95 % interval then stray by about 2 % of its length from one seed to another.

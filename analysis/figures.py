@@ -28,6 +28,7 @@ from analysis import (
     palette,
 )
 from analysis.accuracy import accuracy_data, graded_accuracy
+from analysis.design.history import SearchData
 from analysis.diagnostics_data import diagnostics_data
 from analysis.drawing_kaplan import is_steep
 from analysis.figure_data import (
@@ -51,7 +52,6 @@ from analysis.kaplan_data import KaplanData, kaplan_data, no_kaplan
 from analysis.move_data import contrast_data, sensitivity_data
 from analysis.numbers import digits
 from analysis.runs.table import RunTable
-from analysis.search_history import SearchData
 
 #: Family of curves -> words.
 FAMILIES = {

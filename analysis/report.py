@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis import palette
 from analysis.accuracy import graded_accuracy
+from analysis.design.history import Search, search_data
 from analysis.diagnostics_data import diagnostics_data
 from analysis.figure_data import evidence_of
 from analysis.figures import TITLES, Figure, absent_figures, make_figures
@@ -28,7 +29,6 @@ from analysis.report_tables import (
     rivals_table,
 )
 from analysis.runs.table import RunTable
-from analysis.search_history import Search, search_data
 from analysis.wording_diagnostics import rank_sentence
 from analysis.wording_kaplan import exponent_rows, kaplan_sentences
 from analysis.wording_search import (

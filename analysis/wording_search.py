@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 
 from analysis.accuracy import score_sentences
+from analysis.design.history import SearchData
 from analysis.fit.crossing_shift import Contrast, Moved
 from analysis.fit.document import Fit
 from analysis.fit.learning_rate_shift import Shift, outstanding
 from analysis.fit.sentences import ends, headlines, percent
 from analysis.law.crossings import Interval
 from analysis.numbers import digits
-from analysis.search_history import SearchData
 
 #: Multiples of a learning rate that have a name.
 _FACTORS = {0.5: "half", 2.0: "double"}

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from analysis.audit import Audit, Count, audit, shape_of
+from analysis.audit.model_config import read_model_config
+from analysis.audit.verdict import Audit, Count, audit, shape_of
 from analysis.errors import InputError
 from analysis.law.projection import Law
-from analysis.model_config import read_model_config
 from study.results.answer import FIRST_ORDER, published_law, read_fit, show_range
 from study.results.answer import show_interval as interval
 from study.results.answer import show_size as size
@@ -34,7 +34,7 @@ def audit_models(
         shape: depth, width and vocabulary of a model without a config; the vocabulary may be None.
         law: name of a published law; levine2020 where neither this nor `fit_file` is given.
         fit_file: a fit whose law is asked instead.
-        count: `nonembedding` or `exact`, see `analysis.audit.Audit`.
+        count: `nonembedding` or `exact`, see `analysis.audit.verdict.Audit`.
 
     Raises:
         InputError: nothing to audit, half a shape, both laws, a fit without a usable law, an unknown count, or a

@@ -19,10 +19,10 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from analysis.design.power import CHANGES, Foresight, Halving, PairForesight, Shape, foresee, halve
+from analysis.design.simulated_study import Truth
 from analysis.law.projection import LEVINE2020
 from analysis.numbers import digits, short
-from analysis.power import CHANGES, Foresight, Halving, PairForesight, Shape, foresee, halve
-from analysis.simulate import Truth
 from study.errors import SpecError
 from study.plan.plan import Plan
 from study.results.answer import read_fit
@@ -74,7 +74,7 @@ class Power:
         assumptions: everything that went in.
         pilot: the fit file some of them are from.
         shapes: of the plan, each (depth, width) once.
-        foresight, halving: see `analysis.power`.
+        foresight, halving: see `analysis.design.power`.
         notes: what a reader must know, in sentences.
     """
 

@@ -13,8 +13,8 @@ from rich.text import Text
 from study.errors import SpecError
 
 if TYPE_CHECKING:
-    from analysis.separation import Arithmetic, Held, SeparationRank, SweepRow
-    from analysis.theory import Bounds, MatchingWidth, MinimalDepth, SlopeComparison
+    from analysis.theory.separation_rank import Arithmetic, Held, SeparationRank, SweepRow
+    from analysis.theory.theorems import Bounds, MatchingWidth, MinimalDepth, SlopeComparison
 
 #: Widths shown by `threshold` where none is asked for, and the depths whose sizes stand below them.
 WIDTHS = (256, 512, 768, 1024, 2048, 4096, 8192, 12288)
@@ -43,7 +43,7 @@ def bounds_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Bound the separation rank of a shape (Theorems 1 and 2)."""
-    from analysis.theory import COROLLARY_2, beta1, bounds, threshold
+    from analysis.theory.theorems import COROLLARY_2, beta1, bounds, threshold
 
     found = bounds(depth, width, heads)
     share = beta1(depth, width) if found.regime == "depth-inefficient" else None
@@ -63,7 +63,7 @@ def threshold_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Show the depth log3(width) up to which depth is efficient, and the sizes at which each depth reaches it."""
-    from analysis.theory import threshold, threshold_params
+    from analysis.theory.theorems import threshold, threshold_params
 
     widths = [*(width or ()), *(more or ())] or list(WIDTHS)
     found = {d: threshold(d) for d in widths}
@@ -96,7 +96,7 @@ def depth_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Show the least depth that a size calls for by the theory, where d = 3^L and N = 12·L·d²."""
-    from analysis.theory import minimal_depth
+    from analysis.theory.theorems import minimal_depth
 
     found = [minimal_depth(value) for value in [*params, *(more or ())]]
     if as_json:
@@ -113,7 +113,7 @@ def example_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Show the width a shallower net needs to match a deeper one (Corollary 1): as printed, and recomputed."""
-    from analysis.theory import EXAMPLE, bounds, matching_width
+    from analysis.theory.theorems import EXAMPLE, bounds, matching_width
 
     deep = (
         depth if depth is not None else EXAMPLE[0],
@@ -141,7 +141,7 @@ def slope_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Set the theory's slope ln 3 beside the slope b of a fitted threshold law ln d = a + b·L."""
-    from analysis.theory import compare_slope
+    from analysis.theory.theorems import compare_slope
 
     if (fit_file is None) == (law is None):
         raise SpecError(
@@ -189,8 +189,8 @@ def rank_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the separation rank of a random network, beside its bounds."""
-    from analysis.separation import held, partition_ranks
-    from analysis.theory import bounds, equation_7, log3
+    from analysis.theory.separation_rank import held, partition_ranks
+    from analysis.theory.theorems import bounds, equation_7, log3
 
     arithmetic: Arithmetic = "both" if exact is None else "exact" if exact else "float64"
     count = _partition_count(partitions)
@@ -245,7 +245,7 @@ def sweep_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the exact separation rank of many shapes, and say which theorem holds of each."""
-    from analysis.separation import sweep
+    from analysis.theory.separation_rank import sweep
 
     chosen = (_whole(depths, "--depths"), _whole(widths, "--widths"), _whole(heads, "--heads"))
     with Console(stderr=True).status("measuring"):
@@ -257,7 +257,7 @@ def sweep_verb(
 
 
 def _bounds_table(found: "Bounds", threshold: float, share: float | None) -> RenderableType:
-    from analysis.theory import COROLLARY_2
+    from analysis.theory.theorems import COROLLARY_2
 
     shape = f"depth {found.depth}, width {found.width}, heads {found.heads}"
     table = _table("", "log3 of the rank", "rank")
@@ -503,7 +503,7 @@ def _rank_text(log3_rank: float | None) -> str:
     """A rank given as log3, as a number; a bound below 1 says nothing and is shown as such."""
     if log3_rank is None:
         return "-"
-    from analysis.theory import log3
+    from analysis.theory.theorems import log3
 
     return "≤ 1" if log3_rank < 1e-12 else _power_of_ten(log3_rank / log3(10))
 

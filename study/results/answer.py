@@ -79,7 +79,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         return {}
     import pandas as pd
 
-    from analysis.search_history import Search
+    from analysis.design.history import Search
     from study.search.stopping_rule import aim_of
     from study.results.optuna_plots import optuna_figures
 

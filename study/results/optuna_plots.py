@@ -19,7 +19,7 @@ from analysis.drawing import WIDTH, count_axis
 from analysis.figures import Figure
 from analysis.report import MORE
 from analysis.runs.table import RunTable
-from analysis.search_history import rows_in_order
+from analysis.design.history import rows_in_order
 
 #: What Optuna calls the value of a trial.
 VALUE = "validation loss (nats a token)"

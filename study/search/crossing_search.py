@@ -1,7 +1,7 @@
 """The sampler `crossing`: one Optuna study of single cells, chosen for what they tell of the crossings.
 
 An Optuna trial is a cell: its parameters are depth, width, learning-rate factor and seed. `CrossingSampler` looks at
-the trials alone, those that ended and those that run, and lets `analysis.design` choose. What it chooses next therefore
+the trials alone, those that ended and those that run, and lets `analysis.design.next_cells` choose. What it chooses next therefore
 follows from the rows in the order they ended and from the cells that run, and a search that was killed goes on as if it
 had not been.
 """
@@ -18,8 +18,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from analysis.aim import Aim, Estimate
-from analysis.design import Choice, Option, propose
+from analysis.design.next_cells import Choice, Option, propose
+from analysis.design.objective import Aim, Estimate
 from study.plan.plan import Plan, PlannedCell
 from study.plan.table import short
 from study.search.source import Outcome
@@ -54,7 +54,7 @@ class News:
 
 
 class Line(NamedTuple):
-    """An ended cell as a row of `analysis.design` and `analysis.aim`."""
+    """An ended cell as a row of `analysis.design.next_cells` and `analysis.design.objective`."""
 
     depth: int
     width: int
@@ -128,7 +128,7 @@ class Trials:
 
 
 class CrossingSampler(BaseSampler):
-    """Optuna's interface to `analysis.design.propose`.
+    """Optuna's interface to `analysis.design.next_cells.propose`.
 
     New rows are looked at in whole groups. Of a group that is not whole yet the cells count as running, so that a
     driver with many workers need not plan anew for each of them, and yet chooses by the rows alone.
@@ -391,7 +391,7 @@ def line_of(planned: PlannedCell, loss: float | None, loss_se: float | None, sta
 
 
 def frame(lines: Iterable[Line]) -> pd.DataFrame:
-    """The rows of `analysis.design` and `analysis.aim` of ended cells, in their order."""
+    """The rows of `analysis.design.next_cells` and `analysis.design.objective` of ended cells, in their order."""
     return pd.DataFrame(list(lines), columns=list(Line._fields))
 
 

@@ -1,7 +1,7 @@
 """Early stopping that keeps the truth: when a cell may end before its last step, and what its loss would have been.
 
 A cell judges itself. When it starts, the driver gives it a judge: for each evaluation a few numbers, made from the
-curves of the cells that had ended by then (`analysis.forecast`). The judge depends on nothing but the loss of the
+curves of the cells that had ended by then (`analysis.design.loss_forecast`). The judge depends on nothing but the loss of the
 evaluation, so no message reaches a running trial, the ranks of a gang agree, and a cell that goes on from its
 checkpoint ends where it would have.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from analysis.forecast import MOST_RUNS, Line, StepFit, fit_forecasts
+from analysis.design.loss_forecast import MOST_RUNS, Line, StepFit, fit_forecasts
 from study.plan.plan import PlannedCell
 from study.spec.study import LATEST_STOP, AshaStopping, EarlyStopping, ForecastStopping, StudySpec
 from trainables.cell import Cell

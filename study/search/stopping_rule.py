@@ -6,8 +6,8 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.aim import CHECKS, Aim, Estimate, estimate, reached
-from analysis.power import AHEAD
+from analysis.design.objective import CHECKS, Aim, Estimate, estimate, reached
+from analysis.design.power import AHEAD
 from study.spec.study import StudySpec, UntilSection
 
 #: Estimates are made after so many more ended cells, as a share of those that have ended: their cost grows with the

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from analysis import drawing, drawing_law, palette
 from analysis.curves.budgets import enclosed
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.drawing import spread
 from analysis.drawing_map import COARSE, FINE, MAX_CLASSES, excess_bounds, strips
 from analysis.errors import InputError
@@ -34,7 +35,6 @@ from analysis.figures import OCCASIONAL, TITLES, Figure, absent_figures, inline_
 from analysis.fit.document import Fit, fit
 from analysis.law.projection import LEVINE2020, Law, recommend, solve_depth
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))
 

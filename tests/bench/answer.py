@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, curve_fit
 
+from analysis.design.simulated_study import Truth, simulate
 from analysis.fit.document import fit
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth, simulate
 from tests.bench.figure import Figure
 
 ROOT = Path(__file__).parent.parent.parent

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from analysis.simulate import Truth
+from analysis.design.simulated_study import Truth
 from study.plan.plan import PlannedCell, make_plan
 from study.search import Outcome
 from study.search.make import make_search

@@ -9,7 +9,7 @@ The rules are the same for all samplers and settings:
   between neighbouring budgets; `tpe` and `gp` train the grid's shapes with twelve seeds, the best of a budget first;
 - a cell costs N, for equal tokens;
 - after every batch of half a seed of the grid, or a tenth of the cells so far, the estimate of the depth at ten times
-  the largest budget is asked for; a sampler ends by `analysis.aim.reached`;
+  the largest budget is asked for; a sampler ends by `analysis.design.objective.reached`;
 - the half-width asked for is the median that the grid has with `ASKED` seeds;
 - a sampler that has spent `CAP` times what the grid needed is cut off, and counts as that.
 """
@@ -24,10 +24,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from analysis.aim import Aim, Estimate, estimate, reached
-from analysis.design import Option, propose
+from analysis.design.next_cells import Option, propose
+from analysis.design.objective import Aim, Estimate, estimate, reached
+from analysis.design.simulated_study import Truth, shapes_of, simulate_matched
 from analysis.law.projection import solve_depth
-from analysis.simulate import Truth, shapes_of, simulate_matched
 from study.plan.plan import Plan, make_plan
 from study.search.optuna_search import FrontierSearch
 from study.search.source import Outcome
@@ -162,7 +162,7 @@ def grid(setting: Setting) -> Ask:
 
 
 def crossing(setting: Setting) -> Ask:
-    """The cells that `analysis.design` proposes."""
+    """The cells that `analysis.design.next_cells` proposes."""
     options: dict[Cell, Option] = {}
     for depth, width in setting.between:
         params = 12.0 * depth * width**2

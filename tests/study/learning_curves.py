@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.simulate import Truth, shapes_of
+from analysis.design.simulated_study import Truth, shapes_of
 from study.plan.plan import Plan, make_plan
 from study.search.early_stopping import Policy
 from study.spec.study import StudySpec, parse_spec

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.crossing_shift import Contrast, contrast, difference, moved
 from analysis.fit.document import Fit, fit
 from analysis.law.crossings import find_crossings
 from analysis.law.threshold import fit_threshold
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth, shapes_of, simulate
 from analysis.wording_search import contrast_sentence
 
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from analysis.audit import audit, shape_of
+from analysis.audit.verdict import audit, shape_of
 from analysis.errors import InputError
 from analysis.fit.document import Fit
 from analysis.law.projection import recommend, solve_depth

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.drawing import new_canvas
 from analysis.drawing_series import draw_best, draw_crossings, draw_measure, set_values
 from analysis.fit.document import fit
@@ -21,7 +22,6 @@ from analysis.fit.series import (
     moves,
 )
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth, shapes_of, simulate
 
 #: Value -> a world: each e-fold of the value moves all crossings down by the same factor.
 WORLDS = {8: Truth(2.7, 0.3, (1, 2, 4)), 64: Truth(2.5, 0.3, (1, 2, 4)), 512: Truth(2.3, 0.3, (1, 2, 4))}

@@ -1,4 +1,4 @@
-"""Intervals of simulated studies cover the truth at their level; the worlds are those of `analysis.simulate`.
+"""Intervals of simulated studies cover the truth at their level; the worlds are those of `analysis.design.simulated_study`.
 
 400 studies know a coverage of 95 % to 1.1 %, so that the asked-for 92 to 98 % are nearly three of its standard errors
 either way; here are 500 of each world, 1,000 where the coverage is so near 98 % that 500 do not tell it from more. No
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.law.crossings import find_crossings
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.law.threshold import fit_threshold
-from analysis.simulate import Truth, shapes_of, simulate
 
 
 @dataclass(frozen=True)

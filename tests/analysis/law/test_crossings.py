@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.law.crossings import (
     NO_NOISE,
     Crossing,
@@ -14,7 +15,6 @@ from analysis.law.crossings import (
     inverted_test,
     roots,
 )
-from analysis.simulate import Truth, shapes_of, simulate
 
 
 def crossing(frame, **options):

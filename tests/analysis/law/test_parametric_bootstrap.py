@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.law.crossings import find_crossings
 from analysis.law.parametric_bootstrap import Refits, refit, resample
 from analysis.law.threshold import fit_threshold
-from analysis.simulate import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(1e3, 1e5, 6))

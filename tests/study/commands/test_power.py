@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from analysis.design.power import CHANGES
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.law.projection import LEVINE2020
-from analysis.power import CHANGES
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth, shapes_of, simulate
 from study.commands.power import (
     MEANINGS,
     STUDIES,

@@ -10,7 +10,7 @@ from rich.console import Console
 from analysis.fit.crossing_shift import contrast
 from analysis.fit.document import fit
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth, shapes_of, simulate
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.wording_search import sensitivity_sentence
 from study.results.answer import fit_table
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.fit.document import fit
-from analysis.simulate import Truth
+from analysis.design.simulated_study import Truth
 from study.results.parametrisations import contrasts, others, table_of
 from study.plan.plan import make_plan
 from study.run.runner import _Listener

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.report import MORE
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth
+from analysis.design.simulated_study import Truth
 from study.results.answer import answer, searched
 from study.plan.plan import make_plan
 from study.search.sensitivity_runs import arm_cells

@@ -8,8 +8,8 @@ import numpy as np
 import optuna
 import pytest
 
-from analysis.design_options import LOST_RUNS
-from analysis.simulate import Truth
+from analysis.design.candidates import LOST_RUNS
+from analysis.design.simulated_study import Truth
 from study.plan.plan import make_plan
 from study.run.runner import _Listener, _policy
 from study.search import Outcome

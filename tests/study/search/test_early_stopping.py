@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.forecast import Line
+from analysis.design.loss_forecast import Line
 from study.errors import SpecError
 from study.run.trial import TrialSettings, trial_config
 from study.search.early_stopping import Judge, Policy, Watch, is_whole, stops

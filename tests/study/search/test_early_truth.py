@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
+from analysis.design.simulated_study import Truth
 from analysis.law.crossings import find_crossings
-from analysis.simulate import Truth
 from tests.study.learning_curves import Setting, planned, run
 
 pytestmark = pytest.mark.slow

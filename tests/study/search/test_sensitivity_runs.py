@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.design.simulated_study import Truth
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.search.optuna_search import FrontierSearch

@@ -2,7 +2,7 @@
 
 Read as plain JSON: no model library is needed, and nothing of the file is executed. Besides depth and width, which
 every file has under some name, the exact number of parameters in the blocks is counted for the families whose blocks
-are known (`analysis.blocks`); the others say why they have none.
+are known (`analysis.audit.block_parameters`); the others say why they have none.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from analysis.blocks import BLOCKS, Block, Sizes, count_blocks
+from analysis.audit.block_parameters import BLOCKS, Block, Sizes, count_blocks
 from analysis.errors import InputError
 
 #: Key names, the commonest first.

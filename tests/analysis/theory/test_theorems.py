@@ -7,7 +7,7 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.law.projection import LEVINE2020
-from analysis.theory import (
+from analysis.theory.theorems import (
     EXAMPLE,
     EXAMPLE_PRINTED,
     beta1,

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
+from analysis.design.power import CHANGES, Foresight, foresee, halve
+from analysis.design.simulated_study import Truth, shapes_of
 from analysis.law.projection import solve_depth
-from analysis.power import CHANGES, Foresight, foresee, halve
-from analysis.simulate import Truth, shapes_of
 
 #: 2 layers overtake 1 at N = 2.2e3 and 4 overtake 2 at 7.9e3, well inside the sizes below.
 TRUTH = Truth(2.3, 0.3, (1, 2, 4), noise=0.002)
@@ -157,7 +157,7 @@ def test_what_halves_the_interval_costs_what_its_runs_cost(plain):
 
 def test_where_nothing_halves_it_the_seeds_are_extrapolated(plain, monkeypatch):
     """Without the four-fold seeds and the fourth depth nothing halves; 1/sqrt asks for about four times the seeds."""
-    import analysis.power
+    import analysis.design.power
 
     kept = {"seeds_x2", "sizes_x2"}
     all_changes = analysis.power._changes

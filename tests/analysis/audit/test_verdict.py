@@ -6,10 +6,10 @@ import pytest
 import transformers as hf
 from scipy.optimize import brentq
 
-from analysis.audit import audit, shape_of
+from analysis.audit.model_config import model_config
+from analysis.audit.verdict import audit, shape_of
 from analysis.errors import InputError
 from analysis.law.projection import LEVINE2020, Law
-from analysis.model_config import model_config
 
 GPT = hf.GPT2Config
 LLAMA = hf.LlamaConfig

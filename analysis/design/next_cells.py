@@ -2,7 +2,7 @@
 
 Until every depth has a few sizes and shapes enough two seeds, cells are chosen to fill the cheap part of the sizes: the
 first design. After that the fit so far is a linear model with Gaussian errors, whose variances after any further cell
-are known before it is trained (`analysis.design_model`): from the curves of the depths follow the places of the
+are known before it is trained (`analysis.design.variance_model`): from the curves of the depths follow the places of the
 crossings, and from these the slope of the law or the projected depth. Cells are taken one by one, each as if those
 before had come out as the curves say; cells that still run count the same way. So another seed is asked for where noise
 rules, and another size where shapes stray from the curves, without a rule for either.
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.aim import Aim, compared
 from analysis.curves.curves import Curves, build_curves
-from analysis.design_model import Model, Step, sure_noise
-from analysis.design_options import Key, Option, ended, in_order, is_lost, lost_shapes
-from analysis.design_rates import corner_rates, plan_rates
+from analysis.design.candidates import Key, Option, ended, in_order, is_lost, lost_shapes
+from analysis.design.learning_rates import corner_rates, plan_rates
+from analysis.design.objective import Aim, compared
+from analysis.design.variance_model import Model, Step, sure_noise
 from analysis.threads import single_threaded
 
 __all__ = ["Aim", "Choice", "Option", "propose"]

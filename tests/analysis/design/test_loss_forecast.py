@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.forecast import MOST_RUNS, fit_forecasts
+from analysis.design.loss_forecast import MOST_RUNS, fit_forecasts
 
 LAST = 1000
 
@@ -167,7 +167,7 @@ def test_only_the_latest_runs_are_used_and_their_order_does_not_matter():
 
 
 def test_real_curves_are_foretold_within_their_intervals():
-    lines = Path(__file__).parents[1].joinpath("data", "curves.jsonl").read_text().splitlines()
+    lines = Path(__file__).parent.parents[1].joinpath("data", "curves.jsonl").read_text().splitlines()
     runs = [json.loads(line) for line in lines]
     frame = pd.DataFrame(
         {"run": number, "depth": run["depth"], "params": float(run["params"]), "step": step, "loss": loss}

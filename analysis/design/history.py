@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.aim import Aim, Estimate, compared, estimate
 from analysis.curves.curves import Curves, build_curves
+from analysis.design.objective import Aim, Estimate, compared, estimate
 from analysis.runs.columns import FORECAST_ERROR
 from analysis.runs.table import STOPPED, RunTable
 from analysis.threads import single_threaded

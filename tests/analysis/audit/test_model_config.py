@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers as hf
 
-from analysis.audit import audit
-from analysis.blocks import BLOCKS
+from analysis.audit.block_parameters import BLOCKS
+from analysis.audit.model_config import model_config, read_model_config
+from analysis.audit.verdict import audit
 from analysis.errors import InputError
 from analysis.law.projection import LEVINE2020
-from analysis.model_config import model_config, read_model_config
 
 SMALL = {"num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 200, "hidden_size": 48}
 LLAMA = {**SMALL, "intermediate_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from analysis.audit.model_config import ModelConfig
 from analysis.errors import InputError
 from analysis.law.projection import Interval, Law, Transition, n_transition, recommend
-from analysis.model_config import ModelConfig
 
 Count = Literal["nonembedding", "exact"]
 Verdict = Literal["too deep", "too shallow", "within the band"]

@@ -1,4 +1,4 @@
-"""What cells that are not trained yet would do to the variance of an aim: the algebra behind `analysis.design`.
+"""What cells that are not trained yet would do to the variance of an aim: the algebra behind `analysis.design.next_cells`.
 
 The curves of a fit are linear in their parameters near the fit, and the fit weighs the mean loss of each shape by its
 own noise and lack of fit. So the covariance of the parameters is known for any set of runs: M^-1 from the shapes' own
@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2
 
-from analysis.aim import Aim
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.design_options import Key
-from analysis.design_rates import RatePlan
+from analysis.design.candidates import Key
+from analysis.design.learning_rates import RatePlan
+from analysis.design.objective import Aim
 from analysis.law.crossings import roots
 from analysis.law.projection import solve_depth
 

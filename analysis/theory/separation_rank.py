@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.errors import InputError
-from analysis.theory import Bounds, bounds, equation_7, log3
+from analysis.theory.theorems import Bounds, bounds, equation_7, log3
 
 Arithmetic = Literal["exact", "float64", "both"]
 Ints = npt.NDArray[np.int64]

@@ -1,6 +1,6 @@
 """What a study will be able to tell, before it is run: whole studies simulated on exactly its shapes, and analysed.
 
-A simulated study is a run table of `analysis.simulate` with a law, gaps and noise that are assumed. It goes through the
+A simulated study is a run table of `analysis.design.simulated_study` with a law, gaps and noise that are assumed. It goes through the
 pipeline that real ones go through (`build_curves`, `find_crossings`, `fit_threshold`), so what is foreseen has every
 weakness of that pipeline: statuses, open intervals, the noise estimated from few seeds. Nothing is a formula.
 
@@ -18,11 +18,11 @@ import numpy as np
 
 from analysis.curves.curves import build_curves
 from analysis.curves.noise import Floats
+from analysis.design.simulated_study import Truth, simulate_matched
 from analysis.files import strict
 from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.law.threshold import ThresholdFit, fit_threshold
-from analysis.simulate import Truth, simulate_matched
 from analysis.threads import single_threaded
 
 #: (depth, width, budget).

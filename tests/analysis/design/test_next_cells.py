@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import design_model
-from analysis.aim import Aim
 from analysis.curves.curves import build_curves
-from analysis.design import Option, propose
-from analysis.design_model import Model
-from analysis.design_rates import RatePlan, common_rates
-from analysis.simulate import Truth, shapes_of, simulate
+from analysis.design import variance_model as design_model
+from analysis.design.learning_rates import RatePlan, common_rates
+from analysis.design.next_cells import Option, propose
+from analysis.design.objective import Aim
+from analysis.design.simulated_study import Truth, shapes_of, simulate
+from analysis.design.variance_model import Model
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.005)
 BUDGETS = np.geomspace(800, 48_000, 6)

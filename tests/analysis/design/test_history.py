@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.aim import Aim, compared, estimate
 from analysis.curves.curves import build_curves
+from analysis.design.history import _simulated, grid_steps, history, rows_in_order, search_data
+from analysis.design.objective import Aim, compared, estimate
 from analysis.runs.table import RunTable
-from analysis.search_history import _simulated, grid_steps, history, rows_in_order, search_data
 from analysis.wording_search import search_sentence
 from tests.analysis import searched
 

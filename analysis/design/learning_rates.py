@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.curves.noise import Floats
-from analysis.design_options import Key, Option, ended, in_order
+from analysis.design.candidates import Key, Option, ended, in_order
 from analysis.runs.learning_rates import BOTTOM, LEAST_RATES
 
 #: What twice the best rate costs, as a share of the loss, before it is known; as uncertain as large. In the pilot of

@@ -6,9 +6,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from analysis import separation
 from analysis.errors import InputError
-from analysis.separation import (
+from analysis.theory import separation_rank as separation
+from analysis.theory.separation_rank import (
     FIRST_GRID,
     PRIME,
     Held,
@@ -23,7 +23,7 @@ from analysis.separation import (
     separation_rank,
     sweep,
 )
-from analysis.theory import bounds
+from analysis.theory.theorems import bounds
 
 
 def plain_output(network, tokens):

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from analysis.aim import Estimate
+from analysis.design.objective import Estimate
 from tests.bench import search
 from tests.bench.search import SETTINGS, Setting, crossing, grid, losses_of, race, studies
 

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.aim import Aim, estimate, reached
+from analysis.design.objective import Aim, estimate, reached
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.runs.table import RunTable
-from analysis.simulate import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.002)
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(800, 48_000, 6))

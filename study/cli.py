@@ -186,7 +186,7 @@ def run(
     from study.spec.study import load_spec
 
     loaded = load_spec(spec, overrides or ())
-    from analysis.wording_search import answers
+    from analysis.report.answers import answers
     from study.run.runner import run_study
     from study.tracking.mlflow_store import store_uri
 
@@ -375,7 +375,7 @@ def report(
 ) -> None:
     """Write `report.html`, figures, CSVs and `fit.json` of a table of runs."""
     from analysis.fit.document import fit as fit_runs
-    from analysis.report import write_report
+    from analysis.report.study_page import write_report
 
     _refuse_file(out, "--out")
     series = _series(runs, overrides, column, uri, count)

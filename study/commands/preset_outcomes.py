@@ -124,11 +124,11 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
                 f"the page in {folder} is of another form of the series {spec.name}; run `interplay run {spec.name}`."
             )
         return page_words(folder / "report.html")
-    from analysis.diagnostics_data import diagnostics_data
     from analysis.fit.document import fit
-    from analysis.wording_diagnostics import rank_sentence
-    from analysis.wording_kaplan import kaplan_sentences
-    from analysis.wording_search import answers
+    from analysis.report.answers import answers
+    from analysis.report.extras.diagnostics import diagnostics_data
+    from analysis.report.extras.wording_diagnostics import rank_sentence
+    from analysis.report.extras.wording_kaplan import kaplan_sentences
     from study.results.sources import study_runs
 
     source = study_runs(spec, results)

@@ -233,7 +233,7 @@ def report_series(
     Raises:
         SpecError: no member has rows, or none a loss that can be used.
     """
-    from analysis.report import write_report
+    from analysis.report.study_page import write_report
 
     written = []
     for one in read_series(spec, results, level=level, tokens=tokens):
@@ -252,7 +252,7 @@ def report_series(
 def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> Path | None:
     """Write the page of a series, `series.json` and figures into a folder; None where no member has a loss."""
     from analysis.fit.series import Member
-    from analysis.series_report import write_series
+    from analysis.report.series_page import write_series
     from study.tracking.provenance import revision, versions
 
     if not any(len(one.source.table.used) for one in compared):

@@ -53,7 +53,7 @@ def answer(
         measures: of the layers, by cell and step.
     """
     from analysis.fit.document import fit
-    from analysis.report import write_report
+    from analysis.report.study_page import write_report
     from study.results.parametrisations import contrasts
 
     result = fit(runs, floor=plan.floor)
@@ -334,7 +334,7 @@ def _crossings(result: "Fit", shown: "list[Crossing]") -> Table:
 
 def _rivals(result: "Fit") -> Table:
     """Return the laws with their mean regret at sizes they had not seen, beside the baseline's in the same trials."""
-    from analysis.report_tables import rivals_table
+    from analysis.report.tables import rivals_table
 
     table = Table(title="laws", box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0))
     for name in ("law", "status", "held-out regret", "baseline", "answered", "beyond the depths"):
@@ -353,7 +353,7 @@ def _rivals(result: "Fit") -> Table:
 
 def _moves(result: "Fit") -> list[RenderableType]:
     """Return what other learning rates and parametrisations do to the crossings; nothing where none was tried."""
-    from analysis.wording_search import contrast_sentence, factor_interval, sensitivity_sentence
+    from analysis.report.answers import contrast_sentence, factor_interval, sensitivity_sentence
 
     parts: list[RenderableType] = []
     if result.sensitivity:

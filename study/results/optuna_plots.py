@@ -14,10 +14,10 @@ from matplotlib.text import Text
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from analysis import palette
-from analysis.drawing import WIDTH, count_axis
-from analysis.figures import Figure
-from analysis.report import MORE
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import WIDTH, count_axis
+from analysis.report.catalogue import Figure
+from analysis.report.study_page import MORE
 from analysis.runs.table import RunTable
 from analysis.design.history import rows_in_order
 

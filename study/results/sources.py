@@ -28,7 +28,7 @@ class Runs:
 
     table: RunTable
     known: dict[str, Any]
-    """Arguments of `analysis.report.write_report`."""
+    """Arguments of `analysis.report.study_page.write_report`."""
 
     def compared(self, result: "Fit") -> "Fit":
         """Return a fit of the table with its crossings held against those of other parametrisations."""

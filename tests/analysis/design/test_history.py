@@ -10,8 +10,8 @@ import pytest
 from analysis.curves.curves import build_curves
 from analysis.design.history import _simulated, grid_steps, history, rows_in_order, search_data
 from analysis.design.objective import Aim, compared, estimate
+from analysis.report.answers import search_sentence
 from analysis.runs.table import RunTable
-from analysis.wording_search import search_sentence
 from tests.analysis import searched
 
 

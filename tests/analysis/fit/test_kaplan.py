@@ -12,15 +12,15 @@ from scipy.stats import t as student
 
 from analysis.curves.best_shapes import best_shapes
 from analysis.curves.curves import build_curves
-from analysis.drawing_kaplan import draw_kaplan
-from analysis.figures import absent_figures, depth_colours, make_figures
 from analysis.fit.document import Fit, fit
 from analysis.fit.kaplan import NEAR, PUBLISHED_ALPHA, Aspect, AspectRange, Exponent, Kaplan, kaplan
-from analysis.kaplan_data import kaplan_data, no_kaplan
-from analysis.report import write_report
+from analysis.report.catalogue import absent_figures, depth_colours, make_figures
+from analysis.report.extras.drawing_kaplan import draw_kaplan
+from analysis.report.extras.kaplan import kaplan_data, no_kaplan
+from analysis.report.extras.wording_kaplan import MOST_DEPTHS, exponent_rows, kaplan_sentences
+from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
-from analysis.wording_kaplan import MOST_DEPTHS, exponent_rows, kaplan_sentences
-from tests.analysis.test_report import read
+from tests.analysis.report.test_study_page import read
 
 ALPHA, SCALE = 0.1, 1e9
 BUDGETS = tuple(np.geomspace(1e4, 1e6, 6).tolist())

@@ -12,9 +12,9 @@ from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.document import Fit, fit
 from analysis.fit.learning_rate_shift import outstanding, shifts, split
 from analysis.law.crossings import find_crossings
+from analysis.report.answers import sensitivity_sentence, shift_sentence
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
-from analysis.wording_search import sensitivity_sentence, shift_sentence
 
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
 BUDGETS = np.geomspace(1.5e3, 6e4, 7)

@@ -7,8 +7,6 @@ import pandas as pd
 import pytest
 
 from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.drawing import new_canvas
-from analysis.drawing_series import draw_best, draw_crossings, draw_measure, set_values
 from analysis.fit.document import fit
 from analysis.fit.measures import label, lower_is_better
 from analysis.fit.series import (
@@ -21,6 +19,8 @@ from analysis.fit.series import (
     measures_of,
     moves,
 )
+from analysis.report.extras.series import draw_best, draw_crossings, draw_measure, set_values
+from analysis.report.figures.canvas import new_canvas
 from analysis.runs.table import RunTable
 
 #: Value -> a world: each e-fold of the value moves all crossings down by the same factor.

@@ -9,7 +9,7 @@ import pytest
 from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.errors import InputError
 from analysis.fit.document import fit
-from analysis.report import write_report
+from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from optuna.trial import TrialState
 
-from analysis.report import MORE
+from analysis.report.study_page import MORE
 from analysis.runs.table import RunTable
 from study.results.optuna_plots import optuna_figures, optuna_study
 

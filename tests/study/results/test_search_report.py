@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.report import MORE
+from analysis.report.study_page import MORE
 from analysis.runs.table import RunTable
 from analysis.design.simulated_study import Truth
 from study.results.answer import answer, searched

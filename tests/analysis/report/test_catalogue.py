@@ -8,13 +8,17 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from analysis import drawing, drawing_law, palette
 from analysis.curves.budgets import enclosed
 from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.drawing import spread
-from analysis.drawing_map import COARSE, FINE, MAX_CLASSES, excess_bounds, strips
 from analysis.errors import InputError
-from analysis.figure_data import (
+from analysis.fit.document import Fit, fit
+from analysis.law.projection import LEVINE2020, Law, recommend, solve_depth
+from analysis.report.catalogue import OCCASIONAL, TITLES, Figure, absent_figures, inline_svg, make_figures
+from analysis.report.figures import canvas as drawing
+from analysis.report.figures import palette
+from analysis.report.figures import transition as drawing_law
+from analysis.report.figures.canvas import spread
+from analysis.report.figures.frames import (
     HealthData,
     TransitionData,
     band_of,
@@ -31,9 +35,7 @@ from analysis.figure_data import (
     training_data,
     transition_data,
 )
-from analysis.figures import OCCASIONAL, TITLES, Figure, absent_figures, inline_svg, make_figures
-from analysis.fit.document import Fit, fit
-from analysis.law.projection import LEVINE2020, Law, recommend, solve_depth
+from analysis.report.figures.frontier_map import COARSE, FINE, MAX_CLASSES, excess_bounds, strips
 from analysis.runs.table import RunTable
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))

@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.figures import make_figures
 from analysis.fit.document import Fit, fit
 from analysis.fit.sentences import headlines
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.projection import LEVINE2020, recommend
 from analysis.numbers import digits, short
-from analysis.report import write_report
-from analysis.report_tables import (
+from analysis.report.catalogue import make_figures
+from analysis.report.study_page import write_report
+from analysis.report.tables import (
     BEYOND_USE,
     cost_table,
     default_recommendations,
@@ -428,7 +428,7 @@ def test_a_report_that_fails_keeps_the_old_page(tmp_path, shallow, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("killed")
 
-    monkeypatch.setattr("analysis.report.make_figures", broken)
+    monkeypatch.setattr("analysis.report.study_page.make_figures", broken)
     with pytest.raises(RuntimeError):
         write_report(shallow, fit(shallow), tmp_path, title="second")
     assert "first" in read(path).text

@@ -3,14 +3,14 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.diagnostics_data import diagnostics_data
-from analysis.drawing_diagnostics import draw_diagnostics
 from analysis.errors import InputError
-from analysis.figures import depth_colours, make_figures
 from analysis.fit.document import fit
-from analysis.report import write_report
+from analysis.report.catalogue import depth_colours, make_figures
+from analysis.report.extras.diagnostics import diagnostics_data
+from analysis.report.extras.drawing_diagnostics import draw_diagnostics
+from analysis.report.extras.wording_diagnostics import rank_sentence
+from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
-from analysis.wording_diagnostics import rank_sentence
 
 
 @pytest.fixture

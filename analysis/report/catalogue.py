@@ -1,7 +1,7 @@
 """The figures of a report: which ones the data allow, their words, and how they become files.
 
-What a figure shows is in `analysis.figure_data`, `kaplan_data`, `move_data`, `search_history` and `diagnostics_data`,
-how it is drawn in `analysis.drawing`, `drawing_kaplan`, `drawing_law`, `drawing_map`, `drawing_search` and
+What a figure shows is in `analysis.report.figures.frames`, `kaplan_data`, `move_data`, `search_history` and `diagnostics_data`,
+how it is drawn in `analysis.report.figures.canvas`, `drawing_kaplan`, `drawing_law`, `drawing_map`, `drawing_search` and
 `drawing_diagnostics`.
 """
 
@@ -16,22 +16,24 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from analysis import (
-    drawing,
-    drawing_accuracy,
-    drawing_diagnostics,
-    drawing_kaplan,
-    drawing_law,
-    drawing_map,
-    drawing_search,
-    drawing_series,
-    palette,
-)
-from analysis.accuracy import accuracy_data, graded_accuracy
 from analysis.design.history import SearchData
-from analysis.diagnostics_data import diagnostics_data
-from analysis.drawing_kaplan import is_steep
-from analysis.figure_data import (
+from analysis.fit.document import Fit
+from analysis.fit.kaplan import NEAR
+from analysis.fit.sentences import count_phrase, percent, seeds_phrase
+from analysis.numbers import digits
+from analysis.report.extras import drawing_accuracy, drawing_diagnostics, drawing_kaplan
+from analysis.report.extras import search as drawing_search
+from analysis.report.extras import series as drawing_series
+from analysis.report.extras.accuracy import accuracy_data, graded_accuracy
+from analysis.report.extras.diagnostics import diagnostics_data
+from analysis.report.extras.drawing_kaplan import is_steep
+from analysis.report.extras.kaplan import KaplanData, kaplan_data, no_kaplan
+from analysis.report.extras.shifts import contrast_data, sensitivity_data
+from analysis.report.figures import canvas as drawing
+from analysis.report.figures import frontier_map as drawing_map
+from analysis.report.figures import palette
+from analysis.report.figures import transition as drawing_law
+from analysis.report.figures.frames import (
     LEAST_SHAPES,
     evidence_of,
     frontier_data,
@@ -45,12 +47,6 @@ from analysis.figure_data import (
     training_data,
     transition_data,
 )
-from analysis.fit.document import Fit
-from analysis.fit.kaplan import NEAR
-from analysis.fit.sentences import count_phrase, percent, seeds_phrase
-from analysis.kaplan_data import KaplanData, kaplan_data, no_kaplan
-from analysis.move_data import contrast_data, sensitivity_data
-from analysis.numbers import digits
 from analysis.runs.table import RunTable
 
 #: Family of curves -> words.
@@ -419,7 +415,7 @@ def inline_svg(svg: bytes, label: str, colours: Mapping[str, tuple[str, str]]) -
     Args:
         svg: as rendered.
         label: plain text for readers who cannot see it.
-        colours: CSS name -> (light, dark), see `analysis.palette.variables`.
+        colours: CSS name -> (light, dark), see `analysis.report.figures.palette.variables`.
     """
     text = svg.decode("utf-8")
     text = text[text.index("<svg") :]

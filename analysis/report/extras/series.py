@@ -9,13 +9,13 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from analysis import palette
 from analysis.curves.noise import Floats
-from analysis.drawing import MARKS, WIDTH, Axes, depth_axis, end_labels, new_canvas
-from analysis.figure_data import by_depth
 from analysis.fit.measures import MeasureData, ValueAxis
 from analysis.fit.series import BestData, CrossingData
 from analysis.numbers import short
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import MARKS, WIDTH, Axes, depth_axis, end_labels, new_canvas
+from analysis.report.figures.frames import by_depth
 
 #: Share of the axis of values by which the marks of several pairs or budgets stand apart.
 APART = 0.012

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.figure_data import drawn_law
 from analysis.fit.document import Fit
 from analysis.fit.sentences import LAWS, ends, law_name
 from analysis.law.held_out import BASELINE, HeldOut
@@ -15,6 +14,7 @@ from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.projection import recommend
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import digits, short
+from analysis.report.figures.frames import drawn_law
 from analysis.runs.table import RunTable
 
 #: Sizes that are projected, in units of the largest measured; and fixed ones, where they lie beyond it.

@@ -1,7 +1,7 @@
 """Sentences on what was measured inside the nets."""
 
-from analysis.diagnostics_data import DiagnosticsData
 from analysis.numbers import digits
+from analysis.report.extras.diagnostics import DiagnosticsData
 
 #: Paths of the distance from rank one, as sentences call them.
 _PATHS = {

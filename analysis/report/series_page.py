@@ -8,9 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from analysis import drawing_series, palette
 from analysis.errors import InputError
-from analysis.figures import Data, Figure
 from analysis.files import strict, write_json, write_text
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.sentences import law_formula, percent
@@ -27,8 +25,11 @@ from analysis.fit.series import (
     measures_of,
     moves,
 )
-from analysis.pages import environment, write_figure
-from analysis.wording_series import series_sentences
+from analysis.report.catalogue import Data, Figure
+from analysis.report.extras import series as drawing_series
+from analysis.report.extras.wording_series import series_sentences
+from analysis.report.figures import palette
+from analysis.report.html import environment, write_figure
 
 #: Confidence of the intervals where no member has a fit that says.
 LEVEL = 0.95

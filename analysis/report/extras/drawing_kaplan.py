@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis import palette
-from analysis.drawing import MARKS, WIDTH, Axes, count_axis, size_axis
-from analysis.figure_data import by_depth
 from analysis.fit.kaplan import NEAR, Counted
 from analysis.fit.sentences import layers
-from analysis.kaplan_data import KaplanData
 from analysis.numbers import short
+from analysis.report.extras.kaplan import KaplanData
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import MARKS, WIDTH, Axes, count_axis, size_axis
+from analysis.report.figures.frames import by_depth
 
 #: Form of a law through the best shapes -> dashes, colour, name.
 LAWS = {

@@ -3,12 +3,12 @@
 import pandas as pd
 import pytest
 
-from analysis.accuracy import GRADED, accuracy_data, graded_accuracy, score_sentences
 from analysis.fit.document import Fit, fit
-from analysis.report import write_report
+from analysis.report.answers import answers
+from analysis.report.extras.accuracy import GRADED, accuracy_data, graded_accuracy, score_sentences
+from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
-from analysis.wording_search import answers
-from tests.analysis.test_report import read
+from tests.analysis.report.test_study_page import read
 from trainables.data.tasks.score import Score
 from trainables.data.tasks.spec import ConnectivityData, HopsData
 

@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis import palette
 from analysis.design.history import SearchData
-from analysis.drawing import MARKS, MAX_END_LABELS, WIDTH, Axes, size_axis
-from analysis.figure_data import by_depth
 from analysis.fit.sentences import layers
-from analysis.move_data import MoveData
 from analysis.numbers import digits, short
+from analysis.report.extras.shifts import MoveData
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import MARKS, MAX_END_LABELS, WIDTH, Axes, size_axis
+from analysis.report.figures.frames import by_depth
 
 #: What the value of an aim is called on its axis.
 AIMS = {

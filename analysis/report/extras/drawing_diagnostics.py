@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from analysis import palette
-from analysis.diagnostics_data import WORDS, DiagnosticsData
-from analysis.drawing import MARKS, WIDTH, Axes
 from analysis.fit.sentences import layers
 from analysis.numbers import short
+from analysis.report.extras.diagnostics import WORDS, DiagnosticsData
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import MARKS, WIDTH, Axes
 
 #: The distance from rank one, on every path.
 DISTANCE = "rank_residual"

@@ -10,10 +10,10 @@ from analysis.errors import InputError
 from analysis.fit.sentences import ends
 from analysis.fit.series import best_data, crossing_data, measure_data
 from analysis.numbers import digits
-from analysis.series_report import write_series
-from analysis.wording_series import slope_sentences
+from analysis.report.extras.wording_series import slope_sentences
+from analysis.report.series_page import write_series
 from tests.analysis.fit.test_series import task, worlds
-from tests.analysis.test_report import read
+from tests.analysis.report.test_study_page import read
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from analysis.accuracy import score_sentences
 from analysis.design.history import SearchData
 from analysis.fit.crossing_shift import Contrast, Moved
 from analysis.fit.document import Fit
@@ -11,6 +10,7 @@ from analysis.fit.learning_rate_shift import Shift, outstanding
 from analysis.fit.sentences import ends, headlines, percent
 from analysis.law.crossings import Interval
 from analysis.numbers import digits
+from analysis.report.extras.accuracy import score_sentences
 
 #: Multiples of a learning rate that have a name.
 _FACTORS = {0.5: "half", 2.0: "double"}

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
-from analysis import palette
-from analysis.drawing import WIDTH, Axes, count_axis, new_canvas, size_axis
-from analysis.figure_data import GapData, GapPanel, ResidualData, TransitionData
 from analysis.numbers import digits, short
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import WIDTH, Axes, count_axis, new_canvas, size_axis
+from analysis.report.figures.frames import GapData, GapPanel, ResidualData, TransitionData
 
 #: Dashes: of the published law, of the power law, of the line of a clear lead.
 PUBLISHED, POWER, LEAD = (0, (5, 3)), (0, (1, 1.4)), (0, (4, 2, 1, 2))

@@ -9,8 +9,8 @@ from analysis.fit.document import Fit
 from analysis.fit.measures import TARGETS, MeasureData, Value, measure_by_value
 from analysis.fit.sentences import layers
 from analysis.numbers import digits
+from analysis.report.extras.measures import needed_sentence
 from analysis.runs.table import STOPPED
-from analysis.wording_by_value import needed_sentence
 
 #: Columns of a run table that are measured beside the loss, more being better, and how sentences call them.
 SCORES = {

@@ -7,20 +7,23 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import palette
-from analysis.accuracy import graded_accuracy
 from analysis.design.history import Search, search_data
-from analysis.diagnostics_data import diagnostics_data
-from analysis.figure_data import evidence_of
-from analysis.figures import TITLES, Figure, absent_figures, make_figures
 from analysis.files import write_json, write_text
 from analysis.fit.document import Fit
 from analysis.fit.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
 from analysis.fit.measures import label
 from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, parting_sentence
 from analysis.law.crossings import Crossing
-from analysis.pages import environment, write_figure
-from analysis.report_tables import (
+from analysis.report.answers import answers, contrast_sentence, search_sentence, sensitivity_sentence
+from analysis.report.catalogue import TITLES, Figure, absent_figures, make_figures
+from analysis.report.extras.accuracy import graded_accuracy
+from analysis.report.extras.diagnostics import diagnostics_data
+from analysis.report.extras.wording_diagnostics import rank_sentence
+from analysis.report.extras.wording_kaplan import exponent_rows, kaplan_sentences
+from analysis.report.figures import palette
+from analysis.report.figures.frames import evidence_of
+from analysis.report.html import environment, write_figure
+from analysis.report.tables import (
     BEYOND_USE,
     FAR,
     cost_table,
@@ -29,14 +32,6 @@ from analysis.report_tables import (
     rivals_table,
 )
 from analysis.runs.table import RunTable
-from analysis.wording_diagnostics import rank_sentence
-from analysis.wording_kaplan import exponent_rows, kaplan_sentences
-from analysis.wording_search import (
-    answers,
-    contrast_sentence,
-    search_sentence,
-    sensitivity_sentence,
-)
 
 #: Names of figures of the search that `study` makes, where it does.
 MORE = ("search_history", "search_slices", "search_parallel")

@@ -1,7 +1,7 @@
 """Drawing with matplotlib's object interface: no window, no global state. What the figures share, and the plain ones.
 
-Each function takes the data of one figure (`analysis.figure_data`) and returns a drawing in the light colours
-of `analysis.palette`. Crossings and laws are drawn in `analysis.drawing_law`, maps in `analysis.drawing_map`.
+Each function takes the data of one figure (`analysis.report.figures.frames`) and returns a drawing in the light colours
+of `analysis.report.figures.palette`. Crossings and laws are drawn in `analysis.report.figures.transition`, maps in `analysis.report.figures.frontier_map`.
 """
 
 import itertools
@@ -14,10 +14,10 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis import palette
-from analysis.figure_data import HealthData, LossData, ProfileData, TrainingData, by_depth
 from analysis.fit.sentences import layers
 from analysis.numbers import short
+from analysis.report.figures import palette
+from analysis.report.figures.frames import HealthData, LossData, ProfileData, TrainingData, by_depth
 
 Axes = Any
 

@@ -10,8 +10,8 @@ from analysis.fit.measures import MeasureData, label
 from analysis.fit.sentences import ends, human_range, layers, percent
 from analysis.fit.series import BestData, CrossingData, Member, Move
 from analysis.numbers import digits, human
-from analysis.wording_by_value import compared_sentence, listed_values, needed_sentence, runs_of
-from analysis.wording_search import factor_interval
+from analysis.report.answers import factor_interval
+from analysis.report.extras.measures import compared_sentence, listed_values, needed_sentence, runs_of
 
 #: Pairs of depths that are told in a sentence of their own.
 MOST_PAIRS = 3

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
-from analysis import palette
-from analysis.drawing import Axes, count_axis, depth_axis, new_canvas, size_axis
-from analysis.figure_data import FrontierData, RivalsData
 from analysis.fit.sentences import law_name
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import Axes, count_axis, depth_axis, new_canvas, size_axis
+from analysis.report.figures.frames import FrontierData, RivalsData
 
 #: Classes of excess loss, nats a token: bounds that a reader can remember.
 FINE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

@@ -9,13 +9,13 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.figures import Figure, inline_svg
 from analysis.files import write_bytes, write_text
 from analysis.fit.sentences import ends, percent, short_range
 from analysis.law.crossings import Interval
 from analysis.numbers import digits, human, short
-from analysis.report_tables import hours, named_depth
-from analysis.wording_search import factor_interval, factor_phrase
+from analysis.report.answers import factor_interval, factor_phrase
+from analysis.report.catalogue import Figure, inline_svg
+from analysis.report.tables import hours, named_depth
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def write_figure(figure: Figure, folder: Path, colours: Mapping[str, tuple[str, 
     Args:
         figure: what to write.
         folder: where, made when missing.
-        colours: CSS name -> (light, dark), see `analysis.palette.variables`.
+        colours: CSS name -> (light, dark), see `analysis.report.figures.palette.variables`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -52,7 +52,7 @@ def write_figure(figure: Figure, folder: Path, colours: Mapping[str, tuple[str, 
 def environment() -> Environment:
     """The templates of this package with the filters they use."""
     made = Environment(
-        loader=PackageLoader("analysis"),
+        loader=PackageLoader("analysis.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,4 +1,4 @@
-"""What Kaplan's figure shows, as plain tables: drawing it is `analysis.drawing_kaplan`'s work."""
+"""What Kaplan's figure shows, as plain tables: drawing it is `analysis.report.extras.drawing_kaplan`'s work."""
 
 import math
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.figure_data import LINE, evidence_of
 from analysis.fit.document import Fit
 from analysis.fit.kaplan import Counted, Exponent, Kaplan, Totals, totals_of
+from analysis.report.figures.frames import LINE, evidence_of
 
 _LAWS = ("counted", "form", "params", "loss")
 

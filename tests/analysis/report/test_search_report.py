@@ -9,11 +9,11 @@ import pytest
 
 from analysis.fit.crossing_shift import contrast
 from analysis.fit.document import fit
-from analysis.move_data import contrast_data, sensitivity_data
-from analysis.report import write_report
-from analysis.wording_search import contrast_sentence, sensitivity_sentence
+from analysis.report.answers import contrast_sentence, sensitivity_sentence
+from analysis.report.extras.shifts import contrast_data, sensitivity_data
+from analysis.report.study_page import write_report
 from tests.analysis import searched
-from tests.analysis.test_report import read
+from tests.analysis.report.test_study_page import read
 
 
 @pytest.fixture(scope="module")

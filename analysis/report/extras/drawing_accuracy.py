@@ -4,8 +4,14 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure as Canvas
 
-from analysis.accuracy import AccuracyData
-from analysis.drawing import MAX_END_LABELS, name_depths, new_canvas, points_of_depths, size_limits
+from analysis.report.extras.accuracy import AccuracyData
+from analysis.report.figures.canvas import (
+    MAX_END_LABELS,
+    name_depths,
+    new_canvas,
+    points_of_depths,
+    size_limits,
+)
 
 
 def draw_accuracy(data: AccuracyData, colours: Mapping[int, str], size_label: str) -> Canvas:

@@ -146,8 +146,8 @@ def _serve(connection: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     # Four ranks on gloo also where there is one GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    import trainables.loop  # noqa: F401  # everything a case needs, once
-    from trainables.world import import_deepspeed, leave
+    import trainables.train.loop  # noqa: F401  # everything a case needs, once
+    from trainables.ranks.process_group import import_deepspeed, leave
 
     import_deepspeed()
     connection.send((True, None))
@@ -166,7 +166,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _open_meeting() -> int:
-    from trainables.world import Meeting
+    from trainables.ranks.process_group import Meeting
 
     global _meeting
     _meeting = Meeting()
@@ -183,7 +183,7 @@ def _take_seat(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    from trainables.world import Seat
+    from trainables.ranks.process_group import Seat
 
     seat = Seat(rank, size, "127.0.0.1", port, timeout)
     return function(*args, seat=seat, meeting=None if rank else _meeting, **kwargs)

@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "--weights keeps a plain GPT-2, and a net with this cell's `network` or `residual` is none; leave "
                     "it out."
                 )
-        from trainables.loop import train
-        from trainables.world import leave
+        from trainables.ranks.process_group import leave
+        from trainables.train.loop import train
 
         result = train(
             cell,

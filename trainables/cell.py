@@ -116,11 +116,11 @@ class Recipe(Frozen):
     base: Base = Field(default_factory=Base, description="where mup and completep are what sp is")
     residual: Residual = Field(
         default="pre",
-        description="how branches join the residual stream (`trainables.residual`): pre is GPT-2's own",
+        description="how branches join the residual stream (`trainables.model.residual`): pre is GPT-2's own",
     )
     network: Network = Field(
         default="gpt2",
-        description="analysed: attention alone, without softmax, ReLU or norm (`trainables.analysed`)",
+        description="analysed: attention alone, without softmax, ReLU or norm (`trainables.model.analysed`)",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1)
     deepspeed: dict[str, Any] = Field(

@@ -258,7 +258,7 @@ def _quietly_imported() -> Any:
     """DeepSpeed, without its word on stdout that there is no accelerator; a later import may find one."""
     import torch
 
-    from trainables.world import import_deepspeed
+    from trainables.ranks.process_group import import_deepspeed
 
     if torch.cuda.is_available() or "DS_ACCELERATOR" in os.environ:
         return import_deepspeed()

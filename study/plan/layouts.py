@@ -8,9 +8,9 @@ from study.errors import SpecError
 from study.spec.devices import DEVICES, Device, usable_memory
 from study.spec.study import MinWidth, ResourcesSection
 from trainables.cell import Recipe, Shape
-from trainables.counts import Memory, memory
 from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
+from trainables.model.counts import Memory, memory
 
 #: ASSUMPTION: resident memory of a rank's process on CPU before its first tensor (measured 490 MB).
 PROCESS_BYTES = 500_000_000

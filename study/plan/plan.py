@@ -26,13 +26,13 @@ from study.spec.frontier import FrontierShape, Miss, added_shapes, bottlenecked,
 from study.spec.study import ResourcesSection, StudySpec
 from study.workers.machines import Room
 from trainables.cell import Cell, Precision, Recipe, Shape, digest
-from trainables.counts import Flops, Parameters, flops, parameters
 from trainables.data.spec import DataSpec, HierarchyData
 from trainables.data.tasks.spec import TaskData
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
 from trainables.layout import Layout
+from trainables.model.counts import Flops, Parameters, flops, parameters
 
 #: Seeds of a shape that a search may train, where `search.max_seeds` does not say.
 MOST_SEEDS = 8

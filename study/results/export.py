@@ -24,7 +24,7 @@ from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.data.tasks.spec import TaskData
 from trainables.errors import InputError
 from trainables.record import RECORD, Record, RecordError, damage, read_record, refuse_filled
-from trainables.storage import open_storage, reason
+from trainables.storage.storage import open_storage, reason
 
 CARD = "README.md"
 CONFIG = "config.json"

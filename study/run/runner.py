@@ -75,7 +75,7 @@ from study.workers.packing import packed
 from study.workers.ray_session import joined_cluster, joins, private_ray
 from trainables.errors import InputError
 from trainables.progress import Evaluation, Progress, Result
-from trainables.storage import copy_into, discard, open_storage, reason, shown, under
+from trainables.storage.storage import copy_into, discard, open_storage, reason, shown, under
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 from trainables.record import Keep
-from trainables.storage import located, under
+from trainables.storage.storage import located, under
 
 if TYPE_CHECKING:
     from study.search.early_stopping import Judge
@@ -71,14 +71,14 @@ def run_trial(config: dict[str, Any]) -> None:
 
 
 def _train(cell: Cell, **options: Any) -> Result:
-    """`trainables.loop.train`, imported where it runs: the ranks of a gang import at the same time."""
-    from trainables.loop import train
+    """`trainables.train.loop.train`, imported where it runs: the ranks of a gang import at the same time."""
+    from trainables.train.loop import train
 
     return train(cell, **options)
 
 
 def _train_on_gpu(train: Callable[..., Result], cell: Cell, **options: Any) -> Result:
-    from trainables.world import device
+    from trainables.ranks.process_group import device
 
     if device().type != "cuda":
         raise InputError(
@@ -94,7 +94,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     Tune tries the cell again from its checkpoint.
 
     Args:
-        train: trains as one rank; `trainables.loop.train`, or what a test gives in its place.
+        train: trains as one rank; `trainables.train.loop.train`, or what a test gives in its place.
         config: of `trial_config`.
     """
     from ray import tune

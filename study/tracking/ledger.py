@@ -19,7 +19,7 @@ from study.spec.frontier import heads_of
 from study.spec.study import ResourcesSection, StudySpec, from_environment
 from study.tracking.mlflow_store import ENDED, MEASURE, Outbox, Row, Store, open_store, store_uri
 from trainables.cell import Shape
-from trainables.storage import located, open_storage, under
+from trainables.storage.storage import located, open_storage, under
 
 #: What a planned cell brings to its line of the run table, and what its training adds.
 IDENTITY = (

@@ -36,7 +36,7 @@ GRACE_SECONDS = 5.0
 #: Seconds between two signs of life of the trial's process.
 BEAT_SECONDS = 5.0
 
-#: `trainables.loop.train`, or what a test gives in its place.
+#: `trainables.train.loop.train`, or what a test gives in its place.
 Train = Callable[..., Result]
 
 
@@ -99,7 +99,7 @@ def train_gang(
     After a failure no peer is left, and the trial's process is not to be used again.
 
     Args:
-        train: trains as one rank; `trainables.loop.train`.
+        train: trains as one rank; `trainables.train.loop.train`.
         cell: what to train.
         layout: its ranks, as many in each bundle of the trial's placement group.
         options: what every rank passes to `train`, the layout among it.
@@ -111,7 +111,7 @@ def train_gang(
         InputError: a rank found something wrong with the input.
         GangError: a rank died, hangs or raised; the first real cause, not what its peers saw of it.
     """
-    from trainables.world import Meeting
+    from trainables.ranks.process_group import Meeting
 
     with _disbanded_on_error():
         # Its own imports, then those of the peers.
@@ -226,7 +226,7 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
         places: where each rank runs.
         timeout: seconds it was waited for.
     """
-    from trainables.together import PeerError
+    from trainables.ranks.collective import PeerError
 
     failed = {rank: _origin(f.exception()) for rank, f in enumerate(futures) if f.done() and f.exception()}
     hanging = [rank for rank, future in enumerate(futures) if not future.done()]
@@ -261,7 +261,7 @@ def is_echo(error: BaseException) -> bool:
     """
     import torch.distributed as dist
 
-    from trainables.together import PeerError
+    from trainables.ranks.collective import PeerError
 
     cause = _origin(error)
     return isinstance(cause, (dist.DistError, PeerError)) or (
@@ -306,8 +306,8 @@ def _place() -> Place:
 
 def _warm() -> None:
     """Load what `train` loads, so that no rank waits at the meeting for the imports of another."""
-    importlib.import_module("trainables.loop")
-    importlib.import_module("trainables.world").import_deepspeed()
+    importlib.import_module("trainables.train.loop")
+    importlib.import_module("trainables.ranks.process_group").import_deepspeed()
 
 
 def _peers(ranks: int) -> _Peers:

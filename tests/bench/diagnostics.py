@@ -7,7 +7,7 @@ from pathlib import Path
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from tests.bench.figure import Figure
-from trainables.loop import train
+from trainables.train.loop import train
 
 ROUNDS = 7
 #: A fifth of the quickstart's: the diagnostics cost the same however many there are, so there it is a fifth of this.

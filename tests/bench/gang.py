@@ -37,7 +37,7 @@ class Starts(Watch):
 
 def timed(cell: Cell, *, data_root: Path, report: Any = None, **options: Any) -> Result:
     """`train` that writes down when rank 0 has done its first step."""
-    from trainables.loop import train
+    from trainables.train.loop import train
 
     mark = data_root / cell.key
 

@@ -13,8 +13,8 @@ from trainables.data import data_key
 from trainables.data.batches import batch
 from trainables.data.spec import HierarchyData
 from trainables.data.store import open_store
-from trainables.loop import train
-from trainables.model import build_model
+from trainables.model.gpt2 import build_model
+from trainables.train.loop import train
 
 #: Depth, width, sequences, tokens of a sequence, steps of a round, rounds, and the ratio that must not be exceeded.
 CASES = ((4, 128, 32, 128, 8, 7, 1.15), (2, 32, 16, 64, 200, 9, 1.5))

@@ -10,16 +10,16 @@ import torch
 from study.spec.devices import DEVICES
 from tests.bench.figure import Figure
 from trainables.cell import Cell, Recipe, Shape
-from trainables.counts import flops
 from trainables.data import data_key
 from trainables.data.batches import batch
 from trainables.data.spec import HierarchyData
 from trainables.data.store import open_store
-from trainables.engine import schedule
 from trainables.layout import Layout
-from trainables.loop import train
-from trainables.model import build_model
-from trainables.throughput import matmul_flops_per_second
+from trainables.model.counts import flops
+from trainables.model.gpt2 import build_model
+from trainables.train.engine import schedule
+from trainables.train.loop import train
+from trainables.train.throughput import matmul_flops_per_second
 
 #: GPT-2 small and medium: 124 and 354 million parameters with a vocabulary of GPT-2's size.
 SHAPES = (Shape(depth=12, width=768, heads=12), Shape(depth=24, width=1024, heads=16))

@@ -4,7 +4,7 @@ import pytest
 
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from trainables.loop import train
+from trainables.train.loop import train
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,11 @@ from multiprocessing.connection import Connection
 import torch
 
 from trainables.cell import Recipe, Shape
-from trainables.engine import build_engine, import_zero
 from trainables.layout import Layout
-from trainables.model import build_model
-from trainables.throughput import MemoryMeter
-from trainables.world import Meeting, Seat, device, import_deepspeed, join
+from trainables.model.gpt2 import build_model
+from trainables.ranks.process_group import Meeting, Seat, device, import_deepspeed, join
+from trainables.train.engine import build_engine, import_zero
+from trainables.train.throughput import MemoryMeter
 
 import_deepspeed()
 importlib.import_module("deepspeed.runtime.zero.muon.original_muon")

@@ -19,11 +19,11 @@ from trainables.deepspeed_options import (
     check_options,
     field_names,
 )
-from trainables.engine import build_engine, deepspeed_config
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model import build_model
-from trainables.world import join
+from trainables.model.gpt2 import build_model
+from trainables.ranks.process_group import join
+from trainables.train.engine import build_engine, deepspeed_config
 
 #: One use of every option that is passed on, at a ZeRO stage where DeepSpeed looks at it.
 USES: list[dict[str, Any]] = [

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainables import checkpoint
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
+from trainables.checkpoint import checkpoint
 from trainables.data import data_key
 from trainables.data.batches import IGNORED, validation_batches
 from trainables.data.spec import HierarchyData
@@ -22,9 +22,9 @@ from trainables.diagnostics.probe import PROBE_TOKENS
 from trainables.diagnostics.rank import rank, residual, token_cosine
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.loop import train
-from trainables.model import build_model
-from trainables.parametrisation import param_groups
+from trainables.model.gpt2 import build_model
+from trainables.model.parametrisation import param_groups
+from trainables.train.loop import train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=40)
 CONTEXT = 16

@@ -12,8 +12,8 @@ from trainables.data.hashing import file_sha256, unreadable
 from trainables.data.listing import COMPRESSIONS, ListedFile, list_files
 from trainables.data.source import Source, Stretch
 from trainables.data.spec import FilesData
-from trainables.disk import FULL
 from trainables.errors import DataError
+from trainables.storage.disk import FULL
 
 #: Text files up to this size are read whole, many in one go; larger ones line by line.
 SMALL = 4 << 20

@@ -8,8 +8,8 @@ from trainables.data.datasets_reader import quiet_datasets, rows_of_text
 from trainables.data.hashing import file_sha256
 from trainables.data.source import Source, Stretch
 from trainables.data.spec import HubData
-from trainables.disk import FULL
 from trainables.errors import DataError
+from trainables.storage.disk import FULL
 
 #: Seconds that the hub may take to say whether a data set exists. Without this question first, `datasets` 5.2 tries
 #: for 23 s and more before it admits that there is no network.

@@ -43,9 +43,9 @@ from trainables.data.store import (
     room,
     size,
 )
-from trainables.disk import FULL, settle
 from trainables.errors import DataError
-from trainables.storage import Bucket, open_storage, reason
+from trainables.storage.disk import FULL, settle
+from trainables.storage.storage import Bucket, open_storage, reason
 
 if TYPE_CHECKING:
     from trainables.data.pack import Encode, Watch

@@ -19,9 +19,9 @@ from trainables.data.hashing import unreadable
 from trainables.data.identity import DATA_VERSION, data_key, outline
 from trainables.data.seal import Hold
 from trainables.data.spec import DataSpec
-from trainables.disk import FULL, settle
 from trainables.errors import DataError
-from trainables.storage import Bucket, open_storage
+from trainables.storage.disk import FULL, settle
+from trainables.storage.storage import Bucket, open_storage
 
 if TYPE_CHECKING:
     from trainables.data.pack import Encode, Watch

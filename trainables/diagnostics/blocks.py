@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from trainables.analysed import AnalysedBlock
 from trainables.data.batches import IGNORED
 from trainables.errors import InputError
-from trainables.residual import PostNormBlock
+from trainables.model.analysed import AnalysedBlock
+from trainables.model.residual import PostNormBlock
 
 Tensor = torch.Tensor
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from trainables.cell import Cell
-from trainables.parametrisation import param_groups
+from trainables.model.parametrisation import param_groups
 
 Tensor = torch.Tensor
 

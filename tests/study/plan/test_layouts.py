@@ -17,8 +17,8 @@ from study.spec.devices import DEVICES, data_exchange_seconds, tensor_exchange_s
 from study.spec.study import ResourcesSection, load_spec
 from study.workers.machines import Room
 from trainables.cell import Cell, Recipe, Shape
-from trainables.counts import memory
 from trainables.layout import Layout
+from trainables.model.counts import memory
 
 VOCABULARY = 50_000
 SHAPE = Shape(depth=6, width=8192, heads=128)

@@ -19,8 +19,8 @@ from study.plan.table import duration, plan_table, short
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.study import load_spec
 from tests.study.small import SMALL
-from trainables.counts import flops, memory, parameters
 from trainables.data.tasks.spec import TaskData
+from trainables.model.counts import flops, memory, parameters
 
 
 @pytest.fixture(autouse=True)

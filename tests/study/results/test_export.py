@@ -18,9 +18,9 @@ from study.tracking.ledger import Places, connect, identity, places
 from study.tracking.mlflow_store import Row
 from tests.disks import small_disk
 from tests.environment import environment_without
-from tests.trainables.test_export import TEXT, load, validation_loss
+from tests.trainables.export.test_weights import TEXT, load, validation_loss
 from trainables.data.tasks.spec import HopsData
-from trainables.loop import train
+from trainables.train.loop import train
 from trainables.record import Keep, read_record
 
 SYMBOLS = "{kind: hierarchy, vocabulary: 8, branching: 2, levels: 4, synonyms: 2, sequences: 500}"

@@ -18,7 +18,7 @@ from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Outbox, Store, store_uri
 from tests.environment import environment_without
-from trainables.loop import train
+from trainables.train.loop import train
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 from study.spec.devices import DEVICES, local_gpus, step_seconds, usable_memory
 from study.spec.study import DeviceName
 from trainables.cell import Shape
-from trainables.counts import flops
+from trainables.model.counts import flops
 
 # depth, width, sequences, context, vocabulary, milliseconds a step: see the comment in `study/spec/devices.py`.
 MEASURED = [

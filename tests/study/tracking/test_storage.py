@@ -8,7 +8,7 @@ import pytest
 
 from tests.clouds import amazon
 from tests.study.run.test_study import LONG, Laptop
-from trainables.storage import open_storage
+from trainables.storage.storage import open_storage
 
 
 @pytest.mark.slow

@@ -32,8 +32,8 @@ from tests.study.small import SMALL
 from trainables.data.store import open_store
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.loop import train
-from trainables.together import PeerError
+from trainables.ranks.collective import PeerError
+from trainables.train.loop import train
 
 TP2, DP2 = Layout(tensor_parallel=2, zero=1), Layout(data_parallel=2, zero=1)
 #: Seconds a rank waits for another; on a busy machine ranks may be seconds apart.
@@ -168,7 +168,7 @@ def test_the_watch_gives_signs_of_life_while_it_waits(monkeypatch):
 
 def noted(cell, *, seat=None, data_root, **options):
     """`train` that notes the process of each rank and does at step 30 what the cell's fault file says."""
-    from trainables import loop
+    from trainables.train import loop
 
     rank = seat.rank if seat else 0
     with (data_root / f"ranks-{cell.seed}").open("a") as file:

@@ -24,7 +24,7 @@ from tests.environment import environment_without
 from tests.trainables.data.test_store import prose
 from trainables.data import data_key, open_store, pack
 from trainables.data.spec import FilesData, HierarchyData, MixtureData
-from trainables.storage import Bucket
+from trainables.storage.storage import Bucket
 
 CONTEXT = 64
 SLOTS = Slots(2, 1, 0)

@@ -28,8 +28,8 @@ from trainables.data.seal import is_held, last_used
 from trainables.data.spec import FilesData, HierarchyData
 from trainables.data.store import BUILDING
 from trainables.errors import DataError, InputError
-from trainables.loop import train
-from trainables.storage import Bucket, open_storage
+from trainables.storage.storage import Bucket, open_storage
+from trainables.train.loop import train
 
 SMALL = HierarchyData(sequences=300, validation_sequences=40)
 CONTEXT = 64
@@ -264,7 +264,7 @@ PUBLISH_AND_DIE = """
 import os, sys
 from trainables.data import open_store, shared
 from trainables.data.spec import FilesData
-from trainables.storage import Bucket
+from trainables.storage.storage import Bucket
 shared.PART, shared.LINES = 10_000, 1
 write = Bucket.write
 def die(self, tag, name, content):

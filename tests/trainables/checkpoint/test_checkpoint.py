@@ -1,0 +1,452 @@
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from tests.disks import small_disk
+from trainables.cell import Base, Cell, Recipe, Shape
+from trainables.checkpoint import checkpoint, universal
+from trainables.checkpoint.checkpoint import MARKER
+from trainables.data import data_key
+from trainables.data.spec import HierarchyData
+from trainables.errors import InputError
+from trainables.layout import Layout
+from trainables.ranks.process_group import leave
+from trainables.storage.storage import discard
+from trainables.train.loop import train
+
+DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=20)
+CONTEXT = 16
+STEPS = 20
+#: Saves at every step, so that this is also the step.
+STOPPED = 11
+
+
+def cell(seed=0, **recipe):
+    return Cell(
+        shape=Shape(depth=2, width=16, heads=2),
+        recipe=Recipe(**{"steps": STEPS, "batch": 8, "context": CONTEXT, **recipe}),
+        data=DATA,
+        data_key=data_key(DATA, CONTEXT),
+        lr=0.02,
+        seed=seed,
+    )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+class StoppedError(Exception):
+    pass
+
+
+def train_rank(one, root, layout, folder=None, stop=None, seat=None, meeting=None):
+    """Train on one rank; with `stop`, end at that save, as all ranks of a gang do when their machine is lost."""
+    save, saves = checkpoint.save, 0
+
+    def save_and_stop(*args):
+        nonlocal saves
+        problem = save(*args)
+        saves += 1
+        if saves == stop:
+            raise StoppedError
+        return problem
+
+    checkpoint.save = save_and_stop
+    try:
+        return train(
+            one,
+            data_root=root,
+            layout=layout,
+            checkpoints=folder,
+            checkpoint_every=0,
+            seat=seat,
+            meeting=meeting,
+        )
+    except StoppedError:
+        return None
+    finally:
+        checkpoint.save = save
+        if seat is not None:
+            leave()
+
+
+def run(pool, one, root, layout, folder=None, stop=None):
+    """The result of rank 0, in this process where it is the only one."""
+    if layout.ranks == 1:
+        return train_rank(one, root, layout, folder, stop)
+    return pool.gang(layout.ranks, train_rank, one, root, layout, folder, stop)[0]
+
+
+#: Results of runs that nothing stopped, by cell and layout.
+_WHOLE = {}
+
+
+def uninterrupted(pool, one, root, layout):
+    key = one.key, layout
+    if key not in _WHOLE:
+        _WHOLE[key] = run(pool, one, root, layout)
+    return _WHOLE[key]
+
+
+def numbers(result):
+    points = [(p.step, p.train_loss, p.lr, p.grad_norm) for p in result.points]
+    return result.loss, [(e.step, e.loss) for e in result.evaluations], points
+
+
+def assert_same_bits(pool, one, root, layout, folder, at=STOPPED):
+    whole = uninterrupted(pool, one, root, layout)
+    assert run(pool, one, root, layout, folder, at) is None
+    resumed = run(pool, one, root, layout, folder)
+    assert (resumed.resumed_from, resumed.notes) == (at, ())
+    assert numbers(resumed) == numbers(whole)
+    return whole
+
+
+ONE = [
+    (Layout(), {}),
+    (Layout(), {"dropout": 0.1}),
+    (Layout(zero=1), {"precision": "bf16"}),
+    (Layout(micro_batch=4), {"dropout": 0.1}),
+]
+GANGS = [
+    *((Layout(tensor_parallel=2, zero=zero), {}) for zero in (0, 1, 2, 3)),
+    *((Layout(data_parallel=2, zero=zero), {"dropout": 0.1}) for zero in (0, 1, 3)),
+    (Layout(tensor_parallel=2, zero=1), {"precision": "bf16"}),
+    (
+        Layout(tensor_parallel=2, zero=1, recompute=True, micro_batch=4, shard_vocabulary=True),
+        {"dropout": 0.1},
+    ),
+]
+
+
+def named(case):
+    layout, recipe = case
+    parts = [f"{k}={v}" for k, v in {**layout.model_dump(exclude_defaults=True), **recipe}.items()]
+    return "-".join(parts) or "plain"
+
+
+@pytest.mark.parametrize("case", ONE, ids=named)
+def test_a_stopped_cell_of_one_rank_goes_on_to_the_same_bits(root, tmp_path, case):
+    layout, recipe = case
+    assert_same_bits(None, cell(**recipe), root, layout, tmp_path / "c")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GANGS, ids=named)
+def test_a_stopped_gang_goes_on_to_the_same_bits(ranks, root, tmp_path, case):
+    layout, recipe = case
+    assert_same_bits(ranks, cell(**recipe), root, layout, tmp_path / "c")
+
+
+TP2, DP2 = {"tensor_parallel": 2}, {"data_parallel": 2}
+MOVES = [
+    (Layout(), Layout(zero=1)),
+    (Layout(zero=1), Layout()),
+    *(
+        pytest.param(move, marks=pytest.mark.slow)
+        for move in (
+            (Layout(zero=2), Layout(zero=3)),
+            (Layout(zero=3), Layout(zero=1)),
+            (Layout(zero=3), Layout()),
+        )
+    ),
+]
+GANG_MOVES = [
+    (Layout(**TP2, zero=1), Layout()),
+    (Layout(), Layout(**TP2, zero=1)),
+    (Layout(**TP2, zero=0), Layout(**DP2, zero=1)),
+    (Layout(**DP2, zero=1), Layout(zero=1)),
+    (Layout(**DP2, zero=3), Layout(**TP2, zero=2)),
+    (Layout(**TP2, zero=3), Layout()),
+    (Layout(**TP2, zero=1), Layout(**TP2, zero=3)),
+    (Layout(**TP2, zero=2), Layout(**TP2, zero=0)),
+    (Layout(**TP2, zero=1, shard_vocabulary=True), Layout()),
+    (Layout(zero=1), Layout(**TP2, zero=1, shard_vocabulary=True)),
+]
+
+
+def assert_moved(pool, one, root, move, folder, tolerance, at=STOPPED):
+    before, after = move
+    whole = uninterrupted(pool, one, root, after)
+    assert run(pool, one, root, before, folder, at) is None
+    resumed = run(pool, one, root, after, folder)
+    assert (resumed.resumed_from, resumed.notes) == (
+        at,
+        (f"resumed at step {at} from a checkpoint of another layout",),
+    )
+    ours, theirs = numbers(resumed), numbers(whole)
+    assert ours[0] == pytest.approx(theirs[0], rel=tolerance)
+    assert [p[:3] for p in ours[2]] == [
+        (step, pytest.approx(loss, rel=tolerance), lr) for step, loss, lr, _ in theirs[2]
+    ]
+    assert [p[3] for p in ours[2]] == pytest.approx([p[3] for p in theirs[2]], rel=1e-3)
+
+
+def between(move):
+    return "-to-".join(named((layout, {})) for layout in move)
+
+
+@pytest.mark.parametrize("move", MOVES, ids=between)
+def test_a_cell_goes_on_at_another_stage(root, tmp_path, move):
+    assert_moved(None, cell(weight_decay=0.3), root, move, tmp_path / "c", 1e-5)
+    assert not list((tmp_path / "c").glob("universal-*"))
+
+
+def test_in_bf16_the_master_weights_go_along(root, tmp_path):
+    one, after = cell(precision="bf16"), Layout(zero=2)
+    assert run(None, one, root, Layout(zero=1), tmp_path / "c", STOPPED) is None
+    resumed = run(None, one, root, after, tmp_path / "c")
+    assert resumed.resumed_from == STOPPED
+    # On one rank stages 1 and 2 add up the same numbers; weights that had been rounded would show.
+    assert numbers(resumed) == numbers(uninterrupted(None, one, root, after))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("move", GANG_MOVES, ids=between)
+def test_a_cell_goes_on_at_another_degree(ranks, root, tmp_path, move):
+    assert_moved(ranks, cell(weight_decay=0.3), root, move, tmp_path / "c", 1e-5)
+    assert not list((tmp_path / "c").glob("universal-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "move", [(Layout(zero=3), Layout()), (Layout(**TP2, zero=0), Layout(**DP2, zero=1))], ids=between
+)
+def test_each_group_of_a_parametrisation_keeps_its_rate_decay_and_epsilon(ranks, root, tmp_path, move):
+    base = Base(depth=1, width=4, head_width=2)
+    one = cell(parametrisation="completep", base=base, weight_decay=0.3, epsilon=1e-4)
+    assert_moved(ranks, one, root, move, tmp_path / "c", 1e-5)
+
+
+@pytest.mark.slow
+def test_four_ranks_go_on_to_the_same_bits_and_at_one_rank(ranks, root, tmp_path):
+    four = Layout(tensor_parallel=2, data_parallel=2, zero=1)
+    whole = assert_same_bits(ranks, cell(), root, four, tmp_path / "c")
+    resumed = run(None, cell(), root, Layout(), tmp_path / "c")
+    assert resumed.resumed_from == STEPS - 1
+    assert resumed.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def pristine(root, tmp_path_factory):
+    """The checkpoints of the cell stopped at a step."""
+    folder = tmp_path_factory.mktemp("pristine")
+    assert run(None, cell(), root, Layout(), folder, STOPPED) is None
+    return folder
+
+
+@pytest.fixture
+def stopped(pristine, tmp_path):
+    """A copy of its two newest checkpoints, older first."""
+    shutil.copytree(pristine, tmp_path / "c")
+    tags = sorted(path for path in (tmp_path / "c").glob("step-*"))
+    assert [int(path.name.split("-")[1]) for path in tags] == [STOPPED - 1, STOPPED]
+    return tags
+
+
+def truncate(tag):
+    weights = next(tag.glob("*.pt"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def flip_a_bit(tag):
+    weights = max(tag.glob("*.pt"), key=lambda path: path.stat().st_size)
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+
+
+def delete_a_file(tag):
+    next(tag.glob("*.pt")).unlink()
+
+
+def delete_the_marker(tag):
+    (tag / MARKER).unlink()
+
+
+def empty_the_marker(tag):
+    (tag / MARKER).write_text("")
+
+
+def change_the_marker(tag):
+    text = (tag / MARKER).read_text()
+    (tag / MARKER).write_text(text.replace('"train_seconds": ', '"train_seconds": 1'))
+
+
+def age_the_format(tag):
+    (tag / MARKER).write_text(json.dumps({path.name: path.stat().st_size for path in tag.glob("*.pt")}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (truncate, "bytes instead of"),
+        (flip_a_bit, "_model_states.pt is damaged"),
+        (delete_a_file, "is missing"),
+        (delete_the_marker, "not finished"),
+        (empty_the_marker, "complete.json is damaged"),
+        (change_the_marker, "complete.json is damaged"),
+        (age_the_format, "not of format"),
+    ],
+)
+def test_a_spoilt_checkpoint_is_passed_over_for_the_one_before(root, tmp_path, stopped, spoil, why):
+    whole = uninterrupted(None, cell(), root, Layout())
+    older, newest = stopped
+    spoil(newest)
+    resumed = run(None, cell(), root, Layout(), tmp_path / "c")
+    assert resumed.resumed_from == STOPPED - 1
+    (note,) = resumed.notes
+    assert newest.name in note
+    assert why in note
+    assert numbers(resumed) == numbers(whole)
+    # It is no longer there to be looked at again, and the newest two are the good ones.
+    assert len(list((tmp_path / "c").glob("step-*"))) == checkpoint.KEEP
+    assert not older.exists()
+
+
+def test_another_cells_checkpoints_are_passed_over_and_left_alone(root, tmp_path, stopped):
+    result = run(None, cell(seed=1), root, Layout(), tmp_path / "c")
+    assert result.resumed_from == 0
+    assert len(result.notes) == len(stopped)
+    assert f"belongs to cell {cell().key}" in result.notes[0]
+    assert run(None, cell(), root, Layout(), tmp_path / "c").resumed_from == STOPPED
+
+
+def test_all_spoilt_checkpoints_train_the_cell_anew(root, tmp_path, stopped):
+    for tag in stopped:
+        flip_a_bit(tag)
+    result = run(None, cell(), root, Layout(), tmp_path / "c")
+    assert (result.resumed_from, len(result.notes)) == (0, 2)
+    assert result.loss == uninterrupted(None, cell(), root, Layout()).loss
+
+
+def test_a_checkpoint_that_torch_cannot_read_after_all_is_passed_over(root, tmp_path, stopped, monkeypatch):
+    """As of a version of DeepSpeed that reads its older files no more; the engine is built anew for the one before."""
+    load, tried = torch.load, []
+
+    def fail_once(path, *args, **kwargs):
+        tried.append(path)
+        if len(tried) == 1:
+            raise RuntimeError("unknown file")
+        return load(path, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", fail_once)
+    resumed = run(None, cell(), root, Layout(), tmp_path / "c")
+    assert resumed.resumed_from == STOPPED - 1
+    assert "could not be loaded (RuntimeError: unknown file)" in resumed.notes[0]
+    assert resumed.loss == uninterrupted(None, cell(), root, Layout()).loss
+
+
+def test_notes_outlive_a_second_stop(root, tmp_path, stopped):
+    truncate(stopped[1])
+    assert run(None, cell(), root, Layout(), tmp_path / "c", 3) is None
+    resumed = run(None, cell(), root, Layout(), tmp_path / "c")
+    assert resumed.resumed_from == STOPPED + 2
+    assert "bytes instead of" in resumed.notes[0]
+
+
+def test_what_deepspeed_cannot_convert_is_passed_over(root, tmp_path, stopped, monkeypatch):
+    def refuse(*args):
+        raise NotImplementedError("not this one")
+
+    monkeypatch.setattr(universal, "_merge_plain", refuse)
+    result = run(None, cell(), root, Layout(zero=1), tmp_path / "c")
+    assert (result.resumed_from, len(result.notes)) == (0, 2)
+    assert "DeepSpeed cannot bring it into this layout (NotImplementedError: not this one)" in result.notes[0]
+
+
+def test_none_is_left_after_removal(tmp_path, stopped):
+    discard(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_place_nothing_can_be_written_to_is_refused_before_training(root, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file/c cannot be made: Not a directory\. Name another"):
+        run(None, cell(), root, Layout(), tmp_path / "file" / "c")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(), pytest.param(Layout(tensor_parallel=2, zero=1), marks=pytest.mark.slow)],
+    ids=["one rank", "two ranks"],
+)
+def test_a_full_disk_costs_the_checkpoint_and_not_the_training(ranks, root, tmp_path, layout):
+    folder = tmp_path / "small"
+    with small_disk(folder, 64):
+        whole = uninterrupted(ranks, cell(), root, layout)
+        result = run(ranks, cell(), root, layout, folder / "c")
+        assert result.loss == whole.loss
+        assert result.notes == (f"no checkpoint at step 1: the disk of {folder / 'c'} is full",)
+        assert not list((folder / "c").glob("step-*"))
+
+
+def train_with_slow_disk(one, root, layout, folder, seconds, seat=None, meeting=None):
+    """Train on one rank; rank 0's disk takes so long for the first bytes."""
+    usual, calls = checkpoint._Summed.write, []
+
+    def slowly(self, data):
+        if seat.rank == 0 and not calls:
+            calls.append(data)
+            time.sleep(seconds)
+        return usual(self, data)
+
+    checkpoint._Summed.write = slowly
+    try:
+        return train_rank(one, root, layout, folder, None, seat, meeting)
+    finally:
+        checkpoint._Summed.write = usual
+
+
+@pytest.mark.slow
+def test_a_write_may_take_longer_than_a_collective(ranks, root, tmp_path):
+    one, layout = cell(steps=3), Layout(**DP2, zero=1)
+    whole = uninterrupted(ranks, one, root, layout)
+    result = ranks.gang(2, train_with_slow_disk, one, root, layout, tmp_path, 12.0, timeout=8.0)[0]
+    assert numbers(result) == numbers(whole)
+    assert result.notes == ()
+
+
+@pytest.mark.slow
+def test_at_stage_0_any_number_of_groups_reads_the_checkpoint_as_it_is(ranks, root, tmp_path):
+    one, two = Layout(), Layout(data_parallel=2)
+    assert run(ranks, cell(), root, two, tmp_path / "c", STOPPED) is None
+    resumed = run(ranks, cell(), root, one, tmp_path / "c")
+    assert (resumed.resumed_from, resumed.notes) == (STOPPED, ())
+    assert resumed.loss == pytest.approx(uninterrupted(ranks, cell(), root, one).loss, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(tensor_parallel=2, zero=1)], ids=["one rank", "two ranks"]
+)
+def test_a_cell_killed_at_any_moment_goes_on_to_the_same_bits(ranks, root, tmp_path, layout):
+    one, folder = cell(steps=60, dropout=0.1), tmp_path / "c"
+    (tmp_path / "cell.json").write_text(one.model_dump_json())
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if layout.ranks > 1 else []
+    options = ["--data", root, "--tensor-parallel", layout.tensor_parallel, "--checkpoints", folder]
+    command = [sys.executable, *torchrun, "-m", "trainables", tmp_path / "cell.json", *options]
+    killed = subprocess.Popen(
+        [*map(str, command), "--checkpoint-every", "0"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 300
+    while len(list(folder.glob(f"step-*/{MARKER}"))) < checkpoint.KEEP:
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    family = [*psutil.Process(killed.pid).children(recursive=True), psutil.Process(killed.pid)]
+    for process in family:
+        process.kill()
+    psutil.wait_procs(family, timeout=30)
+    killed.wait()
+    resumed = run(ranks, one, root, layout, folder)
+    assert 0 < resumed.resumed_from < 60
+    assert numbers(resumed) == numbers(uninterrupted(ranks, one, root, layout))

@@ -1,0 +1,82 @@
+import socket
+import time
+
+import pytest
+
+from tests.ranks import RankError
+from trainables.errors import InputError
+from trainables.ranks import collective as module
+from trainables.ranks.collective import PeerError, together
+from trainables.ranks.process_group import join, leave
+
+
+def sleep_on_rank_0(seconds, signs, seat=None, meeting=None):
+    join(seat, meeting)
+    usual, module._SIGNS = module._SIGNS, signs
+    try:
+        return together(lambda: time.sleep(seconds * (seat.rank == 0)) or seat.rank)
+    finally:
+        module._SIGNS = usual
+        leave()
+
+
+def fail_on_rank_1(error, seat=None, meeting=None):
+    join(seat, meeting)
+
+    def work():
+        if seat.rank == 1:
+            raise error
+        return seat.rank
+
+    try:
+        together(work)
+    except Exception as raised:  # noqa: BLE001  # the test looks at it
+        return type(raised), str(raised)
+    finally:
+        leave()
+
+
+@pytest.mark.slow
+def test_work_may_take_longer_than_a_collective(ranks):
+    assert ranks.gang(2, sleep_on_rank_0, 4.0, module._SIGNS, timeout=2.0) == [[0, 1], [0, 1]]
+    # Without signs of life it may not: this is what the thread is for.
+    with pytest.raises(RankError, match="Timed out"):
+        ranks.gang(2, sleep_on_rank_0, 4.0, 0.1, timeout=2.0)
+
+
+def hang_on_rank_1(limit, seat=None, meeting=None):
+    join(seat, meeting)
+    try:
+        together(lambda: time.sleep(30.0 * (seat.rank == 1)), "reading the checkpoint", limit)
+    except RuntimeError as raised:
+        return type(raised), str(raised)
+    finally:
+        leave()
+
+
+@pytest.mark.slow
+def test_work_that_does_not_end_is_named_by_all_at_the_limit(ranks):
+    start = time.monotonic()
+    told = ranks.gang(2, hang_on_rank_1, 3.0, timeout=2.0)
+    assert time.monotonic() - start < 30.0
+    assert [kind for kind, _ in told] == [PeerError, RuntimeError]
+    assert told[0][1] == told[1][1]
+    assert told[0][1].startswith(
+        f"still reading the checkpoint after 3 s: rank 1 (host {socket.gethostname()})."
+    )
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_is_raised_by_all(ranks):
+    wrong = InputError("the disk of rank 1 is no disk.")
+    assert ranks.gang(2, fail_on_rank_1, wrong) == [(InputError, str(wrong))] * 2
+    told, own = ranks.gang(2, fail_on_rank_1, KeyError("k"))
+    assert told == (PeerError, "rank 1: KeyError: 'k'")
+    assert own == (KeyError, "'k'")
+
+
+def test_alone_the_error_is_the_works_own():
+    join()
+    assert together(lambda: 3) == [3]
+    with pytest.raises(KeyError, match="k"):
+        together(lambda: {}["k"])

@@ -1,0 +1,285 @@
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.clouds import amazon
+from tests.disks import small_disk
+from tests.trainables.checkpoint.test_checkpoint import (
+    assert_moved,
+    assert_same_bits,
+    cell,
+    numbers,
+    run,
+    uninterrupted,
+)
+from trainables.checkpoint import checkpoint
+from trainables.checkpoint.checkpoint import MARKER
+from trainables.errors import InputError
+from trainables.layout import Layout
+from trainables.storage import storage
+from trainables.storage.storage import Bucket, Folder, discard, open_storage, shown, under
+
+SECRET = "Zm9yLXRlc3Rz"
+#: Few steps, because each of them saves.
+FEW = 6
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A real server that speaks S3, on loopback."""
+    with amazon() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(server, tmp_path, monkeypatch):
+    """The URI of a folder in an empty bucket, and credentials in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / "machine").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "machine"))
+    name = tmp_path.name.replace("_", "-").lower()
+    urllib.request.urlopen(urllib.request.Request(f"http://{server}/{name}", method="PUT")).close()
+    return f"s3://{name}/cells/c?endpoint_override={server}&scheme=http&region=us-east-1"
+
+
+def left_on_this_machine():
+    return [path for path in Path(tempfile.gettempdir()).rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def test_a_stopped_cell_goes_on_from_an_object_store(root, bucket):
+    assert_same_bits(None, cell(steps=FEW), root, Layout(), bucket, at=3)
+    store = open_storage(bucket)
+    assert len(store.tags()) == checkpoint.KEEP
+    assert not left_on_this_machine()
+    discard(bucket)
+    assert store.tags() == []
+
+
+def test_a_spoilt_object_is_passed_over_for_the_checkpoint_before(root, bucket):
+    assert run(None, cell(steps=FEW), root, Layout(), bucket, 3) is None
+    store = open_storage(bucket)
+    older, newest = sorted(store.tags())
+    store.write(newest, "mp_rank_00_model_states.pt", b"other contents")
+    resumed = run(None, cell(steps=FEW), root, Layout(), bucket)
+    assert resumed.resumed_from == 2
+    assert f"{newest} was passed over: mp_rank_00_model_states.pt has 14 bytes instead of" in resumed.notes[0]
+    assert numbers(resumed) == numbers(uninterrupted(None, cell(steps=FEW), root, Layout()))
+    assert older not in store.tags()
+
+
+def test_a_missing_object_is_passed_over_for_the_checkpoint_before(root, bucket):
+    assert run(None, cell(steps=FEW), root, Layout(), bucket, 3) is None
+    store = open_storage(bucket)
+    store.files.delete_file(f"{store.path}/{max(store.tags())}/mp_rank_00_model_states.pt")
+    resumed = run(None, cell(steps=FEW), root, Layout(), bucket)
+    assert resumed.resumed_from == 2
+    assert "a file of it is missing" in resumed.notes[0]
+
+
+@pytest.mark.slow
+def test_a_gang_goes_on_from_an_object_store_and_at_another_degree(ranks, root, bucket, server):
+    # The ranks of the pool have an environment of their own.
+    uri = bucket.replace("s3://", f"s3://nobody:{SECRET}@")
+    layout = Layout(tensor_parallel=2, zero=1)
+    assert_same_bits(ranks, cell(steps=FEW), root, layout, uri, at=3)
+    discard(uri)
+    assert_moved(ranks, cell(steps=FEW, weight_decay=0.3), root, (layout, Layout()), uri, 1e-5, at=3)
+    assert not left_on_this_machine()
+
+
+@pytest.mark.slow
+def test_a_kill_between_the_upload_and_the_marker_costs_one_checkpoint(root, tmp_path, bucket):
+    (tmp_path / "cell.json").write_text(cell(steps=FEW).model_dump_json())
+    program = """
+import os, sys
+from trainables.storage.storage import Bucket
+write = Bucket.write
+def die(self, tag, name, content):
+    if tag.startswith("step-000000004"):
+        os.kill(os.getpid(), 9)
+    write(self, tag, name, content)
+Bucket.write = die
+from trainables.__main__ import main
+main(sys.argv[1:])
+"""
+    arguments = [tmp_path / "cell.json", "--data", root, "--checkpoints", bucket, "--checkpoint-every", 0]
+    killed = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, "TMPDIR": tempfile.gettempdir()}, capture_output=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert left_on_this_machine()
+    assert killed.returncode == -9, killed.stderr
+    store = open_storage(bucket)
+    assert store.read(max(store.tags()), MARKER) is None
+    assert store.files.get_file_info(f"{store.path}/{max(store.tags())}/mp_rank_00_model_states.pt").size > 0
+    resumed = run(None, cell(steps=FEW), root, Layout(), bucket)
+    assert resumed.resumed_from == 3
+    assert "was passed over: it was not finished" in resumed.notes[0]
+    assert numbers(resumed) == numbers(uninterrupted(None, cell(steps=FEW), root, Layout()))
+    assert not left_on_this_machine()
+
+
+@pytest.mark.slow
+def test_an_object_store_that_goes_away_costs_the_checkpoint_and_not_the_training(root, tmp_path, bucket):
+    from moto.server import ThreadedMotoServer
+
+    own = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    own.start()
+    address = "{}:{}".format(*own.get_host_and_port())
+    urllib.request.urlopen(urllib.request.Request(f"http://{address}/going", method="PUT")).close()
+    publish = Bucket.publish
+
+    def publish_and_go(self, tag, names):
+        if tag.startswith("step-000000004"):
+            own.stop()
+        publish(self, tag, names)
+
+    one = cell(steps=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "publish", publish_and_go)
+        uri = f"s3://going/c?endpoint_override={address}&scheme=http&region=us-east-1"
+        result = run(None, one, root, Layout(), uri)
+    assert numbers(result) == numbers(run(None, one, root, Layout()))
+    (note,) = result.notes
+    assert note.startswith("no checkpoint at step 4: s3://going/c took no file (OSError")
+
+
+@pytest.mark.parametrize("lost", ["tags", "read"])
+def test_a_store_lost_after_the_marker_costs_nothing(root, tmp_path, monkeypatch, caplog, lost):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    uri, marked, usual, write = f"memory://lost-{lost}/c", [], getattr(Bucket, lost), Bucket.write
+
+    def note_and_write(self, tag, name, content):
+        write(self, tag, name, content)
+        marked.append(tag)
+
+    def lose(self, *args):
+        if len(marked) == 3:
+            raise OSError(5, "AWS Error NETWORK_CONNECTION")
+        return usual(self, *args)
+
+    monkeypatch.setattr(Bucket, "write", note_and_write)
+    monkeypatch.setattr(Bucket, lost, lose)
+    result = run(None, cell(steps=FEW), root, Layout(), uri)
+    assert numbers(result) == numbers(uninterrupted(None, cell(steps=FEW), root, Layout()))
+    assert result.notes == ()
+    assert f"Older checkpoints in memory://lost-{lost}/c could not be deleted: OSError" in caplog.text
+    assert len(open_storage(uri).tags()) == checkpoint.KEEP
+    assert not left_on_this_machine()
+
+
+def test_too_little_room_to_fetch_to_is_said_and_freed(root, tmp_path, monkeypatch):
+    uri = "memory://room/c"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run(None, cell(steps=FEW), root, Layout(zero=1), uri, 3) is None
+    with small_disk(tmp_path / "small", 64):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
+        with pytest.raises(InputError) as error:
+            run(None, cell(steps=FEW), root, Layout(zero=1), uri)
+        assert not left_on_this_machine()
+    text = str(error.value)
+    assert "in memory://room/c has" in text
+    assert f"no room to fetch it to {tmp_path / 'small'}" in text
+    assert "set TMPDIR to a folder that has it" in text
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run(None, cell(steps=FEW), root, Layout(zero=1), uri).resumed_from == 3
+
+
+def test_anything_fsspec_knows_is_a_store(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert_same_bits(None, cell(steps=FEW), root, Layout(), "memory://cells/c", at=3)
+    assert len(open_storage("memory://cells/c").tags()) == checkpoint.KEEP
+    discard("memory://cells/c")
+    assert open_storage("memory://cells/c").tags() == []
+
+
+def test_a_bucket_that_is_not_there_is_refused_before_training_and_no_secret_told(root, bucket):
+    uri = bucket.replace("s3://", f"s3://nobody:{SECRET}@no-").replace("/cells", "/some/cells")
+    with pytest.raises(InputError) as error:
+        run(None, cell(), root, Layout(), uri)
+    text = str(error.value)
+    assert "s3://no-" in text
+    assert "/some/cells/c" in text
+    assert "NO_SUCH_BUCKET" in text
+    assert "Make sure that the bucket exists" in text
+    assert SECRET not in text
+    assert "nobody" not in text
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("nowhere://who:Zm9yLXRlc3Rz@bucket/c", "Protocol not known: nowhere"),
+        ("s3://who:Zm9yLXRlc3Rz@bucket/c?bad=1", "Unexpected query parameter in S3 URI: 'bad'"),
+    ],
+)
+def test_a_uri_nobody_knows_is_refused(uri, why):
+    with pytest.raises(InputError) as error:
+        open_storage(uri)
+    assert why in str(error.value)
+    assert "://bucket/c" in str(error.value)
+    assert SECRET not in str(error.value)
+
+
+def test_paths_and_file_uris_are_folders_in_place(tmp_path):
+    for where in (tmp_path, str(tmp_path), f"file://{tmp_path}"):
+        store = open_storage(where)
+        assert type(store) is Folder
+        assert store.local == tmp_path
+
+
+def test_a_name_inside_a_uri_stands_before_its_options():
+    assert under("s3://b/cells/?region=x", "k") == "s3://b/cells/k?region=x"
+    assert under("s3://b", "k") == "s3://b/k"
+    assert under("a/b", "k") == Path("a/b/k")
+    assert under(Path("a"), "k") == Path("a/k")
+    assert shown("s3://user:secret@b/k?token=secret") == "s3://b/k"
+
+
+def test_a_local_folder_that_others_can_write_to_is_refused(bucket):
+    own = Path(tempfile.gettempdir()) / f"interplay-{os.getuid()}"
+    own.mkdir()
+    own.chmod(0o777)
+    with pytest.raises(InputError, match="others may write to it"):
+        storage.open_storage(bucket)
+
+
+def test_a_store_that_is_away_is_tried_again_for_a_while(monkeypatch):
+    monkeypatch.setattr(storage, "PAUSES", (0.0, 0.0))
+    answers = iter([ConnectionError("away"), ConnectionError("away"), "there"])
+
+    def work():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert storage.patiently(work) == "there"
+    answers = iter([ConnectionError("away")] * 3)
+    with pytest.raises(ConnectionError, match="away"):
+        storage.patiently(work)
+    answers = iter([InputError("wrong")])
+    with pytest.raises(InputError, match="wrong"):
+        storage.patiently(work)
+
+
+@pytest.mark.parametrize("region", ["", "&region=us-east-1"])
+def test_a_bucket_that_cannot_be_reached_is_told_in_one_paragraph(region, monkeypatch):
+    """Without a region pyarrow asks for it as soon as the URI is read."""
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(
+        ConnectionError, match=r"Nothing can be written to s3://no-such-bucket-here/x: .*Make sure that"
+    ):
+        open_storage(f"s3://no-such-bucket-here/x?endpoint_override=127.0.0.1:1&scheme=http{region}").check()

@@ -1,0 +1,261 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.plain_gpt2 import PlainGPT2, PlainTrainer
+from trainables.__main__ import main
+from trainables.cell import Cell, Recipe, Shape
+from trainables.data import data_key
+from trainables.data.batches import IGNORED, batch, validation_batches
+from trainables.data.spec import HierarchyData
+from trainables.data.store import open_store
+from trainables.data.tasks.spec import ConnectivityData, HopsData
+from trainables.errors import InputError
+from trainables.layout import Layout
+from trainables.model.gpt2 import build_model
+from trainables.progress import Ending
+from trainables.record import Keep
+from trainables.train.loop import dropout_seed, train
+
+DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=3000, validation_sequences=50)
+CONTEXT = 32
+
+
+def cell(**changes):
+    recipe = {"steps": 60, "batch": 8, "context": CONTEXT, **changes.pop("recipe", {})}
+    values = {
+        "shape": Shape(depth=2, width=16, heads=2),
+        "recipe": Recipe(**recipe),
+        "data": DATA,
+        "data_key": data_key(DATA, CONTEXT),
+        "lr": 0.02,
+        "seed": 0,
+    }
+    return Cell(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+def plainly_trained(one, store):
+    """The model after 60 steps of a plain loop over the cell's batches, and the loss of each."""
+    model = PlainGPT2(2, 16, 2, store.vocabulary, CONTEXT)
+    model.copy_from(build_model(one.shape, one.recipe, store.vocabulary, one.seed))
+    plain = PlainTrainer(model, one.lr, 60, 6)
+    losses = []
+    for step in range(60):
+        x, y = batch(store, context=CONTEXT, batch=8, seed=0, step=step)
+        losses.append(plain.step(torch.from_numpy(x), torch.from_numpy(y)))
+    return model, losses
+
+
+def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
+    one = cell()
+    result = train(one, data_root=root)
+    store = open_store(DATA, context=CONTEXT, root=root)
+    model, losses = plainly_trained(one, store)
+    assert [p.step for p in result.points] == list(range(1, 61))
+    assert [p.train_loss for p in result.points] == pytest.approx(losses, rel=2e-5)
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for x, y in validation_batches(store, context=CONTEXT, batch=7):
+            logits = model(torch.from_numpy(x)).view(-1, store.vocabulary)
+            total += float(functional.cross_entropy(logits, torch.from_numpy(y).view(-1), reduction="sum"))
+            tokens += y.size
+    assert tokens == 50 * CONTEXT
+    assert result.loss == pytest.approx(total / tokens, rel=2e-5)
+    assert [e.step for e in result.evaluations] == [15, 30, 45, 60]
+    assert result.evaluations[-1].loss == result.loss
+    assert store.floor < result.loss < result.evaluations[0].loss
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HopsData(hops=1, sequences=3000, validation_sequences=50),
+        ConnectivityData(
+            vertices=6, names=6, diameter=1, questions=4, sequences=3000, validation_sequences=50
+        ),
+        HopsData(hops=(1, 3), sequences=3000, validation_sequences=50),
+    ],
+)
+def test_a_task_is_trained_and_measured_on_its_scored_targets_alone(root, data):
+    one = cell(data=data, data_key=data_key(data, CONTEXT))
+    result = train(one, data_root=root, layout=Layout(micro_batch=4))
+    store = open_store(data, context=CONTEXT, root=root)
+    model, losses = plainly_trained(one, store)
+    assert [p.train_loss for p in result.points] == pytest.approx(losses, rel=2e-5)
+    total, right, scored = 0.0, [], 0
+    with torch.no_grad():
+        for x, y in validation_batches(store, context=CONTEXT, batch=7):
+            is_scored = torch.from_numpy(y != IGNORED)
+            logits, targets = model(torch.from_numpy(x))[is_scored], torch.from_numpy(y)[is_scored]
+            total += float(functional.cross_entropy(logits, targets, reduction="sum"))
+            scored += len(targets)
+            answers = (model(torch.from_numpy(x)).argmax(2).numpy() == y)[:, -data.asked(CONTEXT) :]
+            right += [(name, share) for name, share in zip(x[:, 0], answers.mean(axis=1), strict=True)]
+    assert scored == 50 * data.scored(CONTEXT)
+    assert result.loss == pytest.approx(total / scored, rel=2e-5)
+    shares = {"accuracy": np.mean([share for _, share in right])}
+    if len(data.parts) > 1:
+        shares |= {
+            f"accuracy_hops_{hops}": np.mean([share for name, share in right if name == data.ids - 2 + place])
+            for place, hops in enumerate(data.parts)
+        }
+    assert result.evaluations[-1].measures == pytest.approx(shares)
+    assert 0 < shares["accuracy"] < 1, "the test tells"
+    assert (result.floor, result.vocabulary) == (0.0, data.ids)
+
+
+def test_text_has_no_measure_of_a_task(root):
+    assert train(cell(recipe={"steps": 2}), data_root=root, evaluations=1).evaluations[0].measures == {}
+
+
+def test_a_task_under_a_sharded_vocabulary_is_refused_before_anything_is_packed(tmp_path):
+    one = cell(data=HopsData(), data_key=data_key(HopsData(), CONTEXT))
+    with pytest.raises(InputError, match=r"accuracy of the task hops .* Leave `shard_vocabulary` out"):
+        train(one, data_root=tmp_path, layout=Layout(tensor_parallel=2, zero=1, shard_vocabulary=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_result_counts_what_was_done(root):
+    result = train(cell(), data_root=root, evaluations=1)
+    assert (result.status, result.reason, result.step, result.tokens) == ("done", None, 60, 60 * 8 * 32)
+    assert (result.params, result.vocabulary, result.device) == (12 * 2 * 16**2, 9, "cpu")
+    assert result.total_params == sum(
+        p.numel() for p in build_model(cell().shape, cell().recipe, 9, 0).parameters()
+    )
+    assert result.train_seconds > 0
+    assert result.tokens_per_second == pytest.approx(result.tokens / result.train_seconds)
+    assert 0 < result.utilisation < 1
+    # Weights, gradients and two moments in fp32; what else it takes may come from what the process has already.
+    assert result.memory_bytes >= 16 * result.total_params
+
+
+def test_one_cell_has_one_result_and_seeds_differ(root):
+    first, again, other = (train(cell(seed=seed), data_root=root, evaluations=1) for seed in (3, 3, 4))
+    assert first.loss == again.loss
+    assert [p.train_loss for p in first.points] == [p.train_loss for p in again.points]
+    assert first.loss != other.loss
+
+
+def test_pieces_of_a_batch_add_up_to_the_batch(root):
+    whole = train(cell(), data_root=root, evaluations=1)
+    pieces = train(cell(), data_root=root, evaluations=1, layout=Layout(micro_batch=2))
+    assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert [p.grad_norm for p in pieces.points[:5]] == pytest.approx(
+        [p.grad_norm for p in whole.points[:5]], rel=1e-4
+    )
+    with pytest.raises(InputError, match="micro_batch 3 does not divide the 8 sequences"):
+        train(cell(), data_root=root, layout=Layout(micro_batch=3))
+
+
+def test_many_cells_in_one_process_leave_nothing_open(root):
+    """Trial processes are reused for hundreds of cells."""
+    process, held = psutil.Process(), []
+    for seed in range(8):
+        train(cell(seed=seed, recipe={"steps": 2}), data_root=root, evaluations=1)
+        held.append((process.num_fds(), process.num_threads()))
+    assert held[-1] == held[1]
+
+
+def test_masks_are_a_function_of_seed_step_and_group():
+    seeds = {dropout_seed(seed, step, group) for seed in range(3) for step in range(50) for group in range(4)}
+    assert len(seeds) == 600
+    assert dropout_seed(1, 2, 3) == dropout_seed(1, 2, 3)
+
+
+def test_divergence_ends_a_cell_with_its_reason(root):
+    result = train(cell(lr=100.0, recipe={"clip": 0.0, "warmup": 0.0}), data_root=root)
+    assert (result.status, result.loss) == ("diverged", None)
+    assert "training loss" in result.reason
+    assert result.step < 60
+    json.loads(result.model_dump_json())
+
+
+def test_bf16_trains_close_to_fp32(root):
+    full = train(cell(), data_root=root, evaluations=1)
+    half = train(cell(recipe={"precision": "bf16"}), data_root=root, evaluations=1)
+    assert half.loss == pytest.approx(full.loss, rel=0.02)
+    assert half.loss != full.loss
+
+
+def test_a_cell_is_trained_by_hand_without_ray(root, tmp_path):
+    one = cell(recipe={"steps": 10})
+    (tmp_path / "cell.json").write_text(one.model_dump_json())
+    # As if neither were installed: any import of them fails.
+    program = (
+        "import sys; sys.modules.update(ray=None, mlflow=None, optuna=None);"
+        "from trainables.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "cell.json"), "--data", str(root)],
+        capture_output=True, text=True, check=False, env=os.environ,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["loss"] == train(one, data_root=root).loss
+
+
+def test_wrong_cell_files_end_with_status_2_and_say_why(tmp_path, capsys):
+    assert main([str(tmp_path / "absent.json")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    (tmp_path / "latin.json").write_bytes(b'{"name": "caf\xe9"}')
+    assert main([str(tmp_path / "latin.json")]) == 2
+    assert "not a text file in UTF-8" in capsys.readouterr().err
+    wrong = json.loads(cell().model_dump_json())
+    wrong["shape"]["heads"] = 3
+    wrong["recipe"]["stps"] = 5
+    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
+    assert main([str(tmp_path / "wrong.json")]) == 2
+    error = capsys.readouterr().err
+    assert "recipe.stps" in error
+    assert "not divisible by 3 heads" in error
+
+
+def test_data_that_changed_since_it_was_planned_is_refused(root):
+    with pytest.raises(InputError, match="changed"):
+        train(cell(data_key="0" * 16), data_root=root)
+
+
+def stop_at(step, **values):
+    """Ends a cell after the evaluation at a step."""
+    return lambda evaluation: Ending(reason="enough", **values) if evaluation.step == step else None
+
+
+def test_a_cell_that_is_told_to_stop_ends_at_that_evaluation_with_its_forecast(root, tmp_path):
+    whole = train(cell(), data_root=root)
+    stop = stop_at(30, loss=1.5, loss_se=0.01)
+    result = train(cell(), data_root=root, stop=stop, weights=Keep(tmp_path / "weights"))
+    assert (result.status, result.reason, result.loss, result.loss_se) == ("stopped", "enough", 1.5, 0.01)
+    assert (result.step, result.tokens) == (30, 30 * 8 * 32)
+    assert result.evaluations == whole.evaluations[:2]
+    assert not (tmp_path / "weights").exists()
+    unforetold = train(cell(), data_root=root, stop=stop_at(15))
+    assert (unforetold.status, unforetold.loss, unforetold.loss_se) == ("stopped", None, None)
+
+
+def test_a_cell_is_not_asked_to_stop_at_its_end(root):
+    result = train(cell(), data_root=root, stop=stop_at(60, loss=1.0))
+    assert (result.status, result.loss_se) == ("done", None)
+
+
+def test_a_cell_that_goes_on_from_a_checkpoint_stops_where_it_would_have(root, tmp_path):
+    def cut(evaluation):
+        if evaluation.step == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(cell(), data_root=root, checkpoints=tmp_path, checkpoint_every=0, stop=cut)
+    result = train(cell(), data_root=root, checkpoints=tmp_path, stop=stop_at(45, loss=1.5, loss_se=0.01))
+    straight = train(cell(), data_root=root, stop=stop_at(45, loss=1.5, loss_se=0.01))
+    assert 0 < result.resumed_from < 45
+    assert (result.status, result.evaluations) == ("stopped", straight.evaluations)

@@ -1,0 +1,178 @@
+"""The DeepSpeed engine of a cell."""
+
+import contextlib
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+from trainables.cell import Recipe, Shape
+from trainables.deepspeed_options import check_options
+from trainables.layout import Layout
+from trainables.model.counts import BUCKET
+from trainables.model.parametrisation import param_groups
+from trainables.ranks.process_group import import_deepspeed
+
+#: How GPT-2's matrices are shared among tensor-parallel ranks (Shoeybi et al. 2019, arXiv 1909.08053, section 3):
+#: by output in front of the nonlinearity, by input behind it. `c_attn` is query, key and value in one matrix, each
+#: shared by itself.
+SHARDS: Mapping[str, Any] = {
+    "use_default_specs": False,
+    "layer_specs": [
+        {
+            "patterns": [r".*\.attn\.c_attn\.weight$"],
+            "partition_type": "column",
+            "shape": [3, -1],
+            "partition_dim": 0,
+        },
+        {"patterns": [r".*\.attn\.c_proj\.weight$"], "partition_type": "row"},
+        {"patterns": [r".*\.mlp\.c_fc\.weight$"], "partition_type": "column"},
+        {"patterns": [r".*\.mlp\.c_proj\.weight$"], "partition_type": "row"},
+    ],
+}
+
+
+def schedule(recipe: Recipe) -> Callable[[int], float]:
+    """Return the learning-rate factor of each step: linear warm-up, then a cosine down to the floor.
+
+    Step 0 already has a rate above zero, and the last step is the first to reach the floor.
+    """
+    warmup = round(recipe.warmup * recipe.steps)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = min(1.0, (step - warmup + 1) / max(1, recipe.steps - warmup))
+        return recipe.floor + (1 - recipe.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return factor
+
+
+def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of a recipe under a layout, with the recipe's own options in it.
+
+    Args:
+        recipe: how the cell is trained.
+        layout: how it is spread over ranks.
+        universal: the engine will be loaded from a universal checkpoint.
+    """
+    config: dict[str, Any] = {
+        **recipe.deepspeed,  # none of the keys below: `trainables.deepspeed_options` refuses them
+        "train_micro_batch_size_per_gpu": layout.sequences(recipe),
+        "gradient_accumulation_steps": layout.pieces(recipe),
+        "gradient_clipping": recipe.clip,
+        "steps_per_print": 10**9,
+        "zero_optimization": {
+            "stage": layout.zero,
+            "reduce_bucket_size": BUCKET,
+            "allgather_bucket_size": BUCKET,
+            **recipe.deepspeed.get("zero_optimization", {}),
+        },
+        "bf16": {"enabled": recipe.precision == "bf16"},
+    }
+    if layout.tensor_parallel > 1:
+        config["tensor_parallel"] = {
+            "autotp_size": layout.tensor_parallel,
+            "partition_config": SHARDS,
+            "vocab_parallel_lm_head": layout.shard_vocabulary,
+        }
+    if universal:
+        config["checkpoint"] = {"load_universal": True}
+    return config
+
+
+def import_zero(layout: Layout) -> None:
+    """Import what DeepSpeed would import at a process's first step under ZeRO: 46 MB of torch's compiler.
+
+    To be called before the memory of a cell is metered, so that the first cell of a process shows no more than others.
+    """
+    if layout.zero:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+
+
+def build_engine(
+    model: Any, recipe: Recipe, lr: float, layout: Layout | None = None, *, universal: bool = False
+) -> Any:
+    """Return a DeepSpeed engine around the model with AdamW and the recipe's schedule.
+
+    The schedule scales the rate of each group of the parametrisation. The optimizer is torch's own: DeepSpeed's AdamW
+    would be compiled first.
+
+    Raises:
+        InputError: DeepSpeed does not take one of the recipe's options.
+        RuntimeError: tensor parallelism did not share the matrices as it should; DeepSpeed itself says nothing where
+            a pattern matches no layer.
+    """
+    layout = layout or Layout()
+    if recipe.deepspeed:
+        check_options(recipe.deepspeed, layout.zero)
+    if layout.recompute:
+        # DeepSpeed's own key `activation_checkpointing` changes nothing for HuggingFace's models.
+        model.activation_checkpointing_enable()
+    config = model.config
+    shape = Shape(depth=config.n_layer, width=config.n_embd, heads=config.n_head)
+    groups = param_groups(model.named_parameters(), shape, recipe, lr)
+    optimizer = torch.optim.AdamW(groups, betas=(recipe.beta1, recipe.beta2), fused=True)
+    # One of its optimizers prints the memory in use, and stdout may be a result in JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        engine, *_ = import_deepspeed().initialize(
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=lambda inner: LambdaLR(inner, schedule(recipe)),
+            config=deepspeed_config(recipe, layout, universal=universal),
+            dist_init_required=False,
+        )
+    if layout.tensor_parallel > 1:
+        _use_local_heads(engine.module, layout)
+    if layout.ranks == 1 and layout.zero == 0:
+        # DeepSpeed would all-reduce the gradients of one rank with itself: 0.8 ms a step, a tenth of a small one.
+        engine.enable_backward_allreduce = False
+    return engine
+
+
+def gradient_norm(engine: Any, layout: Layout) -> float:
+    """The norm of the whole gradient before clipping; call between `backward` and `step`.
+
+    Only for ZeRO stage 0, where DeepSpeed has none to give in fp32 (its issue 7255).
+    """
+    gradients = [(p, p.grad) for p in engine.module.parameters() if p.grad is not None]
+    if layout.tensor_parallel == 1:
+        return float(torch.nn.utils.get_total_norm([grad for _, grad in gradients]))
+    own, shared = torch.zeros((), device=engine.device), torch.zeros((), device=engine.device)
+    for parameter, grad in gradients:
+        square = grad.float().square().sum()
+        if getattr(parameter, "tensor_model_parallel", False):
+            shared += square
+        else:
+            own += square
+    dist.all_reduce(shared, group=engine.mpu.get_tensor_model_parallel_group())
+    return math.sqrt(float(own + shared))
+
+
+def _use_local_heads(model: Any, layout: Layout) -> None:
+    """Tell each attention the width of its own heads, which DeepSpeed does not, and check that all is shared."""
+    degree, width = layout.tensor_parallel, model.config.n_embd
+    for name, module in model.named_modules():
+        if isinstance(module, GPT2Attention):
+            weight = module.c_attn.weight
+            # Under ZeRO-3 the weight itself is an empty placeholder.
+            rows = (getattr(weight, "ds_shape", None) or weight.shape)[0]
+            if rows != 3 * width // degree:
+                raise RuntimeError(
+                    f"{name}.c_attn has {rows} rows on this rank and should have {3 * width // degree}: DeepSpeed did "
+                    "not share it"
+                )
+            module.split_size = rows // 3
+    left = [
+        n
+        for n, p in model.named_parameters()
+        if ".mlp.c_fc.weight" in n and not getattr(p, "tensor_model_parallel", False)
+    ]
+    if left:
+        raise RuntimeError(f"DeepSpeed did not share {', '.join(left)}")

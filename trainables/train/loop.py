@@ -1,0 +1,463 @@
+"""Train one cell: steps, evaluation, divergence, checkpoints, throughput."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainables.cell import Cell
+from trainables.checkpoint import checkpoint
+from trainables.checkpoint.checkpoint import TrainingState
+from trainables.data.batches import IGNORED, batch, validation_batches
+from trainables.data.store import TokenStore, open_store
+from trainables.data.tasks.score import Score
+from trainables.data.tasks.spec import TaskData
+from trainables.diagnostics.names import Diagnostic, check_diagnostics
+from trainables.diagnostics.probe import Probe
+from trainables.errors import DataError, InputError
+from trainables.export.weights import keep, whole_state
+from trainables.layout import Layout, default_zero
+from trainables.model.counts import flops, parameters
+from trainables.model.gpt2 import build_model
+from trainables.progress import Ending, Evaluation, Point, Progress, Result, evaluation_steps
+from trainables.ranks.collective import together
+from trainables.ranks.process_group import Meeting, Seat, device, join, leave
+from trainables.record import Keep
+from trainables.storage.storage import Folder, open_storage, patiently
+from trainables.train.engine import build_engine, gradient_norm, import_zero
+from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
+
+#: Points of a training curve: enough to see its shape, few enough to log.
+CURVE_POINTS = 60
+#: Seconds that packing the data of a cell may take: 60 GB of text and a vocabulary learnt from it are hours of work.
+PACK_LIMIT = 24 * 3600.0
+#: A cell whose training loss exceeds this many times its first loss is diverged, not merely slow.
+DIVERGENCE_FACTOR = 2.0
+
+
+def train(
+    cell: Cell,
+    *,
+    data_root: str | Path,
+    layout: Layout | None = None,
+    seat: Seat | None = None,
+    meeting: Meeting | None = None,
+    checkpoints: str | Path | None = None,
+    checkpoint_every: float = 10.0,
+    weights: Keep | None = None,
+    evaluations: int = 4,
+    diagnostics: Sequence[Diagnostic] = (),
+    stop: Callable[[Evaluation], Ending | None] | None = None,
+    report: Callable[[Progress], None] | None = None,
+    report_every: float = 2.0,
+) -> Result:
+    """Train a cell to its end, or on from its newest checkpoint, and return how it ended.
+
+    Every rank of the layout calls this with the same arguments but for `seat`, and returns the same result.
+
+    Args:
+        cell: what to train.
+        data_root: folder or URI of the packed token stores; the cell's own is made there when missing.
+        layout: how the cell is spread over ranks; by default over one.
+        seat: this process's place in a gang; by default it is alone, or where torchrun put it.
+        meeting: on rank 0 of a gang, the port the seats were given.
+        checkpoints: folder or URI of this cell's checkpoints (`trainables.storage.storage`); None keeps none.
+        checkpoint_every: seconds between checkpoints.
+        weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none. A model that
+            is no plain GPT-2 (`Recipe.is_gpt2`) keeps none.
+        evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
+        diagnostics: what is measured of the model's layers before the first step and at each evaluation, with no effect
+            on training.
+        stop: asked after each evaluation but the last whether the cell ends there; a function of nothing else, so that
+            a cell that goes on from a checkpoint ends where it would have.
+        report: called on rank 0 with what is new, at most every `report_every` seconds.
+        report_every: seconds.
+
+    Raises:
+        DataError: the data is missing, unusable, or no longer what the cell was planned with.
+        InputError: the cell cannot be trained in this layout, or the layout has other ranks than there are.
+        RuntimeError: a rank was lost, or did not come to a collective in time.
+    """
+    recipe = cell.recipe
+    if not recipe.is_gpt2:
+        # Weights that no plain GPT-2 can hold are of no use outside.
+        weights = None
+    layout = layout or Layout(zero=default_zero(recipe.precision, 1))
+    layout.check(cell.shape, recipe)
+    check_diagnostics(diagnostics, layout, recipe)
+    if layout.shard_vocabulary and isinstance(cell.data, TaskData):
+        # The loss would leave out what is not scored, but no rank would have the logits to read the accuracy off.
+        raise InputError(
+            f"the layout shards the vocabulary, and the accuracy of the task {cell.data.kind} is read off whole "
+            "logits. Leave `shard_vocabulary` out: the vocabulary of a task is small."
+        )
+    join(seat, meeting)
+    if dist.get_world_size() != layout.ranks:
+        raise InputError(
+            f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
+            f"{layout.data_parallel}), and {dist.get_world_size()} were started; make them equal."
+        )
+    import_zero(layout)
+    meter = MemoryMeter(device())
+    store = _open_store(cell, layout, data_root)
+    storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
+    notes: list[str] = []
+    engine, stood = _start(cell, layout, store, storage, notes)
+    training = _Training(cell, layout, store, engine, meter, storage, checkpoint_every, report, report_every)
+    training.resume(stood, notes)
+    try:
+        if diagnostics:
+            training.probe = Probe(diagnostics, engine, cell, layout, store, device())
+        result = training.run(evaluations, stop)
+        state = whole_state(engine, layout) if weights and result.status == "done" else None
+    finally:
+        engine.destroy()
+    if weights and result.status == "done":
+        # The other ranks wait for it: a rank that has ended would count as one the first does not come to.
+        written = together(
+            lambda: None if state is None else keep(weights, state, cell, layout, store, result),
+            "writing the weights",
+        )
+        note = written[0]
+        if note:
+            result = result.model_copy(update={"notes": (*result.notes, note)})
+    if seat is not None:
+        leave()
+    return result
+
+
+def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore:
+    def opened() -> TokenStore:
+        return patiently(
+            lambda: open_store(cell.data, context=cell.recipe.context, root=data_root, key=cell.data_key)
+        )
+
+    def pack() -> None:
+        opened()
+
+    if layout.ranks > 1:
+        # A machine may have to pack its own copy, which takes longer than a collective waits.
+        together(pack, "packing the data", PACK_LIMIT)
+    return opened()
+
+
+def _start(
+    cell: Cell, layout: Layout, store: TokenStore, storage: Folder | None, notes: list[str]
+) -> tuple[Any, TrainingState | None]:
+    """Build the engine, brought to the newest checkpoint that can be loaded, and return where that one stood."""
+    if storage is not None:
+        trying = functools.partial(patiently, storage.check)
+        together(lambda: trying() if dist.get_rank() == 0 else None, "trying the place of checkpoints")
+    passed: set[str] = set()
+    while True:
+        found = checkpoint.find(storage, cell.key, layout, notes, passed) if storage else None
+        torch.manual_seed(cell.seed)
+        model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
+        is_universal = found is not None and found.universal
+        engine = build_engine(model, cell.recipe, cell.lr, layout, universal=is_universal)
+        if found is None or found.load(engine, notes):
+            return engine, found.state if found else None
+        engine.destroy()
+
+
+def dropout_seed(seed: int, step: int, group: int) -> int:
+    """A seed of the step and group alone, so that there is no state to save, and none that ranks could lose.
+
+    The ranks of one tensor-parallel group must draw the same masks: with others their replicated weights drift apart
+    in silence, by 1.4e-2 after 20 steps.
+    """
+    return int(np.random.SeedSequence((seed, step, group)).generate_state(1, np.uint64)[0])
+
+
+class _Training:
+    """The running state of one cell. One object, so that a checkpoint and a report see the same numbers."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        layout: Layout,
+        store: TokenStore,
+        engine: Any,
+        meter: MemoryMeter,
+        storage: Folder | None,
+        checkpoint_every: float,
+        report: Callable[[Progress], None] | None,
+        report_every: float,
+    ) -> None:
+        self.cell, self.layout, self.store, self.engine = cell, layout, store, engine
+        self.storage, self.checkpoint_every = storage, checkpoint_every
+        self.report, self.report_every = report, report_every
+        self.meter, self.device = meter, device()
+        self.rank, self.group = dist.get_rank(), dist.get_rank() // layout.tensor_parallel
+        self.step = 0
+        self.seconds = 0.0
+        self.first_loss: float | None = None
+        self.points: list[Point] = []
+        self.evaluations: list[Evaluation] = []
+        self.probe: Probe | None = None
+        self.start: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.reported = (0, 0)
+        self.resumed_from, self.resumed_seconds = 0, 0.0
+
+    def run(self, evaluations: int, stop: Callable[[Evaluation], Ending | None] | None) -> Result:
+        steps = self.cell.recipe.steps
+        window = max(1, steps // CURVE_POINTS)
+        evaluate_at = evaluation_steps(steps, evaluations)
+        reason = None
+        self._measure_start()
+        last_checkpoint = last_report = time.monotonic()
+        while self.step < steps and reason is None:
+            until = min(steps, self.step - self.step % window + window)
+            until = min([until, *(s for s in evaluate_at if s > self.step)])
+            reason = self._window(until, until in evaluate_at)
+            if self.step in evaluate_at and reason is None:
+                self._evaluate()
+                if stop and self.step < steps:
+                    ending = stop(self.evaluations[-1])
+                    if self._first_says(ending is not None):
+                        return self._result(None, ending or Ending(reason="as rank 0 says"))
+            now = time.monotonic()
+            is_due = self.storage is not None and now - last_checkpoint > self.checkpoint_every
+            if reason is None and self.step < steps and self._first_says(is_due):
+                self._save()
+                last_checkpoint = time.monotonic()
+            if self.report and self.rank == 0 and now - last_report > self.report_every:
+                self._report()
+                last_report = now
+        return self._result(reason)
+
+    def _measure_start(self) -> None:
+        """Measure the model that no step has changed."""
+        start = time.perf_counter()
+        if self.probe and self.step == 0:
+            self.start = self.probe.of_model()
+        self.seconds += time.perf_counter() - start
+
+    def _window(self, until: int, evaluated: bool) -> str | None:
+        """Train up to step `until`, add a point to the curve, and return why the cell must end, if it must.
+
+        The first step of all and the last one before an evaluation are looked at by the diagnostics.
+        """
+        recipe, layout, engine = self.cell.recipe, self.layout, self.engine
+        start, first_step = time.perf_counter(), self.step
+        total = torch.zeros((), device=self.device)
+        norm = float("nan")
+        pieces = layout.pieces(recipe)
+        while self.step < until:
+            probe = self.probe if self.step == 0 or (evaluated and self.step == until - 1) else None
+            if recipe.dropout:
+                torch.manual_seed(dropout_seed(self.cell.seed, self.step, self.group))
+            inputs, targets = self._batch()
+            for x, y in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
+                loss = engine(input_ids=x, labels=y, shift_labels=y).loss
+                engine.backward(loss)
+                total += loss.detach() / pieces
+                if layout.zero == 0 and self.step == until - 1 and engine.is_gradient_accumulation_boundary():
+                    # DeepSpeed has no norm to give here, and clips in the step below.
+                    norm = gradient_norm(engine, layout)
+                if probe and engine.is_gradient_accumulation_boundary():
+                    probe.before_step()
+                engine.step()
+            if probe:
+                probe.after_step(self.step + 1)
+                if self.step == 0:
+                    self.start |= probe.of_step()
+            self.step += 1
+        if layout.zero:
+            norm = float(engine.get_global_grad_norm())
+        mean = float(self._sum(total)) / layout.ranks / (until - first_step)
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        rate = (until - first_step) * recipe.batch * recipe.context / seconds
+        lr = float(engine.lr_scheduler.get_last_lr()[0])
+        self.points.append(
+            Point(step=self.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
+        )
+        if self.first_loss is None:
+            self.first_loss = mean
+        if not math.isfinite(mean):
+            return f"the training loss is {mean} at step {self.step}"
+        if mean > DIVERGENCE_FACTOR * self.first_loss:
+            return f"the training loss rose from {self.first_loss:.3f} to {mean:.3f} at step {self.step}"
+        return None
+
+    def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The share of this group in the step's sequences, [share, T] each."""
+        recipe, share = self.cell.recipe, self.layout.share(self.cell.recipe)
+        x, y = batch(
+            self.store, context=recipe.context, batch=recipe.batch, seed=self.cell.seed, step=self.step
+        )
+        mine = slice(self.group * share, (self.group + 1) * share)
+        return self._tensor(x[mine]), self._tensor(y[mine])
+
+    def _tensor(self, array: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _sum(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a value over all ranks."""
+        if self.layout.ranks > 1:
+            dist.all_reduce(value)
+        return value
+
+    def _first_says(self, decision: bool) -> bool:
+        """The decision of rank 0: clocks differ, and all ranks must do the same."""
+        if self.layout.ranks == 1:
+            return decision
+        said = torch.tensor(float(decision), device=self.device)
+        dist.broadcast(said, src=0)
+        return bool(said)
+
+    def _evaluate(self) -> None:
+        """Loss over the whole validation set, each target once, in nats per target; the groups share the work.
+
+        Where data has targets of its own, the share of those asked for that the net puts first is the measure
+        `accuracy` (`trainables.data.tasks.score`).
+        """
+        layout, engine = self.layout, self.engine
+        start = time.perf_counter()
+        task = self.cell.data if isinstance(self.cell.data, TaskData) else None
+        score = Score(task, self.cell.recipe.context) if task else None
+        sums = torch.zeros(2 + (score.numbers if score else 0), dtype=torch.float64)
+        engine.eval()
+        with torch.no_grad():
+            for x, y, counts in self._validation():
+                # One item: the loss is a sum over the tokens, also where each rank has a shard of the vocabulary.
+                targets = self._tensor(y)
+                output = engine(
+                    input_ids=self._tensor(x), labels=targets, shift_labels=targets, num_items_in_batch=1
+                )
+                if counts:
+                    sums[:2] += torch.tensor(
+                        [float(output.loss), (targets != IGNORED).sum()], dtype=torch.float64
+                    )
+                    if score:
+                        sums[2:] += score.count(x, y, output.logits.argmax(dim=-1))
+        engine.train()
+        total, scored, *counted = (self._sum(sums.to(self.device)) / layout.tensor_parallel).tolist()
+        if not scored:
+            raise DataError(
+                f"the validation set in {self.store.path} is empty; raise data.validation_fraction"
+            )
+        measures = score.measures(counted) if score else {}
+        if self.probe:
+            measures |= {**self.probe.of_model(), **self.probe.of_step()}
+        self.evaluations.append(Evaluation(step=self.step, loss=total / scored, measures=measures))
+        self.seconds += time.perf_counter() - start
+
+    def _validation(self) -> Iterator[tuple[Any, Any, bool]]:
+        """Batches of this group, and whether each counts: a group with one fewer than the others repeats a batch.
+
+        All must call the model equally often, because under ZeRO-3 each call gathers weights from every group.
+        """
+        groups = self.layout.data_parallel
+        sequences = self.layout.sequences(self.cell.recipe)
+        turn: list[Any] = []
+        for x, y in validation_batches(self.store, context=self.cell.recipe.context, batch=sequences):
+            turn.append((x, y))
+            if len(turn) == groups:
+                yield *turn[self.group], True
+                turn.clear()
+        if turn:
+            counts = self.group < len(turn)
+            yield *turn[self.group if counts else 0], counts
+
+    def resume(self, state: TrainingState | None, notes: list[str]) -> None:
+        """Go on where a checkpoint stood, from which the engine was loaded."""
+        if state is not None:
+            self.step = self.resumed_from = state.step
+            self.seconds, self.first_loss = state.train_seconds, state.first_loss
+            self.resumed_seconds = state.train_seconds
+            self.points, self.evaluations = list(state.points), list(state.evaluations)
+            self.notes, self.start = list(state.notes), dict(state.start)
+        self.notes += [note for note in notes if note not in self.notes]
+
+    def _save(self) -> None:
+        assert self.storage is not None
+        state = TrainingState(
+            cell=self.cell.key,
+            step=self.step,
+            train_seconds=self.seconds,
+            first_loss=self.first_loss,
+            points=tuple(self.points),
+            evaluations=tuple(self.evaluations),
+            notes=tuple(self.notes),
+            start=self.start,
+        )
+        problem = checkpoint.save(self.engine, self.storage, self.layout, state)
+        if problem and not any(problem in note for note in self.notes):
+            # The first of its kind: a disk stays full for many checkpoints.
+            self.notes.append(f"no checkpoint at step {self.step}: {problem}")
+
+    def _report(self) -> None:
+        assert self.report is not None
+        points, evaluations = self.reported
+        self.report(
+            Progress(
+                step=self.step,
+                steps=self.cell.recipe.steps,
+                train_seconds=self.seconds,
+                points=tuple(self.points[points:]),
+                evaluations=tuple(self.evaluations[evaluations:]),
+                start={} if points else self.start,
+            )
+        )
+        self.reported = (len(self.points), len(self.evaluations))
+
+    def _result(self, reason: str | None, ending: Ending | None = None) -> Result:
+        cell, recipe = self.cell, self.cell.recipe
+        loss = self.evaluations[-1].loss if self.evaluations else None
+        if reason is None and (loss is None or not math.isfinite(loss)):
+            reason = f"the validation loss is {loss} at step {self.step}"
+        counts = parameters(
+            cell.shape, self.store.vocabulary, recipe.context, recipe.network, recipe.residual
+        )
+        tokens = self.step * recipe.batch * recipe.context
+        rate = tokens / self.seconds
+        # Before the yardstick of utilisation, whose matrices would count.
+        peak = self._peak_memory()
+        cost = flops(cell.shape, self.store.vocabulary, recipe.context, recipe.network).training
+        status: Literal["done", "diverged", "stopped"] = "done" if reason is None else "diverged"
+        if reason is None and ending:
+            status, reason, loss = "stopped", ending.reason, ending.loss
+        return Result(
+            status=status,
+            reason=reason,
+            loss=None if status == "diverged" else loss,
+            loss_se=ending.loss_se if ending and status == "stopped" else None,
+            train_loss=self.points[-1].train_loss if self.points else None,
+            step=self.step,
+            tokens=tokens,
+            params=cell.shape.budget_params,
+            total_params=counts.total,
+            vocabulary=self.store.vocabulary,
+            floor=self.store.floor,
+            bytes_per_token=self.store.bytes_per_token,
+            train_seconds=self.seconds,
+            tokens_per_second=rate,
+            utilisation=rate
+            * cost
+            / matmul_flops_per_second(self.device, recipe.precision)
+            / self.layout.ranks,
+            memory_bytes=peak,
+            resumed_from=self.resumed_from,
+            resumed_seconds=self.resumed_seconds,
+            device=torch.cuda.get_device_name(0) if self.device.type == "cuda" else "cpu",
+            notes=tuple(self.notes),
+            points=tuple(self.points),
+            evaluations=tuple(self.evaluations),
+            start=self.start,
+        )
+
+    def _peak_memory(self) -> int:
+        """Of the rank that held most."""
+        peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
+        if self.layout.ranks > 1:
+            dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        return int(peak)

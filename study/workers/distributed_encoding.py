@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from study.workers.machines import MARK
-from trainables.data.mixture import interleave
-from trainables.data.pack import Encode, Ids, token_type
-from trainables.data.spool import Chunk, Text, cut
-from trainables.data.tokenizer import Encoder, bpe_encoder, bytes_encoder
+from trainables.data.packing.pack import Encode, Ids, token_type
+from trainables.data.packing.text_buffer import Chunk, Text, cut
+from trainables.data.packing.tokenizer import Encoder, bpe_encoder, bytes_encoder
+from trainables.data.sources.mixture import interleave
 
 #: Bytes of text a worker is given at a time: about a second of its work.
 CHUNK = 4 << 20

@@ -12,10 +12,10 @@ from study.errors import SpecError
 from study.plan.table import duration
 from study.workers.distributed_encoding import Workers, spread
 from study.workers.machines import Machine, Slots
-from trainables.data.pack import Watch
-from trainables.data.shared import is_packed
+from trainables.data.packing.pack import Watch
 from trainables.data.spec import DataSpec, HierarchyData
-from trainables.data.store import open_store
+from trainables.data.store.open import open_store
+from trainables.data.store.remote_store import is_packed
 from trainables.data.tasks.spec import TaskData
 
 #: Seconds between two lines where nothing can be drawn over.

@@ -16,7 +16,7 @@ from tests.bench.figure import Figure
 from tests.bench.scheduling import Watch
 from tests.stubs import Cells
 from trainables.cell import Cell
-from trainables.data.store import open_store
+from trainables.data.store.open import open_store
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 

@@ -14,7 +14,7 @@ from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
 from trainables.data import data_key
-from trainables.data.pack import Encode, encode_here, pack
+from trainables.data.packing.pack import Encode, encode_here, pack
 from trainables.data.spec import FilesData
 
 CPUS = 2

@@ -17,7 +17,7 @@ from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
 from tests.stubs import Cells, stub_result
-from trainables.data.store import open_store
+from trainables.data.store.open import open_store
 from trainables.progress import Progress, Result
 
 TRIALS = 20

@@ -10,9 +10,9 @@ from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
 from trainables.checkpoint import checkpoint
 from trainables.data import data_key
-from trainables.data.batches import IGNORED, validation_batches
 from trainables.data.spec import HierarchyData
-from trainables.data.store import open_store
+from trainables.data.store.batches import IGNORED, validation_batches
+from trainables.data.store.open import open_store
 from trainables.diagnostics.blocks import blocks, check_blocks, embedded, mean_loss
 from trainables.diagnostics.gradients import StepMeter
 from trainables.diagnostics.induction import after_same, attention_weights, induction, looked_at, scores

@@ -8,17 +8,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainables.data.batches import batch, validation_batches
-    from trainables.data.identity import data_key, vocabulary_size
-    from trainables.data.store import TokenStore, open_store
+    from trainables.data.packing.data_key import data_key, vocabulary_size
+    from trainables.data.store.batches import batch, validation_batches
+    from trainables.data.store.open import TokenStore, open_store
 
 _HOMES = {
-    "batch": "batches",
-    "validation_batches": "batches",
-    "data_key": "identity",
-    "vocabulary_size": "identity",
-    "TokenStore": "store",
-    "open_store": "store",
+    "batch": "store.batches",
+    "validation_batches": "store.batches",
+    "data_key": "packing.data_key",
+    "vocabulary_size": "packing.data_key",
+    "TokenStore": "store.open",
+    "open_store": "store.open",
 }
 
 __all__ = ["TokenStore", "batch", "data_key", "open_store", "validation_batches", "vocabulary_size"]

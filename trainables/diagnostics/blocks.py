@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainables.data.batches import IGNORED
+from trainables.data.store.batches import IGNORED
 from trainables.errors import InputError
 from trainables.model.analysed import AnalysedBlock
 from trainables.model.residual import PostNormBlock

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from trainables.cell import Cell
-from trainables.data.batches import validation_batches
-from trainables.data.store import TokenStore
+from trainables.data.store.batches import validation_batches
+from trainables.data.store.open import TokenStore
 from trainables.diagnostics.blocks import check_blocks
 from trainables.diagnostics.gradients import StepMeter
 from trainables.diagnostics.induction import induction

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from trainables.data.store import TokenStore
-from trainables.data.tokenizer import BYTES_END, END_OF_TEXT
+from trainables.data.packing.tokenizer import BYTES_END, END_OF_TEXT
+from trainables.data.store.open import TokenStore
 from trainables.errors import DataError
 
 

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trainables.cell import Cell
 from trainables.data.spec import DataSpec
-from trainables.data.store import TokenStore
+from trainables.data.store.open import TokenStore
 from trainables.data.tasks.spec import TaskData
 from trainables.export.tokenizer import huggingface_tokenizer
 from trainables.layout import Layout
@@ -178,7 +178,7 @@ def boundaries(data: DataSpec, store: TokenStore) -> tuple[int | None, int | Non
     """
     if isinstance(data, TaskData) and len(data.parts) > 1:
         return None, None
-    from trainables.data.tokenizer import BPE_END, BYTES_END
+    from trainables.data.packing.tokenizer import BPE_END, BYTES_END
 
     kind = store.manifest["spec"].get("tokenizer")
     if kind is None:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from trainables.cell import Cell
 from trainables.checkpoint import checkpoint
 from trainables.checkpoint.checkpoint import TrainingState
-from trainables.data.batches import IGNORED, batch, validation_batches
-from trainables.data.store import TokenStore, open_store
+from trainables.data.store.batches import IGNORED, batch, validation_batches
+from trainables.data.store.open import TokenStore, open_store
 from trainables.data.tasks.score import Score
 from trainables.data.tasks.spec import TaskData
 from trainables.diagnostics.names import Diagnostic, check_diagnostics

@@ -29,7 +29,7 @@ from study.workers.ray_session import private_ray
 from tests.stubs import Cells
 from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
-from trainables.data.store import open_store
+from trainables.data.store.open import open_store
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.ranks.collective import PeerError

@@ -21,8 +21,9 @@ from study.workers.machines import Machine, Slots
 from study.workers.packing import packed, shown, workers_of
 from study.workers.ray_session import private_ray
 from tests.environment import environment_without
-from tests.trainables.data.test_store import prose
-from trainables.data import data_key, open_store, pack
+from tests.trainables.data.store.test_open import prose
+from trainables.data import data_key, open_store
+from trainables.data.packing import pack
 from trainables.data.spec import FilesData, HierarchyData, MixtureData
 from trainables.storage.storage import Bucket
 

@@ -19,11 +19,11 @@ from tests.disks import small_disk
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.batches import validation_batches
+from trainables.data.packing.text_buffer import Piece
+from trainables.data.packing.tokenizer import bpe_encoder, bytes_encoder
 from trainables.data.spec import FilesData, HierarchyData
-from trainables.data.spool import Piece
-from trainables.data.store import open_store
-from trainables.data.tokenizer import bpe_encoder, bytes_encoder
+from trainables.data.store.batches import validation_batches
+from trainables.data.store.open import open_store
 from trainables.errors import InputError
 from trainables.export.tokenizer import huggingface_tokenizer
 from trainables.export.weights import as_conv1d, export_config, write

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.drawn import Draws, Symbols
+from trainables.data.tasks.random_rows import Draws, Symbols
 from trainables.data.tasks.spec import UNSCORED, ExpressionsData
 
 #: Ids of the operators, behind those of the ten digits, and of what closes an expression.

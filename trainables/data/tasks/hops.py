@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trainables.data.drawn import Draws, Symbols
 from trainables.data.tasks.parts import which_part
+from trainables.data.tasks.random_rows import Draws, Symbols
 from trainables.data.tasks.spec import UNSCORED, HopsData
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainables.data.drawn import Draws, Symbols
+from trainables.data.tasks.random_rows import Draws, Symbols
 from trainables.data.tasks.spec import UNSCORED, RepeatsData, first_part
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainables.data.drawn import ROWS_AT_A_TIME, Draws, Symbols, one_side
 from trainables.data.tasks import connectivity, expressions, hops, repeats
+from trainables.data.tasks.random_rows import ROWS_AT_A_TIME, Draws, Symbols, one_side
 from trainables.data.tasks.spec import UNSCORED, AnyTask, ConnectivityData, HopsData, RepeatsData
 from trainables.errors import InputError
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from trainables.data.hierarchy import check_grammar, random_grammar, sample, strings_per_row
-from trainables.data.source import Source, Stretch
+from trainables.data.sources.hierarchy import check_grammar, random_grammar, sample, strings_per_row
+from trainables.data.sources.source import Source, Stretch
 from trainables.data.spec import HierarchyData
 from trainables.errors import InputError
 

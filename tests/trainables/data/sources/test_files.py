@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainables.data import data_key, open_store
-from trainables.data.files import files_source
-from trainables.data.listing import list_files
+from trainables.data.sources.file_listing import list_files
+from trainables.data.sources.files import files_source
 from trainables.data.spec import FilesData
 from trainables.errors import DataError
 
@@ -72,13 +72,13 @@ def test_a_large_text_file_is_one_document_and_is_read_line_by_line(tmp_path, mo
     text = "".join(f"line {i} é\n" for i in range(20_000))
     (tmp_path / "large.txt").write_text(text)
     (tmp_path / "small.txt").write_text("small")
-    monkeypatch.setattr("trainables.data.files.SMALL", 1000)
+    monkeypatch.setattr("trainables.data.sources.files.SMALL", 1000)
     assert documents(FilesData(path=str(tmp_path)), tmp_path) == [text, "small"]
 
 
 def test_nothing_is_written_outside_the_folder_given(tmp_path, corpus):
     code = (
-        "import sys\nfrom pathlib import Path\nfrom trainables.data.files import files_source\n"
+        "import sys\nfrom pathlib import Path\nfrom trainables.data.sources.files import files_source\n"
         "from trainables.data.spec import FilesData\n"
         "print(len(list(files_source(FilesData(path=sys.argv[1]), Path()).stretches(Path(sys.argv[2])))))"
     )
@@ -192,9 +192,9 @@ def test_unusable_data_is_an_error_of_one_paragraph_and_leaves_nothing(tmp_path,
 NOT_ALLOWED = """
 import os, sys
 from pathlib import Path
-from trainables.data.hashing import file_sha256
-from trainables.data.identity import data_key
-from trainables.data.listing import list_files
+from trainables.data.sources.hashing import file_sha256
+from trainables.data.packing.data_key import data_key
+from trainables.data.sources.file_listing import list_files
 from trainables.data.spec import FilesData
 from trainables.errors import DataError
 if os.getuid() == 0:

@@ -14,13 +14,14 @@ import pytest
 from filelock import FileLock
 from tokenizers import Tokenizer
 
-from trainables.data import data_key, open_store, pack
-from trainables.data.batches import validation_batches
-from trainables.data.pack import SPLITS, estimate_bytes
+from trainables.data import data_key, open_store
+from trainables.data.packing import pack
+from trainables.data.packing.pack import SPLITS, estimate_bytes
+from trainables.data.packing.tokenizer import BPE_END, BYTES_END, train_bpe
 from trainables.data.spec import FilesData, HierarchyData
+from trainables.data.store.batches import validation_batches
 from trainables.data.tasks.rows import rows
 from trainables.data.tasks.spec import RepeatsData
-from trainables.data.tokenizer import BPE_END, BYTES_END, train_bpe
 from trainables.errors import DataError, InputError
 
 SMALL = HierarchyData(sequences=300, validation_sequences=40)
@@ -396,7 +397,7 @@ def test_other_troubles_of_the_disk_are_named(tmp_path, monkeypatch):
     def failing(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "store")
 
-    monkeypatch.setattr("trainables.data.pack.pack", failing)
+    monkeypatch.setattr("trainables.data.packing.pack.pack", failing)
     with pytest.raises(DataError, match=r"cannot be packed into .*: Read-only file system \(store\)"):
         open_store(SMALL, context=64, root=tmp_path)
     (tmp_path / "file").write_text("")

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from trainables.data import data_key, open_store
-from trainables.data.mixture import hierarchy_text, interleave
+from trainables.data.packing.tokenizer import BYTES_END
+from trainables.data.sources.mixture import hierarchy_text, interleave
 from trainables.data.spec import FilesData, HierarchyData, MixtureData, PythonSourceData
-from trainables.data.tokenizer import BYTES_END
 from trainables.errors import DataError, InputError
 
 

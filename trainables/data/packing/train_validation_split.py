@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from trainables.data.source import Stretch
+from trainables.data.sources.source import Stretch
 
 #: Characters of a block in a corpus that is large enough; the smallest blocks for a small one.
 BLOCK, SMALLEST_BLOCK = 4096, 64

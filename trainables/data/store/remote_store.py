@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from trainables.data.identity import data_key
-from trainables.data.seal import SEAL, Hold, is_held, last_used, seal, sealed, touch
+from trainables.data.packing.data_key import data_key
 from trainables.data.spec import DataSpec
-from trainables.data.store import (
+from trainables.data.store.checksums import SEAL, Hold, is_held, last_used, seal, sealed, touch
+from trainables.data.store.open import (
     BUILDING,
     TokenStore,
     at_once,
@@ -48,7 +48,7 @@ from trainables.storage.disk import FULL, settle
 from trainables.storage.storage import Bucket, open_storage, reason
 
 if TYPE_CHECKING:
-    from trainables.data.pack import Encode, Watch
+    from trainables.data.packing.pack import Encode, Watch
 
 T = TypeVar("T")
 

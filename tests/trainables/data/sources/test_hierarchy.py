@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from trainables.data.hierarchy import (
+from trainables.data.sources.hierarchy import (
     Grammar,
     check_grammar,
     distinct_strings,

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainables.data.datasets_reader import quiet_datasets, rows_of_text
-from trainables.data.hashing import file_sha256, unreadable
-from trainables.data.listing import COMPRESSIONS, ListedFile, list_files
-from trainables.data.source import Source, Stretch
+from trainables.data.sources.datasets_reader import quiet_datasets, rows_of_text
+from trainables.data.sources.file_listing import COMPRESSIONS, ListedFile, list_files
+from trainables.data.sources.hashing import file_sha256, unreadable
+from trainables.data.sources.source import Source, Stretch
 from trainables.data.spec import FilesData
 from trainables.errors import DataError
 from trainables.storage.disk import FULL

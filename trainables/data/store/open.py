@@ -15,16 +15,16 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from trainables.data.hashing import unreadable
-from trainables.data.identity import DATA_VERSION, data_key, outline
-from trainables.data.seal import Hold
+from trainables.data.packing.data_key import DATA_VERSION, data_key, outline
+from trainables.data.sources.hashing import unreadable
 from trainables.data.spec import DataSpec
+from trainables.data.store.checksums import Hold
 from trainables.errors import DataError
 from trainables.storage.disk import FULL, settle
 from trainables.storage.storage import Bucket, open_storage
 
 if TYPE_CHECKING:
-    from trainables.data.pack import Encode, Watch
+    from trainables.data.packing.pack import Encode, Watch
 
 Tokens = NDArray[Any]
 
@@ -81,7 +81,7 @@ def open_store(
 
     Safe when several processes want it at once: one packs, the others wait. A process killed while packing leaves
     nothing that could be mistaken for a store. Where `root` is a URI, a store is published there whole or not at all,
-    and each machine has a copy of its own to read (`trainables.data.shared`).
+    and each machine has a copy of its own to read (`trainables.data.store.remote_store`).
 
     Args:
         spec: the data.
@@ -104,7 +104,7 @@ def open_store(
     storage = open_storage(root)
     if isinstance(storage, Bucket):
         # Imported here, because it imports this module.
-        from trainables.data.shared import open_shared
+        from trainables.data.store.remote_store import open_shared
 
         return usable(open_shared(storage, spec, context, key, base, encode, watch), context)
     place = storage.local
@@ -152,7 +152,7 @@ def check_length(manifest: Mapping[str, Any], where: str | Path, context: int) -
         DataError: names the side.
     """
     # Here because `batches` needs the type of the store.
-    from trainables.data.batches import too_short, window_count
+    from trainables.data.store.batches import too_short, window_count
 
     for split in ("train", "validation"):
         tokens = manifest["tokens"][split]
@@ -232,7 +232,7 @@ def build(
         DataError: the data cannot be used, or the disk is full or may not be written.
     """
     # Imported here: opening a store that exists needs no tokenizer and no `datasets`.
-    from trainables.data.pack import encode_here, estimate_bytes, pack, unwatched
+    from trainables.data.packing.pack import encode_here, estimate_bytes, pack, unwatched
 
     folder = root / BUILDING / f"{key}.{uuid.uuid4().hex[:8]}"
     try:

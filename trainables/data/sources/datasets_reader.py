@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from trainables.data.source import Stretch
+from trainables.data.sources.source import Stretch
 from trainables.errors import DataError
 
 #: Rows converted at a time.

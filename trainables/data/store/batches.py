@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.permutation import mix, permute
-from trainables.data.store import Tokens, TokenStore
+from trainables.data.store.open import Tokens, TokenStore
+from trainables.data.store.permutation import mix, permute
 from trainables.errors import DataError
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]

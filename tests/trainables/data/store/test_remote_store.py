@@ -21,12 +21,13 @@ from filelock import FileLock
 
 from tests.clouds import amazon
 from tests.disks import small_disk
-from tests.trainables.data.test_store import prose, said_at_once
+from tests.trainables.data.store.test_open import prose, said_at_once
 from trainables.cell import Cell, Recipe, Shape
-from trainables.data import data_key, open_store, shared
-from trainables.data.seal import is_held, last_used
+from trainables.data import data_key, open_store
 from trainables.data.spec import FilesData, HierarchyData
-from trainables.data.store import BUILDING
+from trainables.data.store import remote_store as shared
+from trainables.data.store.checksums import is_held, last_used
+from trainables.data.store.open import BUILDING
 from trainables.errors import DataError, InputError
 from trainables.storage.storage import Bucket, open_storage
 from trainables.train.loop import train
@@ -197,7 +198,7 @@ def test_a_damaged_store_on_the_storage_is_packed_and_published_again(machine, m
     assert files(open_store(text, context=CONTEXT, root=memory)) == packed
     machine("three")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainables.data.pack.pack", lambda *_: pytest.fail("packed again"))
+        patch.setattr("trainables.data.packing.pack.pack", lambda *_: pytest.fail("packed again"))
         assert files(open_store(text, context=CONTEXT, root=memory)) == packed
 
 
@@ -399,7 +400,7 @@ def test_a_storage_that_goes_away_while_it_is_fetched_from_leaves_nothing(machin
 
 
 def test_a_storage_that_takes_nothing_is_an_error_before_packing(machine, server, bucket, monkeypatch):
-    monkeypatch.setattr("trainables.data.pack.pack", lambda *_: pytest.fail("packed in vain"))
+    monkeypatch.setattr("trainables.data.packing.pack.pack", lambda *_: pytest.fail("packed in vain"))
     missing = bucket.replace("s3://stores", "s3://no-stores")
     with pytest.raises(InputError, match=r"s3://no-stores.*Make sure that the bucket exists"):
         open_store(SMALL, context=CONTEXT, root=missing)
@@ -417,7 +418,7 @@ def test_what_could_not_be_published_is_published_by_the_next_run(machine, memor
         patch.setattr(Bucket, "write", refuse)
         with pytest.raises(ConnectionError, match=r"cannot be published.*ACCESS_DENIED.*next run goes on"):
             open_store(SMALL, context=CONTEXT, root=memory)
-    monkeypatch.setattr("trainables.data.pack.pack", lambda *_: pytest.fail("packed again"))
+    monkeypatch.setattr("trainables.data.packing.pack.pack", lambda *_: pytest.fail("packed again"))
     assert shared.is_packed(SMALL, CONTEXT, memory, open_store(SMALL, context=CONTEXT, root=memory).path.name)
 
 
@@ -520,7 +521,9 @@ def test_where_files_cannot_be_locked_stores_open_and_none_counts_as_free(machin
     def missing(handle, how):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr("trainables.data.seal.fcntl", SimpleNamespace(**{**vars(fcntl), "flock": missing}))
+    monkeypatch.setattr(
+        "trainables.data.store.checksums.fcntl", SimpleNamespace(**{**vars(fcntl), "flock": missing})
+    )
     assert len(open_store(SMALL, context=CONTEXT, root=memory).train) == 300 * 65
     assert is_held(path)
 

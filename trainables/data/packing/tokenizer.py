@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.data.packing.text_buffer import Piece
 from trainables.data.spec import BYTES_VOCABULARY
-from trainables.data.spool import Piece
 from trainables.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainables.data.datasets_reader import quiet_datasets, rows_of_text
-from trainables.data.hashing import file_sha256
-from trainables.data.source import Source, Stretch
+from trainables.data.sources.datasets_reader import quiet_datasets, rows_of_text
+from trainables.data.sources.hashing import file_sha256
+from trainables.data.sources.source import Source, Stretch
 from trainables.data.spec import HubData
 from trainables.errors import DataError
 from trainables.storage.disk import FULL

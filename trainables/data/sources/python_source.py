@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainables.data.source import Source, Stretch
+from trainables.data.sources.source import Source, Stretch
 from trainables.data.spec import PythonSourceData
 from trainables.errors import DataError
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainables.data.batches import IGNORED, batch, validation_batches
-from trainables.data.permutation import mix, permute
-from trainables.data.store import TokenStore
+from trainables.data.store.batches import IGNORED, batch, validation_batches
+from trainables.data.store.open import TokenStore
+from trainables.data.store.permutation import mix, permute
 from trainables.errors import DataError
 
 FIRST_WINDOWS = [43, 254, 455, 697, 734, 255, 226, 183]

@@ -14,19 +14,19 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.files import files_source
-from trainables.data.hierarchy import entropy_per_token, random_grammar, rows, strings_per_row
-from trainables.data.hub import hub_source
-from trainables.data.identity import DATA_VERSION, outline, vocabulary_size
-from trainables.data.mixture import hierarchy_text, interleave
-from trainables.data.python_source import python_source
-from trainables.data.source import Source
+from trainables.data.packing.data_key import DATA_VERSION, outline, vocabulary_size
+from trainables.data.packing.text_buffer import Spool, Text
+from trainables.data.packing.tokenizer import Encoder, bytes_encoder, train_bpe
+from trainables.data.packing.train_validation_split import BLOCKS, Block, split
+from trainables.data.sources.files import files_source
+from trainables.data.sources.hierarchy import entropy_per_token, random_grammar, rows, strings_per_row
+from trainables.data.sources.hub import hub_source
+from trainables.data.sources.mixture import hierarchy_text, interleave
+from trainables.data.sources.python_source import python_source
+from trainables.data.sources.source import Source
 from trainables.data.spec import DataSpec, FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
-from trainables.data.split import BLOCKS, Block, split
-from trainables.data.spool import Spool, Text
 from trainables.data.tasks import rows as tasks
 from trainables.data.tasks.spec import AnyTask, TaskData
-from trainables.data.tokenizer import Encoder, bytes_encoder, train_bpe
 from trainables.errors import DataError
 
 SPLITS = ("train", "validation")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.drawn import ROWS_AT_A_TIME, Draws, Symbols, one_side
 from trainables.data.spec import HierarchyData
+from trainables.data.tasks.random_rows import ROWS_AT_A_TIME, Draws, Symbols, one_side
 from trainables.errors import InputError
 
 #: Up to this many possible strings of a rule, all are listed and shuffled; above, strings are drawn afresh.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
-from trainables.data.split import Block
+from trainables.data.packing.train_validation_split import Block
 
 #: Bytes of a piece handed on at once, at least, when its document is that long. BPE is twice as slow on 64 KiB.
 PIECE = 1 << 12

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from trainables.data.source import Stretch
-from trainables.data.split import split
+from trainables.data.packing.train_validation_split import split
+from trainables.data.sources.source import Stretch
 
 
 def document(seed, lines=200):

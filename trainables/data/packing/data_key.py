@@ -86,7 +86,7 @@ def _source(
     """What identifies a source; without a base, what of it stands in the spec."""
     # Imported here: a plan of hierarchy data needs neither numpy nor a walk through the packages.
     if isinstance(spec, HierarchyData):
-        from trainables.data.hierarchy import check_grammar
+        from trainables.data.sources.hierarchy import check_grammar
 
         check_grammar(spec, context)
         return {**spec.model_dump(mode="json"), "context": context}
@@ -109,8 +109,8 @@ def _source(
 def _files(spec: FilesData, base: Path | None) -> list[list[str | None]] | None:
     if base is None:
         return None
-    from trainables.data.hashing import file_sha256
-    from trainables.data.listing import list_files
+    from trainables.data.sources.file_listing import list_files
+    from trainables.data.sources.hashing import file_sha256
 
     return [
         [file.format, None if file.format == "text" else spec.field, file_sha256(file.path)]
@@ -121,7 +121,7 @@ def _files(spec: FilesData, base: Path | None) -> list[list[str | None]] | None:
 def _local(spec: HubData, base: Path | None) -> list[str] | None:
     if base is None:
         return None
-    from trainables.data.hub import local_folder
+    from trainables.data.sources.hub import local_folder
 
     return local_folder(spec, base)
 
@@ -129,7 +129,7 @@ def _local(spec: HubData, base: Path | None) -> list[str] | None:
 def _python_files(spec: PythonSourceData, base: Path | None) -> list[str] | None:
     if base is None:
         return None
-    from trainables.data.python_source import roots, take_files
+    from trainables.data.sources.python_source import roots, take_files
 
     return [file.sha256 for file in take_files(spec.max_bytes, roots())]
 

@@ -27,8 +27,8 @@ test: $(INSTALLED)
 # fourth lane that starts Ray, Ray's own processes took longer to start on two cores than Ray waits for them. The quickstart
 # comes last, when the others are done.
 # Ray would run its workers at the priority 15, where they starve beside anything else.
-COMPUTING := $(addprefix tests/,trainables/test_parametrisation_transfer.py trainables/test_induction.py \
-  study/test_early_truth.py study/test_claims.py)
+COMPUTING := $(addprefix tests/,trainables/model/test_parametrisation_transfer.py trainables/train/test_induction.py \
+  study/search/test_early_truth.py study/test_claims.py)
 test-slow: export RAY_worker_niceness := 0
 test-slow: $(INSTALLED)
 	@mkdir -p build; status=0; slow="$(BIN)/python -m pytest -m slow"; \

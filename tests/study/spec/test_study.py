@@ -114,7 +114,7 @@ def test_a_spec_is_read_into_data_recipe_seeds_and_rates() -> None:
 
 def test_levine2020_marks_every_value_that_is_not_the_papers() -> None:
     text = (
-        Path(sys.modules[StudySpec.__module__].__file__ or "").parent / "presets/levine2020.yaml"
+        Path(sys.modules[StudySpec.__module__].__file__ or "").parent.parent / "presets/levine2020.yaml"
     ).read_text()
     known = {
         "depths",
@@ -720,7 +720,8 @@ def test_tokens_round_to_whole_steps_and_never_to_none() -> None:
 
 def test_reading_a_spec_loads_no_training_library() -> None:
     code = (
-        "import sys; from study.spec.study import load_spec; import study.plan.plan, study.plan.table; load_spec('levine2020');"
+        "import sys; from study.spec.study import load_spec\n"
+        "import study.plan.plan, study.plan.table; load_spec('levine2020');"
         "print({'torch', 'ray', 'mlflow', 'optuna', 'transformers', 'datasets'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -348,7 +348,7 @@ def fit(
         return
     source = _runs(runs, overrides, column, results, uri, count)
     result = source.compared(
-        fit_runs(source.table, level=level, tokens=tokens, refits=refits, floor=source.known.get("floor"))
+        fit_runs(source.table, level=level, tokens=tokens, refits=refits, entropy=source.known.get("entropy"))
     )
     document = result.to_json()
     if out:
@@ -387,7 +387,7 @@ def report(
         return
     source = _runs(runs, overrides, column, results, uri, count)
     result = source.compared(
-        fit_runs(source.table, level=level, tokens=tokens, floor=source.known.get("floor"))
+        fit_runs(source.table, level=level, tokens=tokens, entropy=source.known.get("entropy"))
     )
     known = {**source.known, **source.searched()}
     path = write_report(source.table, result, out, title=Path(runs).name, **known)

@@ -166,10 +166,10 @@ def _serve(connection: Connection) -> None:
 
 
 def _open_meeting() -> int:
-    from trainables.ranks.process_group import Meeting
+    from trainables.ranks.process_group import Rendezvous
 
     global _meeting
-    _meeting = Meeting()
+    _meeting = Rendezvous()
     port: int = _meeting.port
     return port
 
@@ -183,7 +183,7 @@ def _take_seat(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    from trainables.ranks.process_group import Seat
+    from trainables.ranks.process_group import RankInfo
 
-    seat = Seat(rank, size, "127.0.0.1", port, timeout)
-    return function(*args, seat=seat, meeting=None if rank else _meeting, **kwargs)
+    rank_info = RankInfo(rank, size, "127.0.0.1", port, timeout)
+    return function(*args, rank_info=rank_info, rendezvous=None if rank else _meeting, **kwargs)

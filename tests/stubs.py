@@ -20,7 +20,13 @@ def stub_result(**changes: Any) -> Result:
             "tokens": 1,
             "params": 1,
         },
-        **{"total_params": 1, "vocabulary": 9, "floor": None, "bytes_per_token": None, "train_seconds": 0.0},
+        **{
+            "total_params": 1,
+            "vocabulary": 9,
+            "entropy": None,
+            "bytes_per_token": None,
+            "train_seconds": 0.0,
+        },
         **{
             "tokens_per_second": 1.0,
             "utilisation": 0.1,

@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=int,
         help="sequences a group of ranks works on at once; by default all of its share",
     )
-    parser.add_argument("--recompute", action="store_true", help="keep no activations inside a layer")
+    parser.add_argument(
+        "--activation_checkpointing", action="store_true", help="keep no activations inside a layer"
+    )
     parser.add_argument(
         "--shard-vocabulary", action="store_true", help="also share the embedding among tensor-parallel ranks"
     )
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             refuse_filled(options.weights, "--weights")
             if not cell.recipe.is_gpt2:
                 raise InputError(
-                    "--weights keeps a plain GPT-2, and a net with this cell's `network` or `residual` is none; leave "
+                    "--weights keeps a plain GPT-2, and a model with this cell's `network` or `residual` is none; leave "
                     "it out."
                 )
         from trainables.ranks.process_group import leave
@@ -121,7 +123,7 @@ def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
             data_parallel=ranks // degree,
             zero=default_zero(cell.recipe.precision, ranks) if options.zero is None else options.zero,
             micro_batch=options.micro_batch,
-            recompute=options.recompute,
+            activation_checkpointing=options.activation_checkpointing,
             shard_vocabulary=options.shard_vocabulary,
         )
     except ValidationError as error:

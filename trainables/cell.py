@@ -98,10 +98,10 @@ class Recipe(Frozen):
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
-    floor: float = Field(
+    min_lr_ratio: float = Field(
         default=0.0, ge=0, le=1, description="end of the cosine, as a share of the peak rate"
     )
-    clip: float = Field(
+    grad_clip: float = Field(
         default=1.0, ge=0, description="largest norm of the gradient; 0 switches clipping off"
     )
     precision: Precision = "fp32"

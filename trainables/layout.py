@@ -27,7 +27,7 @@ class Layout(Frozen):
     micro_batch: int | None = Field(
         default=None, ge=1, description="sequences a group works on at once; all of its share where None"
     )
-    recompute: bool = Field(
+    activation_checkpointing: bool = Field(
         default=False, description="keep no activations inside a layer: backward computes them again"
     )
     shard_vocabulary: bool = Field(

@@ -73,7 +73,7 @@ class Result(_Record):
     params: int
     total_params: int
     vocabulary: int
-    floor: float | None
+    entropy: float | None
     bytes_per_token: float | None
     train_seconds: float
     tokens_per_second: float

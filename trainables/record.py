@@ -53,7 +53,7 @@ class Record(BaseModel):
     params: int
     """12·L·d²."""
     total_params: int
-    floor: float | None
+    entropy: float | None
     bytes_per_token: float | None
     tokenizer: Literal["bytes", "bpe"] | None
     """None where tokens are symbols and no text."""

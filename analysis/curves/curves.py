@@ -2,7 +2,7 @@
 
 A point is the mean loss of a shape over its seeds. Its error is the seed noise (`analysis.curves.noise`) and what the curves
 lack: widths are whole, learning rates follow a rule, so real losses do not lie on any curve exactly. What they lack is
-taken in proportion to the noise at that loss, because both are largest where nets are small and losses fall steeply.
+taken in proportion to the noise at that loss, because both are largest where models are small and losses fall steeply.
 The loss of a run that was stopped early is a forecast, and its own standard error adds to that of its point.
 """
 

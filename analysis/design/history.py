@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
-from analysis.design.objective import Aim, Estimate, compared, estimate
+from analysis.design.objective import Estimate, Objective, compared, estimate
 from analysis.runs.columns import FORECAST_ERROR
 from analysis.runs.table import STOPPED, RunTable
 from analysis.threads import single_threaded
@@ -50,14 +50,14 @@ class Search:
     """What a report is told of a search beside its rows.
 
     Attributes:
-        aim: what it looked for.
-        until: the half-width asked for, None without.
+        objective: what it looked for.
+        stop_when: the half-width asked for, None without.
         grid: the spec's own grid, one row a shape: depth, params, flops of one cell.
         ended: why it ended, a sentence; empty where that is not known.
     """
 
-    aim: Aim
-    until: float | None
+    objective: Objective
+    stop_when: float | None
     grid: pd.DataFrame = field(compare=False)
     ended: str = ""
 
@@ -71,15 +71,15 @@ class SearchData:
             or what else its status says).
         steps: cells, flops, value, low, high, halfwidth; NaN where there is none.
         grid: seeds, flops, halfwidth a grid is expected to reach (NaN: open); empty where it cannot be simulated.
-        aim: what was sought.
-        until: the half-width asked for.
+        objective: what was sought.
+        stop_when: the half-width asked for.
     """
 
     cells: pd.DataFrame
     steps: pd.DataFrame
     grid: pd.DataFrame
-    aim: Aim
-    until: float | None
+    objective: Objective
+    stop_when: float | None
 
     def table(self) -> pd.DataFrame:
         """For the CSV: told apart by the column `what`."""
@@ -122,12 +122,14 @@ def rows_in_order(runs: RunTable) -> pd.DataFrame | None:
     )
 
 
-def history(rows: pd.DataFrame, aim: Aim, *, points: int = MOST_POINTS, level: float = 0.95) -> list[Step]:
+def history(
+    rows: pd.DataFrame, objective: Objective, *, points: int = MOST_POINTS, level: float = 0.95
+) -> list[Step]:
     """What was known after each cell, thinned to so many evenly spaced ones and the last.
 
     Args:
         rows: one a cell in the order they ended, see `rows_in_order`.
-        aim: what was sought.
+        objective: what was sought.
         points: at most so many.
         level: of the intervals.
     """
@@ -136,7 +138,7 @@ def history(rows: pd.DataFrame, aim: Aim, *, points: int = MOST_POINTS, level: f
     spent = np.cumsum(rows["flops"].to_numpy(dtype=float))
     counts = np.unique(np.linspace(1, len(rows), min(points, len(rows))).round().astype(int))
     return [
-        Step(int(count), float(spent[count - 1]), estimate(rows.iloc[:count], aim, level=level))
+        Step(int(count), float(spent[count - 1]), estimate(rows.iloc[:count], objective, level=level))
         for count in counts
     ]
 
@@ -145,7 +147,7 @@ def history(rows: pd.DataFrame, aim: Aim, *, points: int = MOST_POINTS, level: f
 def grid_steps(
     rows: pd.DataFrame,
     grid: pd.DataFrame,
-    aim: Aim,
+    objective: Objective,
     *,
     most_seeds: int = MOST_SEEDS,
     studies: int = STUDIES,
@@ -160,7 +162,7 @@ def grid_steps(
     Args:
         rows: of the search.
         grid: depth, params and flops of one cell of each of its shapes.
-        aim: what was sought.
+        objective: what was sought.
         most_seeds: of the grid; fewer where it costs `REACH` times the search before.
         studies: how many are simulated.
         seed: of the simulation.
@@ -181,7 +183,7 @@ def grid_steps(
         table = _simulated(curves, grid, seeds, generator)
         for count in range(1, seeds + 1):
             part = table[table["seed"] < count]
-            widths[study, count - 1] = estimate(part, aim, level=level).halfwidth
+            widths[study, count - 1] = estimate(part, objective, level=level).halfwidth
     return [
         GridStep(count, count * cost, float(np.median(widths[:, count - 1]))) for count in range(1, seeds + 1)
     ]
@@ -242,12 +244,12 @@ def search_data(
     )
     return SearchData(
         cells,
-        _steps(history(rows, search.aim, level=level, points=points)),
+        _steps(history(rows, search.objective, level=level, points=points)),
         pd.DataFrame(
-            grid_steps(rows, search.grid, search.aim, level=level), columns=GridStep._fields
+            grid_steps(rows, search.grid, search.objective, level=level), columns=GridStep._fields
         ).replace(np.inf, np.nan),
-        search.aim,
-        search.until,
+        search.objective,
+        search.stop_when,
     )
 
 

@@ -21,7 +21,7 @@ from analysis.design.candidates import Key, Option, ended, in_order
 from analysis.runs.learning_rates import BOTTOM, LEAST_RATES
 
 #: What twice the best rate costs, as a share of the loss, before it is known; as uncertain as large. In the pilot of
-#: these nets it was 2 to 8 %.
+#: these models it was 2 to 8 %.
 TWICE = 0.03
 #: Standard deviations before anything is known: of the best factor's logarithm, and of how it moves with an e-fold of
 #: width or depth beyond the rule.

@@ -1,4 +1,4 @@
-"""Which cells to train next: those that most reduce the variance of the aim for each FLOP they cost.
+"""Which cells to train next: those that most reduce the variance of the objective for each FLOP they cost.
 
 Until every depth has a few sizes and shapes enough two seeds, cells are chosen to fill the cheap part of the sizes: the
 first design. After that the fit so far is a linear model with Gaussian errors, whose variances after any further cell
@@ -24,11 +24,11 @@ import pandas as pd
 from analysis.curves.curves import Curves, build_curves
 from analysis.design.candidates import Key, Option, ended, in_order, is_lost, lost_shapes
 from analysis.design.learning_rates import corner_rates, plan_rates
-from analysis.design.objective import Aim, compared
+from analysis.design.objective import Objective, compared
 from analysis.design.variance_model import Model, Step, sure_noise
 from analysis.threads import single_threaded
 
-__all__ = ["Aim", "Choice", "Option", "propose"]
+__all__ = ["Objective", "Choice", "Option", "propose"]
 
 #: The first design: places as shares of the range of ln N, and seeds of each. By far the most FLOPs lie above the first
 #: places. A round is a size of every depth at all places so far; it is filled before the next.
@@ -48,7 +48,7 @@ class Choice:
 
     Attributes:
         option: the cell.
-        gain: expected relative drop of the variance of the aim; NaN in the first design, which has no estimate yet.
+        gain: expected relative drop of the variance of the objective; NaN in the first design, which has no estimate yet.
         reason: in words.
     """
 
@@ -62,7 +62,7 @@ def propose(
     rows: pd.DataFrame,
     pending: Sequence[Option],
     options: Sequence[Option],
-    aim: Aim,
+    objective: Objective,
     count: int,
 ) -> list[Choice]:
     """The next cells, best first: `count` of them, fewer only where options run out.
@@ -74,7 +74,7 @@ def propose(
         rows: one row an ended cell: depth, width, params, lr_factor, lr, seed, loss (NaN: diverged or failed for good).
         pending: cells that run.
         options: to choose among; none is a row or pending.
-        aim: what the search wants to know.
+        objective: what the search wants to know.
         count: how many are asked for.
     """
     lost = lost_shapes(rows)
@@ -86,7 +86,7 @@ def propose(
     curves = _guide(rows, used, [*able, *waiting])
     if curves is None:
         return _first(rows, waiting, able, count)
-    return _best(rows, used, curves, waiting, able, aim, count)
+    return _best(rows, used, curves, waiting, able, objective, count)
 
 
 def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:
@@ -117,10 +117,10 @@ def _best(
     curves: Curves,
     waiting: list[Option],
     able: list[Option],
-    aim: Aim,
+    objective: Objective,
     count: int,
 ) -> list[Choice]:
-    """The cells that lower the variance of the aim most for their cost."""
+    """The cells that lower the variance of the objective most for their cost."""
     known = set(curves.depths)
     able = [item for item in able if item.depth in known]
     if not able:
@@ -154,7 +154,7 @@ def _best(
         np.array([item.cost for item in able]),
         overhead,
         spent,
-        aim,
+        objective,
         plan,
     )
     chosen: list[Choice] = []

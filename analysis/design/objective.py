@@ -1,6 +1,6 @@
 """What a search wants to know, and how well the runs so far say it.
 
-A search has one aim: the projected best depth of a size nobody has trained, the slope b of the law, or the crossings.
+A search has one objective: the projected best depth of a size nobody has trained, the slope b of the law, or the crossings.
 The estimate is that of a fit (`build_curves`, `find_crossings`, `fit_threshold`, `recommend`), with its intervals, so
 that a search ends on nothing that the report would not say.
 """
@@ -33,7 +33,7 @@ CHECKS = 2
 
 
 @dataclass(frozen=True)
-class Aim:
+class Objective:
     """What is asked for.
 
     Attributes:
@@ -66,31 +66,31 @@ class Estimate:
 
 
 @single_threaded
-def estimate(rows: pd.DataFrame, aim: Aim, *, level: float = 0.95) -> Estimate:
-    """What the ended cells say about the aim; it depends neither on the order of the rows nor on their index.
+def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -> Estimate:
+    """What the ended cells say about the objective; it depends neither on the order of the rows nor on their index.
 
     Args:
         rows: one row an ended cell: depth, width, params, lr, seed, loss (NaN where it diverged or failed for good). A
             column `status`, where there is one, tells the two apart: only `diverged` speaks against a crossing.
-        aim: what is asked for.
+        objective: what is asked for.
         level: of the interval.
 
     Raises:
         InputError: a depth is asked for without a size.
     """
-    if aim.kind == "depth" and (aim.params is None or not 1 <= aim.params < math.inf):
+    if objective.kind == "depth" and (objective.params is None or not 1 <= objective.params < math.inf):
         raise InputError(
-            f"The aim `depth` is a projection to a size, and its `params` is {aim.params}; give N, as 7e9."
+            f"The objective `depth` is a projection to a size, and its `params` is {objective.params}; give N, as 7e9."
         )
     used, lost = compared(rows)
     if used["depth"].nunique() < 2:
         return _nothing("fewer than two depths have a loss")
     curves = build_curves(used)
     found = find_crossings(curves, level=level, draws=DRAWS, delta=None, diverged=lost, neighbours=True)
-    if aim.kind == "crossings":
+    if objective.kind == "crossings":
         return _of_crossings(found)
     law = fit_threshold(found, "log-linear")
-    return _of_slope(law) if aim.kind == "b" else _of_depth(law, float(aim.params or 0))
+    return _of_slope(law) if objective.kind == "b" else _of_depth(law, float(objective.params or 0))
 
 
 def reached(estimates: Sequence[Estimate], halfwidth: float) -> bool:

@@ -43,7 +43,7 @@ CHANGES = ("seeds_x2", "seeds_x4", "sizes_x2", "top_x4", "both_x4", "depth")
 
 
 @dataclass(frozen=True)
-class PairForesight:
+class PairPower:
     """What will be found of two neighbouring depths; shares are of the simulated studies.
 
     Attributes:
@@ -100,7 +100,7 @@ class LawForesight:
 
 
 @dataclass(frozen=True)
-class Foresight:
+class PowerEstimate:
     """What a study will find, if the world is as assumed.
 
     Attributes:
@@ -117,7 +117,7 @@ class Foresight:
     seed: int
     level: float
     seeds: int
-    crossings: tuple[PairForesight, ...]
+    crossings: tuple[PairPower, ...]
     law: LawForesight
     share_error: float
     b_widths: tuple[float, ...]
@@ -190,7 +190,7 @@ class _Study:
 
 
 @single_threaded
-def foresee(
+def simulate_power(
     truth: Truth,
     shapes: Sequence[Shape],
     seeds: int,
@@ -199,7 +199,7 @@ def foresee(
     level: float = 0.95,
     seed: int = 0,
     tell: Callable[[], None] = lambda: None,
-) -> Foresight:
+) -> PowerEstimate:
     """What studies of these shapes find in a world that is known; the same answer every time for a `seed`.
 
     Args:
@@ -225,7 +225,7 @@ def foresee(
     ]
     largest = max(12.0 * depth * width**2 for depth, width, _ in shapes)
     laws = [study.law for study in found]
-    return Foresight(
+    return PowerEstimate(
         studies=studies,
         seed=seed,
         level=level,
@@ -241,7 +241,7 @@ def foresee(
 def halve(
     truth: Truth,
     shapes: Sequence[Shape],
-    base: Foresight,
+    base: PowerEstimate,
     *,
     studies: int | None = None,
     tell: Callable[[], None] = lambda: None,
@@ -300,12 +300,12 @@ def _simulated(
 
 def _pair(
     truth: Truth, shallow: int, deep: int, found: list[Crossing], generator: np.random.Generator
-) -> PairForesight:
+) -> PairPower:
     params = truth.crossing(shallow)
     intervals = [item.params_interval for item in found if item.params_interval is not None]
     ratios = [high / low for low, high in intervals if low is not None and high is not None]
     ratio, error = _median(np.array(ratios), generator)
-    return PairForesight(
+    return PairPower(
         shallow=shallow,
         deep=deep,
         params=params,

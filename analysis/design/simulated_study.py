@@ -2,7 +2,7 @@
 
 Every depth is a power law with offset, loss_L(N) = E_L + A_L·N^-α, and neighbouring depths cross exactly on the
 threshold law: where depth L is exp(a + b·L) wide. Beyond its crossing the gap of a pair rises towards E_L - E_(L+1),
-below it the deeper net is the worse, as in trained studies.
+below it the deeper model is the worse, as in trained studies.
 """
 
 import math
@@ -23,8 +23,8 @@ class Truth:
     Attributes:
         a, b: ln d = a + b·L at the crossings of neighbouring depths.
         depths: ascending.
-        floor: loss of the shallowest depth at infinite width, nats a token.
-        drop: loss of the shallowest depth above its floor at its first crossing, nats.
+        asymptote: loss of the shallowest depth at infinite width, nats a token.
+        drop: loss of the shallowest depth above its asymptote at its first crossing, nats.
         exponent: α.
         slope: of every neighbours' gap at its crossing, nats for an e-fold of N.
         noise: standard deviation of one seed over the loss.
@@ -36,7 +36,7 @@ class Truth:
     a: float
     b: float
     depths: tuple[int, ...]
-    floor: float = 2.4
+    asymptote: float = 2.4
     drop: float = 0.5
     exponent: float = 0.3
     slope: float = 0.04
@@ -53,7 +53,7 @@ class Truth:
         rank = self.depths.index(depth)
         x = np.log(np.asarray(params, dtype=float))
         first = math.log(self.crossing(self.depths[0]))
-        loss = self.floor + self.drop * np.exp(-self.exponent * (x - first))
+        loss = self.asymptote + self.drop * np.exp(-self.exponent * (x - first))
         for shallow in self.depths[:rank]:
             past = self.exponent * (x - math.log(self.crossing(shallow)))
             loss = loss + self.slope / self.exponent * np.expm1(-past)

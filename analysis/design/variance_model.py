@@ -1,4 +1,4 @@
-"""What cells that are not trained yet would do to the variance of an aim: the algebra behind `analysis.design.next_cells`.
+"""What cells that are not trained yet would do to the variance of an objective: the algebra behind `analysis.design.next_cells`.
 
 The curves of a fit are linear in their parameters near the fit, and the fit weighs the mean loss of each shape by its
 own noise and lack of fit. So the covariance of the parameters is known for any set of runs: M^-1 from the shapes' own
@@ -21,7 +21,7 @@ from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.design.candidates import Key
 from analysis.design.learning_rates import RatePlan
-from analysis.design.objective import Aim
+from analysis.design.objective import Objective
 from analysis.law.crossings import roots
 from analysis.law.projection import solve_depth
 
@@ -56,8 +56,8 @@ class Step:
     Attributes:
         option: its index. Where several are worth something only together it is the first of them, and when that is
             taken the next are the more worth their cost.
-        gain: relative drop of the variance of the aim.
-        pair: the crossing it is for: the one that weighs most in the aim, or that lacks a side.
+        gain: relative drop of the variance of the objective.
+        pair: the crossing it is for: the one that weighs most in the objective, or that lacks a side.
         kind: a `run` at the rate of its shape's others, one for a `side` of the crossing that lacks, or one at another
             learning `rate`.
     """
@@ -78,7 +78,7 @@ class _State:
         weight, runs: (shapes,).
         lacking: by pair, for each side of the crossing that is not measured as far as it must be: (depth, side, ln N to
             reach).
-        law: weights of the crossings in the aim, (aims, pairs), and the aims' variances.
+        law: weights of the crossings in the objective, (objectives, pairs), and the objectives' variances.
         value: what is to be made small, every crossing being measured on both sides; `stated` with those that are.
     """
 
@@ -94,7 +94,7 @@ class _State:
 
 
 class Model:
-    """A study, its options, and the aim."""
+    """A study, its options, and the objective."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Model:
         cost: Floats,
         overhead: float,
         spent: float,
-        aim: Aim,
+        objective: Objective,
         rates: RatePlan,
     ) -> None:
         """Linearise the study at its fit.
@@ -122,10 +122,10 @@ class Model:
             cost: of every option, FLOPs.
             overhead: what any option costs besides.
             spent: cost of all that is measured or begun.
-            aim: what is asked for.
+            objective: what is asked for.
             rates: at which learning rate each shape is, and what that may cost it.
         """
-        self.aim, self.shape_of, self.seed_of = aim, shape_of, seed_of
+        self.objective, self.shape_of, self.seed_of = objective, shape_of, seed_of
         self.taken = np.maximum(measured, begun)
         self.free = rates.single.copy()
         self.probes = dict(rates.probes)
@@ -305,14 +305,14 @@ class Model:
         return np.array(covered), tuple(lacking)
 
     def _aims(self, crossings: Floats, covered: Flags) -> tuple[Floats, float]:
-        """How the crossings enter the aim, (aims, pairs), scaled so that the squares add up to what is made small.
+        """How the crossings enter the objective, (objectives, pairs), scaled so that the squares add up to what is made small.
 
         Args:
             crossings: (pairs, pairs), covariance of ln d at the crossings.
             covered: which of them count.
         """
         used = np.flatnonzero(covered)
-        if self.aim.kind == "crossings":
+        if self.objective.kind == "crossings":
             variance = np.where(covered, np.diag(crossings), UNKNOWN**2)
             variance = variance / (1 + variance / UNKNOWN**2)
             # The largest counts; the fourth power of the others keeps a step towards it from being worth nothing.
@@ -331,15 +331,15 @@ class Model:
         value = float(towards @ covariance @ towards)
         parts = np.zeros((2, len(covered)))
         parts[0, used] = towards @ covariance @ weighted
-        # What is doubtful counts as much as the aim itself at first, and less with every run that tells of it.
+        # What is doubtful counts as much as the objective itself at first, and less with every run that tells of it.
         parts[1] = math.sqrt(value) * self.doubt
         return parts, value * (1 + float(self.doubt @ crossings @ self.doubt))
 
     def _direction(self) -> Floats:
-        """Derivative of the aim with respect to (a, b), up to a factor."""
-        if self.aim.kind == "b":
+        """Derivative of the objective with respect to (a, b), up to a factor."""
+        if self.objective.kind == "b":
             return np.array([0.0, 1.0])
-        depth = solve_depth(self.a, self.b, float(self.aim.params or 0))
+        depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
         # From 12·L·exp(2(a + b·L)) = N; a law still unknown may put the best depth anywhere.
         return np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
 
@@ -390,7 +390,7 @@ class Model:
         return tuple(dict.fromkeys(cells))
 
     def _drops(self) -> tuple[Floats, Floats]:
-        """By how much a step lowers the value, the crossings' part in the aim held.
+        """By how much a step lowers the value, the crossings' part in the objective held.
 
         Returns:
             (options,) for one more run of each; (shapes,) for knowing the best rate of each.
@@ -399,7 +399,7 @@ class Model:
         towards = state.parts @ self.rows
         moved = self.jacobian @ (state.inverse @ towards.T)
         lever = np.sum((self.jacobian @ state.inverse) * self.jacobian, axis=1)
-        # What seeds share, (aims, seeds), and how it reaches each shape, (shapes, seeds).
+        # What seeds share, (objectives, seeds), and how it reaches each shape, (shapes, seeds).
         shared = moved.T @ state.loads
         carried = self.jacobian @ state.moved
 

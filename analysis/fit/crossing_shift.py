@@ -1,6 +1,6 @@
 """Whether two studies of the same shapes and data under two parametrisations cross at the same sizes.
 
-If the threshold is a property of the shape, it does not ask how the net was tuned. The comparison needs no more than
+If the threshold is a property of the shape, it does not ask how the model was tuned. The comparison needs no more than
 two fits: a difference of ln N at a crossing, with an interval from the two intervals (MOVER, Zou and Donner 2008,
 Statistics in Medicine 27, 1693), which takes the two studies for independent. What they share, such as seeds and the
 order of the data, makes the true error smaller.

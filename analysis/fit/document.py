@@ -17,17 +17,17 @@ from analysis.fit.kaplan import Kaplan, kaplan
 from analysis.fit.learning_rate_shift import Shift, shifts, split
 from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.held_out import (
-    Chooser,
+    Advice,
+    Disagreement,
     HeldOut,
-    Parting,
     SurfaceChooser,
     Trainer,
+    disagreements,
     held_out,
     surface_trainers,
-    where_they_part,
 )
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
-from analysis.law.parametric_bootstrap import Refits, refit
+from analysis.law.parametric_bootstrap import ParametricBootstrap, refit
 from analysis.law.projection import Law, law_of, solve_depth
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, TokenRule, compare
@@ -81,7 +81,7 @@ class Fit:
     rivals: tuple[ThresholdFit, ...]
     surfaces: tuple[SurfaceFit, ...]
     held_out: tuple[HeldOut, ...]
-    parting: tuple[Parting, ...]
+    disagreements: tuple[Disagreement, ...]
     best: tuple[BestShape, ...]
     noise: Mapping[str, Any]
     curves: Mapping[str, Any]
@@ -94,7 +94,7 @@ class Fit:
     level: float
     draws: int
     seed: int
-    refits: Refits | None = None
+    refits: ParametricBootstrap | None = None
     sensitivity: tuple[Shift, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     kaplan: Kaplan | None = None
@@ -104,7 +104,7 @@ class Fit:
         """The law to `recommend` with, or None; then `best` is what the data say."""
         return law_of(self.law)
 
-    def choosers(self) -> dict[str, Chooser]:
+    def advices(self) -> dict[str, Advice]:
         """Form -> the depth it gives for N, of the law and of every rival that has one."""
         return _choosers((self.law, *self.rivals), self.surfaces)
 
@@ -119,7 +119,7 @@ class Fit:
                     *(item.to_json() for item in self.surfaces),
                 ],
                 "held_out": [item.to_json() for item in self.held_out],
-                "parting": [item.to_json() for item in self.parting],
+                "parting": [item.to_json() for item in self.disagreements],
                 "best": [item.to_json() for item in self.best],
                 "noise": self.noise,
                 "curves": self.curves,
@@ -156,7 +156,7 @@ class Fit:
                 rivals=tuple(ThresholdFit.from_json(item) for item in rivals),
                 surfaces=tuple(SurfaceFit.from_json(item) for item in surfaces),
                 held_out=tuple(HeldOut.from_json(item) for item in value.get("held_out", ())),
-                parting=tuple(Parting.from_json(item) for item in value.get("parting", ())),
+                disagreements=tuple(Disagreement.from_json(item) for item in value.get("parting", ())),
                 best=tuple(BestShape.from_json(item) for item in value.get("best", ())),
                 noise=value.get("noise", {}),
                 curves=value.get("curves", {}),
@@ -169,7 +169,7 @@ class Fit:
                 level=float(value.get("level", value["law"]["level"])),
                 draws=int(value.get("draws", 0)),
                 seed=int(value.get("seed", 0)),
-                refits=Refits.from_json(value["refits"]) if value.get("refits") else None,
+                refits=ParametricBootstrap.from_json(value["refits"]) if value.get("refits") else None,
                 sensitivity=tuple(Shift.from_json(item) for item in value.get("sensitivity", ())),
                 contrasts=tuple(Contrast.from_json(item) for item in value.get("contrasts", ())),
                 kaplan=Kaplan.from_json(value["kaplan"]) if value.get("kaplan") else None,
@@ -190,7 +190,7 @@ def fit(
     seed: int = 0,
     tokens: float | None = None,
     refits: int = 0,
-    floor: float | None = None,
+    entropy: float | None = None,
 ) -> Fit:
     """Fit a run table; the answer depends neither on the order of the rows nor on duplicates.
 
@@ -201,7 +201,7 @@ def fit(
         seed: of the bootstrap.
         tokens: at which the checkpoints of a table are compared; by default the most that all shapes have.
         refits: how often the whole pipeline is repeated on simulated losses, see `analysis.law.parametric_bootstrap`; a fit each.
-        floor: entropy of the data in nats a token, where known: no law of the loss goes below it.
+        entropy: entropy of the data in nats a token, where known: no law of the loss goes below it.
 
     Raises:
         InputError: no usable rows, or a level or number of draws out of range, or no rows at `tokens`.
@@ -227,14 +227,16 @@ def fit(
     for row, reason in comparison.left_out.items():
         cell = runs.frame.at[row, "cell"]
         left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
-    choosers = _choosers((law, power), surfaces)
+    advices = _choosers((law, power), surfaces)
     return Fit(
         crossings=found.items,
         law=law,
         rivals=(power,),
         surfaces=surfaces,
         held_out=_held_out(rows, curves),
-        parting=tuple(where_they_part(choosers, float(rows["params"].min()))) if law.form in choosers else (),
+        disagreements=tuple(disagreements(advices, float(rows["params"].min())))
+        if law.form in advices
+        else (),
         best=best,
         noise=curves.noise.to_json(),
         curves=curves.to_json(),
@@ -249,7 +251,7 @@ def fit(
         seed=seed,
         refits=refit(curves, refits, level=level, seed=seed),
         sensitivity=() if arm is None else shifts(arm, rows, curves, found.items, level),
-        kaplan=kaplan(rows, curves, best, floor=floor, level=level),
+        kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
         evidence=Evidence(comparison, curves, found),
     )
 
@@ -285,9 +287,9 @@ class _Line:
         return None if self.fitted.b > 0 else "the width at the crossing does not rise with the depth"
 
 
-def _choosers(fitted: tuple[ThresholdFit, ...], surfaces: tuple[SurfaceFit, ...]) -> dict[str, Chooser]:
+def _choosers(fitted: tuple[ThresholdFit, ...], surfaces: tuple[SurfaceFit, ...]) -> dict[str, Advice]:
     """Form -> the depth it gives for N."""
-    lines: dict[str, Chooser] = {item.form: _Line(item) for item in fitted if item.a is not None}
+    lines: dict[str, Advice] = {item.form: _Line(item) for item in fitted if item.a is not None}
     return lines | {item.form: SurfaceChooser(item) for item in surfaces if item.usable}
 
 
@@ -303,12 +305,12 @@ def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
         return last[0][1]
 
     def trainer(form: Form) -> Trainer:
-        def train(seen: pd.DataFrame) -> Chooser:
+        def train(seen: pd.DataFrame) -> Advice:
             return _Line(fit_threshold(crossings(seen), form))
 
         return train
 
-    # The typical lack of fit, not its mean square: that of the smallest nets can be many times that of the others.
+    # The typical lack of fit, not its mean square: that of the smallest models can be many times that of the others.
     surfaces = surface_trainers(float(np.median(curves.lacks)))
     return held_out(rows, {"log-linear": trainer("log-linear"), "power": trainer("power"), **surfaces})
 

@@ -32,7 +32,7 @@ from analysis.law.crossings import Interval
 #: Which parameters are counted: as the fit counts N, or all of them.
 Counted = Literal["own", "total"]
 #: (N_c/N)^α; E + (N_c/N)^α with the E of the data; the same with an E that is fitted.
-Form = Literal["power", "floor", "offset"]
+Form = Literal["power", "entropy", "offset"]
 #: What the law goes through: the best shape of each budget, one depth, or all depths with one exponent.
 Scope = Literal["best", "depth", "all"]
 
@@ -143,7 +143,7 @@ class Kaplan:
     """All of it for one study.
 
     Attributes:
-        floor: entropy of the data in nats a token, where known.
+        entropy: entropy of the data in nats a token, where known.
         aspects: by budget, then aspect ratio.
         ranges: by budget.
         exponents: the best shapes first, then all depths, then each.
@@ -151,7 +151,7 @@ class Kaplan:
         level: of the intervals.
     """
 
-    floor: float | None
+    entropy: float | None
     aspects: tuple[Aspect, ...]
     ranges: tuple[AspectRange, ...]
     exponents: tuple[Exponent, ...]
@@ -166,7 +166,7 @@ class Kaplan:
     def from_json(cls, value: Mapping[str, Any]) -> "Kaplan":
         """The inverse of `to_json`."""
         return cls(
-            floor=value["floor"],
+            entropy=value["entropy"],
             aspects=tuple(Aspect(**_with_tuple(item)) for item in value["aspects"]),
             ranges=tuple(AspectRange(**item) for item in value["ranges"]),
             exponents=tuple(Exponent(**_with_tuple(item)) for item in value["exponents"]),
@@ -211,7 +211,7 @@ def kaplan(
     curves: Curves,
     best: tuple[BestShape, ...],
     *,
-    floor: float | None = None,
+    entropy: float | None = None,
     level: float = 0.95,
 ) -> Kaplan | None:
     """Shape, size and count of a study; None where it has one depth only.
@@ -220,7 +220,7 @@ def kaplan(
         rows: those that are compared (columns depth, params, width, total_params).
         curves: through their losses.
         best: the best shape of each budget.
-        floor: entropy of the data in nats a token, where known.
+        entropy: entropy of the data in nats a token, where known.
         level: of the intervals.
     """
     if len(curves.depths) < 2:
@@ -243,17 +243,17 @@ def kaplan(
     for counted, scope, where, losses in groups:
         start = Exponent(counted, "power", scope, where, len(losses.size))
         exponents.append(_straight(start, losses, 0.0, curves, level))
-        if floor:
+        if entropy:
             # Above an entropy of 0, that of a task, it would be the same law again.
-            start = Exponent(counted, "floor", scope, where, len(losses.size))
-            exponents.append(_straight(start, losses, floor, curves, level))
+            start = Exponent(counted, "entropy", scope, where, len(losses.size))
+            exponents.append(_straight(start, losses, entropy, curves, level))
         if scope == "best":
             start = Exponent(counted, "offset", scope, where, len(losses.size))
             exponents.append(_with_offset(start, losses, curves, level))
     exponents.extend(_of_curves(curves, quantile))
     order = {"best": 0, "all": 1, "depth": 2}
     exponents.sort(key=lambda item: (order[item.scope], item.depth or 0))
-    return Kaplan(floor, aspects, _ranges(aspects), tuple(exponents), spread, level)
+    return Kaplan(entropy, aspects, _ranges(aspects), tuple(exponents), spread, level)
 
 
 def totals_of(rows: pd.DataFrame, curves: Curves) -> Totals | None:
@@ -375,9 +375,9 @@ def _inside(curves: Curves, depth: int, x: float) -> float:
     return min(max(x, low), high)
 
 
-def _straight(start: Exponent, losses: _Losses, floor: float, curves: Curves, level: float) -> Exponent:
+def _straight(start: Exponent, losses: _Losses, entropy: float, curves: Curves, level: float) -> Exponent:
     """α and N_c of (N_c/N)^α through losses above a floor: a weighted line through the logarithms."""
-    above = losses.loss - floor
+    above = losses.loss - entropy
     kept = above > 0
     count = int(kept.sum())
     if count < LEAST_POINTS:
@@ -398,7 +398,7 @@ def _straight(start: Exponent, losses: _Losses, floor: float, curves: Curves, le
     residual = y - design @ np.array([level_at, alpha])
     reach = _reach(solve[1], covariance, residual, count - 2, curves, level)
     rms = float(np.sqrt(np.mean((above[kept] - np.exp(y - residual)) ** 2)))
-    return _found(start, alpha, reach, level_at + alpha * centre, floor or None, rms, count)
+    return _found(start, alpha, reach, level_at + alpha * centre, entropy or None, rms, count)
 
 
 def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float) -> Exponent:

@@ -1,4 +1,4 @@
-"""A measure of nets against their depth, for each value of what makes a task harder or is varied in a series."""
+"""A measure of models against their depth, for each value of what makes a task harder or is varied in a series."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -56,15 +56,15 @@ class MeasureData:
     @property
     def caption(self) -> str:
         """What its figure shows."""
-        aim = (
-            " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest net of "
+        objective = (
+            " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model of "
             "a value where none does."
             if self.target is not None
             else ""
         )
         return (
             f"Mean over the seeds of the width with the {'lowest' if self.lower else 'highest'} mean of each depth; "
-            f"bars run from the lowest to the highest seed, small dots are the other widths.{aim} The best of several "
+            f"bars run from the lowest to the highest seed, small dots are the other widths.{objective} The best of several "
             "widths is chosen by the same runs, so it flatters a little."
         )
 

@@ -80,7 +80,7 @@ def crossing_sentence(item: Crossing, level: float) -> str:
     pair = f"Depth {item.deep} overtakes depth {item.shallow}"
     match item.status:
         case "bracketed":
-            width = f", where the shallower net is {digits(item.width or 0.0)} wide"
+            width = f", where the shallower model is {digits(item.width or 0.0)} wide"
             where = f"at N ≈ {human(item.params or 0.0)}"
             interval = human_range(item.params_interval)
             return f"{pair} {where} ({percent(level)}: {interval}){width}."
@@ -171,11 +171,11 @@ def parting_sentence(fit: Fit) -> str:
 
     Two laws that part below the sizes measured and meet again are no news; `Parting.spans` has those too.
     """
-    law = next((item for item in fit.parting if item.law == fit.law.form), None)
+    law = next((item for item in fit.disagreements if item.law == fit.law.form), None)
     if law is None:
         return "Without a threshold law there is nothing for the rivals to part from."
     apart, close, silent = [], [], []
-    for item in fit.parting:
+    for item in fit.disagreements:
         name = f"the {law_name(item.law)}"
         if item is law:
             continue
@@ -202,7 +202,7 @@ def parting_sentence(fit: Fit) -> str:
 
 
 def lead_sentence(fit: Fit) -> str:
-    """Where the deeper net of each pair is ahead by a fixed share of the loss; empty where that is nowhere settled."""
+    """Where the deeper model of each pair is ahead by a fixed share of the loss; empty where that is nowhere settled."""
     items = [item for item in fit.crossings if item.adjacent and item.delta_status == "bracketed"]
     parts = [
         f"{human(item.delta_params)} ({item.shallow} → {item.deep} layers; {human_range(item.delta_interval)})"

@@ -54,11 +54,11 @@ class Member:
 
 @dataclass(frozen=True)
 class CrossingData:
-    """Where the deeper net takes the lead, by value.
+    """Where the deeper model takes the lead, by value.
 
     Attributes:
         rows: value, place (on the axis), shallow, deep, status, reason, params (N), low, high (its interval), width,
-            width_low, width_high (of the shallower net), measured_low, measured_high (the common range of N). NaN where
+            width_low, width_high (of the shallower model), measured_low, measured_high (the common range of N). NaN where
             open or not known. Neighbouring depths only.
     """
 

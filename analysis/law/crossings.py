@@ -1,16 +1,16 @@
-"""Where a deeper net overtakes a shallower one: an interval, or a bound, or an honest "not identified".
+"""Where a deeper model overtakes a shallower one: an interval, or a bound, or an honest "not identified".
 
-The gap of a pair is loss(shallow) - loss(deep) as a function of ln N, positive where the deep net is better;
+The gap of a pair is loss(shallow) - loss(deep) as a function of ln N, positive where the deep model is better;
 the crossing is where it goes from negative to positive. Its interval is the set of N at which the hypothesis "the gap
 is zero here" is not rejected (Fieller's method: |gap| <= t·se), which may be closed, open on a side, or everything; a
 second interval comes from the bootstrap. Statuses:
 
 - `bracketed`: the gap of the curves changes sign once and upwards, the interval is closed inside the sizes measured
-  (so the shallow net is better beyond the noise at the small end, the deep one at the large end), and at least 95 % of
+  (so the shallow model is better beyond the noise at the small end, the deep one at the large end), and at least 95 % of
   the bootstrap draws have exactly one sign change;
-- `left_censored`: the deep net is better everywhere measured, so the crossing lies below; the interval has no
+- `left_censored`: the deep model is better everywhere measured, so the crossing lies below; the interval has no
   lower end;
-- `right_censored`: the deep net is better nowhere measured; the interval has no upper end;
+- `right_censored`: the deep model is better nowhere measured; the interval has no upper end;
 - `ambiguous`: anything between; `reason` says what is lacking, a point estimate is kept where there is one;
 - `insufficient`: fewer than two sizes for a depth, or no common range.
 
@@ -47,7 +47,7 @@ NO_NOISE = "no noise estimate"
 class FirstSignificant:
     """The estimator of Levine et al. 2020.
 
-    Half-way between the first size where the shallow net is significantly worse and the size to its left; the distance
+    Half-way between the first size where the shallow model is significantly worse and the size to its left; the distance
     between the two is its error. It moves left as seeds are added.
 
     Attributes:
@@ -68,14 +68,14 @@ class Crossing:
         shallow, deep: the two depths.
         adjacent: no depth of the study lies between them.
         params, params_interval: N at the crossing; an end is None where it lies outside what was measured.
-        width, width_interval: of the shallow net at the crossing, sqrt(N / (12·L_shallow)).
+        width, width_interval: of the shallow model at the crossing, sqrt(N / (12·L_shallow)).
         bootstrap_interval: of N, percentiles of the draws: a second method, for comparison.
         range: smallest and largest N measured for both.
         gap_small, gap_large: nats at the ends of the range; z_small, z_large: over their standard errors.
         draws_one, draws_none, draws_several: shares of the bootstrap draws by their number of sign changes;
-            `several` includes the reversed order, where only the deep net's win ends.
-        delta: a relative gap; delta_params, delta_interval, delta_status: the N at which the deep net is better by that
-            share of the shallow net's loss. It is better determined than the crossing at zero, where two curves may
+            `several` includes the reversed order, where only the deep model's win ends.
+        delta: a relative gap; delta_params, delta_interval, delta_status: the N at which the deep model is better by that
+            share of the shallow model's loss. It is better determined than the crossing at zero, where two curves may
             run side by side.
         first_significant: the estimator of the paper; None where no size is significant.
         diverged: (depth, N, runs) of shapes of the pair whose runs all diverged.
@@ -149,7 +149,7 @@ class Crossings:
     Attributes:
         items: every pair of depths.
         gaps: in the order of `items`; None for an insufficient pair.
-        draws: (draws, pairs) in the order of `items`: -inf where the deep net wins everywhere in that draw, +inf where
+        draws: (draws, pairs) in the order of `items`: -inf where the deep model wins everywhere in that draw, +inf where
             it wins nowhere; no rows when there is no noise estimate.
         covariance: of the parameters of the curves, that the gaps share.
         quantile: of Student's t at the level, with the degrees of freedom of the noise.
@@ -202,7 +202,7 @@ def _gaps_of(curves: Curves, shallow: int, deep: int, deltas: tuple[float, ...])
 def roots(x: Floats, gaps: Floats) -> Roots:
     """Where piecewise linear functions through (x, gaps) change sign; `gaps` is (rows, len(x)).
 
-    A gap of exactly zero counts as not positive: the deep net has overtaken only once it is better.
+    A gap of exactly zero counts as not positive: the deep model has overtaken only once it is better.
     """
     positive = gaps > 0
     up = ~positive[:, :-1] & positive[:, 1:]
@@ -374,7 +374,7 @@ def first_significant(curves: Curves, shallow: int, deep: int) -> FirstSignifica
     """The paper's own estimator, from points joined by straight lines; None where no size is significant.
 
     Source: Levine et al. 2020, section 5.1. Kept for fidelity: the more seeds, the smaller the gap that is
-    significant, so it depends on the effort and not on the nets alone (issue 3).
+    significant, so it depends on the effort and not on the models alone (issue 3).
     """
     if curves.noise.source != "seeds":
         return None
@@ -409,19 +409,19 @@ def _verdict(
         if deep_wins:
             if high == math.inf:
                 return "ambiguous", "deep is ahead everywhere, but not beyond the noise"
-            return "left_censored", "the deep net is better at every size measured"
+            return "left_censored", "the deep model is better at every size measured"
         if low == -math.inf:
             return "ambiguous", "shallow is ahead everywhere, but not beyond the noise"
-        return "right_censored", "the deep net is better at no size measured"
+        return "right_censored", "the deep model is better at no size measured"
     faults = []
     if not math.isfinite(low):
         faults.append(
-            f"at the smallest common N the shallow net leads by only {-z[0]:.1f} standard errors "
+            f"at the smallest common N the shallow model leads by only {-z[0]:.1f} standard errors "
             f"({quantile:.1f} are needed)"
         )
     if not math.isfinite(high):
         faults.append(
-            f"at the largest common N the deep net leads by only {z[-1]:.1f} standard errors "
+            f"at the largest common N the deep model leads by only {z[-1]:.1f} standard errors "
             f"({quantile:.1f} are needed)"
         )
     share = float(drawn.one.mean())
@@ -433,9 +433,9 @@ def _verdict(
 def _against(
     point: Roots, shallow: int, deep: int, diverged: tuple[tuple[int, float, int], ...]
 ) -> str | None:
-    """Why diverged shapes contradict a crossing: a net that diverges has lost at that size, and has no loss to show.
+    """Why diverged shapes contradict a crossing: a model that diverges has lost at that size, and has no loss to show.
 
-    The deep net must not lose above the crossing, nor the shallow one below it.
+    The deep model must not lose above the crossing, nor the shallow one below it.
     """
     where = float(point.x[0])
     for depth, params, runs in diverged:

@@ -7,7 +7,7 @@ of several measured losses is low partly by luck, and between two measured depth
 straight line, which lies above a valley. All laws pay both alike; compare laws, not one law with zero.
 
 A depth beyond the measured ones costs what the nearest measured depth costs, which is a lower bound, not a
-regret: where the deepest net measured is the best, every law that names a deeper one seems perfect. Read a mean regret
+regret: where the deepest model measured is the best, every law that names a deeper one seems perfect. Read a mean regret
 beside the number of such answers (`HeldOut.outside`).
 """
 
@@ -35,10 +35,10 @@ from analysis.law.loss_surfaces import (
 )
 
 #: N -> best depth, or None where the law names none.
-Chooser = Callable[[float], float | None]
+Advice = Callable[[float], float | None]
 #: Rows of a run table (depth, params, loss, and where known seed and budget) -> a chooser, or None when the law cannot
 #: be fitted to them.
-Trainer = Callable[[pd.DataFrame], Chooser | None]
+Trainer = Callable[[pd.DataFrame], Advice | None]
 
 #: The rule every law has to beat: the depth that was best at the largest budget seen.
 BASELINE = "nearest measured"
@@ -421,11 +421,11 @@ def held_out(
         seen = rows[label < names[kept]]
         unseen = _Shapes.of(rows[label >= names[kept]]).frame()
         for law, trainer in everyone.items():
-            chooser = trainer(seen)
+            advice = trainer(seen)
             for name, score in scores.items():
                 if name >= names[kept] and score is not None:
-                    trials[law].append(_ask(chooser, score, name, kept, names[kept - 1]))
-            errors[law].append(_errors(chooser, unseen))
+                    trials[law].append(_ask(advice, score, name, kept, names[kept - 1]))
+            errors[law].append(_errors(advice, unseen))
     if not any(trials.values()):
         return ()
     return tuple(HeldOut(law, tuple(found), _rmse(errors[law])) for law, found in trials.items())
@@ -439,7 +439,7 @@ def _spread(values: Sequence[int], most: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Apart:
+class DisagreementSpan:
     """Sizes at which a law's depth differs from the reference's by more than `APART`.
 
     Attributes:
@@ -453,7 +453,7 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Disagreement:
     """The advice of one law over a range of sizes, against a reference law.
 
     Attributes:
@@ -467,7 +467,7 @@ class Parting:
     law: str
     params: tuple[float, ...]
     depths: tuple[float | None, ...]
-    spans: tuple[Apart, ...]
+    spans: tuple[DisagreementSpan, ...]
     reason: str | None
 
     @property
@@ -487,29 +487,29 @@ class Parting:
         return document
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Parting":
+    def from_json(cls, value: Mapping[str, Any]) -> "Disagreement":
         """The inverse of `to_json`."""
         return cls(
             law=value["law"],
             params=tuple(value["params"]),
             depths=tuple(value["depths"]),
-            spans=tuple(Apart(**span) for span in value["spans"]),
+            spans=tuple(DisagreementSpan(**span) for span in value["spans"]),
             reason=value["reason"],
         )
 
 
-def where_they_part(
-    choosers: Mapping[str, Chooser],
+def disagreements(
+    advices: Mapping[str, Advice],
     low: float,
     high: float = 1e13,
     *,
     reference: str = "log-linear",
     per_decade: int = 8,
-) -> list[Parting]:
+) -> list[Disagreement]:
     """The depth every law names on a log grid of sizes, and the sizes at which each is apart from the reference.
 
     Args:
-        choosers: name -> fitted law, the reference among them.
+        advices: name -> fitted law, the reference among them.
         low: smallest N, as the smallest size measured.
         high: largest N.
         reference: the law the others are compared with, as the threshold law.
@@ -523,24 +523,24 @@ def where_they_part(
     """
     if not (0 < low < high and math.isfinite(high)):
         raise InputError(f"The sizes go from {low:g} to {high:g}; they must rise from a positive number.")
-    if reference not in choosers:
-        raise InputError(f"There is no law {reference!r} to compare with; there are {', '.join(choosers)}.")
+    if reference not in advices:
+        raise InputError(f"There is no law {reference!r} to compare with; there are {', '.join(advices)}.")
     count = max(2, 1 + math.ceil(per_decade * math.log10(high / low)))
     grid = [float(value) for value in np.geomspace(low, high, count)]
-    return [_part(law, chooser, choosers[reference], grid) for law, chooser in choosers.items()]
+    return [_part(law, advice, advices[reference], grid) for law, advice in advices.items()]
 
 
-def _part(law: str, chooser: Chooser, reference: Chooser, grid: Sequence[float]) -> Parting:
+def _part(law: str, advice: Advice, reference: Advice, grid: Sequence[float]) -> Disagreement:
     def side(params: float) -> Direction | None:
-        depth, other = _named(chooser, params), _named(reference, params)
+        depth, other = _named(advice, params), _named(reference, params)
         if depth is None or other is None or abs(depth / other - 1) <= APART:
             return None
         return "deeper" if depth > other else "shallower"
 
-    depths = tuple(_named(chooser, params) for params in grid)
+    depths = tuple(_named(advice, params) for params in grid)
     silent = next((params for params, depth in zip(grid, depths, strict=True) if depth is None), None)
     sides = [side(params) for params in grid]
-    spans: list[Apart] = []
+    spans: list[DisagreementSpan] = []
     start = grid[0]
     for index, here in enumerate(sides):
         last = index + 1 == len(grid)
@@ -548,15 +548,17 @@ def _part(law: str, chooser: Chooser, reference: Chooser, grid: Sequence[float])
         if not last and after == here:
             continue
         if here is not None:
-            spans.append(Apart(start, grid[-1] if last else _edge(side, grid[index], grid[index + 1]), here))
+            spans.append(
+                DisagreementSpan(start, grid[-1] if last else _edge(side, grid[index], grid[index + 1]), here)
+            )
         if after is not None:
             start = _edge(side, grid[index + 1], grid[index])
-    return Parting(
+    return Disagreement(
         law=law,
         params=tuple(grid),
         depths=depths,
         spans=tuple(spans),
-        reason=None if silent is None else _why(chooser, silent),
+        reason=None if silent is None else _why(advice, silent),
     )
 
 
@@ -570,29 +572,29 @@ def _edge(side: Callable[[float], Direction | None], inner: float, outer: float)
     return inner
 
 
-def _named(chooser: Chooser, params: float) -> float | None:
+def _named(advice: Advice, params: float) -> float | None:
     """The depth a law names, None where it is no positive finite number."""
-    depth = chooser(params)
+    depth = advice(params)
     return depth if depth is not None and math.isfinite(depth) and depth > 0 else None
 
 
 def _nearest_measured(losses: LossAt) -> Trainer:
-    def train(rows: pd.DataFrame) -> Chooser | None:
+    def train(rows: pd.DataFrame) -> Advice | None:
         found = losses(rows, float(budget_of(rows).max()))
         return None if found is None else lambda params: float(found.best)
 
     return train
 
 
-def _ask(chooser: Chooser | None, score: Measured, budget: float, kept: int, trained_to: float) -> Trial:
-    depth = None if chooser is None else _named(chooser, score.params)
+def _ask(advice: Advice | None, score: Measured, budget: float, kept: int, trained_to: float) -> Trial:
+    depth = None if advice is None else _named(advice, score.params)
     reason: str | None = None
     outside: Direction | None = None
     regret, se = None, None
-    if chooser is None:
+    if advice is None:
         reason = "the law cannot be fitted to the smaller sizes"
     elif depth is None:
-        reason = _why(chooser, score.params) or "the law names no finite depth"
+        reason = _why(advice, score.params) or "the law names no finite depth"
     else:
         regret, se = score.regret(depth)
         if depth < score.depths[0]:
@@ -614,15 +616,15 @@ def _ask(chooser: Chooser | None, score: Measured, budget: float, kept: int, tra
     )
 
 
-def _why(chooser: object, params: float) -> str | None:
-    return chooser.why(params) if isinstance(chooser, Explains) else None
+def _why(advice: object, params: float) -> str | None:
+    return advice.why(params) if isinstance(advice, Explains) else None
 
 
-def _errors(chooser: object, points: pd.DataFrame) -> Floats:
+def _errors(advice: object, points: pd.DataFrame) -> Floats:
     """Predicted less measured losses, NaN where there is none; empty for a law that predicts no losses."""
-    if not isinstance(chooser, Predicts):
+    if not isinstance(advice, Predicts):
         return np.empty(0)
-    predicted = chooser.loss(points["params"].to_numpy(), points["depth"].to_numpy())
+    predicted = advice.loss(points["params"].to_numpy(), points["depth"].to_numpy())
     return np.asarray(predicted - points["loss"].to_numpy(dtype=float))
 
 

@@ -23,7 +23,7 @@ _INNER = 100
 
 
 @dataclass(frozen=True)
-class Refits:
+class ParametricBootstrap:
     """Percentiles over the refits.
 
     Attributes:
@@ -44,14 +44,14 @@ class Refits:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Refits":
+    def from_json(cls, value: dict[str, Any]) -> "ParametricBootstrap":
         """The inverse of `to_json`."""
         pairs = {name: (interval[0], interval[1]) for name, interval in value["crossings"].items()}
         laws = {name: value[name] and tuple(value[name]) for name in ("a_interval", "b_interval")}
         return cls(**{**value, **laws, "crossings": pairs})
 
 
-def refit(curves: Curves, count: int, *, level: float = 0.95, seed: int = 0) -> Refits | None:
+def refit(curves: Curves, count: int, *, level: float = 0.95, seed: int = 0) -> ParametricBootstrap | None:
     """So many studies simulated from the curves, each fitted from its losses on; None without a noise estimate.
 
     Args:
@@ -81,7 +81,7 @@ def refit(curves: Curves, count: int, *, level: float = 0.95, seed: int = 0) -> 
     if laws:
         low, high = np.quantile(np.array(laws), [(1 - level) / 2, (1 + level) / 2], axis=0)
         a, b = (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
-    return Refits(
+    return ParametricBootstrap(
         count, len(laws), a, b, {pair: _percentiles(values, level) for pair, values in places.items()}
     )
 

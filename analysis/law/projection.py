@@ -32,7 +32,7 @@ class Law:
     Attributes:
         covariance: of (a, b).
         source: where it comes from, in words.
-        depth_range: smallest and largest depth (of the shallower net) it was fitted on; beyond, it
+        depth_range: smallest and largest depth (of the shallower model) it was fitted on; beyond, it
             extrapolates. (nan, nan) where that is not known: every depth then extrapolates.
         params_range: smallest and largest N of the fitted crossings, where known.
         level: confidence of `region`, and so of every band made from it.
@@ -53,7 +53,7 @@ class Law:
     region: Region = ()
 
     def width(self, depth: float) -> float:
-        """The width at which a net of this depth is overtaken, exp(a + b·L)."""
+        """The width at which a model of this depth is overtaken, exp(a + b·L)."""
         return _exp(self.a + self.b * depth)
 
     def boundary(self) -> Region:

@@ -1,6 +1,6 @@
 """The threshold law ln d = a + b·L through the crossings, and its rival, the power law ln d = a + b·ln L.
 
-d is the width of the shallower net at its crossing with the next deeper depth of the study, L that net's depth
+d is the width of the shallower model at its crossing with the next deeper depth of the study, L that model's depth
 (Levine et al. 2020, eq. 10).
 
 The likelihood is that of the gaps themselves. A law (a, b) says where each pair crosses, and so where each gap is zero;
@@ -9,7 +9,7 @@ the gaps at those places, with the covariance that pairs sharing a curve have, g
     T(a, b) = min over s of (g - s)' S^-1 (g - s),
 
 with s = 0 for a crossing inside the sizes measured, and any s of the right sign for one outside: a law that puts the
-crossing above the largest size is contradicted only by a deep net that leads there. So every pair takes part, whether
+crossing above the largest size is contradicted only by a deep model that leads there. So every pair takes part, whether
 its crossing is an interval, a bound, or unclear, and none is chosen by its significance. It is Fieller's method for a
 line (inverting the test that g = 0), and for one pair it gives that pair's interval. The region {T - min T <= t²} holds
 the interval of every single number that follows from the law: a, b, a projected depth.
@@ -237,7 +237,7 @@ class _Likelihood:
         return self.first + left, position - left
 
     def _side(self, x: Floats) -> Floats:
-        """Below the range the deep net must be ahead at its small end, above it behind at its large end."""
+        """Below the range the deep model must be ahead at its small end, above it behind at its large end."""
         return (x < self.low) - 1.0 * (x > self.high)
 
 
@@ -333,7 +333,7 @@ def fit_threshold(crossings: Crossings, form: Form, *, level: float | None = Non
     notes = [] if free else [TWO_POINTS]
     if contradicted:
         notes.append(
-            f"without {', '.join(contradicted)}, where a net diverged on the wrong side of the crossing"
+            f"without {', '.join(contradicted)}, where a model diverged on the wrong side of the crossing"
         )
     if not closed:
         notes.append("the data bound the law on one side only")

@@ -17,7 +17,7 @@ _FACTORS = {0.5: "half", 2.0: "double"}
 
 
 def answers(fit: Fit) -> list[str]:
-    """What the nets of a task can do, the headlines, and what other rates and parametrisations do to the crossings."""
+    """What the models of a task can do, the headlines, and what other rates and parametrisations do to the crossings."""
     moves = sensitivity_sentence(fit.sensitivity, fit.level)
     return [
         *score_sentences(fit),
@@ -127,7 +127,7 @@ def _against_grid(data: SearchData, spent: float, halfwidth: float) -> str:
     grid = data.grid
     if grid.empty:
         return ""
-    wanted = halfwidth if data.until is None else max(halfwidth, data.until)
+    wanted = halfwidth if data.stop_when is None else max(halfwidth, data.stop_when)
     what = "that" if wanted == halfwidth else f"the {digits(wanted)} asked for"
     enough = grid[grid["halfwidth"] <= wanted]
     if enough.empty:

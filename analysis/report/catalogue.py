@@ -113,7 +113,7 @@ TITLES = {
     "loss": "Loss against size, one curve a depth",
     "accuracy": "Accuracy against size, one line a depth",
     "accuracy_graded": "Accuracy against depth, one line a difficulty",
-    "gaps": "Where the deeper net takes the lead",
+    "gaps": "Where the deeper model takes the lead",
     "depth_profile": "Loss against depth at fixed size",
     "frontier": "What a wrong shape costs",
     "transition": "The width at which depth starts to pay",
@@ -125,7 +125,7 @@ TITLES = {
     "sensitivity": "The crossings at other learning rates",
     "contrast": "The crossings under other parametrisations",
     "search": "How the search went",
-    "diagnostics": "Inside the nets, layer by layer",
+    "diagnostics": "Inside the models, layer by layer",
 }
 
 #: Figures of what only some studies have; where they are absent nothing is missing.
@@ -138,7 +138,7 @@ def make_figures(
     runs: RunTable,
     fit: Fit,
     *,
-    floor: float | None = None,
+    entropy: float | None = None,
     curves: pd.DataFrame | None = None,
     search: SearchData | None = None,
     measures: pd.DataFrame | None = None,
@@ -148,7 +148,7 @@ def make_figures(
     Args:
         runs: the run table.
         fit: its fit, with its evidence.
-        floor: entropy of the data in nats a token, drawn as a dotted line.
+        entropy: entropy of the data in nats a token, drawn as a dotted line.
         curves: training curves (cell, step, loss), optional.
         search: how the rows were chosen, optional.
         measures: of the layers (cell, step, name, layer, value), optional.
@@ -163,7 +163,7 @@ def make_figures(
     def add(name: str, caption: str, data: Data, draw: Callable[[], Canvas]) -> None:
         figures.append(Figure(name, TITLES[name], f"{caption} {about}", data, draw))
 
-    loss = loss_data(fit, floor)
+    loss = loss_data(fit, entropy)
     size_label = (
         "parameters N, the table's count" if fit.count == "table" else "non-embedding parameters N = 12·L·d²"
     )
@@ -173,7 +173,7 @@ def make_figures(
         else "Each mark is the loss of one shape, from one seed."
     )
     told = " The dotted line is the exact entropy of the data, which no model can beat."
-    end = "" if floor is None else told
+    end = "" if entropy is None else told
     add(
         "loss",
         f"{marks} {curves_phrase(fit)}{end}",
@@ -184,7 +184,7 @@ def make_figures(
     if accuracy is not None:
         add(
             "accuracy",
-            "Share of the targets asked for in the validation set that the net puts first, mean over the seeds; bars "
+            "Share of the targets asked for in the validation set that the model puts first, mean over the seeds; bars "
             "run from the lowest to the highest seed.",
             accuracy,
             lambda: drawing_accuracy.draw_accuracy(accuracy, colours, size_label),
@@ -207,7 +207,7 @@ def make_figures(
         )
         add(
             "gaps",
-            "Loss of the shallower net minus loss of the deeper one: above zero the deeper is better. "
+            "Loss of the shallower model minus loss of the deeper one: above zero the deeper is better. "
             f"{_noise_words(fit)}{_lead_words(fit)} Ticks at the foot are the sizes measured.{shown}",
             gaps,
             lambda: drawing_law.draw_gaps(gaps),
@@ -245,7 +245,7 @@ def make_figures(
     if transition is not None:
         add(
             "transition",
-            f"Width of the shallower net where the next deeper one overtakes it, with {percent(fit.level)} "
+            f"Width of the shallower model where the next deeper one overtakes it, with {percent(fit.level)} "
             "intervals; dashed bars run on beyond what was measured, arrows are bounds, hollow marks are not settled. "
             + (
                 "The band holds every law that cannot be rejected (where it reaches the frame, the data set no limit); "
@@ -354,7 +354,7 @@ def search_caption(search: SearchData) -> str:
         if len(search.grid)
         else "What a grid would have reached cannot be simulated from so few rows."
     )
-    asked = " The dotted line is what was asked for." if search.until is not None else ""
+    asked = " The dotted line is what was asked for." if search.stop_when is not None else ""
     return (
         "Above: every cell in the order they ended; hollow marks are forecasts of cells that were stopped, crosses "
         "cells without a loss. Below: what was known after them, left the estimate with its interval where that is "

@@ -74,8 +74,8 @@ def write_series(
     level = _level(ordered)
     crossings, best, moved = crossing_data(ordered), best_data(ordered), moves(ordered)
     wanted = measures_of(ordered) if measures is None else list(measures)
-    aims = TARGETS if targets is None else targets
-    shown = [_measure(ordered, name, aims.get(name)) for name in wanted]
+    objectives = TARGETS if targets is None else targets
+    shown = [_measure(ordered, name, objectives.get(name)) for name in wanted]
     figures = _figures(key, level, crossings, best, shown)
     colours = _colours(ordered, crossings, best)
     drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
@@ -206,8 +206,8 @@ def _figures(
         add(
             "crossings",
             f"The crossings against {key}",
-            f"N at which the deeper net of each pair of neighbouring depths takes the lead, with {percent(level)} "
-            "intervals. Arrows are bounds: downwards the deeper net leads at every size measured, upwards at none. "
+            f"N at which the deeper model of each pair of neighbouring depths takes the lead, with {percent(level)} "
+            "intervals. Arrows are bounds: downwards the deeper model leads at every size measured, upwards at none. "
             "Hollow marks and broken bars are not settled, and lines join settled neighbours only.",
             crossings,
             lambda: drawing_series.draw_crossings(crossings, key),

@@ -52,7 +52,7 @@ def write_report(
     *,
     title: str = "Depth against width",
     facts: Mapping[str, str] | None = None,
-    floor: float | None = None,
+    entropy: float | None = None,
     curves: pd.DataFrame | None = None,
     measures: pd.DataFrame | None = None,
     recommendations: Sequence[Mapping[str, Any]] | None = None,
@@ -70,7 +70,7 @@ def write_report(
         out: the folder, made when missing; files of an earlier report are replaced.
         title: of the page.
         facts: provenance to print, such as the git revision; plain text.
-        floor: entropy of the data in nats a token, where known.
+        entropy: entropy of the data in nats a token, where known.
         curves: training curves with the columns cell, step, loss.
         measures: of the layers, with the columns cell, step, name, layer, value.
         recommendations: rows as `analysis.law.projection.recommend` gives them; by default for the sizes of
@@ -97,7 +97,10 @@ def write_report(
     if graded is not None:
         colours |= palette.of_values(len(graded[1].axis.labels))
     told = None if search is None else search_data(runs, search, level=fit.level)
-    figures = [*make_figures(runs, fit, floor=floor, curves=curves, search=told, measures=measures), *more]
+    figures = [
+        *make_figures(runs, fit, entropy=entropy, curves=curves, search=told, measures=measures),
+        *more,
+    ]
     drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
@@ -128,7 +131,7 @@ def write_report(
             hidden=len(fit.crossings) - len(shown),
             law=law_sentence(fit),
             rivals=rivals_table(fit),
-            parting=parting_sentence(fit),
+            disagreements=parting_sentence(fit),
             noise=noise_sentence(fit),
             kaplan_words=kaplan_sentences(fit.kaplan),
             exponents=exponent_rows(fit.kaplan),

@@ -172,11 +172,13 @@ def projection_table(
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the rivals, and each recommendation with `outside`, `far` and `rivals`, their depths in that order.
 
-    A rival's depth is None where it names none, and `BEYOND_USE` where a net of that depth would have more layers than
+    A rival's depth is None where it names none, and `BEYOND_USE` where a model of that depth would have more layers than
     it is wide. A size is inside the data where N lies among the measured sizes and the depth among those the law was
     fitted on.
     """
-    choosers = {form: chooser for form, chooser in fit.choosers().items() if form != fit.law.form}
+    choosers = {
+        form: layout_planner for form, layout_planner in fit.advices().items() if form != fit.law.form
+    }
     low, high = (float(end) for end in (runs.used["params"].min(), runs.used["params"].max()))
     rows = []
     for row in recommendations:
@@ -187,7 +189,7 @@ def projection_table(
                 "outside": bool(row["extrapolated"]) or not low <= params <= high,
                 # Ten times ten is a hundred to rounding only.
                 "far": params > FAR * high * (1 + 1e-9),
-                "rivals": [_shapely(chooser(params), params) for chooser in choosers.values()],
+                "rivals": [_shapely(layout_planner(params), params) for layout_planner in choosers.values()],
             }
         )
     silent = [all(row["rivals"][index] is None for row in rows) for index in range(len(choosers))]

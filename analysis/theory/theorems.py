@@ -26,14 +26,14 @@ THEORY_SLOPE = math.log(3)
 DEEPEST, WIDEST = 10**6, 10**100
 #: Equation 7 beyond its regime is 3^L itself, and 3^646 is the last that a float holds.
 DEEPEST_EQUATION_7 = 600
-#: Corollary 1's example, a net like BERT-large: depth, width, heads.
+#: Corollary 1's example, a model like BERT-large: depth, width, heads.
 EXAMPLE = (6, 1000, 16)
 #: The widths the earlier revision prints for that example, by the depth of the shallower net. They do not follow from
 #: equation 7: it gives 7.34e15 and 7.61e4.
 EXAMPLE_PRINTED = {2: 2e17, 3: 2e5}
 #: What Corollary 2 leaves open.
 COROLLARY_2 = (
-    "A net of depth β1·L + β2 and width 3^β2·d then has a higher separation rank. The theorem only says that such a "
+    "A model of depth β1·L + β2 and width 3^β2·d then has a higher separation rank. The theorem only says that such a "
     "β2 = O(log H · log d · log L) exists; it gives no value, so no shape follows from it."
 )
 
@@ -94,14 +94,14 @@ class MinimalDepth:
 
 @dataclass(frozen=True)
 class MatchingWidth:
-    """The width at which a shallower net's upper bound reaches a deeper net's lower bound.
+    """The width at which a shallower model's upper bound reaches a deeper model's lower bound.
 
     Attributes:
         shallow: depth of the shallower net.
-        needed: the deeper net's lower bound, log3.
+        needed: the deeper model's lower bound, log3.
         log10_width: None where every width is enough.
         width: the same as a number; None where every width is enough, or where it is beyond a float.
-        binding: the width is larger than the deeper net's, and large enough for Theorem 1 to hold of the shallower
+        binding: the width is larger than the deeper model's, and large enough for Theorem 1 to hold of the shallower
             net. Where it is not, the two bounds do not separate the nets.
         printed: what the earlier revision prints, where this is its example.
     """
@@ -156,7 +156,7 @@ def threshold(width: int) -> float:
 
 
 def threshold_params(depth: int) -> int:
-    """The size N = 12·L·9^L of the net of this depth whose width is 3^L, exactly."""
+    """The size N = 12·L·9^L of the model of this depth whose width is 3^L, exactly."""
     _check(depth, 1, 1)
     if depth > DEEPEST_EQUATION_7:
         raise InputError(
@@ -245,7 +245,7 @@ def bounds(depth: int, width: int, heads: int = 1) -> Bounds:
 def minimal_depth(params: float) -> MinimalDepth:
     """The least depth that a size calls for, from N = 12·L·d² and d = 3^L.
 
-    Shallower nets of that size lie where depth is efficient and should be deeper; deeper ones gain nothing over wider
+    Shallower models of that size lie where depth is efficient and should be deeper; deeper ones gain nothing over wider
     ones. `ceil` and `nearest` differ, so each has its name.
 
     Raises:
@@ -266,29 +266,29 @@ def minimal_depth(params: float) -> MinimalDepth:
 
 
 def matching_width(shallow: int, depth: int, width: int, heads: int) -> MatchingWidth:
-    """The width a shallower net needs so that its upper bound reaches the deeper net's lower bound (Corollary 1).
+    """The width a shallower model needs so that its upper bound reaches the deeper model's lower bound (Corollary 1).
 
-    Solves (3^Ls - 1)/2 · log3(w + H) = lower bound of (7) at the deeper net for w; the heads are the same in both.
+    Solves (3^Ls - 1)/2 · log3(w + H) = lower bound of (7) at the deeper model for w; the heads are the same in both.
 
     Args:
         shallow: depth Ls of the shallower net.
-        depth: of the deeper net, below log3(width).
+        depth: of the deeper model, below log3(width).
         width: of the deeper net.
         heads: of both.
 
     Raises:
-        InputError: the shallower net is not shallower, or Theorem 1 has no lower bound for the deeper one.
+        InputError: the shallower model is not shallower, or Theorem 1 has no lower bound for the deeper one.
     """
     _check(shallow, width, heads)
     deep = bounds(depth, width, heads)
     if shallow >= depth:
         raise InputError(
-            f"The shallower net has depth {shallow} and the deeper one {depth}; the first must be less."
+            f"The shallower model has depth {shallow} and the deeper one {depth}; the first must be less."
         )
     if deep.theorem != 1 or deep.lower is None:
         why = deep.reason or f"log3({width}) is {threshold(width):.2f}"
         raise InputError(
-            "Corollary 1 compares with a net in the range of Theorem 1, of depth below log3(width) and with more "
+            "Corollary 1 compares with a model in the range of Theorem 1, of depth below log3(width) and with more "
             f"width than heads; depth {depth}, width {width}, heads {heads} is not ({why}). Take a width above "
             f"{max(3 ** min(depth, 200), heads):,}."
         )

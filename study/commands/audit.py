@@ -111,7 +111,7 @@ def _paragraph(item: Audit) -> Text:
         (item.verdict, f"bold {_COLOURS[item.verdict]}"),
         f"{compared}. The best shape of the same N is {best['depth']} × {best['width']:,}. ",
         f"Its N is {side} the {size(transition.params)} {error} at which "
-        f"{model.depth} layers are overtaken by deeper nets{doubt}.",
+        f"{model.depth} layers are overtaken by deeper models{doubt}.",
     )
 
 

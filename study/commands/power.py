@@ -19,7 +19,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from analysis.design.power import CHANGES, Foresight, Halving, PairForesight, Shape, foresee, halve
+from analysis.design.power import CHANGES, Halving, PairPower, PowerEstimate, Shape, halve, simulate_power
 from analysis.design.simulated_study import Truth
 from analysis.law.projection import LEVINE2020
 from analysis.numbers import digits, short
@@ -74,14 +74,14 @@ class Power:
         assumptions: everything that went in.
         pilot: the fit file some of them are from.
         shapes: of the plan, each (depth, width) once.
-        foresight, halving: see `analysis.design.power`.
+        estimate_of_power, halving: see `analysis.design.power`.
         notes: what a reader must know, in sentences.
     """
 
     assumptions: tuple[Assumption, ...]
     pilot: str | None
     shapes: int
-    foresight: Foresight
+    estimate_of_power: PowerEstimate
     halving: Halving
     notes: tuple[str, ...]
 
@@ -93,7 +93,7 @@ class Power:
             },
             "pilot": self.pilot,
             "shapes": self.shapes,
-            **self.foresight.to_json(),
+            **self.estimate_of_power.to_json(),
             "halve": self.halving.to_json(),
             "notes": list(self.notes),
         }
@@ -169,13 +169,13 @@ def plan_power(
     fewer = max(LEAST_STUDIES, count // FEWER)
     total = count + len(CHANGES) * fewer
     with Waiting(console or Console(quiet=True), total) as waiting:
-        foresight = foresee(truth, shapes, seeds, studies=count, tell=waiting.tell)
-        halving = halve(truth, shapes, foresight, studies=fewer, tell=waiting.tell)
+        estimate_of_power = simulate_power(truth, shapes, seeds, studies=count, tell=waiting.tell)
+        halving = halve(truth, shapes, estimate_of_power, studies=fewer, tell=waiting.tell)
     return Power(
         assumptions=assumptions,
         pilot=None if pilot is None else str(pilot),
         shapes=len(shapes),
-        foresight=foresight,
+        estimate_of_power=estimate_of_power,
         halving=halving,
         notes=tuple(_notes(plan, truth, assumptions)),
     )
@@ -263,10 +263,10 @@ def assumed(
         ("lack", plain.lack),
     ):
         take(name, value, missing)
-    if not plan.floor:
-        take("loss", plain.floor + plain.drop, missing)
+    if not plan.entropy:
+        take("loss", plain.asymptote + plain.drop, missing)
     else:
-        take("loss", ABOVE_FLOOR * plan.floor, f"{DEFAULT}: {ABOVE_FLOOR:g} x the entropy of the data")
+        take("loss", ABOVE_FLOOR * plan.entropy, f"{DEFAULT}: {ABOVE_FLOOR:g} x the entropy of the data")
     chosen = tuple(values[name] for name in MEANINGS)
     return _truth({item.name: item.value for item in chosen}, shapes, depths), chosen
 
@@ -277,20 +277,20 @@ def _truth(value: dict[str, float], shapes: Sequence[Shape], depths: tuple[int, 
         if not 0 <= a + b * depth <= MOST_LOG_WIDTH:
             raise SpecError(
                 f"The assumed law a = {a:g}, b = {b:g} puts the crossing of depth {depth} at a width of "
-                f"e^{a + b * depth:.3g}, which no net has; assume an a and b with a + b·L between 0 and "
+                f"e^{a + b * depth:.3g}, which no model has; assume an a and b with a + b·L between 0 and "
                 f"{MOST_LOG_WIDTH:g} for the depths {', '.join(map(str, depths))}."
             )
     plain = Truth(a, b, depths)
     # The same share of the loss as in the default world, wherever its crossings are: the loss is anchored where the
     # plan measures, so that a law far from there does not make losses that no model has.
-    share = plain.drop / (plain.floor + plain.drop)
+    share = plain.drop / (plain.asymptote + plain.drop)
     middle = sum(math.log(12 * depth * width**2) for depth, width, _ in shapes) / len(shapes)
     above = value["exponent"] * (middle - math.log(plain.crossing(depths[0])))
     return Truth(
         a=a,
         b=b,
         depths=depths,
-        floor=(1 - share) * value["loss"],
+        asymptote=(1 - share) * value["loss"],
         drop=share * value["loss"] * math.exp(above),
         exponent=value["exponent"],
         slope=value["slope"],
@@ -427,24 +427,24 @@ def _notes(plan: Plan, truth: Truth, assumptions: Sequence[Assumption]) -> list[
 
 def power_view(power: Power) -> RenderableType:
     """Return the power of a plan for a terminal of 80 columns."""
-    foresight = power.foresight
-    seeds = "1 seed" if foresight.seeds == 1 else f"{foresight.seeds} seeds"
+    estimate_of_power = power.estimate_of_power
+    seeds = "1 seed" if estimate_of_power.seeds == 1 else f"{estimate_of_power.seeds} seeds"
     parts: list[RenderableType] = [
         Text(
-            f"power: {foresight.studies} simulated studies of these {power.shapes} shapes with {seeds} each",
+            f"power: {estimate_of_power.studies} simulated studies of these {power.shapes} shapes with {seeds} each",
             style="italic",
         ),
         _assumption_table(power),
         Text(),
-        _crossing_table(foresight),
+        _crossing_table(estimate_of_power),
         Text(
             "Shares of the studies; left, right: deeper wins everywhere, nowhere. Interval: median high/low of the "
-            f"closed ones in N, at {foresight.level:.0%}. Holds: how often it has the true N. ± is one standard error "
-            f"from the number of studies; of a share at most {100 * foresight.share_error:.0f} points (--studies).",
+            f"closed ones in N, at {estimate_of_power.level:.0%}. Holds: how often it has the true N. ± is one standard error "
+            f"from the number of studies; of a share at most {100 * estimate_of_power.share_error:.0f} points (--studies).",
             style="dim",
         ),
         Text(),
-        *(Text(line) for line in _law_lines(foresight)),
+        *(Text(line) for line in _law_lines(estimate_of_power)),
         Text(),
         *_halving_parts(power.halving),
     ]
@@ -470,11 +470,11 @@ def _assumption_table(power: Power) -> Table:
     return table
 
 
-def _crossing_table(foresight: Foresight) -> Table:
+def _crossing_table(estimate_of_power: PowerEstimate) -> Table:
     names = ["pair", "true N", "width", "found", "left", "right", "unclear", "closed", "interval", "holds"]
     table = _plain_table("crossings", names, ["pair"])
     table.padding = (0, 1, 0, 0)
-    for pair in foresight.crossings:
+    for pair in estimate_of_power.crossings:
         share = pair.statuses
         unclear = share["ambiguous"] + share["insufficient"]
         table.add_row(
@@ -490,14 +490,14 @@ def _crossing_table(foresight: Foresight) -> Table:
     return table
 
 
-def _interval(pair: PairForesight) -> str:
+def _interval(pair: PairPower) -> str:
     if pair.ratio is None:
         return "-"
     return f"x{pair.ratio:.2f}" + ("" if pair.ratio_error is None else f" ±{pair.ratio_error:.2f}")
 
 
-def _law_lines(foresight: Foresight) -> list[str]:
-    law = foresight.law
+def _law_lines(estimate_of_power: PowerEstimate) -> list[str]:
+    law = estimate_of_power.law
     share = law.statuses
     lines = [
         f"law: bounded in {_share(share['ok'])} of the studies, open on a side in {_share(share['open'])}, "

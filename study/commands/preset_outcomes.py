@@ -133,7 +133,7 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
 
     source = study_runs(spec, results)
     inside = rank_sentence(diagnostics_data(source.table, source.known["measures"]))
-    fitted = source.compared(fit(source.table, floor=source.known["floor"]))
+    fitted = source.compared(fit(source.table, entropy=source.known["entropy"]))
     about = kaplan_sentences(fitted.kaplan)
     # Every report answers Kaplan et al. too, and of most studies that is not what was asked.
     first, last = (about, []) if "Kaplan" in spec.claim else ([], about)

@@ -204,7 +204,7 @@ def _fitted(source: "StudyRuns", level: float, tokens: float | None, refits: int
 
     # Where no row has a loss that can be used there is nothing to fit; the page says so of that value.
     with suppress(InputError):
-        found = fit(source.table, level=level, tokens=tokens, refits=refits, floor=source.known["floor"])
+        found = fit(source.table, level=level, tokens=tokens, refits=refits, entropy=source.known["entropy"])
         return source.compared(found)
     return None
 

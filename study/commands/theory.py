@@ -107,12 +107,12 @@ def depth_verb(
 
 @app.command("example")
 def example_verb(
-    depth: Annotated[int | None, typer.Option("--depth", help="L of the deeper net")] = None,
-    width: Annotated[int | None, typer.Option("--width", help="d of the deeper net")] = None,
+    depth: Annotated[int | None, typer.Option("--depth", help="L of the deeper model")] = None,
+    width: Annotated[int | None, typer.Option("--width", help="d of the deeper model")] = None,
     heads: Annotated[int | None, typer.Option("--heads", help="H of both")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the width a shallower net needs to match a deeper one (Corollary 1): as printed, and recomputed."""
+    """Show the width a shallower model needs to match a deeper one (Corollary 1): as printed, and recomputed."""
     from analysis.theory.theorems import EXAMPLE, bounds, matching_width
 
     deep = (
@@ -123,7 +123,7 @@ def example_verb(
     bounds(*deep)  # refuses a shape that is none
     if deep[0] < 2:
         raise SpecError(
-            f"The deeper net has depth {deep[0]}, and no net is shallower; take a --depth of 2 or more."
+            f"The deeper model has depth {deep[0]}, and no model is shallower; take a --depth of 2 or more."
         )
     found = [matching_width(shallow, *deep) for shallow in range(1, deep[0])]
     if as_json:
@@ -318,8 +318,8 @@ def _example_table(deep: tuple[int, int, int], found: "Sequence[MatchingWidth]")
         table.add_row(str(item.shallow), width, *cells, note)
     lines = [
         Text(
-            f"The deeper net's lower bound is log3 sep >= {found[0].needed:.3f} (eq. 7); below the width shown the "
-            "shallower net's upper bound is less.",
+            f"The deeper model's lower bound is log3 sep >= {found[0].needed:.3f} (eq. 7); below the width shown the "
+            "shallower model's upper bound is less.",
             style="dim",
         )
     ]
@@ -329,7 +329,7 @@ def _example_table(deep: tuple[int, int, int], found: "Sequence[MatchingWidth]")
             "ones are 27 and 2.6 times smaller, and the conclusion stands."
         )
         lines.append(_warning(text))
-    return _titled(f"width at which a shallower net can match {shape}", table, *lines)
+    return _titled(f"width at which a shallower model can match {shape}", table, *lines)
 
 
 def _slope_table(source: str, found: "SlopeComparison") -> RenderableType:

@@ -35,7 +35,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Chooser:
+class LayoutPlanner:
     """Chooses layouts under one spec."""
 
     resources: ResourcesSection
@@ -65,9 +65,9 @@ class Chooser:
         return min(self.slots, GPUS_OF_A_MACHINE) if self.device.is_gpu else self.slots
 
     @property
-    def _recompute(self) -> tuple[bool, ...]:
+    def _activation_checkpointing(self) -> tuple[bool, ...]:
         """On a CPU `auto` does not count on it: glibc keeps the blocks it frees, 447 MB where tensors hold 196."""
-        asked = self.resources.recompute
+        asked = self.resources.activation_checkpointing
         if asked == "auto":
             return (False, True) if self.device.is_gpu else (False,)
         return (asked == "always",)
@@ -77,7 +77,7 @@ class Chooser:
 
         Among layouts of as many ranks, tensor parallelism goes before data parallelism, because it shares all of the
         big matrices and every stage of ZeRO; then comes the largest micro-batch that fits, down to one sequence a
-        group, before more ranks are taken; and where `recompute` is auto, keeping the activations goes before
+        group, before more ranks are taken; and where `activation_checkpointing` is auto, keeping the activations goes before
         computing them again.
 
         Raises:
@@ -114,12 +114,19 @@ class Chooser:
             share = self.recipe.batch // data
             asked = self.resources.micro_batch
             pieces = divisors(share)[::-1] if asked == "auto" else [asked] if share % asked == 0 else []
-            for recompute in self._recompute:
+            for activation_checkpointing in self._activation_checkpointing:
                 for micro_batch in pieces:
-                    yield self._layout(tensor, data, micro_batch, recompute=recompute)
+                    yield self._layout(
+                        tensor, data, micro_batch, activation_checkpointing=activation_checkpointing
+                    )
 
     def _layout(
-        self, tensor: int, data: int, micro_batch: int | None = None, *, recompute: bool = False
+        self,
+        tensor: int,
+        data: int,
+        micro_batch: int | None = None,
+        *,
+        activation_checkpointing: bool = False,
     ) -> Layout:
         zero = self.resources.zero
         return Layout(
@@ -127,7 +134,7 @@ class Chooser:
             data_parallel=data,
             zero=default_zero(self.recipe.precision, tensor * data) if zero == "auto" else zero,
             micro_batch=micro_batch,
-            recompute=recompute,
+            activation_checkpointing=activation_checkpointing,
             shard_vocabulary=self.resources.shard_vocabulary == "always" and tensor > 1,
         )
 
@@ -167,18 +174,21 @@ class Chooser:
                 Layout(
                     zero=default_zero(self.recipe.precision, 1),
                     micro_batch=1,
-                    recompute=True in self._recompute,
+                    activation_checkpointing=True in self._activation_checkpointing,
                 ),
             )
             if alone.total > self.usable:
                 yield f"{degrees}: {gigabytes(alone.total)} of {gigabytes(self.usable)} on one device"
             else:
                 yield f"{degrees}, as `resources` says"
-        if layout.recompute:
+        if layout.activation_checkpointing:
             kept = memory(
-                shape, self.vocabulary, self.recipe, layout.model_copy(update={"recompute": False})
+                shape,
+                self.vocabulary,
+                self.recipe,
+                layout.model_copy(update={"activation_checkpointing": False}),
             ).total
-            if self.resources.recompute == "auto":
+            if self.resources.activation_checkpointing == "auto":
                 yield f"recomputed: {gigabytes(kept)} of {gigabytes(self.usable)} with activations kept"
             else:
                 yield "activations recomputed"
@@ -217,7 +227,7 @@ class Chooser:
             "tensor_parallel": "auto",
             "data_parallel": "auto",
             "micro_batch": "auto",
-            "recompute": "auto",
+            "activation_checkpointing": "auto",
             "shard_vocabulary": "always",
             "zero": 3,
         }
@@ -225,7 +235,7 @@ class Chooser:
             f"`resources.{key}: {value}`"
             for key, value in changes.items()
             if getattr(asked, key) != value
-            and not (key == "recompute" and asked.recompute == "always")
+            and not (key == "activation_checkpointing" and asked.activation_checkpointing == "always")
             and self._with(**{key: value})._first_fit(shape)
         ]
         beyond = [n for n in divisors(shape.heads) if self._together < n <= self.slots]
@@ -264,7 +274,7 @@ class Chooser:
                 found += [f"{text} with {slots}" if text else slots] if fit else []
         return found
 
-    def _with(self, **changes: Any) -> "Chooser":
+    def _with(self, **changes: Any) -> "LayoutPlanner":
         resources = self.resources.model_copy(update=changes)
         return replace(self, resources=resources)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import SpecError
-from study.plan.layouts import PROCESS_BYTES, Choice, Chooser, gigabytes
+from study.plan.layouts import PROCESS_BYTES, Choice, LayoutPlanner, gigabytes
 from study.spec.devices import (
     DEVICES,
     LINK_SHARE,
@@ -24,7 +24,7 @@ from study.spec.devices import (
 )
 from study.spec.frontier import FrontierShape, Miss, added_shapes, bottlenecked, misses, shapes
 from study.spec.study import ResourcesSection, StudySpec
-from study.workers.machines import Room
+from study.workers.machines import ClusterCapacity
 from trainables.cell import Cell, Precision, Recipe, Shape, digest
 from trainables.data.spec import DataSpec, HierarchyData
 from trainables.data.tasks.spec import TaskData
@@ -102,7 +102,7 @@ class PlannedCell:
             "tensor_parallel": self.layout.tensor_parallel,
             "data_parallel": self.layout.data_parallel,
             "zero": self.layout.zero,
-            "recompute": self.layout.recompute,
+            "activation_checkpointing": self.layout.activation_checkpointing,
             "shard_vocabulary": self.layout.shard_vocabulary,
             "ranks": self.layout.ranks,
             "seconds": self.seconds,
@@ -121,7 +121,7 @@ class Plan:
     slots: int
     precision: Precision
     vocabulary: int
-    floor: float | None
+    entropy: float | None
     """Exact entropy of the data in nats a token, where it is known: no model can do better."""
     protocol: str
     """Digest of all that compared cells must share: content of the data, recipe, learning-rate rule."""
@@ -137,7 +137,7 @@ class Plan:
     """Plans cells that are not listed."""
     more: tuple[PlannedCell, ...] = ()
     """What a search may train beside `cells`, shapes at other budgets and more seeds, and what was trained besides."""
-    until: str | None = None
+    stop_when: str | None = None
     """The certainty that ends a search, in words."""
     max_flops: float | None = None
     """Training FLOPs at which a search ends, and how many cells it trains at most; None for no such limit."""
@@ -278,10 +278,10 @@ class Plan:
             "slots": self.slots,
             "precision": self.precision,
             "vocabulary": self.vocabulary,
-            "floor": self.floor,
+            "entropy": self.entropy,
             "sampler": self.sampler,
             "candidates": self.candidates,
-            "until": self.until,
+            "stop_when": self.stop_when,
             "max_flops": self.max_flops,
             "max_cells": self.max_cells,
             "totals": {
@@ -310,7 +310,7 @@ class Plan:
 
 
 def make_plan(
-    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, room: Room | None = None
+    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, room: ClusterCapacity | None = None
 ) -> Plan:
     """Plan a study: exact parameters, FLOPs, memory, time and cost of every cell.
 
@@ -333,10 +333,10 @@ def make_plan(
     recipe = spec.recipe
     key = data_key(spec.data, spec.training.context, base)
     vocabulary = vocabulary_size(spec.data)
-    chooser = Chooser(spec.resources, device, slots, recipe, vocabulary, not to_read)
+    layout_planner = LayoutPlanner(spec.resources, device, slots, recipe, vocabulary, not to_read)
     if room:
-        chooser = replace(chooser, share=room.memory, largest=room.together)
-    planner = Planner(spec, recipe, key, _Estimator(spec, device, recipe, vocabulary, chooser))
+        layout_planner = replace(layout_planner, share=room.memory, largest=room.together)
+    planner = Planner(spec, recipe, key, _Estimator(spec, device, recipe, vocabulary, layout_planner))
     listed = shapes(spec.frontier)
     cells = tuple(planned for found in listed for planned in planner.cells(found, spec.training.seed_values))
     more, refused = _more(spec, listed, planner) if spec.search.sampler == "crossing" else ([], [])
@@ -352,7 +352,7 @@ def make_plan(
         slots=slots,
         precision=recipe.precision,
         vocabulary=vocabulary,
-        floor=_floor(spec.data),
+        entropy=_floor(spec.data),
         protocol=digest(
             {
                 "data": key,
@@ -367,7 +367,7 @@ def make_plan(
         notes=(*(miss.reason for miss in missed), *refused, *_notes(spec, device, recipe, cells)),
         planner=planner,
         more=tuple(more),
-        until=spec.search.until.words if spec.search.until else None,
+        stop_when=spec.search.stop_when.words if spec.search.stop_when else None,
         max_flops=spec.search.max_flops,
         max_cells=spec.search.max_cells,
     )
@@ -461,7 +461,7 @@ class _Estimator:
     device: Device
     recipe: Recipe
     vocabulary: int
-    chooser: Chooser
+    layout_planner: LayoutPlanner
     known: dict[Shape, _Cost] = field(default_factory=dict, repr=False, compare=False)
 
     def estimate(self, shape: Shape) -> _Cost:
@@ -470,7 +470,7 @@ class _Estimator:
         return self.known[shape]
 
     def _estimate(self, shape: Shape) -> _Cost:
-        choice = self.chooser.choose(shape)
+        choice = self.layout_planner.choose(shape)
         seconds = self._seconds(shape, choice.layout)
         price = self.spec.resources.price_per_hour
         flags = choice.flags
@@ -496,7 +496,7 @@ class _Estimator:
         """From start to end of a cell, all of its ranks side by side."""
         recipe, resources, device = self.recipe, self.spec.resources, self.device
         work = self._flops(shape)
-        per_token = work.training + (work.forward if layout.recompute else 0)
+        per_token = work.training + (work.forward if layout.activation_checkpointing else 0)
         tokens = layout.sequences(recipe) * recipe.context
         degree = layout.tensor_parallel
         piece = step_seconds(
@@ -575,7 +575,7 @@ def by_hand(layout: Layout) -> str:
         *(("--tensor-parallel", layout.tensor_parallel) if layout.ranks > 1 else ()),
         *("--zero", layout.zero),
         *(("--micro-batch", layout.micro_batch) if layout.micro_batch else ()),
-        *(("--recompute",) if layout.recompute else ()),
+        *(("--activation_checkpointing",) if layout.activation_checkpointing else ()),
         *(("--shard-vocabulary",) if layout.shard_vocabulary else ()),
     ]
     return " ".join(map(str, words))

@@ -118,7 +118,7 @@ def _search_line(plan: Plan) -> str:
     added = {planned.cell.shape for planned in plan.more} - listed
     seeds = len({planned.cell.seed for planned in plan.pool})
     sizes = f" and {len(added)} at other budgets" if added else ""
-    first = "" if plan.until is None else f" when {plan.until}, at the latest"
+    first = "" if plan.stop_when is None else f" when {plan.stop_when}, at the latest"
     limits = [
         *([f"{short(plan.max_flops)} FLOPs"] if plan.max_flops else []),
         *([f"{plan.max_cells:,} cells"] if plan.max_cells else []),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from analysis.law.loss_surfaces import SurfaceFit
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
-    from study.tracking.ledger import Places
+    from study.tracking.ledger import StudyPaths
     from study.tracking.mlflow_store import Store
 
 
@@ -34,7 +34,7 @@ def answer(
     spec: "StudySpec",
     plan: "Plan",
     runs: "RunTable",
-    where: "Places",
+    where: "StudyPaths",
     curves: "pd.DataFrame | None",
     store: "Store | None" = None,
     ended: str = "",
@@ -56,7 +56,7 @@ def answer(
     from analysis.report.study_page import write_report
     from study.results.parametrisations import contrasts
 
-    result = fit(runs, floor=plan.floor)
+    result = fit(runs, entropy=plan.entropy)
     result = replace(result, contrasts=contrasts(spec, plan, result, store))
     report = write_report(
         runs,
@@ -64,7 +64,7 @@ def answer(
         where.folder,
         title=spec.name,
         facts=facts(spec, plan),
-        floor=plan.floor,
+        entropy=plan.entropy,
         curves=curves,
         measures=measures,
         spec_text=spec.to_yaml(),
@@ -74,13 +74,13 @@ def answer(
 
 
 def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "") -> dict[str, Any]:
-    """What a report tells of a search: its aim, the grid it is held against, and Optuna's own plots; none of a grid."""
+    """What a report tells of a search: its objective, the grid it is held against, and Optuna's own plots; none of a grid."""
     if plan.sampler == "grid":
         return {}
     import pandas as pd
 
     from analysis.design.history import Search
-    from study.search.stopping_rule import aim_of
+    from study.search.stopping_rule import objective_of
     from study.results.optuna_plots import optuna_figures
 
     shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()
@@ -91,9 +91,9 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
             "flops": [p.flops for p in shapes],
         }
     )
-    until = spec.search.until
+    stop_when = spec.search.stop_when
     return {
-        "search": Search(aim_of(spec), until.halfwidth if until else None, grid, ended),
+        "search": Search(objective_of(spec), stop_when.halfwidth if stop_when else None, grid, ended),
         "more": optuna_figures(runs),
     }
 
@@ -305,7 +305,7 @@ def fit_table(result: "Fit") -> RenderableType:
         *(Text(note, style="dim") for note in notes),
         law,
         _rivals(result),
-        *([Text(parting_sentence(result))] if result.parting else []),
+        *([Text(parting_sentence(result))] if result.disagreements else []),
         *([_best(result)] if result.best else []),
         *_moves(result),
         Text(about, style="dim"),
@@ -443,7 +443,7 @@ def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> Renderabl
     if any(wide) and not all(wide):
         error += f" or, where that is more than half of it, a {100 * level:.3g} % interval"
     lines = [
-        f"Bands: {100 * level:.3g} % at fixed N. Overtaken at: the N from which nets deeper than this depth win, "
+        f"Bands: {100 * level:.3g} % at fixed N. Overtaken at: the N from which models deeper than this depth win, "
         f"{error}."
     ]
     # Where the region of the law is closed on all sides, only a slope of zero leaves the depth without a limit.
@@ -516,7 +516,7 @@ def show_size(params: float) -> str:
 
 def show_range(ends: Any) -> str:
     """An interval of numbers of parameters; open ends are said."""
-    # A net has one parameter at least, so an end below that limits nothing.
+    # A model has one parameter at least, so an end below that limits nothing.
     low, high = (None if end is None or end < 1 else show_size(end) for end in ends)
     if low is None:
         return "no limit" if high is None else f"below {high}"

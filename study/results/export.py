@@ -18,7 +18,7 @@ from rich.text import Text
 from study.errors import SpecError
 from study.results.sources import existing_store
 from study.spec.study import load_spec
-from study.tracking.ledger import Places, places, places_of
+from study.tracking.ledger import StudyPaths, places, study_paths_of
 from study.tracking.mlflow_store import Store, sentence
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.data.tasks.spec import TaskData
@@ -172,7 +172,7 @@ def _whole(copies: Sequence[Kept], unread: Sequence[Unread]) -> Kept:
     else:
         folder, key, name = unread[0].folder, unread[0].folder.name, unread[0].name
     reasons += [one.reason for one in unread]
-    where = places_of(folder.parents[1])
+    where = study_paths_of(folder.parents[1])
     raise InputError(
         f"the weights of cell {key}{f' ({name})' if name else ''} of the study {where.name!r} are damaged: "
         f"{'; '.join(reasons)}. {_again(where, key)}"
@@ -411,7 +411,7 @@ def _all_kept(folders: Sequence[Path]) -> tuple[list[Kept], list[Unread]]:
     """The kept weights of studies, and the folders of which it cannot be read what they are."""
     kept, unread = [], []
     for folder in folders:
-        where = places_of(folder)
+        where = study_paths_of(folder)
         for path in _models(where):
             try:
                 kept.append(Kept(folder.name, path, read_record(path)))
@@ -421,7 +421,7 @@ def _all_kept(folders: Sequence[Path]) -> tuple[list[Kept], list[Unread]]:
     return kept, unread
 
 
-def _models(where: Places) -> list[Path]:
+def _models(where: StudyPaths) -> list[Path]:
     """The folders of a study's weights; of weights that lie in an object store, folders with their records alone."""
     storage = open_storage(where.models)
     if not storage.is_remote:
@@ -446,7 +446,7 @@ def _models(where: Places) -> list[Path]:
 
 def _fetch(kept: Kept) -> None:
     """Bring the weights themselves from where all machines share them."""
-    where = places_of(kept.folder.parents[1])
+    where = study_paths_of(kept.folder.parents[1])
     storage = open_storage(where.models)
     if storage.is_remote:
         storage.local = _copies(where)
@@ -455,7 +455,7 @@ def _fetch(kept: Kept) -> None:
             storage.fetch(kept.folder.name, kept.record.files)
 
 
-def _copies(where: Places) -> Path:
+def _copies(where: StudyPaths) -> Path:
     """Where weights are brought to that lie in an object store."""
     return where.folder / "models"
 
@@ -463,7 +463,7 @@ def _copies(where: Places) -> Path:
 def _why_not_kept(cell: str, folders: Sequence[Path]) -> str | None:
     """Why a cell that a study knows has no weights; None for a cell that none knows."""
     for folder in folders:
-        where = places_of(folder)
+        where = study_paths_of(folder)
         spec = where.folder / "spec.yaml"
         for line in _lines(where.runs):
             key, name = line["cell"], _name(line)
@@ -474,7 +474,7 @@ def _why_not_kept(cell: str, folders: Sequence[Path]) -> str | None:
                 return f"{called} is {line['status']} and has no weights: {line.get('reason') or 'no reason given'}"
             if not load_spec(str(spec)).recipe.is_gpt2:
                 return (
-                    f"{called} has no weights: a net with its `training.network` or `training.residual` is no plain "
+                    f"{called} has no weights: a model with its `training.network` or `training.residual` is no plain "
                     "GPT-2, and nothing outside could load it."
                 )
             return (
@@ -491,7 +491,7 @@ def _why_not_kept(cell: str, folders: Sequence[Path]) -> str | None:
     return None
 
 
-def _again(where: Places, key: str) -> str:
+def _again(where: StudyPaths, key: str) -> str:
     """How the weights of a cell that has its row are made again: `interplay run` passes over it."""
     spec, data = shlex.quote(str(where.folder / "spec.yaml")), shlex.quote(str(where.data))
     return (
@@ -517,7 +517,7 @@ def _list(kept: Sequence[Kept | Unread]) -> str:
 
 
 def _symbols(data: DataSpec, vocabulary: int) -> str:
-    """What the ids of a net without a tokenizer are."""
+    """What the ids of a model without a tokenizer are."""
     if isinstance(data, TaskData) and len(data.parts) > 1:
         starts = (f"{data.first_start + place} of {part}" for place, part in enumerate(data.parts))
         return (
@@ -561,8 +561,8 @@ def _tokenizer(record: Record) -> str:
 
 def _beside(record: Record) -> str:
     """What a loss is to be compared with, where it is known."""
-    if record.floor is not None:
-        return f"; no model can do better than {record.floor:.6f}"
+    if record.entropy is not None:
+        return f"; no model can do better than {record.entropy:.6f}"
     return ""
 
 

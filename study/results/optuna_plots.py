@@ -32,7 +32,7 @@ _TITLES = {
 }
 _CAPTIONS = {
     "search_history": "One point a trial, that is a cell, in the order they ended, and the lowest loss so far. Losses "
-    "of all sizes are together here: a small net that is late is no worse a trial.",
+    "of all sizes are together here: a small model that is late is no worse a trial.",
     "search_slices": "The same trials against each of their parameters; the darker, the later.",
     "search_parallel": "One line a trial; the darker, the lower its loss.",
 }

@@ -1,4 +1,4 @@
-"""What a study knows of its aim so far, whatever its sampler, and what it would train next: from its rows alone."""
+"""What a study knows of its objective so far, whatever its sampler, and what it would train next: from its rows alone."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from analysis.design.objective import Estimate, estimate
 from analysis.design.next_cells import Choice
 from study.plan.plan import Plan
 from study.search.crossing_search import CrossingSearch, frame, line_of, next_words
-from study.search.stopping_rule import Ending, aim_of
+from study.search.stopping_rule import Ending, objective_of
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes
 from study.tracking.mlflow_store import Row
@@ -70,7 +70,7 @@ def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[
     if not ended:
         return None
     rows_so_far = frame(line_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
-    known = estimate(rows_so_far, aim_of(spec))
+    known = estimate(rows_so_far, objective_of(spec))
     flops = math.fsum(planned.flops * row.share for planned, row in ended)
     if spec.search.sampler != "crossing":
         return Knowledge(len(ended), flops, known)

@@ -11,7 +11,7 @@ from analysis.runs.table import SUFFIXES, Count, RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
-from study.tracking.ledger import Connection, Places, connect, known_rows, places, run_table
+from study.tracking.ledger import Connection, StudyPaths, connect, known_rows, places, run_table
 from study.tracking.mlflow_store import Store, quiet, store_uri, trouble
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "St
 
     known = {
         "facts": facts(spec, plan),
-        "floor": plan.floor,
+        "entropy": plan.entropy,
         "curves": curves(rows, connection.store),
         "measures": layer_table(plan, rows),
         "spec_text": spec.to_yaml(),
@@ -192,7 +192,7 @@ def existing(uri: str) -> str:
     return uri
 
 
-def existing_store(spec: StudySpec, where: Places) -> Connection:
+def existing_store(spec: StudySpec, where: StudyPaths) -> Connection:
     """Connect to a study's store if it is there and has the study, because asking about a study must make nothing."""
     uri = store_uri(spec.tracking.uri, where.results)
     file = database(uri)

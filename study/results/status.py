@@ -35,7 +35,7 @@ class StudyStatus:
     stored: bool
     """Whether MLflow has the study; where it has not, the states are those of the last run table."""
     known: Knowledge | None = None
-    """What the study knows of its aim so far."""
+    """What the study knows of its objective so far."""
 
     @property
     def cells(self) -> list[PlannedCell]:

@@ -28,13 +28,13 @@ from study.search import Source
 from study.search.crossing_search import CrossingSearch, next_words
 from study.search.early_stopping import Judge, Policy
 from study.search.make import Search, make_search
-from study.search.sensitivity_runs import ThenArm, arm_cells
+from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
 from study.tracking.ledger import (
     ARM,
     SERIES,
-    Places,
+    StudyPaths,
     begun,
     connect,
     ended_at,
@@ -52,9 +52,9 @@ from study.tracking.mlflow_store import (
     MEASURE,
     START,
     TAG_CHARACTERS,
-    Live,
-    News,
+    CurveUpdate,
     Row,
+    SearchUpdate,
     Store,
     stored_curves,
 )
@@ -62,8 +62,8 @@ from study.tracking.provenance import revision, versions
 from study.tracking.tracker import MANY_DEVICES, Tracker
 from study.workers.launch_failures import said_shortages
 from study.workers.machines import (
+    ClusterCapacity,
     Machine,
-    Room,
     Slots,
     check_capacity,
     check_devices,
@@ -161,7 +161,7 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         try:
             check()
             if not source.done:
-                _announce(plan, rows, search.total + listener.arm_cells, console)
+                _announce(plan, rows, search.total + listener.sensitivity_cells, console)
                 finished = _train(spec, plan, cluster, where, base, source, listener, console, check)
             else:
                 finished = True
@@ -220,15 +220,15 @@ def _with_arm(
     """The search, and after it the arm of the study, if it has one."""
     if spec.sensitivity is None:
         return search
-    return ThenArm(
+    return ThenSensitivityRuns(
         search,
         lambda key: key in rows and rows[key].status != "failed",
-        lambda: arm_cells(spec, plan, run_table(plan, rows)),
+        lambda: sensitivity_cells(spec, plan, run_table(plan, rows)),
         listener.arm_opened,
     )
 
 
-def share(where: Places, files: Sequence[Path], console: Console) -> str | None:
+def share(where: StudyPaths, files: Sequence[Path], console: Console) -> str | None:
     """Copy results to where all machines keep theirs, and name the place; the next run does what this cannot."""
     name = shown(str(where.shared_results))
     try:
@@ -270,13 +270,18 @@ class _Listener:
     """Turns the events of cells into rows, and passes them on to the tracker and the screen."""
 
     def __init__(
-        self, plan: Plan, rows: dict[str, Row], tracker: Tracker, where: Places, policy: Policy | None = None
+        self,
+        plan: Plan,
+        rows: dict[str, Row],
+        tracker: Tracker,
+        where: StudyPaths,
+        policy: Policy | None = None,
     ) -> None:
         self.plan, self.rows, self.tracker, self.where = plan, rows, tracker, where
         self.policy = policy
         self.viewer: Viewer | None = None
         self.search: Search | None = None
-        self.arm_cells = 0
+        self.sensitivity_cells = 0
         self.last_end = max(map(ended_at, rows.values()), default=0.0)
         self.revision = revision()
         self.trained = 0
@@ -289,18 +294,18 @@ class _Listener:
 
     def arm_opened(self, count: int) -> None:
         """Count the cells of the arm to those of the search."""
-        self.arm_cells = count
+        self.sensitivity_cells = count
         if self.viewer:
             self.viewer.board.total += count
 
     def started(self, planned: PlannedCell) -> None:
-        self.tracker.live(Live(planned.cell.key, planned.title, self._params(planned)))
+        self.tracker.live(CurveUpdate(planned.cell.key, planned.title, self._params(planned)))
         if self.viewer:
             self.viewer.started(planned)
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         self.tracker.live(
-            Live(
+            CurveUpdate(
                 planned.cell.key,
                 planned.title,
                 self._params(planned),
@@ -370,7 +375,7 @@ class _Listener:
             if value is not None and math.isfinite(value)
         }
         tags = {NEXT: next_words(news), SEARCH_ENDED: news.ending.words if news.ending else ""}
-        self.tracker.news(News(news.cells, metrics, tags))
+        self.tracker.news(SearchUpdate(news.cells, metrics, tags))
         if self.viewer:
             self.viewer.board.note = known.words if known else ""
 
@@ -378,7 +383,7 @@ class _Listener:
         self.lost.setdefault(planned.cell.key, []).append(reason)
         # At once: the driver may be stopped before the cell ends, and another would know nothing of it.
         self.tracker.live(
-            Live(
+            CurveUpdate(
                 planned.cell.key,
                 planned.title,
                 self._params(planned),
@@ -449,7 +454,7 @@ class _Cluster:
 
     machines: Sequence[Machine]
     slots: Slots
-    room: Room
+    room: ClusterCapacity
 
 
 @contextmanager
@@ -480,7 +485,7 @@ def _train(
     spec: StudySpec,
     plan: Plan,
     cluster: _Cluster | None,
-    where: Places,
+    where: StudyPaths,
     base: Path,
     source: Source,
     listener: _Listener,
@@ -497,7 +502,7 @@ def _train(
         slots = Slots(plan.slots, resources.cpus_per_trial, resources.gpus_per_trial)
         check_devices(slots, resources.device, layouts)
     total = listener.search.total if listener.search else plan.cell_count
-    board = Board(plan, slots.devices, total + listener.arm_cells)
+    board = Board(plan, slots.devices, total + listener.sensitivity_cells)
     # Of an arm only what is still to run is in the total.
     board.know(
         {k: row.loss for k, row in listener.rows.items() if row.status != "failed" and not row.tags.get(ARM)}
@@ -582,5 +587,5 @@ def _tags(spec: StudySpec, plan: Plan) -> dict[str, str]:
     }
 
 
-def _artifacts(where: Places) -> list[Path]:
+def _artifacts(where: StudyPaths) -> list[Path]:
     return [where.folder / name for name in ("spec.yaml", "runs.csv", "fit.json", "report.html", "figures")]

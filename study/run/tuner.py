@@ -19,7 +19,7 @@ from study.search import Outcome, Source
 from study.search.early_stopping import Judge
 from study.workers.gang import GangError
 from study.workers.machines import Slots, live_machines, placement
-from study.workers.process_loss import Death, death
+from study.workers.process_loss import LossCause, death
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 
@@ -31,11 +31,11 @@ HOLD_SECONDS = 3600.0
 #: What the search hears of a cell whose trial is lost for good.
 FAILED = Outcome(None, status="failed")
 #: What is said of the process of a trial.
-DEATHS = {
-    Death.MACHINE: "the machine of the trial was lost",
-    Death.UNREACHABLE: "the process of the trial cannot be reached, so its machine may be lost",
-    Death.MEMORY: "out of memory",
-    Death.PROCESS: "the process of the trial died",
+LOSS_CAUSES = {
+    LossCause.MACHINE: "the machine of the trial was lost",
+    LossCause.UNREACHABLE: "the process of the trial cannot be reached, so its machine may be lost",
+    LossCause.MEMORY: "out of memory",
+    LossCause.PROCESS: "the process of the trial died",
 }
 
 
@@ -443,9 +443,9 @@ def _reason(cause: BaseException | None) -> str:
         return "the process of the trial was lost"
     name = type(cause).__name__
     if how := death(cause):
-        return f"{DEATHS[how]} ({name})"
+        return f"{LOSS_CAUSES[how]} ({name})"
     if "OutOfMemory" in name:
-        return f"{DEATHS[Death.MEMORY]} ({name})"
+        return f"{LOSS_CAUSES[LossCause.MEMORY]} ({name})"
     message = " ".join(str(cause).split())
     if isinstance(cause, GangError):
         return message[:500]

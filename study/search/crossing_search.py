@@ -19,11 +19,11 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from analysis.design.next_cells import Choice, Option, propose
-from analysis.design.objective import Aim, Estimate
+from analysis.design.objective import Estimate, Objective
 from study.plan.plan import Plan, PlannedCell
 from study.plan.table import short
 from study.search.source import Outcome
-from study.search.stopping_rule import Ending, Watch, aim_of
+from study.search.stopping_rule import Ending, Watch, objective_of
 from study.spec.study import StudySpec
 
 DEPTH, WIDTH, LR, SEED = "depth", "width", "lr_factor", "seed"
@@ -40,7 +40,7 @@ ENDED, LOSS_SE, SHARE, STATUS = "ended", "loss_se", "share", "status"
 
 
 @dataclass(frozen=True)
-class News:
+class SearchUpdate:
     """What a search knows after so many ended cells."""
 
     cells: int
@@ -135,20 +135,24 @@ class CrossingSampler(BaseSampler):
     """
 
     def __init__(
-        self, options: Mapping[Name, PlannedCell], aim: Aim, workers: int, max_flops: float | None = None
+        self,
+        options: Mapping[Name, PlannedCell],
+        objective: Objective,
+        workers: int,
+        max_flops: float | None = None,
     ) -> None:
         """Choose among these cells.
 
         Args:
             options: all cells there may be trials of.
-            aim: what is to be known.
+            objective: what is to be known.
             workers: how many cells run at once.
             max_flops: training FLOPs that all trials together may cost.
         """
         self.cells = options
         self.options = {name: _option(planned) for name, planned in options.items()}
         self.space = distributions(options)
-        self.aim, self.workers, self.max_flops = aim, workers, max_flops
+        self.objective, self.workers, self.max_flops = objective, workers, max_flops
         self.group = group_of(workers)
         self._trials: Trials | None = None
         self._queue: list[Choice] = []
@@ -207,7 +211,7 @@ class CrossingSampler(BaseSampler):
             options = self.affordable(now)
             pending = [self.options[name] for name in (*now.ended[seen:], *now.running)]
             count = max(self.group, self.workers - len(now.running), SHOWN)
-            self._queue = propose(now.rows(seen), pending, options, self.aim, count) if options else []
+            self._queue = propose(now.rows(seen), pending, options, self.objective, count) if options else []
             self._seen, self._tried, self._reach = seen, len(now.tried), reach
             self._found = bool(self._queue)
         return tuple(self._queue)
@@ -250,8 +254,8 @@ class CrossingSearch:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan, self._search = plan, spec.search
         self._cells = {_name(planned): planned for planned in plan.pool if not planned.arm}
-        self._sampler = CrossingSampler(self._cells, aim_of(spec), workers, spec.search.max_flops)
-        self._watch = Watch(aim_of(spec), spec.search.until)
+        self._sampler = CrossingSampler(self._cells, objective_of(spec), workers, spec.search.max_flops)
+        self._watch = Watch(objective_of(spec), spec.search.stop_when)
         self.study = optuna.create_study(sampler=self._sampler, direction="minimize", study_name=plan.name)
         self._trials: dict[str, optuna.Trial] = {}
         self._waiting: list[PlannedCell] = []
@@ -300,15 +304,17 @@ class CrossingSearch:
             is_due = self._watch.is_due(self._ended)
             self.ending = self._ending() if is_due else self._limit()
 
-    def news(self) -> News | None:
+    def news(self) -> SearchUpdate | None:
         """What is known, where a check was due after the cell that ended last; None at any other time."""
         return self.state() if self._watch.is_due(self._ended) else None
 
-    def state(self) -> News:
+    def state(self) -> SearchUpdate:
         """What is known now."""
         now = self._sampler.trials(self.study)
         upcoming = () if self.ending else tuple(self._sampler.upcoming(self.study))
-        return News(self._ended, math.fsum(now.spent), self._watch.latest(now.rows()), upcoming, self.ending)
+        return SearchUpdate(
+            self._ended, math.fsum(now.spent), self._watch.latest(now.rows()), upcoming, self.ending
+        )
 
     def _own(self, key: str) -> PlannedCell | None:
         """The cell of a key; None for one of another study or of an arm."""
@@ -405,7 +411,7 @@ def _option(planned: PlannedCell) -> Option:
     return Option(depth, width, float(planned.cell.shape.budget_params), factor, seed, planned.flops)
 
 
-def next_words(news: News) -> str:
+def next_words(news: SearchUpdate) -> str:
     """The next cells and why each is worth its cost, in one line; empty where the search has ended."""
     return "; ".join(
         f"L{option.depth}-d{option.width}-s{option.seed}{_factor(option)} ({choice.reason})"

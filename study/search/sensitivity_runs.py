@@ -24,7 +24,7 @@ from trainables.cell import Shape
 _DRAWS = 100
 
 
-def arm_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[PlannedCell]:
+def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[PlannedCell]:
     """The cells of the arm: both depths of each crossing, the size below it and the size above, and all their seeds.
 
     Args:
@@ -63,7 +63,7 @@ def _about(rows: pd.DataFrame, params: float) -> pd.DataFrame:
     return rows[rows["params"].isin(sizes[max(0, right - 1) : right + 1])]
 
 
-class ThenArm:
+class ThenSensitivityRuns:
     """The cells of a search, and once all of these have ended those of the arm; a `Source` as the search is one."""
 
     def __init__(

@@ -6,9 +6,9 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.design.objective import CHECKS, Aim, Estimate, estimate, reached
+from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
 from analysis.design.power import AHEAD
-from study.spec.study import StudySpec, UntilSection
+from study.spec.study import StopWhenSection, StudySpec
 
 #: Estimates are made after so many more ended cells, as a share of those that have ended: their cost grows with the
 #: rows, and so the cost for each cell does not.
@@ -19,17 +19,17 @@ CHECK_SHARE = 1 / 20
 class Ending:
     """Which limit ended a search."""
 
-    limit: Literal["until", "max_flops", "max_cells", "options"]
+    limit: Literal["stop_when", "max_flops", "max_cells", "options"]
     words: str
     """One sentence for people."""
 
 
-def aim_of(spec: StudySpec) -> Aim:
+def objective_of(spec: StudySpec) -> Objective:
     """What a study wants to know: that of its search, for the projected depth at a size beyond its budgets."""
     search = spec.search
-    if search.aim_name != "depth":
-        return Aim(search.aim_name)
-    return Aim("depth", search.target_params or AHEAD * max(spec.frontier.budget_values))
+    if search.objective_name != "depth":
+        return Objective(search.objective_name)
+    return Objective("depth", search.target_params or AHEAD * max(spec.frontier.budget_values))
 
 
 def checks(count: int) -> list[int]:
@@ -50,9 +50,9 @@ def _after(check: int) -> int:
 class Watch:
     """The estimates of one search, each a function of the first rows that ended and of nothing else."""
 
-    def __init__(self, aim: Aim, until: UntilSection | None) -> None:
-        """Watch a search that ends at `until`, if at any certainty."""
-        self.aim, self.until = aim, until
+    def __init__(self, objective: Objective, stop_when: StopWhenSection | None) -> None:
+        """Watch a search that ends at `stop_when`, if at any certainty."""
+        self.objective, self.stop_when = objective, stop_when
         self._found: dict[int, Estimate] = {}
         self._judged = 0
         """Checks at which the certainty was not reached."""
@@ -75,21 +75,21 @@ class Watch:
 
         Of cells that ended later, because they ran then, none takes it back.
         """
-        if self.until is None:
+        if self.stop_when is None:
             return None
         due = checks(len(rows))
         while self._judged < len(due):
             place, count = self._judged, due[self._judged]
             judged = [self._at(rows, earlier) for earlier in due[max(0, place - CHECKS + 1) : place + 1]]
-            if reached(judged, self.until.halfwidth):
-                asked = f"±{100 * self.until.halfwidth:g} % was asked for"
+            if reached(judged, self.stop_when.halfwidth):
+                asked = f"±{100 * self.stop_when.halfwidth:g} % was asked for"
                 return Ending(
-                    "until", f"{judged[-1].words} After {count} cells this is certain enough: {asked}."
+                    "stop_when", f"{judged[-1].words} After {count} cells this is certain enough: {asked}."
                 )
             self._judged += 1
         return None
 
     def _at(self, rows: pd.DataFrame, count: int) -> Estimate:
         if count not in self._found:
-            self._found[count] = estimate(rows.iloc[:count], self.aim)
+            self._found[count] = estimate(rows.iloc[:count], self.objective)
         return self._found[count]

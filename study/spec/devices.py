@@ -158,7 +158,7 @@ def tensor_exchange_seconds(
     Two sums of the residual stream a layer in forward and two in backward (Shoeybi et al. 2019, arXiv 1909.08053,
     section 3), and forward again where activations are recomputed. ASSUMPTION: none of it overlaps with work.
     """
-    sums = shape.depth * (6 if layout.recompute else 4)
+    sums = shape.depth * (6 if layout.activation_checkpointing else 4)
     return sums * _all_reduce_seconds(
         device, tokens * shape.width * _bytes(precision), layout.tensor_parallel
     )

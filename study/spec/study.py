@@ -326,10 +326,10 @@ class TrainingSection(Section):
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
-    floor: float = Field(
+    min_lr_ratio: float = Field(
         default=0.0, ge=0, le=1, description="end of the cosine, as a share of the peak rate"
     )
-    clip: float = Field(
+    grad_clip: float = Field(
         default=1.0, ge=0, description="largest norm of the gradient; 0 switches clipping off"
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
@@ -418,8 +418,8 @@ class TrainingSection(Section):
             epsilon=self.epsilon,
             weight_decay=self.weight_decay,
             warmup=self.warmup,
-            floor=self.floor,
-            clip=self.clip,
+            min_lr_ratio=self.min_lr_ratio,
+            grad_clip=self.grad_clip,
             precision=precision,
             init=self.init,
             parametrisation=self.parametrisation,
@@ -443,16 +443,16 @@ class TrainingSection(Section):
         return self
 
 
-#: What a search of the sampler `crossing` is to find out, and how `until` calls the certainty of it.
-AimName = Literal["depth", "b", "crossings"]
-HALFWIDTHS: dict[AimName, str] = {
+#: What a search of the sampler `crossing` is to find out, and how `stop_when` calls the certainty of it.
+ObjectiveName = Literal["depth", "b", "crossings"]
+HALFWIDTHS: dict[ObjectiveName, str] = {
     "depth": "projected_depth_halfwidth",
     "b": "b_halfwidth",
     "crossings": "crossing_halfwidth",
 }
 
 
-class UntilSection(Section):
+class StopWhenSection(Section):
     """The certainty at which a search ends: a half-width of a 95 % interval, as a share of the value itself."""
 
     projected_depth_halfwidth: float | None = Field(
@@ -464,20 +464,22 @@ class UntilSection(Section):
     )
 
     @property
-    def aim(self) -> AimName:
+    def objective(self) -> ObjectiveName:
         """What the certainty is of."""
-        return next(aim for aim, key in HALFWIDTHS.items() if getattr(self, key) is not None)
+        return next(objective for objective, key in HALFWIDTHS.items() if getattr(self, key) is not None)
 
     @property
     def halfwidth(self) -> float:
         """The half-width asked for."""
-        value: float = getattr(self, HALFWIDTHS[self.aim])
+        value: float = getattr(self, HALFWIDTHS[self.objective])
         return value
 
     @property
     def words(self) -> str:
         """What is asked for, as part of a sentence."""
-        of = {"depth": "the projected depth", "b": "the slope b", "crossings": "every crossing"}[self.aim]
+        of = {"depth": "the projected depth", "b": "the slope b", "crossings": "every crossing"}[
+            self.objective
+        ]
         return f"{of} is known to ±{100 * self.halfwidth:g} %"
 
     @model_validator(mode="after")
@@ -486,8 +488,8 @@ class UntilSection(Section):
         if len(given) != 1:
             said = f"it has {', '.join(given)}" if given else "it has none"
             raise ValueError(
-                f"`until` takes exactly one of {', '.join(HALFWIDTHS.values())}, and {said}; write for example "
-                "`until: {projected_depth_halfwidth: 0.1}`, or leave `until` out"
+                f"`stop_when` takes exactly one of {', '.join(HALFWIDTHS.values())}, and {said}; write for example "
+                "`stop_when: {projected_depth_halfwidth: 0.1}`, or leave `stop_when` out"
             )
         return self
 
@@ -522,16 +524,16 @@ class SearchSection(Section):
         description="for tpe and gp: how many pairs of depth and learning rate to try at each budget, each "
         "with every seed",
     )
-    aim: AimName | None = Field(
+    objective: ObjectiveName | None = Field(
         default=None,
         description="for crossing, what is sought: the best depth projected at `target_params`, the law's slope b, "
-        "or all crossings alike; by default that of `until`, else depth",
+        "or all crossings alike; by default that of `stop_when`, else depth",
     )
     target_params: Budget | None = Field(
         default=None,
-        description="for the aim depth: the N projected at; by default ten times the largest budget",
+        description="for the objective depth: the N projected at; by default ten times the largest budget",
     )
-    until: UntilSection | None = Field(
+    stop_when: StopWhenSection | None = Field(
         default=None, description="for crossing: the certainty that ends the search"
     )
     max_flops: float | None = Field(
@@ -556,9 +558,9 @@ class SearchSection(Section):
     seed: int = Field(default=0, ge=0, description="of the sampler")
 
     @property
-    def aim_name(self) -> AimName:
-        """What a search is to find out: its own aim, else that of `until`, else the projected depth."""
-        return self.aim or (self.until.aim if self.until else "depth")
+    def objective_name(self) -> ObjectiveName:
+        """What a search is to find out: its own objective, else that of `stop_when`, else the projected depth."""
+        return self.objective or (self.stop_when.objective if self.stop_when else "depth")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -593,19 +595,23 @@ class SearchSection(Section):
                 f"`candidates` is {self.candidates}, but the sampler `crossing` chooses cell by cell; take it out and "
                 "set `max_cells`"
             )
-        if self.until is None and self.max_flops is None and self.max_cells is None:
+        if self.stop_when is None and self.max_flops is None and self.max_cells is None:
             raise ValueError(
-                "the sampler `crossing` needs an end, at least one of `until`, `max_flops` and `max_cells`, such as "
-                "`until: {projected_depth_halfwidth: 0.1}`"
+                "the sampler `crossing` needs an end, at least one of `stop_when`, `max_flops` and `max_cells`, such as "
+                "`stop_when: {projected_depth_halfwidth: 0.1}`"
             )
-        if self.until is not None and self.aim is not None and self.aim != self.until.aim:
+        if (
+            self.stop_when is not None
+            and self.objective is not None
+            and self.objective != self.stop_when.objective
+        ):
             raise ValueError(
-                f"`aim` is {self.aim}, but `until` asks for {HALFWIDTHS[self.until.aim]}; set `aim: {self.until.aim}`, "
-                f"or `until: {{{HALFWIDTHS[self.aim]}: {self.until.halfwidth:g}}}`"
+                f"`objective` is {self.objective}, but `stop_when` asks for {HALFWIDTHS[self.stop_when.objective]}; set `objective: {self.stop_when.objective}`, "
+                f"or `stop_when: {{{HALFWIDTHS[self.objective]}: {self.stop_when.halfwidth:g}}}`"
             )
-        if self.target_params is not None and self.aim_name != "depth":
+        if self.target_params is not None and self.objective_name != "depth":
             raise ValueError(
-                f"`target_params` is for the aim depth, and the aim is {self.aim_name}; take it out"
+                f"`target_params` is for the objective depth, and the objective is {self.objective_name}; take it out"
             )
         if self.new_budgets == "beyond" and self.limits is None:
             raise ValueError(
@@ -785,7 +791,7 @@ class ResourcesSection(Section):
         default="auto",
         description="sequences a group works on at once; auto is the most that fit the device",
     )
-    recompute: Literal["never", "always", "auto"] = Field(
+    activation_checkpointing: Literal["never", "always", "auto"] = Field(
         default="never",
         description="compute the activations inside a layer again in backward instead of keeping them: a third more "
         "work for less memory; auto is only where a cell does not fit without",
@@ -1078,11 +1084,12 @@ def _slug(value: float | str) -> str:
 
 def _check_search(spec: StudySpec) -> None:
     search, depths, seeds = spec.search, spec.frontier.depth_values, spec.training.seed_values
-    least = 2 if search.aim_name == "crossings" else 3
+    least = 2 if search.objective_name == "crossings" else 3
     if len(depths) < least:
         raise ValueError(
-            f"`search.aim` is {search.aim_name}, which needs {least} depths or more, and `frontier.depths` has "
-            f"{len(depths)}; add depths" + (", or set `search.aim: crossings`" if len(depths) == 2 else "")
+            f"`search.objective` is {search.objective_name}, which needs {least} depths or more, and `frontier.depths` has "
+            f"{len(depths)}; add depths"
+            + (", or set `search.objective: crossings`" if len(depths) == 2 else "")
         )
     if search.limits is not None:
         _check_limits(spec.frontier, search.limits, beyond=search.new_budgets == "beyond")
@@ -1200,9 +1207,9 @@ def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:
     """
     origin, raw = document.read(source)
     if source not in document.preset_names():
-        document.anchor(raw, Path(source).resolve().parent)
+        document.resolve_relative_paths(raw, Path(source).resolve().parent)
     changed = document.override(raw, overrides)
-    document.anchor(changed, Path.cwd())
+    document.resolve_relative_paths(changed, Path.cwd())
     return parse_spec(changed, origin)
 
 

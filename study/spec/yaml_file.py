@@ -28,21 +28,34 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     "frontier.budgets": ("frontier.widths",),
     "frontier.widths": ("frontier.budgets", "frontier.depths"),
     "resources.device": ("resources.gpus_per_trial",),
-    "search.until.projected_depth_halfwidth": (
-        *("search.until.b_halfwidth", "search.until.crossing_halfwidth", "search.aim"),
+    "search.stop_when.projected_depth_halfwidth": (
+        *("search.stop_when.b_halfwidth", "search.stop_when.crossing_halfwidth", "search.objective"),
     ),
-    "search.until.b_halfwidth": (
-        *("search.until.projected_depth_halfwidth", "search.until.crossing_halfwidth", "search.aim"),
+    "search.stop_when.b_halfwidth": (
+        *(
+            "search.stop_when.projected_depth_halfwidth",
+            "search.stop_when.crossing_halfwidth",
+            "search.objective",
+        ),
         "search.target_params",
     ),
-    "search.until.crossing_halfwidth": (
-        *("search.until.projected_depth_halfwidth", "search.until.b_halfwidth", "search.aim"),
+    "search.stop_when.crossing_halfwidth": (
+        *("search.stop_when.projected_depth_halfwidth", "search.stop_when.b_halfwidth", "search.objective"),
         "search.target_params",
     ),
 }
 #: What of the section `search` only the sampler `crossing` knows.
 CROSSING_KEYS = (
-    *("aim", "target_params", "until", "max_flops", "max_cells", "max_seeds", "new_budgets", "limits"),
+    *(
+        "objective",
+        "target_params",
+        "stop_when",
+        "max_flops",
+        "max_cells",
+        "max_seeds",
+        "new_budgets",
+        "limits",
+    ),
 )
 
 #: Keys of a series whose studies have different files; a mixture has some in its parts.
@@ -214,7 +227,7 @@ def _is_literal(value: str) -> bool:
     return node is None or (isinstance(node, yaml.ScalarNode) and node.style is None)
 
 
-def anchor(raw: dict[str, Any], folder: Path) -> None:
+def resolve_relative_paths(raw: dict[str, Any], folder: Path) -> None:
     """Make every relative `data.path` of a document start from a folder, also in a mixture and in `vary`.
 
     A path that is absolute already, or starts with `~`, stays as it is. A wrong document stays as wrong as it was.

@@ -41,7 +41,7 @@ STOPPED = ("loss_se", "trained_share")
 
 
 @dataclass(frozen=True)
-class Places:
+class StudyPaths:
     """Every path a study writes to, under one results folder."""
 
     results: Path
@@ -147,15 +147,15 @@ class Places:
             return int(owner.read_text())
 
 
-def places_of(folder: Path) -> Places:
+def study_paths_of(folder: Path) -> StudyPaths:
     """Return the paths of a study by its own folder, with the storage of its last run, wherever that was."""
     mark = folder / STORAGE
-    return Places(folder.parent, folder.name, mark.read_text() if mark.is_file() else str(folder.parent))
+    return StudyPaths(folder.parent, folder.name, mark.read_text() if mark.is_file() else str(folder.parent))
 
 
-def places(spec: StudySpec, results: Path) -> Places:
+def places(spec: StudySpec, results: Path) -> StudyPaths:
     """Return the paths of a study."""
-    return Places(results, spec.name, spec.resources.storage)
+    return StudyPaths(results, spec.name, spec.resources.storage)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Connection:
     problem: str | None
 
 
-def connect(spec: StudySpec, where: Places) -> Connection:
+def connect(spec: StudySpec, where: StudyPaths) -> Connection:
     """Open the tracking store of a study, if its server is there."""
     uri = store_uri(spec.tracking.uri, where.results)
     if uri.startswith("sqlite"):
@@ -177,7 +177,7 @@ def connect(spec: StudySpec, where: Places) -> Connection:
     return Connection(uri, store, problem)
 
 
-def known_rows(plan: Plan, connection: Connection, where: Places) -> dict[str, Row]:
+def known_rows(plan: Plan, connection: Connection, where: StudyPaths) -> dict[str, Row]:
     """Return the rows of the study in the order in which they ended: those of MLflow and those that wait to be sent.
 
     Rows of cells that the plan does not list are the study's too where they share its protocol and a search or an arm
@@ -237,7 +237,7 @@ def identity(planned: PlannedCell) -> dict[str, str | int | float]:
     return {name: record[name] for name in IDENTITY}
 
 
-def begun(plan: Plan, rows: Mapping[str, Row], where: Places, store: Store | None = None) -> list[str]:
+def begun(plan: Plan, rows: Mapping[str, Row], where: StudyPaths, store: Store | None = None) -> list[str]:
     """Keys of cells that were begun and have no result, in the order in which they began.
 
     They failed, or MLflow has a run of theirs without an end, or they left a checkpoint.

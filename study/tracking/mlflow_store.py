@@ -114,7 +114,7 @@ class Row(BaseModel):
 
 
 @dataclass
-class Live:
+class CurveUpdate:
     """New parts of the curve of a running cell, and tags that are to be there even if it never ends, for MLflow."""
 
     cell: str
@@ -127,7 +127,7 @@ class Live:
 
 
 @dataclass
-class News:
+class SearchUpdate:
     """What a search knows after `step` ended cells: metrics and tags of the study's own run."""
 
     step: int
@@ -355,7 +355,7 @@ class Store:
 
         self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
-    def log_news(self, run_id: str, news: Iterable[News]) -> None:
+    def log_news(self, run_id: str, news: Iterable[SearchUpdate]) -> None:
         """Write what a search came to know to the study's run; of tags the last."""
         from mlflow.entities import Metric, RunTag
 

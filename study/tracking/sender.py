@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from study.tracking.mlflow_store import (
     LOST_TRIALS,
     TAG_CHARACTERS,
-    Live,
-    News,
+    CurveUpdate,
     Outbox,
     Row,
+    SearchUpdate,
     Store,
     sentence,
     trouble,
@@ -49,8 +49,8 @@ class Batch(BaseModel):
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
     ended: list[str]
-    live: list[Live]
-    news: list[News] = Field(default_factory=list)
+    live: list[CurveUpdate]
+    news: list[SearchUpdate] = Field(default_factory=list)
 
 
 class Answer(BaseModel):
@@ -69,7 +69,7 @@ class Sender(Protocol):
         """Let go of what it holds."""
 
 
-class Here:
+class InProcessSender:
     """Sends from this process."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Here:
         """Send what can be sent, after what waited for the server if it was away."""
         if (batch.ended or batch.live or batch.news or self.problem) and self._connected():
             rows = [row for cell in batch.ended if (row := self.outbox.get(cell))]
-            things: list[Live | Row] = [*rows, *batch.live]
+            things: list[CurveUpdate | Row] = [*rows, *batch.live]
             for thing in things:
                 self._send(thing)
             if batch.news:
@@ -120,7 +120,7 @@ class Here:
             self._send(row)
         return self.problem is None
 
-    def _tell(self, news: list[News]) -> None:
+    def _tell(self, news: list[SearchUpdate]) -> None:
         assert self.store is not None
         assert self.parent is not None
         try:
@@ -128,7 +128,7 @@ class Here:
         except Exception as error:  # noqa: BLE001 - as below: the next news replace these
             self.problem = sentence(error)
 
-    def _send(self, thing: Live | Row) -> None:
+    def _send(self, thing: CurveUpdate | Row) -> None:
         assert self.store is not None
         assert self.parent is not None
         assert self._known is not None
@@ -145,7 +145,7 @@ class Here:
                 run_id, thing.points, thing.evaluations, self._logged[cell], thing.start
             )
             tags = _with_earlier(thing.tags, self._lost[cell])
-            if isinstance(thing, Live) and tags:
+            if isinstance(thing, CurveUpdate) and tags:
                 self.store.tag(run_id, tags)
             if isinstance(thing, Row):
                 self.store.end_trial(run_id, thing.model_copy(update={"tags": tags}))
@@ -157,14 +157,14 @@ class Here:
             self.problem = sentence(error)
 
 
-class Apart:
+class SubprocessSender:
     """Sends from a process of its own, and from this one should that die."""
 
     def __init__(self, address: Address) -> None:
         """Start the process with the first batch."""
         self.address = address
         self.process: subprocess.Popen[str] | None = None
-        self._here: Here | None = None
+        self._here: InProcessSender | None = None
 
     def send(self, batch: Batch) -> str | None:
         """Let the other process send, and wait until it has."""
@@ -180,7 +180,7 @@ class Apart:
                     "The process that writes to MLflow is lost (%s); the driver writes itself.",
                     sentence(error),
                 )
-                self._here = Here(self.address, None, None, None)
+                self._here = InProcessSender(self.address, None, None, None)
         return self._here.send(batch)
 
     def _ask(self, batch: Batch) -> str | None:
@@ -233,10 +233,10 @@ def main() -> None:
     # Whatever a library prints is no answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sender: Here | None = None
+    sender: InProcessSender | None = None
     for line in sys.stdin:
         if sender is None:
-            sender = Here(Address.model_validate_json(line), None, None, None)
+            sender = InProcessSender(Address.model_validate_json(line), None, None, None)
             continue
         problem = sender.send(Batch.model_validate_json(line))
         print(Answer(problem=problem).model_dump_json(), file=answers, flush=True)

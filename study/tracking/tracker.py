@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from study.tracking.mlflow_store import Live, News, Outbox, Row, Store, sentence
-from study.tracking.sender import Address, Apart, Batch, Here, Sender
+from study.tracking.mlflow_store import CurveUpdate, Outbox, Row, SearchUpdate, Store, sentence
+from study.tracking.sender import Address, Batch, InProcessSender, Sender, SubprocessSender
 
 #: Devices in use at a time from which a study lets a process of its own write to MLflow.
 MANY_DEVICES = 8
@@ -46,7 +46,7 @@ class Tracker:
         self._address = self._address_of("", {})
         self._parent: str | None = None
         #: Curves and news to send, keys of cells whose row is in the outbox, and None to stop.
-        self._queue: queue.SimpleQueue[Live | News | str | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[CurveUpdate | SearchUpdate | str | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stuck = False
 
@@ -61,12 +61,12 @@ class Tracker:
                 self.problem = sentence(error)
         for cell in self.outbox.rows():
             self._queue.put(cell)
-        here = Here(self._address, self.store, self._parent, self.problem)
-        sender = Apart(self._address) if self.apart else here
+        here = InProcessSender(self._address, self.store, self._parent, self.problem)
+        sender = SubprocessSender(self._address) if self.apart else here
         self._thread = threading.Thread(target=self._send_all, args=(sender,), name="tracking", daemon=True)
         self._thread.start()
 
-    def live(self, live: Live) -> None:
+    def live(self, live: CurveUpdate) -> None:
         """Queue new parts of a running cell's curve; they may be dropped, because its row will have them all."""
         self._queue.put(live)
 
@@ -75,7 +75,7 @@ class Tracker:
         self.outbox.put(row)
         self._queue.put(row.cell)
 
-    def news(self, news: News) -> None:
+    def news(self, news: SearchUpdate) -> None:
         """Queue what a search came to know; it may be dropped, because the rows say it all."""
         self._queue.put(news)
 
@@ -121,26 +121,26 @@ class Tracker:
         """Send until told to stop: live curves merged by cell every few seconds, ended rows as they come."""
         closing = False
         while not closing:
-            items: list[Live | News | str | None] = [self._queue.get()]
-            if isinstance(items[0], Live | News):
+            items: list[CurveUpdate | SearchUpdate | str | None] = [self._queue.get()]
+            if isinstance(items[0], CurveUpdate | SearchUpdate):
                 time.sleep(BATCH_SECONDS)
             with contextlib.suppress(queue.Empty):
                 while True:
                     items.append(self._queue.get_nowait())
             closing = None in items
             ended = list(dict.fromkeys(item for item in items if isinstance(item, str)))
-            merged: dict[str, Live] = {}
+            merged: dict[str, CurveUpdate] = {}
             for item in items:
-                if isinstance(item, Live) and item.cell not in ended:
-                    live = merged.setdefault(item.cell, Live(item.cell, item.name, item.params))
+                if isinstance(item, CurveUpdate) and item.cell not in ended:
+                    live = merged.setdefault(item.cell, CurveUpdate(item.cell, item.name, item.params))
                     live.points += item.points
                     live.evaluations += item.evaluations
                     live.start |= item.start
                     live.tags |= item.tags
-            news = [item for item in items if isinstance(item, News)]
+            news = [item for item in items if isinstance(item, SearchUpdate)]
             self.problem = sender.send(Batch(ended=ended, live=list(merged.values()), news=news))
         sender.close()
-        if isinstance(sender, Here):
+        if isinstance(sender, InProcessSender):
             self.store = sender.store
         elif self.store is None and self.problem is None:
             self.store = self._opened()

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from study.workers.process_loss import Death, death
+from study.workers.process_loss import LossCause, death
 from trainables.cell import Cell
 from trainables.errors import InputError
 from trainables.layout import Layout
@@ -43,7 +43,7 @@ Train = Callable[..., Result]
 class GangError(RuntimeError):
     """A gang was lost; the message names the rank and what became of it."""
 
-    death: Death | None = None
+    death: LossCause | None = None
     """How the process of the rank was lost, where Ray tells."""
 
 
@@ -66,9 +66,9 @@ class Peer:
         _warm()
         return _place()
 
-    def train(self, train: Train, cell: Cell, options: Mapping[str, Any], seat: Any) -> None:
+    def train(self, train: Train, cell: Cell, options: Mapping[str, Any], rank_info: Any) -> None:
         """Train as the rank of this seat; its result is rank 0's, and not sent again."""
-        train(cell, **options, seat=seat)
+        train(cell, **options, rank_info=rank_info)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def train_gang(
         InputError: a rank found something wrong with the input.
         GangError: a rank died, hangs or raised; the first real cause, not what its peers saw of it.
     """
-    from trainables.ranks.process_group import Meeting
+    from trainables.ranks.process_group import Rendezvous
 
     with _disbanded_on_error():
         # Its own imports, then those of the peers.
@@ -121,14 +121,16 @@ def train_gang(
         order = seating([mine, *peers.places], layout.tensor_parallel)
         places = [[mine, *peers.places][i] for i in order]
         alone = len({place.node for place in places}) == 1
-        meeting = Meeting("127.0.0.1" if alone else mine.address)
-        seats = [meeting.seat(rank, layout.ranks, timeout) for rank in range(layout.ranks)]
+        rendezvous = Rendezvous("127.0.0.1" if alone else mine.address)
+        seats = [rendezvous.rank_info(rank, layout.ranks, timeout) for rank in range(layout.ranks)]
         actors = [None, *(peers.actors[i - 1] for i in order[1:])]
         events: queue.Queue[int | Progress] = queue.Queue()
-        leader = _lead(lambda: train(cell, **options, seat=seats[0], meeting=meeting, report=events.put))
+        leader = _lead(
+            lambda: train(cell, **options, rank_info=seats[0], rendezvous=rendezvous, report=events.put)
+        )
         futures: list[Future[Any]] = [leader]
-        for actor, seat in zip(actors[1:], seats[1:], strict=True):
-            futures.append(actor.train.remote(train, cell, dict(options), seat).future())
+        for actor, rank_info in zip(actors[1:], seats[1:], strict=True):
+            futures.append(actor.train.remote(train, cell, dict(options), rank_info).future())
 
         def lost(rank: int) -> None:
             # Its sockets close, so that ranks that wait for it need not do so for the whole timeout.
@@ -146,7 +148,7 @@ def train_gang(
                     raise GangError(f"{failure} Rank 0 does not end after that.")
                 raise failure
         finally:
-            meeting.close()
+            rendezvous.close()
         result: Result = leader.result()
         return result
 
@@ -278,7 +280,7 @@ def _lost(rank: str, error: BaseException, when: str = "") -> GangError:
     """What is said of a rank that raised, or that Ray has lost."""
     how = death(error)
     match how:
-        case Death.MEMORY:
+        case LossCause.MEMORY:
             fate = f"was killed because its machine ran out of memory: {_text(error)}"
         case None:
             fate = f"failed: {_text(error)}"

@@ -66,7 +66,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Room:
+class ClusterCapacity:
     """What a joined cluster has for a study."""
 
     devices: int
@@ -181,7 +181,7 @@ def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, .
     return tuple(result)
 
 
-def room(found: Collection[Machine], slots: Slots) -> Room:
+def room(found: Collection[Machine], slots: Slots) -> ClusterCapacity:
     """How many ranks a cluster holds, the memory of the smallest share of a machine, and the ranks of the largest.
 
     Machines that do not tell their memory, such as those KubeRay may start, are left out of the share.
@@ -196,7 +196,7 @@ def room(found: Collection[Machine], slots: Slots) -> Room:
         int(memory / ranks) for machine, ranks in holding if (memory := machine.resources.get("memory"))
     ]
     ranks_of = [ranks for _, ranks in holding]
-    return Room(sum(ranks_of), min(shares, default=0), max(ranks_of))
+    return ClusterCapacity(sum(ranks_of), min(shares, default=0), max(ranks_of))
 
 
 def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -> None:
@@ -296,10 +296,10 @@ def placement(layout: Layout, slots: Slots, *, one_machine: bool) -> Any:
         one_machine: whether Ray has, and will have, a single machine. All is together there anyway, and with a bundle
             for each rank layouts of as many ranks ask for the same and share their processes.
     """
-    from study.workers.placement import Together
+    from study.workers.placement import SharedBundles
 
     together = 1 if one_machine else layout.tensor_parallel
-    return Together(slots.bundle(together), layout.ranks // together, slots.bundle())
+    return SharedBundles(slots.bundle(together), layout.ranks // together, slots.bundle())
 
 
 def _plain_pool(found: Collection[Machine]) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ray.tune import PlacementGroupFactory
 
 
-class Together(PlacementGroupFactory):  # type: ignore[misc, unused-ignore]
+class SharedBundles(PlacementGroupFactory):  # type: ignore[misc, unused-ignore]
     """Bundles of several ranks each, of which the trial's own process takes the share of one.
 
     Ray never divides a bundle between machines, whatever is free on them, whichever are lost, and whichever its

@@ -3,7 +3,7 @@
 from enum import Enum
 
 
-class Death(Enum):
+class LossCause(Enum):
     """How a process was lost."""
 
     MACHINE = "its machine is gone"
@@ -15,19 +15,19 @@ class Death(Enum):
     @property
     def of_machine(self) -> bool:
         """Whether the machine went, or seems to have gone, so that the work itself need not be at fault."""
-        return self in (Death.MACHINE, Death.UNREACHABLE)
+        return self in (LossCause.MACHINE, LossCause.UNREACHABLE)
 
 
-def death(error: BaseException | None) -> Death | None:
+def death(error: BaseException | None) -> LossCause | None:
     """Tell from Ray's exception how a process was lost; None for an exception of its own."""
     from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, WorkerCrashedError
 
     if isinstance(error, OutOfMemoryError):
-        return Death.MEMORY
+        return LossCause.MEMORY
     if isinstance(error, ActorUnavailableError):
-        return Death.UNREACHABLE
+        return LossCause.UNREACHABLE
     if isinstance(error, (RayActorError, WorkerCrashedError)):
         # Ray has one exception for both, and tells them apart in its text alone (2.60, gcs_actor_manager.cc).
         gone = "node has died" in str(error) or "node was terminated" in str(error)
-        return Death.MACHINE if gone else Death.PROCESS
+        return LossCause.MACHINE if gone else LossCause.PROCESS
     return None

@@ -4,14 +4,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.design.history import Search
-from analysis.design.objective import Aim
+from analysis.design.objective import Objective
 from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.runs.table import RunTable
 
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(1.5e3, 6e4, 7))
 TOKENS = 1e6
-AIM = Aim("crossings")
+AIM = Objective("crossings")
 
 
 def searched(seeds=3, seed=0):

@@ -27,7 +27,7 @@ from study.run.trial import TrialSettings
 from study.run.tuner import Listener, run_cells
 from study.search import Source
 from study.spec.study import load_spec
-from study.tracking.sender import Address, Apart
+from study.tracking.sender import Address, SubprocessSender
 from study.workers.machines import Slots
 from tests.bench.figure import Figure
 from tests.bench.sleeper import sleeper
@@ -41,7 +41,7 @@ CELLS, WORKERS, SECONDS = 1000, 32, 10.0
 class Meter:
     """A listener before another: notes when each cell began and ended, and the CPU of this process by then."""
 
-    def __init__(self, listener: Listener, senders: Sequence[Apart]) -> None:
+    def __init__(self, listener: Listener, senders: Sequence[SubprocessSender]) -> None:
         self.listener, self.senders = listener, senders
         self.process = psutil.Process()
         self.starts: list[float] = []
@@ -117,9 +117,9 @@ def _seconds(process: psutil.Process) -> float:
 def metered(seconds: float) -> Iterator[list[Meter]]:
     """Let the cells of studies sleep, and their events be measured."""
     meters: list[Meter] = []
-    senders: list[Apart] = []
+    senders: list[SubprocessSender] = []
 
-    class Watched(Apart):
+    class Watched(SubprocessSender):
         def __init__(self, address: Address) -> None:
             super().__init__(address)
             senders.append(self)

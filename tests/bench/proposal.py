@@ -14,7 +14,7 @@ from study.spec.study import load_spec
 from tests.bench.figure import Figure
 from tests.study.small import SMALL
 
-TRUTH = Truth(2.4, 0.15, (1, 2, 4, 6, 8), floor=0.72, drop=0.2, noise=0.003, slope=0.04)
+TRUTH = Truth(2.4, 0.15, (1, 2, 4, 6, 8), asymptote=0.72, drop=0.2, noise=0.003, slope=0.04)
 #: Five depths at twelve budgets and those between, each with up to ten seeds: a thousand cells to choose from.
 STUDY = (
     "search={sampler: crossing, max_cells: 100_000, max_seeds: 10}",

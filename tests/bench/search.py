@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.design.next_cells import Option, propose
-from analysis.design.objective import Aim, Estimate, estimate, reached
+from analysis.design.objective import Estimate, Objective, estimate, reached
 from analysis.design.simulated_study import Truth, shapes_of, simulate_matched
 from analysis.law.projection import solve_depth
 from study.plan.plan import Plan, make_plan
@@ -76,8 +76,8 @@ class Setting:
         return sorted({shape[:2] for shape in shapes_of(self.truth.depths, budgets)} | set(self.grid))
 
     @property
-    def aim(self) -> Aim:
-        return Aim("depth", 10 * self.budgets[-1])
+    def objective(self) -> Objective:
+        return Objective("depth", 10 * self.budgets[-1])
 
     @property
     def depth(self) -> float:
@@ -94,7 +94,7 @@ class Setting:
         widths = []
         for number in range(ASKED_STUDIES):
             rows = simulate_matched(self.truth, shapes, ASKED, (1, number))
-            widths.append(estimate(rows.assign(lr_factor=1.0, lr=1.0), self.aim).halfwidth)
+            widths.append(estimate(rows.assign(lr_factor=1.0, lr=1.0), self.objective).halfwidth)
         return statistics.median(widths)
 
     @cached_property
@@ -149,7 +149,7 @@ def race(setting: Setting, losses: dict[Cell, float], ask: Ask, most: float = ma
             params = 12.0 * depth * width**2
             rows.append((depth, width, params, 1.0, 1.0, seed, losses[depth, width, seed]))
             spent += params
-        asked.append(estimate(pd.DataFrame(rows, columns=list(COLUMNS)), setting.aim))
+        asked.append(estimate(pd.DataFrame(rows, columns=list(COLUMNS)), setting.objective))
     last = asked[-1]
     held = last.value is not None and (last.low or 0.0) <= setting.depth <= (last.high or math.inf)
     return Raced(spent, len(rows), reached(asked, setting.halfwidth), held)
@@ -170,7 +170,7 @@ def crossing(setting: Setting) -> Ask:
             options[depth, width, seed] = Option(depth, width, params, 1.0, seed, params)
 
     def ask(rows: pd.DataFrame, count: int) -> list[Cell]:
-        chosen = propose(rows, [], list(options.values()), setting.aim, count)
+        chosen = propose(rows, [], list(options.values()), setting.objective, count)
         cells = [(choice.option.depth, choice.option.width, choice.option.seed) for choice in chosen]
         for cell in cells:
             del options[cell]

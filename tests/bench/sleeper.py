@@ -9,7 +9,7 @@ from typing import Any
 
 
 def sleeper(seconds: float, result: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
-    """Return a trainable that sleeps and reports a result, its loss replaced by one that deeper nets win later.
+    """Return a trainable that sleeps and reports a result, its loss replaced by one that deeper models win later.
 
     Args:
         seconds: of sleep.

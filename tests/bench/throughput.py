@@ -111,7 +111,7 @@ def _plain_step(cell: Cell, folder: Path) -> float:
         with _autocast(place, recipe):
             loss = model(input_ids=x, labels=y, shift_labels=y).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
         # Our trainer reads the loss at every point of its curve, which waits for the device.

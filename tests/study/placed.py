@@ -30,12 +30,12 @@ SLOTS = Slots(6, 1, 1)
 SMALL_STORE = 80 << 20
 
 
-def noted(cell, *, seat, data_root, report=None, **options):
+def noted(cell, *, rank_info, data_root, report=None, **options):
     """`train` that notes where each rank is, and in the first try waits for the loss of a machine."""
     node = ray.get_runtime_context().get_node_id()
-    (data_root / f"rank-{seat.rank}").write_text(f"{node} {os.environ['CUDA_VISIBLE_DEVICES']}")
+    (data_root / f"rank-{rank_info.rank}").write_text(f"{node} {os.environ['CUDA_VISIBLE_DEVICES']}")
     if not (data_root / "lost").exists():
-        while len(list(data_root.glob("rank-*"))) < seat.size:
+        while len(list(data_root.glob("rank-*"))) < rank_info.size:
             time.sleep(0.1)
         if report:
             report(Progress(step=1, steps=2, train_seconds=1, points=(), evaluations=()))

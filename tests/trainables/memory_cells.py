@@ -10,7 +10,7 @@ import torch
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.gpt2 import build_model
-from trainables.ranks.process_group import Meeting, Seat, device, import_deepspeed, join
+from trainables.ranks.process_group import RankInfo, Rendezvous, device, import_deepspeed, join
 from trainables.train.engine import build_engine, import_zero
 from trainables.train.throughput import MemoryMeter
 
@@ -43,13 +43,15 @@ def measure(
 ) -> None:
     """Train a few steps as `train` does, and send the peak; rank 0 of a gang sends its port before."""
     keep_no_freed_blocks()
-    seat = meeting = None
+    rank_info = rendezvous = None
     if layout.ranks > 1:
         if rank == 0:
-            meeting = Meeting()
-            parent.send(meeting.port)
-        seat = Seat(rank, layout.ranks, "127.0.0.1", meeting.port if meeting else parent.recv(), 60.0)
-    join(seat, meeting)
+            rendezvous = Rendezvous()
+            parent.send(rendezvous.port)
+        rank_info = RankInfo(
+            rank, layout.ranks, "127.0.0.1", rendezvous.port if rendezvous else parent.recv(), 60.0
+        )
+    join(rank_info, rendezvous)
     import_zero(layout)
     meter = MemoryMeter(device())
     engine = build_engine(build_model(shape, recipe, vocabulary, 0), recipe, 1e-3, layout)

@@ -382,7 +382,7 @@ def test_a_killed_cell_has_the_same_diagnostics(root, tmp_path, monkeypatch):
     ids=["pieces", "zero1", "bf16"],
 )
 def test_every_layout_has_the_diagnostics_of_the_plain_one(root, expected, precision, layout):
-    one = cell(steps=4, clip=0.1, precision=precision)
+    one = cell(steps=4, grad_clip=0.1, precision=precision)
     bare = train(one, data_root=root, layout=layout, evaluations=2)
     result = train(one, data_root=root, diagnostics=DIAGNOSTICS, layout=layout, evaluations=2)
     assert [p.train_loss for p in result.points] == [p.train_loss for p in bare.points]
@@ -420,7 +420,7 @@ def test_other_networks_are_looked_into_without_a_bit_changed(root, recipe):
 @pytest.fixture(scope="module")
 def expected(root):
     """One rank in fp32; the gradient is clipped, so a norm taken after that would be another."""
-    return train(cell(steps=4, clip=0.1), data_root=root, diagnostics=DIAGNOSTICS, evaluations=2)
+    return train(cell(steps=4, grad_clip=0.1), data_root=root, diagnostics=DIAGNOSTICS, evaluations=2)
 
 
 def test_deepspeed_itself_does_not_find_the_moments_of_all_groups(root, monkeypatch):
@@ -472,7 +472,7 @@ def test_a_cell_trained_by_hand_has_diagnostics_too(root, tmp_path, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_ranks_that_share_a_batch_have_the_diagnostics_of_one(ranks, root, expected, zero):
-    one = cell(steps=4, clip=0.1)
+    one = cell(steps=4, grad_clip=0.1)
     layout = Layout(data_parallel=2, zero=zero)
     two = ranks.gang(2, train, one, data_root=root, layout=layout, evaluations=2, diagnostics=DIAGNOSTICS)
     bare = ranks.gang(2, train, one, data_root=root, layout=layout, evaluations=2)

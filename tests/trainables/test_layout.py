@@ -92,7 +92,7 @@ def test_layouts_that_are_none_are_refused(keys, words):
 
 
 def test_a_layout_survives_json_and_is_one_rank_by_default():
-    layout = Layout(tensor_parallel=2, data_parallel=3, zero=2, micro_batch=4, recompute=True)
+    layout = Layout(tensor_parallel=2, data_parallel=3, zero=2, micro_batch=4, activation_checkpointing=True)
     assert Layout.model_validate_json(layout.model_dump_json()) == layout
     assert Layout().ranks == 1
     assert len({layout, Layout(**layout.model_dump()), Layout()}) == 2

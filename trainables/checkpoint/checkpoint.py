@@ -30,7 +30,7 @@ from trainables.checkpoint import universal
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.progress import Evaluation, Point
-from trainables.ranks.collective import together
+from trainables.ranks.collective import run_on_all_ranks
 from trainables.record import versions
 from trainables.storage.disk import FULL
 from trainables.storage.storage import Folder
@@ -111,7 +111,7 @@ class Found:
             raise  # the checkpoint is good
         except _UNREADABLE as error:
             problem = f"it could not be loaded ({type(error).__name__}: {error})".partition("\n")[0]
-        problem = _first(together(lambda: problem, "loading the checkpoint"))
+        problem = _first(run_on_all_ranks(lambda: problem, "loading the checkpoint"))
         _release(self._storage, self._tag)
         if problem:
             notes.append(f"the checkpoint {self._tag} was passed over: {problem}")
@@ -224,7 +224,7 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(storage.local / tag)
 
-    together(prepare, "making room for a checkpoint")
+    run_on_all_ranks(prepare, "making room for a checkpoint")
     client = {} if layout.zero else {"parameter_names": names(engine)}
     with writer.instead_of_deepspeeds(engine):
         engine.save_checkpoint(str(storage.local), tag=tag, client_state=client, save_latest=False)
@@ -241,8 +241,8 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
         return _Written({})
 
     try:
-        written = together(lambda: _publish(storage, tag, writer), "writing the checkpoint")
-        ended = together(lambda: finish(written), "completing the checkpoint")[0]
+        written = run_on_all_ranks(lambda: _publish(storage, tag, writer), "writing the checkpoint")
+        ended = run_on_all_ranks(lambda: finish(written), "completing the checkpoint")[0]
     finally:
         storage.release(tag)
     if ended.error:
@@ -271,7 +271,9 @@ def find(
     """
     passed = set() if passed is None else passed
     while True:
-        tag, marker, news = together(lambda: _newest(storage, cell, passed), "looking for checkpoints")[0]
+        tag, marker, news = run_on_all_ranks(
+            lambda: _newest(storage, cell, passed), "looking for checkpoints"
+        )[0]
         notes += [text for _, text in news]
         passed.update(name for name, _ in news)
         if tag is None or marker is None:
@@ -280,10 +282,10 @@ def find(
         same = _loads_as_it_is(marker.layout, layout)
         try:
             ready = functools.partial(_ready, storage, tag, marker)
-            problem = _first(together(ready, "reading the checkpoint"))
+            problem = _first(run_on_all_ranks(ready, "reading the checkpoint"))
             if not problem and not same:
                 convert = functools.partial(_convert, storage, tag, marker.layout)
-                problem = _first(together(convert, "converting the checkpoint"))
+                problem = _first(run_on_all_ranks(convert, "converting the checkpoint"))
         except Exception:
             # What was fetched would fill the disk also of what comes next.
             _release(storage, tag)

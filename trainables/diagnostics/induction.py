@@ -5,7 +5,7 @@ that tells each token its predecessor, and one that looks for it. The score is O
 (arXiv 2209.11895): the mean attention paid there over the last half of the positions.
 
 Nothing says that the first layer must carry tokens on by one place. Where it tells each token the two that stand s + 1
-and s places before, the second does the same by looking s places farther on: nets of the preset `induction` do so with
+and s places before, the second does the same by looking s places farther on: models of the preset `induction` do so with
 s = 7, which the plain score takes for no induction at all. So there is a score at the best distance s too. A head that
 looks back by a fixed number of tokens has some of that as well, where repetitions are of few lengths.
 """

@@ -25,7 +25,7 @@ from trainables.model.gpt2 import model_config
 from trainables.model.parametrisation import fold_attention
 from trainables.progress import Result
 from trainables.record import RECORD, Keep, Record, sum_files, versions
-from trainables.storage.disk import FULL, settle
+from trainables.storage.disk import FULL, fsync_files
 from trainables.storage.storage import Folder, open_storage, patiently, reason
 
 WEIGHTS = "model.safetensors"
@@ -70,7 +70,7 @@ def keep(
         vocabulary=result.vocabulary,
         params=result.params,
         total_params=result.total_params,
-        floor=result.floor,
+        entropy=result.entropy,
         bytes_per_token=result.bytes_per_token,
         tokenizer=store.manifest["spec"].get("tokenizer"),
         layout=layout,
@@ -139,7 +139,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
             _name_the_common_class(part / "tokenizer_config.json")
         record = record.model_copy(update={"files": sum_files(part)})
         (part / RECORD).write_text(record.model_dump_json(indent=2) + "\n")
-        settle(part)
+        fsync_files(part)
         if folder.exists():
             shutil.rmtree(folder)
         part.rename(folder)

@@ -9,7 +9,7 @@ comes from. What is added here so that it trains as a language model, none of wh
 - fixed scales in the place of norms: scores are divided by sqrt(d_h) and by the number of positions seen, embeddings
   start with a variance of 1, and logits are divided by sqrt(d).
 
-A layer has 4·d² weights and no biases, a third of the 12·d² that N counts; at equal N nets of all depths have equally
+A layer has 4·d² weights and no biases, a third of the 12·d² that N counts; at equal N models of all depths have equally
 many, so their comparison is one at equal size.
 """
 

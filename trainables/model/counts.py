@@ -123,7 +123,7 @@ def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
     """
     stream = _stream(shape, recipe, layout)
     masks = (2 * shape.depth + 1) * stream // _BYTES[recipe.precision] if recipe.dropout else 0
-    layer = stream if layout.recompute else _layer(stream, shape, recipe, layout)
+    layer = stream if layout.activation_checkpointing else _layer(stream, shape, recipe, layout)
     return shape.depth * layer + 2 * stream + masks
 
 
@@ -224,7 +224,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     gathered = value * min(whole, LIVE_PARAMETERS) + bucket if zero == 3 else 0
 
     kept, stream = kept_activations(shape, recipe, layout), _stream(shape, recipe, layout)
-    inside = (_layer(stream, shape, recipe, layout) if layout.recompute else 0) + (
+    inside = (_layer(stream, shape, recipe, layout) if layout.activation_checkpointing else 0) + (
         4 + 2 * degree
     ) * stream // degree
     if recipe.network == "analysed":

@@ -28,7 +28,9 @@ class PeerError(RuntimeError):
     """The work of another rank failed, which the message names; that rank raises its own error."""
 
 
-def together(work: Callable[[], T], what: str = "working with files", limit: float | None = None) -> list[T]:
+def run_on_all_ranks(
+    work: Callable[[], T], what: str = "working with files", limit: float | None = None
+) -> list[T]:
     """Do the work of this rank, wait for all others, and return what each rank's returned, by rank.
 
     What is returned must be picklable. A rank that is lost ends the wait at once or at the process group's timeout, one

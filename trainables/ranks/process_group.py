@@ -22,7 +22,7 @@ GLOO = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """The place of this process in a gang, and where rank 0 waits for the others."""
 
     rank: int
@@ -33,7 +33,7 @@ class Seat:
     """Seconds a collective, or the meeting itself, waits for a rank that does not come."""
 
 
-class Meeting:
+class Rendezvous:
     """A port of rank 0's own, held from before the others are told of it, so that nobody else can take it."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
@@ -41,9 +41,9 @@ class Meeting:
         self._socket = socket.create_server((address, 0))
         self.port: int = self._socket.getsockname()[1]
 
-    def seat(self, rank: int, size: int, timeout: float = TIMEOUT_SECONDS) -> Seat:
+    def rank_info(self, rank: int, size: int, timeout: float = TIMEOUT_SECONDS) -> RankInfo:
         """The place of a rank at this meeting."""
-        return Seat(rank, size, self.address, self.port, timeout)
+        return RankInfo(rank, size, self.address, self.port, timeout)
 
     def hand_over(self) -> int:
         """The open socket's descriptor, from now on the store's to close."""
@@ -75,7 +75,7 @@ def timeout() -> float:
     return seconds
 
 
-def join(seat: Seat | None = None, meeting: Meeting | None = None) -> None:
+def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None) -> None:
     """Make this process ready to build engines: quiet, one thread on CPU, in the process group it belongs to.
 
     Without a seat it is alone, unless a launcher (torchrun) has put it into a world. A group of one is kept from cell
@@ -85,8 +85,8 @@ def join(seat: Seat | None = None, meeting: Meeting | None = None) -> None:
     for a third less wall time at these widths.
 
     Args:
-        seat: the place in a gang.
-        meeting: on rank 0, the port the seats were given.
+        rank_info: the place in a gang.
+        rendezvous: on rank 0, the port the seats were given.
 
     Raises:
         RuntimeError: not all ranks came within the timeout (torch's own DistStoreError or its kin).
@@ -98,22 +98,24 @@ def join(seat: Seat | None = None, meeting: Meeting | None = None) -> None:
         torch.cuda.set_device(device())
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch|deepspeed")
     import_deepspeed()
-    if seat is None and dist.is_initialized() and (dist.get_world_size() == 1 or _launched()):
+    if rank_info is None and dist.is_initialized() and (dist.get_world_size() == 1 or _launched()):
         return
     leave()
     os.environ.setdefault("LOCAL_RANK", "0")
-    _choose_interface(seat)
+    _choose_interface(rank_info)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    timeout = timedelta(seconds=seat.timeout if seat else TIMEOUT_SECONDS)
+    timeout = timedelta(seconds=rank_info.timeout if rank_info else TIMEOUT_SECONDS)
     # DeepSpeed makes its groups by `new_group` without a timeout, and torch then takes this default, not the world's: a
     # rank that hangs would hold the others of a tensor-parallel group for half an hour.
     vars(c10d).update(default_pg_timeout=timeout, default_pg_nccl_timeout=timeout)
     # Torch's watchdog would end this process for a peer that hangs, and the trial with it, before it can tell the
     # cause; told only to abort the communicator, it leaves the next collective to raise. Not tried on a GPU.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-    if seat is not None:
-        store = _store(seat, meeting)
-        dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.size, timeout=timeout)
+    if rank_info is not None:
+        store = _store(rank_info, rendezvous)
+        dist.init_process_group(
+            backend, store=store, rank=rank_info.rank, world_size=rank_info.size, timeout=timeout
+        )
     elif _launched():
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
     else:
@@ -179,15 +181,15 @@ def _launched() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def _choose_interface(seat: Seat | None) -> None:
+def _choose_interface(rank_info: RankInfo | None) -> None:
     """Have gloo and NCCL use the interface through which the ranks reach one another.
 
     Left alone, gloo listens on the address the host's name resolves to: on Debian's machines 127.0.1.1, where no other
     machine finds it. Ranks that all sit on this machine need no network at all.
     """
-    if seat is not None and not seat.address.startswith("127."):
+    if rank_info is not None and not rank_info.address.startswith("127."):
         if not os.environ.get(GLOO, "") or os.environ[GLOO].startswith("lo"):
-            name = interface_to(seat.address)
+            name = interface_to(rank_info.address)
             os.environ[GLOO] = name
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
     elif GLOO not in os.environ and not _launched():
@@ -212,18 +214,18 @@ def interface_to(address: str) -> str:
     raise RuntimeError(f"no interface of this machine has the address {own}, from which {address} is reached")
 
 
-def _store(seat: Seat, meeting: Meeting | None) -> Any:
-    timeout = timedelta(seconds=seat.timeout)
-    if seat.rank:
-        return TCPStore(seat.address, seat.port, seat.size, is_master=False, timeout=timeout)
-    if meeting is None:
+def _store(rank_info: RankInfo, rendezvous: Rendezvous | None) -> Any:
+    timeout = timedelta(seconds=rank_info.timeout)
+    if rank_info.rank:
+        return TCPStore(rank_info.address, rank_info.port, rank_info.size, is_master=False, timeout=timeout)
+    if rendezvous is None:
         raise ValueError("rank 0 holds the meeting's port; give the meeting to join()")
     return TCPStore(
-        seat.address,
-        seat.port,
-        seat.size,
+        rank_info.address,
+        rank_info.port,
+        rank_info.size,
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=meeting.hand_over(),
+        master_listen_fd=rendezvous.hand_over(),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def settle(folder: Path) -> None:
+def fsync_files(folder: Path) -> None:
     """Have the disk hold every file before the folder gets its name, so that a power cut leaves no hollow one."""
     for path in folder.iterdir():
         handle = os.open(path, os.O_RDONLY)

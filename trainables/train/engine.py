@@ -49,7 +49,7 @@ def schedule(recipe: Recipe) -> Callable[[int], float]:
         if step < warmup:
             return (step + 1) / warmup
         progress = min(1.0, (step - warmup + 1) / max(1, recipe.steps - warmup))
-        return recipe.floor + (1 - recipe.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+        return recipe.min_lr_ratio + (1 - recipe.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
     return factor
 
@@ -66,7 +66,7 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
         **recipe.deepspeed,  # none of the keys below: `trainables.deepspeed_options` refuses them
         "train_micro_batch_size_per_gpu": layout.sequences(recipe),
         "gradient_accumulation_steps": layout.pieces(recipe),
-        "gradient_clipping": recipe.clip,
+        "gradient_clipping": recipe.grad_clip,
         "steps_per_print": 10**9,
         "zero_optimization": {
             "stage": layout.zero,
@@ -112,7 +112,7 @@ def build_engine(
     layout = layout or Layout()
     if recipe.deepspeed:
         check_options(recipe.deepspeed, layout.zero)
-    if layout.recompute:
+    if layout.activation_checkpointing:
         # DeepSpeed's own key `activation_checkpointing` changes nothing for HuggingFace's models.
         model.activation_checkpointing_enable()
     config = model.config

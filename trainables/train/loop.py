@@ -26,8 +26,8 @@ from trainables.layout import Layout, default_zero
 from trainables.model.counts import flops, parameters
 from trainables.model.gpt2 import build_model
 from trainables.progress import Ending, Evaluation, Point, Progress, Result, evaluation_steps
-from trainables.ranks.collective import together
-from trainables.ranks.process_group import Meeting, Seat, device, join, leave
+from trainables.ranks.collective import run_on_all_ranks
+from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
 from trainables.train.engine import build_engine, gradient_norm, import_zero
@@ -46,8 +46,8 @@ def train(
     *,
     data_root: str | Path,
     layout: Layout | None = None,
-    seat: Seat | None = None,
-    meeting: Meeting | None = None,
+    rank_info: RankInfo | None = None,
+    rendezvous: Rendezvous | None = None,
     checkpoints: str | Path | None = None,
     checkpoint_every: float = 10.0,
     weights: Keep | None = None,
@@ -65,8 +65,8 @@ def train(
         cell: what to train.
         data_root: folder or URI of the packed token stores; the cell's own is made there when missing.
         layout: how the cell is spread over ranks; by default over one.
-        seat: this process's place in a gang; by default it is alone, or where torchrun put it.
-        meeting: on rank 0 of a gang, the port the seats were given.
+        rank_info: this process's place in a gang; by default it is alone, or where torchrun put it.
+        rendezvous: on rank 0 of a gang, the port the seats were given.
         checkpoints: folder or URI of this cell's checkpoints (`trainables.storage.storage`); None keeps none.
         checkpoint_every: seconds between checkpoints.
         weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none. A model that
@@ -97,7 +97,7 @@ def train(
             f"the layout shards the vocabulary, and the accuracy of the task {cell.data.kind} is read off whole "
             "logits. Leave `shard_vocabulary` out: the vocabulary of a task is small."
         )
-    join(seat, meeting)
+    join(rank_info, rendezvous)
     if dist.get_world_size() != layout.ranks:
         raise InputError(
             f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
@@ -120,14 +120,14 @@ def train(
         engine.destroy()
     if weights and result.status == "done":
         # The other ranks wait for it: a rank that has ended would count as one the first does not come to.
-        written = together(
+        written = run_on_all_ranks(
             lambda: None if state is None else keep(weights, state, cell, layout, store, result),
             "writing the weights",
         )
         note = written[0]
         if note:
             result = result.model_copy(update={"notes": (*result.notes, note)})
-    if seat is not None:
+    if rank_info is not None:
         leave()
     return result
 
@@ -143,7 +143,7 @@ def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore
 
     if layout.ranks > 1:
         # A machine may have to pack its own copy, which takes longer than a collective waits.
-        together(pack, "packing the data", PACK_LIMIT)
+        run_on_all_ranks(pack, "packing the data", PACK_LIMIT)
     return opened()
 
 
@@ -153,7 +153,9 @@ def _start(
     """Build the engine, brought to the newest checkpoint that can be loaded, and return where that one stood."""
     if storage is not None:
         trying = functools.partial(patiently, storage.check)
-        together(lambda: trying() if dist.get_rank() == 0 else None, "trying the place of checkpoints")
+        run_on_all_ranks(
+            lambda: trying() if dist.get_rank() == 0 else None, "trying the place of checkpoints"
+        )
     passed: set[str] = set()
     while True:
         found = checkpoint.find(storage, cell.key, layout, notes, passed) if storage else None
@@ -317,7 +319,7 @@ class _Training:
     def _evaluate(self) -> None:
         """Loss over the whole validation set, each target once, in nats per target; the groups share the work.
 
-        Where data has targets of its own, the share of those asked for that the net puts first is the measure
+        Where data has targets of its own, the share of those asked for that the model puts first is the measure
         `accuracy` (`trainables.data.tasks.score`).
         """
         layout, engine = self.layout, self.engine
@@ -437,7 +439,7 @@ class _Training:
             params=cell.shape.budget_params,
             total_params=counts.total,
             vocabulary=self.store.vocabulary,
-            floor=self.store.floor,
+            entropy=self.store.entropy,
             bytes_per_token=self.store.bytes_per_token,
             train_seconds=self.seconds,
             tokens_per_second=rate,

@@ -1,4 +1,4 @@
-"""What the nets of a task can do: the accuracy of each shape, and how well its heads copy what followed before."""
+"""What the models of a task can do: the accuracy of each shape, and how well its heads copy what followed before."""
 
 import re
 from dataclasses import dataclass

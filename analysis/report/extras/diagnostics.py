@@ -1,4 +1,4 @@
-"""What was measured inside the nets, layer by layer, as the plain table of a figure."""
+"""What was measured inside the models, layer by layer, as the plain table of a figure."""
 
 from dataclasses import dataclass
 

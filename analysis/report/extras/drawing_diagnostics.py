@@ -1,4 +1,4 @@
-"""Drawing of what was measured inside the nets: a row a measure, before training and after it."""
+"""Drawing of what was measured inside the models: a row a measure, before training and after it."""
 
 import itertools
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ from analysis.report.figures.frames import by_depth
 #: Form of a law through the best shapes -> dashes, colour, name.
 LAWS = {
     "power": ((0, (5, 3)), palette.INK, "(N_c/N)^α through the best shapes"),
-    "floor": ((0, (1, 1.4)), palette.ACCENT, "the same above the entropy of the data"),
+    "entropy": ((0, (1, 1.4)), palette.ACCENT, "the same above the entropy of the data"),
     "offset": ((0, (1, 1.4)), palette.ACCENT, "the same above a fitted offset"),
 }
 #: Depths beyond which the names of the depths would fill the figure.

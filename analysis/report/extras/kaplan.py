@@ -129,4 +129,4 @@ def _laws(found: Kaplan, points: pd.DataFrame) -> pd.DataFrame:
 
 def second_law(found: Kaplan, counted: Counted) -> Exponent | None:
     """The law with the known entropy of the data, else with the offset that is fitted."""
-    return found.exponent(counted, "floor" if found.floor is not None else "offset")
+    return found.exponent(counted, "entropy" if found.entropy is not None else "offset")

@@ -16,8 +16,8 @@ from analysis.report.figures import palette
 from analysis.report.figures.canvas import MARKS, MAX_END_LABELS, WIDTH, Axes, size_axis
 from analysis.report.figures.frames import by_depth
 
-#: What the value of an aim is called on its axis.
-AIMS = {
+#: What the value of an objective is called on its axis.
+OBJECTIVES = {
     "depth": "projected best depth (layers)",
     "b": "slope b of the law",
     "crossings": "N of the least certain crossing",
@@ -76,12 +76,12 @@ def _draw_value(axes: Axes, data: SearchData) -> None:
     low, high = (np.where(closed, steps[name], np.nan) for name in ("low", "high"))
     axes.fill_between(x, low, high, color=palette.ACCENT, alpha=0.18, linewidth=0)
     axes.plot(x, steps["value"], color=palette.ACCENT, marker="o", markersize=3)
-    if data.aim.kind != "b" and len(steps):
+    if data.objective.kind != "b" and len(steps):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_title(AIMS[data.aim.kind], fontweight="bold")
+    axes.set_title(OBJECTIVES[data.objective.kind], fontweight="bold")
     _work_axis(axes, data)
 
 
@@ -101,8 +101,10 @@ def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
                 markersize=3,
                 label=label,
             )
-    if data.until is not None:
-        axes.axhline(data.until, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2, label="asked for")
+    if data.stop_when is not None:
+        axes.axhline(
+            data.stop_when, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2, label="asked for"
+        )
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(value, 2)))

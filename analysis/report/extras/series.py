@@ -83,7 +83,7 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
 
 
 def _arrow(axes: Axes, place: float, row: Mapping[Any, Any], colour: str) -> None:
-    """A bound: the deeper net leads already at the smallest size, or not even at the largest."""
+    """A bound: the deeper model leads already at the smallest size, or not even at the largest."""
     below = row["status"] == "left_censored"
     known = row["high"] if below else row["low"]
     bound = known if math.isfinite(known) else row["measured_low" if below else "measured_high"]
@@ -170,7 +170,7 @@ def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
     reached = rows.set_index("place")["depth"].reindex(list(data.axis.places))
     axes.plot(reached.index, reached, color=palette.ACCENT, marker="o", markersize=6.5, linewidth=1.3)
     for row in rows[rows["depth"].isna()].to_dict("records"):
-        # Not reached by the deepest net of this value: more layers are needed, if layers are what is lacking.
+        # Not reached by the deepest model of this value: more layers are needed, if layers are what is lacking.
         bound = float(row["deepest"])
         _point_away(axes, float(row["place"]), bound, bound + 0.12 * span, palette.MUTED)
     axes.set_ylim(depths[0] - 0.08 * span, depths[-1] + 0.18 * span)

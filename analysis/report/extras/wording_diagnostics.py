@@ -8,12 +8,12 @@ _PATHS = {
     "rank_residual_attention": "by attention alone",
     "rank_residual_noskip": "without skip connections",
     "rank_residual_noffn": "without feed-forward networks",
-    "rank_residual": "as the nets are",
+    "rank_residual": "as the models are",
 }
 
 
 def rank_sentence(data: DiagnosticsData | None) -> str:
-    """What becomes of the tokens' distance from rank one in the deepest nets; empty where it was not measured."""
+    """What becomes of the tokens' distance from rank one in the deepest models; empty where it was not measured."""
     if data is None or "rank_residual" not in data.names:
         return ""
     depth = int(data.rows.loc[data.rows["name"] == "rank_residual", "depth"].max())

@@ -38,9 +38,9 @@ def _exponent(found: Kaplan) -> str:
     if plain.alpha <= 0:
         return f"The loss of the best shapes does not fall with N: as N^−α it has α = {_alpha(plain, found.level)}."
     text = f"The loss of the best shapes falls like N^−α with α = {_alpha(plain, found.level)}"
-    floor = found.exponent("own", "floor")
-    if floor is not None and floor.alpha is not None:
-        text += f", above the entropy of the data with α = {_alpha(floor, found.level)}"
+    entropy = found.exponent("own", "entropy")
+    if entropy is not None and entropy.alpha is not None:
+        text += f", above the entropy of the data with α = {_alpha(entropy, found.level)}"
     return (
         f"{text}; Kaplan et al. 2020 found {PUBLISHED_ALPHA:g} on English web text up to 1.5 billion parameters, "
         "another regime."
@@ -79,7 +79,7 @@ def exponent_rows(found: Kaplan | None) -> list[dict[str, Any]]:
         keys = [key for key in keys if key[0] != "depth"]
     formulas = {
         "power": "(N_c/N)^α",
-        "floor": "E + (N_c/N)^α, E known",
+        "entropy": "E + (N_c/N)^α, E known",
         "offset": "E + (N_c/N)^α, E fitted",
     }
     return [

@@ -71,12 +71,12 @@ def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Ca
     for depth, line in by_depth(data.lines):
         axes.plot(line["params"], line["loss"], color=colours[depth], linewidth=1.5)
     low = size_limits(axes, data.points, many=many)
-    if data.floor is not None:
-        axes.axhline(data.floor, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
+    if data.entropy is not None:
+        axes.axhline(data.entropy, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
         axes.text(
             low / 1.1,
-            data.floor,
-            f" entropy of the data, {data.floor:.3f}",
+            data.entropy,
+            f" entropy of the data, {data.entropy:.3f}",
             color=palette.MUTED,
             va="bottom",
             fontsize=8.5,

@@ -38,16 +38,16 @@ class LossData:
         points: depth, width, params, loss (mean over seeds), low, high (lowest and highest seed), se (pooled), seeds,
             residual (loss less the curve).
         lines: depth, params, loss on the fitted curves; a depth of one size has none.
-        floor: entropy of the data in nats a token, where known.
+        entropy: entropy of the data in nats a token, where known.
     """
 
     points: pd.DataFrame
     lines: pd.DataFrame
-    floor: float | None
+    entropy: float | None
 
     def table(self) -> pd.DataFrame:
         """For the CSV: points and curves, told apart by the column `what`."""
-        return _stack(point=self.points, curve=self.lines).assign(floor=self.floor)
+        return _stack(point=self.points, curve=self.lines).assign(entropy=self.entropy)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GapPanel:
 
     Attributes:
         line: params, gap = loss(shallow) - loss(deep), its standard error se, and `ahead`, the gap at which the deep
-            net is better by the share `delta` of the shallow net's loss.
+            model is better by the share `delta` of the shallow model's loss.
         sizes: params and depth of the sizes measured inside the common range.
     """
 
@@ -139,7 +139,7 @@ class FrontierData:
 
 @dataclass(frozen=True)
 class TransitionData:
-    """Width of the shallower net at each crossing against its depth.
+    """Width of the shallower model at each crossing against its depth.
 
     Attributes:
         points: shallow, deep, status, width, low, high (NaN where open or absent), and in_law, whether its estimate is
@@ -240,7 +240,7 @@ def evidence_of(fit: Fit) -> Evidence:
     return fit.evidence
 
 
-def loss_data(fit: Fit, floor: float | None = None) -> LossData:
+def loss_data(fit: Fit, entropy: float | None = None) -> LossData:
     """Points and curves of the losses."""
     evidence = evidence_of(fit)
     rows, curves = evidence.comparison.rows, evidence.curves
@@ -260,7 +260,7 @@ def loss_data(fit: Fit, floor: float | None = None) -> LossData:
     return LossData(
         points[["depth", "width", "params", "loss", "low", "high", "se", "seeds", "residual"]],
         pd.concat(lines, ignore_index=True) if lines else _empty("depth", "params", "loss"),
-        floor,
+        entropy,
     )
 
 
@@ -489,8 +489,8 @@ def rivals_data(fit: Fit) -> RivalsData | None:
     end = max(FARTHEST, 10 * high)
     grid = np.geomspace(low, end, max(2, 1 + math.ceil(PER_DECADE * math.log10(end / low))))
     parts = []
-    for name, chooser in fit.choosers().items():
-        named = [chooser(float(value)) for value in grid]
+    for name, layout_planner in fit.advices().items():
+        named = [layout_planner(float(value)) for value in grid]
         depths = np.array([math.nan if depth is None or depth <= 0 else depth for depth in named])
         depths[~np.isfinite(depths)] = math.nan
         parts.append(pd.DataFrame({"law": name, "params": grid, "depth": depths}))

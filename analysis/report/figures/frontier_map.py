@@ -32,7 +32,7 @@ DASHES: Mapping[str, Any] = {
     "aspect": (0, (2, 2)),
     "response": (0, (5, 2, 1, 2)),
 }
-#: Deepest net that is drawn; a law that names more leaves the frame.
+#: Deepest model that is drawn; a law that names more leaves the frame.
 DEEPEST = 2000.0
 
 

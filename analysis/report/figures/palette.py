@@ -54,7 +54,7 @@ def on(colour: str) -> str:
 
 
 def sequence(count: int, kind: str = "depth") -> list[tuple[str, str]]:
-    """(light, dark) colours of an ordered quantity: shallow nets are light green, deep ones dark violet.
+    """(light, dark) colours of an ordered quantity: shallow models are light green, deep ones dark violet.
 
     Args:
         count: how many.

@@ -156,7 +156,7 @@ def draw_transition(data: TransitionData, colours: Mapping[int, str]) -> Canvas:
         axes.legend(frameon=False, loc="lower right", fontsize=8.5, handlelength=2.6)
     count_axis(axes.yaxis, math.log10(top / bottom))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_xlabel("depth L of the shallower net")
+    axes.set_xlabel("depth L of the shallower model")
     axes.set_ylabel("its width d at the crossing")
     return canvas
 

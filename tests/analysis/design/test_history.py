@@ -9,7 +9,7 @@ import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.design.history import _simulated, grid_steps, history, rows_in_order, search_data
-from analysis.design.objective import Aim, compared, estimate
+from analysis.design.objective import Objective, compared, estimate
 from analysis.report.answers import search_sentence
 from analysis.runs.table import RunTable
 from tests.analysis import searched
@@ -124,11 +124,11 @@ def test_the_sentence_holds_the_search_against_the_grid(data):
     assert text.startswith(f"The search trained 63 cells for {spent / 1e12:.1f}e12 training FLOPs")
     assert ". The certainty asked for was reached." in text
     # It is held to what was asked for, although it knows more than that.
-    assert data.steps["halfwidth"].iloc[-1] < data.until == 0.3
+    assert data.steps["halfwidth"].iloc[-1] < data.stop_when == 0.3
     seeds = data.grid[data.grid["halfwidth"] <= 0.3]["seeds"].iloc[0]
     assert f"is expected to need {seeds} seed" in text
     assert "for the 0.30 asked for" in text
-    own = search_sentence(replace(data, until=None), "")
+    own = search_sentence(replace(data, stop_when=None), "")
     seeds = data.grid[data.grid["halfwidth"] <= data.steps["halfwidth"].iloc[-1]]["seeds"].iloc[0]
     assert f"is expected to need {seeds} seeds for that" in own
 
@@ -140,7 +140,7 @@ def test_a_search_without_an_answer_says_so():
     assert math.isnan(told.steps["halfwidth"].iloc[-1])
 
 
-@pytest.mark.parametrize("aim", [Aim("b"), Aim("depth", 6e5)])
-def test_every_aim_has_a_history(rows, aim):
-    last = history(rows, aim, points=2)[-1].estimate
+@pytest.mark.parametrize("objective", [Objective("b"), Objective("depth", 6e5)])
+def test_every_aim_has_a_history(rows, objective):
+    last = history(rows, objective, points=2)[-1].estimate
     assert last.value > 0

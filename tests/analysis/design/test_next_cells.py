@@ -10,7 +10,7 @@ from analysis.curves.curves import build_curves
 from analysis.design import variance_model as design_model
 from analysis.design.learning_rates import RatePlan, common_rates
 from analysis.design.next_cells import Option, propose
-from analysis.design.objective import Aim
+from analysis.design.objective import Objective
 from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.design.variance_model import Model
 
@@ -19,7 +19,7 @@ BUDGETS = np.geomspace(800, 48_000, 6)
 SHAPES = shapes_of(TRUTH.depths, BUDGETS)
 BETWEEN = shapes_of(TRUTH.depths, np.geomspace(800, 48_000, 16))
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-AIMS = (Aim("depth", 480_000.0), Aim("b"), Aim("crossings"))
+OBJECTIVES = (Objective("depth", 480_000.0), Objective("b"), Objective("crossings"))
 COLUMNS = ["depth", "width", "params", "lr_factor", "lr", "seed", "loss"]
 NOTHING = pd.DataFrame({name: [] for name in COLUMNS})
 
@@ -57,7 +57,7 @@ def options(rows):
 
 def test_the_first_design_is_small_cheap_and_has_pairs_of_every_depth():
     options = options_of(SHAPES, 4)
-    chosen = propose(NOTHING, [], options, AIMS[0], 18)
+    chosen = propose(NOTHING, [], options, OBJECTIVES[0], 18)
     cells = [choice.option for choice in chosen]
     assert len(set(cells)) == 18
     for depth in TRUTH.depths:
@@ -73,15 +73,15 @@ def test_the_first_design_is_small_cheap_and_has_pairs_of_every_depth():
 
 def test_the_first_design_goes_on_where_it_was_cut_off():
     options = options_of(SHAPES, 4)
-    whole = [choice.option for choice in propose(NOTHING, [], options, AIMS[0], 18)]
+    whole = [choice.option for choice in propose(NOTHING, [], options, OBJECTIVES[0], 18)]
     rest = [item for item in options if item not in whole[:7]]
-    assert [choice.option for choice in propose(NOTHING, whole[:7], rest, AIMS[0], 11)] == whole[7:]
+    assert [choice.option for choice in propose(NOTHING, whole[:7], rest, OBJECTIVES[0], 11)] == whole[7:]
 
 
-@pytest.mark.parametrize("aim", AIMS, ids=lambda aim: aim.kind)
-def test_equal_input_gives_equal_output_in_any_order(rows, options, aim):
-    chosen = propose(rows, options[:3], options[3:], aim, 8)
-    mixed = propose(rows.sample(frac=1, random_state=1), options[2::-1], options[:2:-1], aim, 8)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.kind)
+def test_equal_input_gives_equal_output_in_any_order(rows, options, objective):
+    chosen = propose(rows, options[:3], options[3:], objective, 8)
+    mixed = propose(rows.sample(frac=1, random_state=1), options[2::-1], options[:2:-1], objective, 8)
     assert mixed == chosen
     assert len({choice.option for choice in chosen}) == 8
     assert not {choice.option for choice in chosen} & set(options[:3])
@@ -90,22 +90,22 @@ def test_equal_input_gives_equal_output_in_any_order(rows, options, aim):
 
 def test_what_runs_is_not_asked_for_under_another_name(rows, options):
     """Were pending cells not counted, the best of the first call would be the best of the second again."""
-    first = propose(rows, [], options, AIMS[0], 12)
+    first = propose(rows, [], options, OBJECTIVES[0], 12)
     begun = [choice.option for choice in first[:6]]
-    second = propose(rows, begun, [item for item in options if item not in begun], AIMS[0], 6)
+    second = propose(rows, begun, [item for item in options if item not in begun], OBJECTIVES[0], 6)
     assert [choice.option for choice in second] == [choice.option for choice in first[6:]]
 
 
 def test_no_more_is_asked_for_than_there_is(rows, options):
-    assert len(propose(rows, [], options[:4], AIMS[0], 9)) == 4
-    assert propose(rows, [], [], AIMS[0], 9) == []
+    assert len(propose(rows, [], options[:4], OBJECTIVES[0], 9)) == 4
+    assert propose(rows, [], [], OBJECTIVES[0], 9) == []
 
 
 def test_seeds_are_asked_for_where_noise_rules():
     rows = trained(TRUTH, SHAPES, 3)
     known = set(rows["params"])
     few = left(options_of(SHAPES, 8), rows)
-    chosen = propose(rows, [], few, AIMS[0], 10)
+    chosen = propose(rows, [], few, OBJECTIVES[0], 10)
     assert {choice.option.params for choice in chosen} <= known
     assert all("another seed" in choice.reason for choice in chosen)
 
@@ -115,7 +115,7 @@ def test_sizes_are_asked_for_where_shapes_stray_from_the_curves():
     stray = Truth(2.5, 0.3, (1, 2, 4), noise=0.0005, lack=0.008)
     rows = trained(stray, SHAPES, 3)
     options = left(options_of([*SHAPES, *BETWEEN], 6), rows)
-    chosen = propose(rows, [], options, AIMS[0], 10)
+    chosen = propose(rows, [], options, OBJECTIVES[0], 10)
     known = set(rows["params"])
     assert all(choice.option.params not in known for choice in chosen)
 
@@ -123,21 +123,21 @@ def test_sizes_are_asked_for_where_shapes_stray_from_the_curves():
 def test_a_crossing_beyond_what_is_measured_is_given_its_side():
     below = [shape for shape in SHAPES if shape[2] < TRUTH.crossing(2)]
     rows = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.0005), below, 3)
-    chosen = propose(rows, [], left(options_of(SHAPES, 6), rows), AIMS[0], 4)
+    chosen = propose(rows, [], left(options_of(SHAPES, 6), rows), OBJECTIVES[0], 4)
     above = [choice.option for choice in chosen if choice.option.params > TRUTH.crossing(2)]
     assert {item.depth for item in above} == {2, 4}
     assert any("2 → 4 is not yet measured on both sides" in choice.reason for choice in chosen)
 
 
 def test_what_diverged_is_not_asked_for_again(rows, options):
-    best = propose(rows, [], options, AIMS[0], 1)[0].option
+    best = propose(rows, [], options, OBJECTIVES[0], 1)[0].option
     lost = pd.DataFrame([{**vars(best), "lr": 0.01, "loss": math.nan, "seed": seed} for seed in range(2)])[
         COLUMNS
     ]
     gone = pd.concat([rows[(rows["depth"] != best.depth) | (rows["params"] != best.params)], lost])
     rest = left(options, gone)
     assert any((item.depth, item.params) == (best.depth, best.params) for item in rest)
-    chosen = propose(gone, [], rest, AIMS[0], 40)
+    chosen = propose(gone, [], rest, OBJECTIVES[0], 40)
     assert not [c for c in chosen if (c.option.depth, c.option.params) == (best.depth, best.params)]
 
 
@@ -148,11 +148,11 @@ def test_asking_for_many_is_asking_often_for_one(rows, options):
         (NOTHING, rates, 29),
         (rows, left(rates, rows), 5),
     ):
-        many = [choice.option for choice in propose(known, [], free, AIMS[0], count)]
+        many = [choice.option for choice in propose(known, [], free, OBJECTIVES[0], count)]
         waiting = []
         for _ in range(count):
             rest = [item for item in free if item not in waiting]
-            waiting.append(propose(known, waiting, rest, AIMS[0], 1)[0].option)
+            waiting.append(propose(known, waiting, rest, OBJECTIVES[0], 1)[0].option)
         assert waiting == many
 
 
@@ -173,7 +173,7 @@ def test_curves_with_parameters_that_do_not_move_are_no_hindrance(line_frame, si
         for size in places
         for seed in (0, 1)
     ]
-    assert len(propose(rows, [], options, Aim("crossings"), 5)) == 5
+    assert len(propose(rows, [], options, Objective("crossings"), 5)) == 5
 
 
 def tuned(rows, curvature, place):
@@ -200,7 +200,7 @@ def test_the_common_parabola_is_found_again():
 
 def test_the_first_design_tries_three_rates_in_the_corners_and_one_elsewhere():
     options = options_of(SHAPES, 4, FACTORS)
-    cells = [choice.option for choice in propose(NOTHING, [], options, AIMS[0], 26)]
+    cells = [choice.option for choice in propose(NOTHING, [], options, OBJECTIVES[0], 26)]
     tried = {}
     for item in cells:
         tried.setdefault((item.depth, item.params), set()).add(item.lr_factor)
@@ -216,7 +216,7 @@ def test_runs_are_asked_for_at_the_rate_that_is_best_for_their_shape():
     small = base[base["params"] < 9000]
     rows = tuned(pd.concat([small.assign(lr_factor=f) for f in (0.25, 0.5, 1.0)]), 0.06, math.log(0.5))
     free = left(options_of(SHAPES, 6, FACTORS), rows)
-    chosen = propose(rows, [], free, AIMS[0], 12)
+    chosen = propose(rows, [], free, OBJECTIVES[0], 12)
     new = [choice.option for choice in chosen if choice.option.params > 9000]
     assert len(new) >= 4
     at_best = [
@@ -231,7 +231,7 @@ def test_runs_are_asked_for_at_the_rate_that_is_best_for_their_shape():
 def test_other_rates_are_asked_for_where_the_best_is_not_known_and_each_shape_is_then_whole():
     rows = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.0005), SHAPES, 2)
     free = left(options_of(SHAPES, 2, FACTORS), rows)
-    chosen = propose(rows, [], free, AIMS[0], 12)
+    chosen = propose(rows, [], free, OBJECTIVES[0], 12)
     rates = [choice for choice in chosen if "learning rate" in choice.reason]
     assert len(rates) >= 8
     tried = {}
@@ -242,7 +242,9 @@ def test_other_rates_are_asked_for_where_the_best_is_not_known_and_each_shape_is
 
 
 def test_with_one_rate_no_other_is_asked_for(rows, options):
-    assert all("learning rate" not in choice.reason for choice in propose(rows, [], options, AIMS[0], 12))
+    assert all(
+        "learning rate" not in choice.reason for choice in propose(rows, [], options, OBJECTIVES[0], 12)
+    )
 
 
 def test_noise_of_few_replicates_is_not_taken_for_shapes_that_stray():
@@ -251,7 +253,7 @@ def test_noise_of_few_replicates_is_not_taken_for_shapes_that_stray():
     for key in range(30):
         rows = trained(TRUTH, SHAPES, 2, key)
         if build_curves(rows).stray > 0.3:
-            chosen = propose(rows, [], left(options_of([*SHAPES, *BETWEEN], 6), rows), AIMS[0], 6)
+            chosen = propose(rows, [], left(options_of([*SHAPES, *BETWEEN], 6), rows), OBJECTIVES[0], 6)
             shares.append(sum("another seed" in choice.reason for choice in chosen) / 6)
     assert len(shares) >= 6
     # Were the stray believed as it is, 0.42 of the cells would be seeds.
@@ -264,7 +266,7 @@ def test_what_three_seeds_seem_to_share_buys_no_large_sizes():
     for key in range(80):
         rows = trained(TRUTH, SHAPES, 3, key)
         if build_curves(rows).noise.correlation > 0.6:
-            chosen = propose(rows, [], left(options_of([*SHAPES, *BETWEEN], 8), rows), AIMS[0], 6)
+            chosen = propose(rows, [], left(options_of([*SHAPES, *BETWEEN], 8), rows), OBJECTIVES[0], 6)
             shares.append(sum("another seed" in choice.reason for choice in chosen) / 6)
             sizes.append(sum(choice.option.params for choice in chosen))
     assert len(shares) >= 5
@@ -275,7 +277,7 @@ def test_what_three_seeds_seem_to_share_buys_no_large_sizes():
 
 def test_one_run_that_diverged_and_any_that_failed_leave_a_shape_to_be_tried_again():
     options = options_of(SHAPES, 8)
-    first = propose(NOTHING, [], options, AIMS[0], 1)[0].option
+    first = propose(NOTHING, [], options, OBJECTIVES[0], 1)[0].option
 
     def after(runs, status):
         lost = [
@@ -284,7 +286,8 @@ def test_one_run_that_diverged_and_any_that_failed_leave_a_shape_to_be_tried_aga
         ]
         rows = pd.DataFrame(lost)[[*COLUMNS, "status"]]
         return {
-            (c.option.depth, c.option.params) for c in propose(rows, [], left(options, rows), AIMS[0], 18)
+            (c.option.depth, c.option.params)
+            for c in propose(rows, [], left(options, rows), OBJECTIVES[0], 18)
         }
 
     shape = (first.depth, first.params)
@@ -296,11 +299,11 @@ def test_one_run_that_diverged_and_any_that_failed_leave_a_shape_to_be_tried_aga
 def test_a_depth_without_a_loss_is_waited_for_and_not_for_ever():
     rows = trained(TRUTH, [shape for shape in SHAPES if shape[0] != 4], 4)
     free = left(options_of(SHAPES, 8), rows)
-    assert [choice.option.depth for choice in propose(rows, [], free, AIMS[2], 6)] == [4] * 6
+    assert [choice.option.depth for choice in propose(rows, [], free, OBJECTIVES[2], 6)] == [4] * 6
     cells = [item for item in free if item.depth == 4]
     vain = pd.DataFrame([{**vars(item), "lr": 0.01, "loss": math.nan, "status": "failed"} for item in cells])
     many = pd.concat([rows.assign(status="done"), vain[: len(cells) // 2]])
-    chosen = propose(many, [], left(free, many), AIMS[2], 6)
+    chosen = propose(many, [], left(free, many), OBJECTIVES[2], 6)
     assert {choice.option.depth for choice in chosen} == {1, 2}
 
 
@@ -322,7 +325,7 @@ def test_the_variance_of_what_is_there_is_that_of_the_fit_with_forecasts_and_sha
     every, none = np.ones((len(shapes), 4)), np.zeros((len(shapes), 4))
     rates = RatePlan(np.zeros(1, dtype=bool), np.zeros(len(shapes)), {})
     first = np.zeros(1, dtype=np.int64)
-    model = Model(curves, shapes, every, none, first, first, np.ones(1), 0.0, 1.0, Aim("b"), rates)
+    model = Model(curves, shapes, every, none, first, first, np.ones(1), 0.0, 1.0, Objective("b"), rates)
     state = model.state
     for table in model.table:
         ours = np.sum((table @ state.inverse) * table, axis=1) + np.sum((table @ state.moved) ** 2, axis=1)

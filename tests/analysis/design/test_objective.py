@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.design.objective import Aim, estimate, reached
+from analysis.design.objective import Objective, estimate, reached
 from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.errors import InputError
 from analysis.fit.document import fit
@@ -30,7 +30,7 @@ def fitted(rows):
 
 
 def test_the_depth_is_that_of_the_fit_of_the_same_rows(rows, fitted):
-    found = estimate(rows, Aim("depth", AHEAD))
+    found = estimate(rows, Objective("depth", AHEAD))
     said = recommend(law_of(fitted.law), [AHEAD])[0]
     assert found.value == pytest.approx(said["depth_exact"])
     assert (found.low, found.high) == pytest.approx(tuple(said["depth_interval"]))
@@ -41,13 +41,13 @@ def test_the_depth_is_that_of_the_fit_of_the_same_rows(rows, fitted):
 
 
 def test_the_slope_is_that_of_the_fit(rows, fitted):
-    found = estimate(rows, Aim("b"))
+    found = estimate(rows, Objective("b"))
     assert found.value == pytest.approx(fitted.law.b)
     assert (found.low, found.high) == pytest.approx(fitted.law.b_interval)
 
 
 def test_the_crossings_are_as_sure_as_the_least_certain(rows, fitted):
-    found = estimate(rows, Aim("crossings"))
+    found = estimate(rows, Objective("crossings"))
     halves = {
         item.params: math.log(item.params_interval[1] / item.params_interval[0]) / 2
         for item in fitted.crossings
@@ -59,8 +59,8 @@ def test_the_crossings_are_as_sure_as_the_least_certain(rows, fitted):
 
 def test_neither_order_nor_index_of_the_rows_counts(rows):
     mixed = rows.sample(frac=1, random_state=3)
-    for aim in (Aim("depth", AHEAD), Aim("b"), Aim("crossings")):
-        assert estimate(mixed, aim) == estimate(rows, aim)
+    for objective in (Objective("depth", AHEAD), Objective("b"), Objective("crossings")):
+        assert estimate(mixed, objective) == estimate(rows, objective)
 
 
 def test_too_little_is_no_estimate_and_says_why(rows):
@@ -69,7 +69,7 @@ def test_too_little_is_no_estimate_and_says_why(rows):
         (rows[rows["depth"] < 4], "two crossings"),
         (rows[:0], "fewer than two depths"),
     ):
-        found = estimate(few, Aim("depth", AHEAD))
+        found = estimate(few, Objective("depth", AHEAD))
         assert (found.value, found.low, found.high, found.halfwidth) == (None, None, None, math.inf)
         assert why in found.words
 
@@ -79,19 +79,19 @@ def test_a_shape_that_diverged_on_the_wrong_side_speaks_against_its_crossing_and
 ):
     lost = rows.iloc[[0]].assign(depth=4, width=36, params=12 * 4 * 36**2, loss=np.nan)
     diverged = pd.concat([rows, lost], ignore_index=True)
-    assert math.isinf(estimate(diverged, Aim("crossings")).halfwidth)
+    assert math.isinf(estimate(diverged, Objective("crossings")).halfwidth)
     told = diverged.assign(status=["done"] * len(rows) + ["failed"])
-    assert estimate(told, Aim("crossings")) == estimate(rows, Aim("crossings"))
+    assert estimate(told, Objective("crossings")) == estimate(rows, Objective("crossings"))
 
 
 def test_a_depth_is_asked_for_with_a_size(rows):
     with pytest.raises(InputError, match="give N"):
-        estimate(rows, Aim("depth"))
+        estimate(rows, Objective("depth"))
 
 
 def test_a_search_ends_on_two_narrow_estimates_in_succession(rows):
-    narrow = estimate(rows, Aim("depth", AHEAD))
-    wide = estimate(rows[rows["depth"] < 4], Aim("depth", AHEAD))
+    narrow = estimate(rows, Objective("depth", AHEAD))
+    wide = estimate(rows[rows["depth"] < 4], Objective("depth", AHEAD))
     asked = narrow.halfwidth
     assert reached([wide, narrow, narrow], asked)
     assert not reached([narrow, narrow], 0.99 * asked)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.design.power import CHANGES, Foresight, foresee, halve
+from analysis.design.power import CHANGES, PowerEstimate, halve, simulate_power
 from analysis.design.simulated_study import Truth, shapes_of
 from analysis.law.projection import solve_depth
 
@@ -19,8 +19,8 @@ SHAPES = shapes_of(TRUTH.depths, BUDGETS)
 
 
 @pytest.fixture(scope="module")
-def plain() -> Foresight:
-    return foresee(TRUTH, SHAPES, 4, studies=16)
+def plain() -> PowerEstimate:
+    return simulate_power(TRUTH, SHAPES, 4, studies=16)
 
 
 def mean_log_ratio(after, before):
@@ -55,13 +55,13 @@ def test_the_band_ahead_holds_the_true_depth_ten_times_beyond(plain):
 
 def test_four_times_the_seeds_halve_the_interval(plain):
     """1/sqrt(seeds): 4 seeds of 18 shapes have 54 degrees of freedom and 16 have 270, which takes another 2 %."""
-    mean, error = mean_log_ratio(foresee(TRUTH, SHAPES, 16, studies=16), plain)
+    mean, error = mean_log_ratio(simulate_power(TRUTH, SHAPES, 16, studies=16), plain)
     assert error < 0.06
     assert mean == pytest.approx(math.log(0.5 * 1.97 / 2.00), abs=3 * error)
 
 
 def test_half_the_noise_halves_the_interval(plain):
-    after = foresee(dataclasses.replace(TRUTH, noise=0.001), SHAPES, 4, studies=12)
+    after = simulate_power(dataclasses.replace(TRUTH, noise=0.001), SHAPES, 4, studies=12)
     mean, error = mean_log_ratio(after, plain)
     assert error < 0.03
     assert mean == pytest.approx(math.log(0.5), abs=max(3 * error, 0.03))
@@ -72,14 +72,14 @@ def test_half_the_noise_halves_the_interval(plain):
 
 def test_seeds_do_not_average_out_what_the_shapes_stray():
     stray = dataclasses.replace(TRUTH, noise=1e-4, lack=0.005)
-    few, many = (foresee(stray, SHAPES, seeds, studies=8) for seeds in (2, 8))
+    few, many = (simulate_power(stray, SHAPES, seeds, studies=8) for seeds in (2, 8))
     mean, error = mean_log_ratio(many, few)
     assert mean == pytest.approx(0, abs=max(3 * error, 0.02))
 
 
 def test_a_grid_that_ends_below_a_crossing_is_foreseen_as_right_censored():
     short = shapes_of(TRUTH.depths, np.geomspace(300, 3000, 5))
-    found = foresee(dataclasses.replace(TRUTH, noise=0.0005), short, 3, studies=12)
+    found = simulate_power(dataclasses.replace(TRUTH, noise=0.0005), short, 3, studies=12)
     second = found.crossings[1]
     assert second.params == pytest.approx(24 * math.exp(2 * 2.9))
     assert second.statuses["right_censored"] > 0.9
@@ -91,31 +91,31 @@ def test_a_grid_that_ends_below_a_crossing_is_foreseen_as_right_censored():
 
 
 def test_the_error_of_a_median_of_few_is_not_said():
-    found = foresee(TRUTH, SHAPES, 2, studies=4)
+    found = simulate_power(TRUTH, SHAPES, 2, studies=4)
     assert all(pair.ratio is not None and pair.ratio_error is None for pair in found.crossings)
     assert (found.law.b_width is not None, found.law.b_width_error) == (True, None)
 
 
 def test_a_grid_that_begins_above_a_crossing_is_foreseen_as_left_censored():
     late = shapes_of(TRUTH.depths, np.geomspace(6000, 90_000, 5))
-    found = foresee(dataclasses.replace(TRUTH, noise=0.0005), late, 3, studies=12)
+    found = simulate_power(dataclasses.replace(TRUTH, noise=0.0005), late, 3, studies=12)
     assert found.crossings[0].statuses["left_censored"] > 0.9
     assert found.crossings[1].statuses["bracketed"] > 0.9
 
 
 def test_the_answer_is_the_same_for_a_seed_and_another_for_another():
-    once, again, other = (foresee(TRUTH, SHAPES, 2, studies=3, seed=seed) for seed in (1, 1, 2))
+    once, again, other = (simulate_power(TRUTH, SHAPES, 2, studies=3, seed=seed) for seed in (1, 1, 2))
     assert once == again
     assert once.b_widths != other.b_widths
 
 
 def test_one_more_study_does_not_change_those_before():
-    few, many = (foresee(TRUTH, SHAPES, 2, studies=count) for count in (2, 4))
+    few, many = (simulate_power(TRUTH, SHAPES, 2, studies=count) for count in (2, 4))
     assert many.b_widths[:2] == few.b_widths
 
 
 def test_json_is_strict_and_holds_no_single_studies():
-    found = foresee(TRUTH, shapes_of((1, 2, 4), np.geomspace(300, 2000, 3)), 1, studies=4)
+    found = simulate_power(TRUTH, shapes_of((1, 2, 4), np.geomspace(300, 2000, 3)), 1, studies=4)
     document = found.to_json()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert "b_widths" not in document
@@ -175,7 +175,7 @@ def test_an_open_interval_is_infinitely_wide_and_bounding_it_is_the_aim():
     """Sizes end just above the second crossing: b has no upper end until they reach further."""
     truth = dataclasses.replace(TRUTH, noise=0.004)
     short = shapes_of(TRUTH.depths, np.geomspace(500, 9_000, 5))
-    base = foresee(truth, short, 2, studies=6)
+    base = simulate_power(truth, short, 2, studies=6)
     assert base.law.closed < 0.5
     assert base.law.b_width_overall is None
     found = halve(truth, short, base, studies=4)

@@ -74,4 +74,4 @@ def test_shapes_stray_from_the_curves_alike_for_all_seeds():
 
 def test_a_world_with_a_loss_that_is_not_positive_is_refused_and_named():
     with pytest.raises(InputError, match=r"4 layers of width .* a loss is positive"):
-        simulate(Truth(2.0, 0.3, (1, 2, 4), floor=0.1, drop=0.01), SHAPES, 1, np.random.default_rng(0))
+        simulate(Truth(2.0, 0.3, (1, 2, 4), asymptote=0.1, drop=0.01), SHAPES, 1, np.random.default_rng(0))

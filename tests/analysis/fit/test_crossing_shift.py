@@ -90,7 +90,7 @@ def test_differences_of_numbers_with_equal_errors_are_those_of_the_textbook():
 
 
 def test_a_censored_crossing_bounds_the_difference(own):
-    # The deeper nets of the other are ahead everywhere.
+    # The deeper models of the other are ahead everywhere.
     found = contrast(own, study(replace(TRUTH, a=TRUTH.a - 2.5), 1), ("sp", "mup"))
     pair = found.pairs[0]
     assert pair.other_status == "left_censored"

@@ -29,7 +29,7 @@ BUDGETS = tuple(np.geomspace(1e4, 1e6, 6).tolist())
 def rows(
     seed=0, *, entropy=0.0, ratio=1.0, sd=0.003, seeds=3, depths=(1, 2, 4), budgets=BUDGETS, by_total=False,
 ):  # fmt: skip
-    """Losses E + (N_c/N)^α of the deepest net; each depth before it has `ratio` times the loss of the next."""
+    """Losses E + (N_c/N)^α of the deepest model; each depth before it has `ratio` times the loss of the next."""
     generator = np.random.default_rng(seed)
     common = generator.standard_normal(seeds)
     table = []
@@ -57,7 +57,7 @@ def found(frame, **options):
 @pytest.fixture(scope="module")
 def shaped(study):
     """The fit of the pilot, with the entropy of its data."""
-    return fit(study, floor=0.7365)
+    return fit(study, entropy=0.7365)
 
 
 def test_the_exponents_of_a_plain_power_law_are_recovered():
@@ -79,8 +79,8 @@ def test_the_exponents_of_a_plain_power_law_are_recovered():
 
 def test_the_exponent_above_an_entropy_is_recovered_where_it_is_known_and_where_it_is_fitted():
     frame = rows(entropy=1.5)
-    result = found(frame, floor=1.5)
-    known, free, plain = (result.exponent("own", form) for form in ("floor", "offset", "power"))
+    result = found(frame, entropy=1.5)
+    known, free, plain = (result.exponent("own", form) for form in ("entropy", "offset", "power"))
     for item in (known, free):
         assert item.interval[0] < ALPHA < item.interval[1]
     assert known.offset == 1.5
@@ -90,7 +90,7 @@ def test_the_exponent_above_an_entropy_is_recovered_where_it_is_known_and_where_
     assert plain.interval[1] < ALPHA
     at = np.array([2e4, 5e5])
     assert known.loss(at) == pytest.approx(1.5 + (SCALE / at) ** ALPHA, rel=0.01)
-    assert found(frame).exponent("own", "floor") is None
+    assert found(frame).exponent("own", "entropy") is None
 
 
 def test_intervals_of_the_exponent_cover_it():
@@ -171,7 +171,7 @@ def test_what_cannot_be_told_is_absent_with_its_reason():
     some = rows()
     some.loc[0, "total_params"] = math.nan
     assert found(some).exponent("total", "power") is None
-    below = found(rows(), floor=99.0).exponent("own", "floor")
+    below = found(rows(), entropy=99.0).exponent("own", "entropy")
     assert below.alpha is None
     assert "at or below the entropy" in below.reason
     few = found(rows(budgets=BUDGETS[:2]))
@@ -212,7 +212,7 @@ def test_neither_order_nor_copies_of_rows_change_anything(study):
 def test_the_fit_file_has_it_and_older_files_are_read(shaped):
     document = json.loads(json.dumps(shaped.to_json()))
     assert document["kaplan"]["published"]["alpha"] == PUBLISHED_ALPHA
-    assert document["kaplan"]["floor"] == 0.7365
+    assert document["kaplan"]["entropy"] == 0.7365
     assert Fit.from_json(document).kaplan == shaped.kaplan
     del document["kaplan"]
     assert Fit.from_json(document).kaplan is None
@@ -301,7 +301,7 @@ def test_one_depth_and_sizes_that_never_meet_have_no_figure(study):
 
 
 def test_the_page_tells_shape_exponent_and_count(tmp_path, study, shaped):
-    path = write_report(study, shaped, tmp_path, floor=0.7365)
+    path = write_report(study, shaped, tmp_path, entropy=0.7365)
     text = read(path).text
     for sentence in kaplan_sentences(shaped.kaplan):
         assert sentence.replace("\u00a0", " ") in text

@@ -96,7 +96,7 @@ def test_a_known_shift_is_found(found):
         assert item.runs == 12
         change = HARM[factor, shallow] - HARM[factor, deep]
         assert abs(item.gap_change - change) < 4 * item.gap_change_se
-    # Harm to the deeper net moves the crossing to larger N, and to the shallower one to smaller.
+    # Harm to the deeper model moves the crossing to larger N, and to the shallower one to smaller.
     assert shifts[1, 2, 0.5].significant
     assert shifts[1, 2, 0.5].shift > 0
     assert shifts[1, 2, 2.0].shift < 0

@@ -17,7 +17,7 @@ from analysis.fit.sentences import (
     surface_sentence,
 )
 from analysis.law.crossings import NO_NOISE, Crossing
-from analysis.law.held_out import Apart, Parting
+from analysis.law.held_out import Disagreement, DisagreementSpan
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import human, short
 from analysis.runs.table import RunTable, read_runs
@@ -54,7 +54,7 @@ def test_open_ends_are_said():
 def test_each_status_has_its_sentence():
     bracketed = Crossing(1, 2, True, "bracketed", None, 3100, (2700, 3600), 16.1, (15.0, 17.3))
     assert crossing_sentence(bracketed, 0.95) == (
-        "Depth 2 overtakes depth 1 at N ≈ 3.1 thousand (95 %: 2.7–3.6 thousand), where the shallower net is 16 wide."
+        "Depth 2 overtakes depth 1 at N ≈ 3.1 thousand (95 %: 2.7–3.6 thousand), where the shallower model is 16 wide."
     )
     right = Crossing(2, 4, True, "right_censored", "x", range=(1e3, 24e3))
     assert crossing_sentence(right, 0.95).startswith(
@@ -154,22 +154,27 @@ def test_where_rivals_part_for_good(found):
     params = (1e3, 1e4, 1e5, 1e6)
 
     def part(law, depths, *spans):
-        return Parting(law, params, depths, spans, None)
+        return Disagreement(law, params, depths, spans, None)
 
     rivals = (
         part("log-linear", (1.0, 2.0, 3.0, 4.0)),
         # Apart at the smallest sizes, together, and apart again up to the end.
-        part("power", (9.0, 2.0, 9.0, 9.0), Apart(1e3, 2e3, "shallower"), Apart(4e4, 1e6, "deeper")),
-        part("additive", (9.0, 2.0, 3.0, 4.0), Apart(1e3, 2e3, "deeper")),
+        part(
+            "power",
+            (9.0, 2.0, 9.0, 9.0),
+            DisagreementSpan(1e3, 2e3, "shallower"),
+            DisagreementSpan(4e4, 1e6, "deeper"),
+        ),
+        part("additive", (9.0, 2.0, 3.0, 4.0), DisagreementSpan(1e3, 2e3, "deeper")),
         part("aspect", (None,) * 4),
     )
-    told = dataclasses.replace(with_law(found), parting=rivals)
+    told = dataclasses.replace(with_law(found), disagreements=rivals)
     assert parting_sentence(told) == (
         "Against the threshold law, the power law is more than 25 % deeper from N ≈ 40 thousand on. "
         "The additive loss is within 25 % of it at N ≈ 1.0 million. "
         "The aspect loss names no finite depth at N ≈ 1.0 million."
     )
-    assert "nothing for the rivals" in parting_sentence(dataclasses.replace(told, parting=()))
+    assert "nothing for the rivals" in parting_sentence(dataclasses.replace(told, disagreements=()))
 
 
 def test_the_counting_rule_is_said():

@@ -131,7 +131,7 @@ def test_a_measure_is_the_mean_over_seeds_and_the_best_over_widths():
 
 
 def test_the_depth_a_target_needs_is_the_smallest_that_reaches_it():
-    # Accuracies of the wider nets: 0.961 or 0.311.
+    # Accuracies of the wider models: 0.961 or 0.311.
     members = [task(1, 1), task(2, 2), task(4, 3, fitted=True), task(8, 4), task(16, 5)]
     data = measure_data(members, "accuracy", 0.9)
     needed = data.needed.set_index("value")
@@ -142,7 +142,7 @@ def test_the_depth_a_target_needs_is_the_smallest_that_reaches_it():
     assert (needed["width"] == needed["heads"] * needed["head_width"])[:4].all()
     # For a loss it is a largest value that is to be reached.
     assert measure_data(members, "loss", 0.15).needed["depth"].tolist()[:4] == [1, 2, 3, 4]
-    # Only the wider nets come above 0.955: a depth is judged by its best width.
+    # Only the wider models come above 0.955: a depth is judged by its best width.
     assert measure_data(members[:1], "accuracy", 0.955).needed["width"].tolist() == [64]
 
 
@@ -202,14 +202,14 @@ def test_a_series_of_nothing_or_of_one_value_twice_is_refused():
         in_order([task(1, 1), task(1, 2)])
 
 
-def places_of(axes):
+def study_paths_of(axes):
     return {tuple(pair) for line in axes.lines for pair in np.round(np.column_stack(line.get_data()), 9)}
 
 
 def test_the_crossings_are_drawn_where_the_table_has_them(members):
     data = crossing_data(members)
     axes = draw_crossings(data, "vocabulary").axes[0]
-    drawn = places_of(axes)
+    drawn = study_paths_of(axes)
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     for row in data.rows.to_dict("records"):
         for value in (row["params"], row["low"], row["high"]):
@@ -218,7 +218,7 @@ def test_the_crossings_are_drawn_where_the_table_has_them(members):
             assert any(abs(math.log(x / row["place"])) < 0.1 for x in near)
     assert [text.get_text() for text in axes.get_xticklabels()] == ["8", "64", "512"]
     best = best_data(members)
-    drawn = places_of(draw_best(best, "vocabulary").axes[0])
+    drawn = study_paths_of(draw_best(best, "vocabulary").axes[0])
     assert {depth for _, depth in drawn} == set(best.rows["depth"])
 
 
@@ -226,8 +226,8 @@ def test_the_measure_and_the_depth_needed_are_drawn_where_the_table_has_them():
     data = measure_data([task(value, need) for value, need in ((1, 1), (2, 2), (8, 5))], "accuracy", 0.9)
     left, right = draw_measure(data, "hops").axes
     best = data.shapes[data.shapes["best"]]
-    assert {tuple(pair) for pair in np.round(best[["depth", "mean"]].to_numpy(), 9)} <= places_of(left)
-    assert {(1, 1), (2, 2), (8, 4)} <= places_of(right)
+    assert {tuple(pair) for pair in np.round(best[["depth", "mean"]].to_numpy(), 9)} <= study_paths_of(left)
+    assert {(1, 1), (2, 2), (8, 4)} <= study_paths_of(right)
     # The last is a bound: an arrow, and no point of the line.
     assert np.isnan(right.lines[0].get_ydata()[-1])
     assert right.get_yscale() == "linear"

@@ -86,7 +86,7 @@ def test_the_crossing_at_a_gap_lies_where_deeper_is_better_by_that_share():
 
 
 def test_the_papers_estimator_is_half_way_to_the_first_significant_width(line_frame):
-    # Gap 0.1·ln(N/6e3): at 4e3 the shallow net is better, at 8e3 worse by 0.029 with a standard error near 0.003.
+    # Gap 0.1·ln(N/6e3): at 4e3 the shallow model is better, at 8e3 worse by 0.029 with a standard error near 0.003.
     curves = build_curves(line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, sd=0.003, seeds=3))
     found = first_significant(curves, 1, 2)
     left, right = (math.sqrt(n / 12) for n in (4e3, 8e3))
@@ -125,7 +125,7 @@ def test_the_papers_estimator_needs_seeds_and_a_point_to_its_left(line_frame):
     ],
 )
 def test_a_net_that_diverged_has_lost_there(line_frame, lost, status):
-    # The deep net must not lose above the crossing at 6e3, nor the shallow one below it.
+    # The deep model must not lose above the crossing at 6e3, nor the shallow one below it.
     curves = build_curves(line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, sd=0.005))
     item = find_crossings(curves, diverged=(lost, (8, 1e3, 1))).items[0]
     assert item.status == status
@@ -151,7 +151,7 @@ def test_right_censored_when_the_deep_net_leads_nowhere(line_frame):
 
 
 def test_a_bound_carries_the_noise_at_the_edge(line_frame):
-    # At the largest size the shallow net leads by about one standard error, so a crossing inside is possible.
+    # At the largest size the shallow model leads by about one standard error, so a crossing inside is possible.
     slopes = {1: (1.0, -0.1), 2: (1.0 + 0.17, -0.2)}
     item = next(
         item
@@ -176,7 +176,7 @@ def test_a_crossing_with_a_weak_end_is_ambiguous_and_says_which(line_frame):
     shift = 0.1 * math.log(27e3 / 6e3)
     item = crossing(line_frame({1: (1.0, -0.1), 2: (1.0 + shift, -0.2)}, sd=0.02, seed=4))
     assert item.status == "ambiguous"
-    assert "at the largest common N the deep net leads by only" in item.reason
+    assert "at the largest common N the deep model leads by only" in item.reason
     assert item.params is not None
     assert item.params_interval[1] is None
 
@@ -192,7 +192,7 @@ def test_one_sign_change_of_the_curves_is_not_enough_when_the_draws_disagree(lin
 
 
 def test_several_sign_changes_are_ambiguous(line_frame):
-    # The deep net leads between N = 2.2e3 and 16e3 only.
+    # The deep model leads between N = 2.2e3 and 16e3 only.
     frame = line_frame({1: (1.0, 0.0), 2: (1.0, 0.0)}, sd=0.001)
     x = np.log(frame["params"] / 6e3)
     frame["loss"] += (0.1 * x**2 - 0.1) * (frame["depth"] == 2)

@@ -10,14 +10,14 @@ from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.law.held_out import (
     BASELINE,
+    Disagreement,
     HeldOut,
     Measured,
-    Parting,
     SurfaceChooser,
+    disagreements,
     held_out,
     measured_losses,
     surface_trainers,
-    where_they_part,
 )
 from analysis.law.loss_surfaces import LIU2026, SurfaceFit
 
@@ -278,7 +278,7 @@ def test_where_laws_part_is_found_to_the_number():
         "silent": lambda params: None,
         "published": SurfaceChooser(LIU2026),
     }
-    found = {item.law: item for item in where_they_part(laws, 1e7, 1e13, per_decade=5)}
+    found = {item.law: item for item in disagreements(laws, 1e7, 1e13, per_decade=5)}
     assert list(found) == list(laws)
     assert found["faster"].parts_at == pytest.approx(1e7 * 1.25**20, rel=1e-9)
     assert (found["faster"].direction, found["faster"].reason) == ("deeper", None)
@@ -302,24 +302,24 @@ def test_laws_may_meet_again_and_part_the_other_way():
     laws = {"log-linear": power(1.0, 0.2), "steep": power(10**-0.8, 0.3)}
     # From one size a decade to two in all: no grid is too coarse for the edges.
     for per_decade in (4, 1, 0.1):
-        steep = where_they_part(laws, 1e5, 1e11, per_decade=per_decade)[1]
+        steep = disagreements(laws, 1e5, 1e11, per_decade=per_decade)[1]
         assert [(span.low, span.high, span.direction) for span in steep.spans] == [
             (pytest.approx(1e5), pytest.approx(1e8 * 0.75**10), "shallower"),
             (pytest.approx(1e8 * 1.25**10), pytest.approx(1e11), "deeper"),
         ]
     bounded = {"log-linear": power(1.0, 0.2), "bulge": lambda n: n**0.2 * (2 if 1e6 < n < 1e8 else 1)}
-    (span,) = where_they_part(bounded, 1e5, 1e11, per_decade=5)[1].spans
+    (span,) = disagreements(bounded, 1e5, 1e11, per_decade=5)[1].spans
     assert (span.low, span.high) == (pytest.approx(1e6), pytest.approx(1e8))
 
 
 def test_a_law_without_a_depth_says_why_where_laws_part():
     flat = SurfaceFit("aspect", "ok", parameters={"E": 1, "A": 1, "alpha": 0.3, "epsilon": 0.1, "gamma": 0.5})
     laws = {"log-linear": power(1.0, 0.2), "aspect": SurfaceChooser(flat)}
-    assert "deeper is always better" in where_they_part(laws, 1e3, 1e6)[1].reason
+    assert "deeper is always better" in disagreements(laws, 1e3, 1e6)[1].reason
     with pytest.raises(InputError, match="no law 'log-linear'"):
-        where_they_part({"aspect": SurfaceChooser(flat)}, 1e3, 1e6)
+        disagreements({"aspect": SurfaceChooser(flat)}, 1e3, 1e6)
     with pytest.raises(InputError, match="must rise"):
-        where_they_part(laws, 1e6, 1e6)
+        disagreements(laws, 1e6, 1e6)
 
 
 def test_json_round_trips():
@@ -328,5 +328,5 @@ def test_json_round_trips():
         assert HeldOut.from_json(document) == item
         assert document["regrets"] == list(item.regrets)
         assert document["unanswered"] == item.unanswered
-    for part in where_they_part({"log-linear": power(1, 0.2), "no": lambda params: None}, 1e3, 1e6):
-        assert Parting.from_json(json.loads(json.dumps(part.to_json(), allow_nan=False))) == part
+    for part in disagreements({"log-linear": power(1, 0.2), "no": lambda params: None}, 1e3, 1e6):
+        assert Disagreement.from_json(json.loads(json.dumps(part.to_json(), allow_nan=False))) == part

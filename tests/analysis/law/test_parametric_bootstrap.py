@@ -6,7 +6,7 @@ import pytest
 from analysis.curves.curves import build_curves
 from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.law.crossings import find_crossings
-from analysis.law.parametric_bootstrap import Refits, refit, resample
+from analysis.law.parametric_bootstrap import ParametricBootstrap, refit, resample
 from analysis.law.threshold import fit_threshold
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
@@ -50,7 +50,7 @@ def test_refits_agree_with_the_inverted_test_where_all_is_well_measured(curves):
 def test_the_same_seed_gives_the_same_refits_and_json_keeps_them(curves):
     one, other = refit(curves, 5, seed=3), refit(curves, 5, seed=3)
     assert one == other
-    assert Refits.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert ParametricBootstrap.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
 def test_without_noise_there_is_nothing_to_simulate():

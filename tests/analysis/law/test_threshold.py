@@ -113,7 +113,7 @@ def test_a_crossing_above_the_sizes_measured_bounds_the_law_from_below():
     assert bound.items[2].status == "right_censored"
     found, other = fit_threshold(bound, "log-linear"), fit_threshold(free, "log-linear")
     assert (found.pairs, found.depths) == (3, (1, 2))
-    # At depth 3 the range ends at ln d = 2.9 + 0.25; below it the law is contradicted by the shallow net's lead there.
+    # At depth 3 the range ends at ln d = 2.9 + 0.25; below it the law is contradicted by the shallow model's lead there.
     assert min(a + 3 * b for a, b, _ in found.region) > 2.9 + 0.25 - 2 * Z * 0.02
     assert min(a + 3 * b for a, b, _ in other.region) < 2.9
     # The bound has no upper side, and the second pair is too loose to be one.
@@ -204,7 +204,7 @@ def test_a_pair_contradicted_by_a_divergence_takes_no_part():
     found = fit_threshold(replace(crossings, items=tuple(items)), "log-linear")
     assert (found.depths, found.pairs) == ((1, 3), 2)
     assert (found.a, found.b) == (pytest.approx(2.0, abs=1e-5), pytest.approx(0.3, abs=1e-5))
-    assert "without 2 → 3, where a net diverged" in found.note
+    assert "without 2 → 3, where a model diverged" in found.note
 
 
 def test_draws_whose_crossing_lies_outside_are_refitted_with_their_bound():

@@ -70,7 +70,7 @@ def pilot_fit(study):
 
 
 def test_loss_data_are_the_means_and_ranges_and_the_curves(study, pilot_fit):
-    data = loss_data(pilot_fit, floor=0.7365)
+    data = loss_data(pilot_fit, entropy=0.7365)
     rows = study.used[(study.used["depth"] == 2) & (study.used["width"] == 12)]
     row = data.points[(data.points["depth"] == 2) & (data.points["width"] == 12)].iloc[0]
     assert row["loss"] == pytest.approx(rows["loss"].mean())
@@ -84,7 +84,7 @@ def test_loss_data_are_the_means_and_ranges_and_the_curves(study, pilot_fit):
         expected = (points["loss"] - points["residual"]).iloc[[0, -1]]
         assert line["loss"].iloc[[0, -1]].to_numpy() == pytest.approx(expected.to_numpy())
     table = data.table()
-    assert (table["floor"] == 0.7365).all()
+    assert (table["entropy"] == 0.7365).all()
     assert table["what"].value_counts().to_dict() == {"curve": len(data.lines), "point": 15}
 
 
@@ -143,7 +143,7 @@ def test_the_map_is_zero_at_the_best_depth_of_each_size(found):
     losses = {depth: float(curves.loss(depth, x)[0]) for depth in there}
     assert shape["best_depth"] == min(losses, key=losses.get)
     assert shape["excess"] == pytest.approx(losses[1] - min(losses.values()))
-    # On the simulated truth a net of one layer is far too shallow at the largest sizes.
+    # On the simulated truth a model of one layer is far too shallow at the largest sizes.
     assert shape["excess"] > 0.05
     cells = data.cells
     np.testing.assert_allclose(
@@ -269,10 +269,10 @@ def test_two_crossings_have_no_residuals_and_the_report_says_why(study, pilot_fi
 def test_rivals_are_the_choosers_of_the_fit(found):
     data = rivals_data(found)
     assert set(data.lines["law"]) == set(found.choosers())
-    for name, chooser in found.choosers().items():
+    for name, layout_planner in found.choosers().items():
         line = data.lines[data.lines["law"] == name]
         for row in line.iloc[[0, -1]].to_dict("records"):
-            depth = chooser(row["params"])
+            depth = layout_planner(row["params"])
             assert row["depth"] == pytest.approx(depth) if depth else math.isnan(row["depth"])
     assert data.lines["params"].max() == pytest.approx(1e13)
     rows = found.evidence.comparison.rows["params"]
@@ -381,7 +381,7 @@ def test_every_figure_is_made_with_its_words(runs, found):
     curves = pd.DataFrame(
         [{"cell": cell, "step": step, "loss": 2 / step} for cell in named.used["cell"] for step in (1, 2, 3)]
     )
-    figures = make_figures(named, found, floor=0.7365, curves=curves)
+    figures = make_figures(named, found, entropy=0.7365, curves=curves)
     assert [figure.name for figure in figures] == [
         name for name in TITLES if name not in OCCASIONAL - {"training"}
     ]
@@ -498,5 +498,5 @@ def test_words_on_the_map_have_contrast(colour):
 
 
 def test_the_caption_explains_the_dotted_line_also_where_the_entropy_is_nothing(study, pilot_fit):
-    captions = [make_figures(study, pilot_fit, floor=floor)[0].caption for floor in (None, 0.0, 0.7)]
+    captions = [make_figures(study, pilot_fit, entropy=entropy)[0].caption for entropy in (None, 0.0, 0.7)]
     assert ["The dotted line is the exact entropy" in caption for caption in captions] == [False, True, True]

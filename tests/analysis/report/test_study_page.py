@@ -70,7 +70,7 @@ def found(study):
 def page(tmp_path_factory, study, found):
     """The report of the pilot: its path."""
     out = tmp_path_factory.mktemp("report") / "out"
-    return write_report(study, found, out, title="quickstart", floor=0.7365)
+    return write_report(study, found, out, title="quickstart", entropy=0.7365)
 
 
 FIGURES = ("loss", "gaps", "depth_profile", "frontier", "transition", "rivals", "kaplan", "health")
@@ -102,7 +102,7 @@ def test_pictures_come_first_and_the_missing_one_says_why(page):
 
 
 def test_each_csv_is_what_its_figure_shows(page, study, found):
-    for figure in make_figures(study, found, floor=0.7365):
+    for figure in make_figures(study, found, entropy=0.7365):
         table = pd.read_csv(page.parent / "figures" / f"{figure.name}.csv")
         own = figure.data.table()
         assert list(table) == list(own)
@@ -238,7 +238,7 @@ def test_a_size_inside_the_data_is_called_so(study, found):
 
 def test_a_depth_above_its_width_and_a_size_far_outside_are_called_so(tmp_path, study, found, monkeypatch):
     largest = float(study.used["params"].max())
-    # 12 L³ = N: a net as deep as it is wide.
+    # 12 L³ = N: a model as deep as it is wide.
     square = (100 * largest / 12) ** (1 / 3)
     depths = iter([square * 0.999, square * 1.001])
     choosers = {"log-linear": lambda _: 3.0, "power": lambda _: next(depths), "additive": lambda _: math.inf}

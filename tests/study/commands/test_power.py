@@ -93,10 +93,10 @@ def test_elsewhere_a_law_is_placed_so_that_the_plan_can_resolve_it():
 def test_the_loss_is_that_of_the_middle_size_and_the_noise_in_proportion():
     plan = planned()
     truth, items = world(plan)
-    assert items["loss"].value == pytest.approx(1.2 * plan.floor)
+    assert items["loss"].value == pytest.approx(1.2 * plan.entropy)
     shapes = shapes_of_plan(plan)
     middle = math.exp(np.mean([math.log(12 * depth * width**2) for depth, width, _ in shapes]))
-    assert float(truth.loss(1, np.array([middle]))[0]) == pytest.approx(1.2 * plan.floor)
+    assert float(truth.loss(1, np.array([middle]))[0]) == pytest.approx(1.2 * plan.entropy)
     far, _ = world(plan, "a=6", "b=1", "loss=3")
     assert float(far.loss(1, np.array([middle]))[0]) == pytest.approx(3)
     assert all(1 < loss < 100 for loss in means(far, [s for s in shapes if s[0] == 1]))
@@ -235,12 +235,12 @@ def test_notes_say_what_is_left_out():
 
 
 def test_a_study_of_two_depths_is_shown_without_a_law():
-    search = "search={sampler: crossing, max_cells: 9, aim: crossings}"
+    search = "search={sampler: crossing, max_cells: 9, objective: crossings}"
     power = plan_power(planned(search, "frontier.depths=[1, 2]"), studies=5)
     assert any("(crossing) chooses its own cells" in note for note in power.notes)
     power = plan_power(planned("frontier.depths=[1, 2]"), studies=5)
     assert not any("(crossing)" in note for note in power.notes)
-    assert power.foresight.law.statuses["insufficient"] == 1
+    assert power.estimate_of_power.law.statuses["insufficient"] == 1
     console = Console(width=80, file=io.StringIO())
     console.print(power_view(power))
     text = console.file.getvalue()

@@ -16,7 +16,7 @@ from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
 
 VARY = "vary={training.steps: [300, 1200]}"
-#: True crossing of depths 1 and 2, by steps: the deeper net needs the longer training.
+#: True crossing of depths 1 and 2, by steps: the deeper model needs the longer training.
 CROSSING = {300: 16_000.0, 1200: 4_000.0}
 
 
@@ -154,9 +154,9 @@ def test_options_of_tables_are_refused_as_for_a_study(command, tmp_path, option,
 def test_the_members_are_fitted_with_the_entropy_of_their_data(tmp_path):
     spec = leave_rows(tmp_path)
     for one in read_series(spec, tmp_path):
-        floor = one.source.plan.floor
-        assert floor is not None
-        assert one.fit.kaplan == fit(one.source.table, floor=floor).kaplan
+        entropy = one.source.plan.entropy
+        assert entropy is not None
+        assert one.fit.kaplan == fit(one.source.table, entropy=entropy).kaplan
         assert one.fit.kaplan != fit(one.source.table).kaplan
 
 

@@ -275,7 +275,7 @@ def test_a_sweep_shows_what_is_not_settled(theory):
         ("depth --params 0", "positive number"),
         ("depth --params nan", "positive number"),
         ("example --depth 12", "range of Theorem 1"),
-        ("example --depth 1", "no net is shallower"),
+        ("example --depth 1", "no model is shallower"),
         ("example --depth 0", "depth is 0"),
         ("slope", "--law levine2020"),
         ("slope --law levine2020 --fit fit.json", "not both"),

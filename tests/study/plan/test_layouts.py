@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from study.errors import SpecError
-from study.plan.layouts import GPUS_OF_A_MACHINE, PROCESS_BYTES, Chooser, divisors
+from study.plan.layouts import GPUS_OF_A_MACHINE, PROCESS_BYTES, LayoutPlanner, divisors
 from study.plan.plan import Plan, by_hand, make_plan, wall_seconds
 from study.plan.table import plan_table
 from study.spec.devices import DEVICES, data_exchange_seconds, tensor_exchange_seconds, usable_memory
 from study.spec.study import ResourcesSection, load_spec
-from study.workers.machines import Room
+from study.workers.machines import ClusterCapacity
 from trainables.cell import Cell, Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.counts import memory
@@ -35,15 +35,15 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe(**{"steps": 10, "batch": 64, "context": 1024, "precision": "bf16", **changes})
 
 
-def chooser(one: Recipe | None = None, room: int = 64, **resources: Any) -> Chooser:
+def layout_planner(one: Recipe | None = None, room: int = 64, **resources: Any) -> LayoutPlanner:
     """Under a section of resources, with room for so many ranks at a time."""
     section = ResourcesSection(**{"device": "a100-40gb", **resources})
-    return Chooser(section, DEVICES[section.device], room, one or recipe(), VOCABULARY)
+    return LayoutPlanner(section, DEVICES[section.device], room, one or recipe(), VOCABULARY)
 
 
 def refusal(shape: Shape, room: int = 64, **resources: Any) -> str:
     with pytest.raises(SpecError) as caught:
-        chooser(None, room, **resources).choose(shape)
+        layout_planner(None, room, **resources).choose(shape)
     return str(caught.value)
 
 
@@ -68,14 +68,14 @@ def wide(tmp_path: Path, *overrides: str) -> Plan:
         (3, 9216, 9),
     ],
 )
-@pytest.mark.parametrize("recompute", ["never", "always", "auto"])
+@pytest.mark.parametrize("activation_checkpointing", ["never", "always", "auto"])
 @pytest.mark.parametrize("zero", ["auto", 3])
 def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
-    depth: int, width: int, heads: int, recompute: str, zero: int | str
+    depth: int, width: int, heads: int, activation_checkpointing: str, zero: int | str
 ) -> None:
     shape, one, slots = Shape(depth=depth, width=width, heads=heads), recipe(), 16
     usable = usable_memory(DEVICES["a100-40gb"])
-    kept = {"never": [False], "always": [True], "auto": [False, True]}[recompute]
+    kept = {"never": [False], "always": [True], "auto": [False, True]}[activation_checkpointing]
     # The plain truth: every combination whatever, the ones that can be trained, in the order of preference.
     fitting = [
         layout
@@ -89,13 +89,16 @@ def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
                 data_parallel=data,
                 zero=3 if zero == 3 else 1,
                 micro_batch=micro,
-                recompute=again,
+                activation_checkpointing=again,
             )
         ]
         if memory(shape, VOCABULARY, one, layout).total <= usable
     ]
-    order = sorted(fitting, key=lambda x: (x.ranks, -x.tensor_parallel, x.recompute, -(x.micro_batch or 0)))
-    planner = chooser(one, slots, recompute=recompute, zero=zero)
+    order = sorted(
+        fitting,
+        key=lambda x: (x.ranks, -x.tensor_parallel, x.activation_checkpointing, -(x.micro_batch or 0)),
+    )
+    planner = layout_planner(one, slots, activation_checkpointing=activation_checkpointing, zero=zero)
     if not order:
         with pytest.raises(SpecError, match="cannot train"):
             planner.choose(shape)
@@ -107,7 +110,7 @@ def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
 
 
 def test_a_shape_too_large_for_one_device_is_shared_among_the_fewest_it_fits_and_says_why() -> None:
-    choice = chooser().choose(SHAPE)
+    choice = layout_planner().choose(SHAPE)
     tensor, data = choice.layout.tensor_parallel, choice.layout.data_parallel
     assert tensor * data > 1
     assert choice.memory.total <= usable_memory(DEVICES["a100-40gb"])
@@ -120,7 +123,7 @@ def test_the_batch_is_cut_down_to_one_sequence_before_more_devices_are_taken() -
     shape = Shape(depth=24, width=2048, heads=32)
     whole = memory(shape, VOCABULARY, recipe(), Layout(zero=1)).total
     assert whole > usable_memory(DEVICES["a100-40gb"])
-    choice = chooser().choose(shape)
+    choice = layout_planner().choose(shape)
     assert choice.layout.ranks == 1
     pieces = choice.layout.pieces(recipe())
     assert f"batch in {pieces} pieces of {choice.layout.micro_batch}" in choice.flags
@@ -128,7 +131,7 @@ def test_the_batch_is_cut_down_to_one_sequence_before_more_devices_are_taken() -
 
 def test_auto_goes_on_with_data_parallelism_where_the_heads_allow_no_more() -> None:
     shape = Shape(depth=6, width=8192, heads=2)
-    choice = chooser(zero=3).choose(shape)
+    choice = layout_planner(zero=3).choose(shape)
     assert (choice.layout.tensor_parallel, choice.layout.zero) == (2, 3)
     assert choice.layout.data_parallel > 1
     assert choice.flags[0].startswith(f"tensor parallel 2 x data parallel {choice.layout.data_parallel}: ")
@@ -136,8 +139,8 @@ def test_auto_goes_on_with_data_parallelism_where_the_heads_allow_no_more() -> N
 
 def test_auto_keeps_ranks_that_share_matrices_on_one_machine() -> None:
     shape = Shape(depth=24, width=8192, heads=128)
-    assert chooser(zero=3).choose(shape).layout.tensor_parallel == GPUS_OF_A_MACHINE
-    assert chooser(tensor_parallel=16).choose(shape).layout.tensor_parallel == 16
+    assert layout_planner(zero=3).choose(shape).layout.tensor_parallel == GPUS_OF_A_MACHINE
+    assert layout_planner(tensor_parallel=16).choose(shape).layout.tensor_parallel == 16
 
 
 def test_auto_takes_no_more_devices_together_than_a_cluster_has_in_one_machine() -> None:
@@ -145,7 +148,7 @@ def test_auto_takes_no_more_devices_together_than_a_cluster_has_in_one_machine()
     shape = Shape(depth=16, width=8192, heads=128)
 
     def degrees(largest: int, **asked: Any) -> tuple[int, int]:
-        layout = replace(chooser(zero=3, **asked), largest=largest).choose(shape).layout
+        layout = replace(layout_planner(zero=3, **asked), largest=largest).choose(shape).layout
         return layout.tensor_parallel, layout.data_parallel
 
     assert degrees(1)[0] == 1
@@ -154,7 +157,7 @@ def test_auto_takes_no_more_devices_together_than_a_cluster_has_in_one_machine()
     assert degrees(16) == (16, 1), "the cluster tells that it has them"
     assert degrees(1, tensor_parallel=4)[0] == 4, "what is asked for is looked at by `check_capacity`"
     with pytest.raises(SpecError, match=r"Take machines with 16 devices or more, or leave"):
-        replace(chooser(data_parallel=1), largest=1).choose(shape)
+        replace(layout_planner(data_parallel=1), largest=1).choose(shape)
 
 
 def test_a_plan_for_a_cluster_knows_its_largest_machine(tmp_path: Path) -> None:
@@ -163,7 +166,7 @@ def test_a_plan_for_a_cluster_knows_its_largest_machine(tmp_path: Path) -> None:
     spec = load_spec(str(path), ["resources.slots=auto", "resources.zero=3"])
 
     def most(together: int) -> int:
-        plan = make_plan(spec, room=Room(64, 0, together))
+        plan = make_plan(spec, room=ClusterCapacity(64, 0, together))
         return max(planned.layout.tensor_parallel for planned in plan.cells)
 
     assert (most(1), most(8)) == (1, 8)
@@ -172,25 +175,29 @@ def test_a_plan_for_a_cluster_knows_its_largest_machine(tmp_path: Path) -> None:
 def test_activations_are_recomputed_where_nothing_else_fits_on_as_few_devices() -> None:
     shape = Shape(depth=48, width=1024, heads=16)
     one = recipe(context=16_384)
-    assert chooser(one).choose(shape).layout.ranks > 1
-    choice = chooser(one, recompute="auto").choose(shape)
+    assert layout_planner(one).choose(shape).layout.ranks > 1
+    choice = layout_planner(one, activation_checkpointing="auto").choose(shape)
     assert choice.layout.ranks == 1
-    assert choice.layout.recompute
+    assert choice.layout.activation_checkpointing
     assert any(flag.startswith("recomputed: ") and "with activations kept" in flag for flag in choice.flags)
-    assert not chooser(recompute="auto").choose(Shape(depth=2, width=64, heads=2)).layout.recompute
-    always = chooser(recompute="always").choose(Shape(depth=2, width=64, heads=2))
-    assert always.layout.recompute
+    assert (
+        not layout_planner(activation_checkpointing="auto")
+        .choose(Shape(depth=2, width=64, heads=2))
+        .layout.activation_checkpointing
+    )
+    always = layout_planner(activation_checkpointing="always").choose(Shape(depth=2, width=64, heads=2))
+    assert always.layout.activation_checkpointing
     assert "activations recomputed" in always.flags
 
 
 def test_a_small_shape_stays_on_one_device() -> None:
-    choice = chooser(recipe(context=128)).choose(Shape(depth=2, width=256, heads=4))
+    choice = layout_planner(recipe(context=128)).choose(Shape(depth=2, width=256, heads=4))
     assert choice.layout == Layout(zero=1, micro_batch=64)
     assert choice.flags == ()
 
 
 def test_ranks_on_a_cpu_share_its_memory_among_the_slots() -> None:
-    planner = chooser(recipe(precision="fp32"), 4, device="cpu")
+    planner = layout_planner(recipe(precision="fp32"), 4, device="cpu")
     assert planner.usable == usable_memory(DEVICES["cpu"], 4) - PROCESS_BYTES
     choice = planner.choose(Shape(depth=2, width=64, heads=2))
     assert choice.layout == Layout(zero=0, micro_batch=choice.layout.micro_batch)
@@ -201,7 +208,7 @@ def test_ranks_on_a_cpu_share_its_memory_among_the_slots() -> None:
 
 def test_degrees_of_the_spec_are_taken() -> None:
     shape = Shape(depth=2, width=256, heads=4)
-    choice = chooser(
+    choice = layout_planner(
         tensor_parallel=2, data_parallel=4, zero=2, micro_batch=8, shard_vocabulary="always"
     ).choose(shape)
     assert choice.layout == Layout(
@@ -212,23 +219,23 @@ def test_degrees_of_the_spec_are_taken() -> None:
 
 
 def test_the_vocabulary_is_shared_only_where_there_are_ranks_to_share_it() -> None:
-    planner = chooser(tensor_parallel={"min_width": {2: 512}}, shard_vocabulary="always")
+    planner = layout_planner(tensor_parallel={"min_width": {2: 512}}, shard_vocabulary="always")
     assert not planner.choose(Shape(depth=2, width=256, heads=4)).layout.shard_vocabulary
     assert planner.choose(Shape(depth=2, width=512, heads=4)).layout.shard_vocabulary
 
 
 @pytest.mark.parametrize(("width", "degree"), [(256, 1), (508, 1), (512, 2), (1020, 2), (1024, 4), (4096, 4)])
 def test_a_degree_by_width(width: int, degree: int) -> None:
-    planner = chooser(tensor_parallel={"min_width": {4: 1024, 2: 512}})
+    planner = layout_planner(tensor_parallel={"min_width": {4: 1024, 2: 512}})
     assert planner.choose(Shape(depth=2, width=width, heads=4)).layout.tensor_parallel == degree
 
 
 def test_the_stage_is_the_cheapest_that_is_right_unless_said() -> None:
     shape, fp32 = Shape(depth=2, width=256, heads=4), recipe(precision="fp32")
-    assert chooser(fp32).choose(shape).layout.zero == 0
-    assert chooser(fp32, tensor_parallel=2).choose(shape).layout.zero == 1
-    assert chooser().choose(shape).layout.zero == 1
-    assert chooser(fp32, zero=0, tensor_parallel=2).choose(shape).layout.zero == 0
+    assert layout_planner(fp32).choose(shape).layout.zero == 0
+    assert layout_planner(fp32, tensor_parallel=2).choose(shape).layout.zero == 1
+    assert layout_planner().choose(shape).layout.zero == 1
+    assert layout_planner(fp32, zero=0, tensor_parallel=2).choose(shape).layout.zero == 0
 
 
 # What is refused
@@ -298,21 +305,21 @@ def test_every_way_out_that_is_named_is_one(shape: Shape, slots: int, resources:
             ("tensor_parallel", "auto"),
             ("data_parallel", "auto"),
             ("micro_batch", "auto"),
-            ("recompute", "auto"),
+            ("activation_checkpointing", "auto"),
         ),
         *(("shard_vocabulary", "always"), ("zero", 3), ("tensor_parallel", 16)),
     ):
         if f"`resources.{key}: {value}`" in message:
-            chooser(None, slots, **{**resources, key: value}).choose(shape)
+            layout_planner(None, slots, **{**resources, key: value}).choose(shape)
             tried += 1
     if "`resources.slots: " in message:
         more = int(message.split("`resources.slots: ")[1].split("`")[0])
         heads = shape.width // 64 if "`frontier.head_dim: 64`" in message else shape.heads
-        chooser(None, more, **resources).choose(shape.model_copy(update={"heads": heads}))
+        layout_planner(None, more, **resources).choose(shape.model_copy(update={"heads": heads}))
         tried += 1
     if "a larger device (" in message:
         device = message.split("a larger device (")[1].split(",")[0].split(")")[0]
-        chooser(None, slots, **{**resources, "device": device}).choose(shape)
+        layout_planner(None, slots, **{**resources, "device": device}).choose(shape)
         tried += 1
     assert tried
     assert message.endswith("leave the largest budgets out.")
@@ -331,7 +338,7 @@ def test_the_plan_shows_degree_memory_and_why(tmp_path: Path) -> None:
     for row, planned in zip(json.loads(json.dumps(plan.to_json()))["cells"], plan.cells, strict=True):
         assert row["tensor_parallel"] == planned.layout.tensor_parallel
         assert row["ranks"] == row["tensor_parallel"] * row["data_parallel"]
-        assert row["recompute"] is row["shard_vocabulary"] is False
+        assert row["activation_checkpointing"] is row["shard_vocabulary"] is False
         assert any("on one device" in flag for flag in row["flags"]) == (row["ranks"] > 1)
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(plan_table(plan))
@@ -375,7 +382,7 @@ def test_a_large_cell_is_nearly_as_many_times_faster_as_it_has_ranks(tmp_path: P
     ]
     assert 1.4 < seconds[0] / seconds[1] < 2
     assert 1.4 < seconds[1] / seconds[2] < 2
-    again = wide(tmp_path, *overrides, "resources.recompute=always").cells[0].seconds
+    again = wide(tmp_path, *overrides, "resources.activation_checkpointing=always").cells[0].seconds
     assert 1.2 < again / seconds[0] < 4 / 3 + 0.01
 
 
@@ -399,9 +406,13 @@ def test_by_hand_is_the_command_that_trains_the_layout() -> None:
     assert by_hand(Layout(tensor_parallel=2, zero=1, micro_batch=4)) == (
         "torchrun --nproc-per-node 2 -m trainables CELL.json --tensor-parallel 2 --zero 1 --micro-batch 4"
     )
-    text = by_hand(Layout(tensor_parallel=2, data_parallel=2, zero=3, recompute=True, shard_vocabulary=True))
+    text = by_hand(
+        Layout(
+            tensor_parallel=2, data_parallel=2, zero=3, activation_checkpointing=True, shard_vocabulary=True
+        )
+    )
     assert "--nproc-per-node 4" in text
-    assert text.endswith("--zero 3 --recompute --shard-vocabulary")
+    assert text.endswith("--zero 3 --activation_checkpointing --shard-vocabulary")
 
 
 def test_a_cell_comes_with_the_command_that_trains_it(command: Any, tmp_path: Path) -> None:

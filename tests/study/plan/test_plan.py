@@ -170,13 +170,13 @@ def test_relative_paths_start_from_the_base(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_the_floor_is_the_entropy_of_the_grammar() -> None:
-    assert plan_of(SMALL).floor == pytest.approx((math.log(8) + 31 * math.log(2)) / 32)
-    assert plan_of("text").floor is None
+    assert plan_of(SMALL).entropy == pytest.approx((math.log(8) + 31 * math.log(2)) / 32)
+    assert plan_of("text").entropy is None
 
 
 def test_a_task_has_no_floor_and_says_how_often_its_sequences_are_seen() -> None:
     plan = plan_of(SMALL, "data={kind: hops, sequences: 500}")
-    assert plan.floor == 0
+    assert plan.entropy == 0
     assert plan.vocabulary == 6
     read, there = plan.cells[0].cell.recipe.tokens, 500 * 64
     assert f"each cell reads {read:,} tokens of at most {there:,} there are" in " ".join(plan.notes)
@@ -367,7 +367,7 @@ def test_ten_thousand_cells_are_planned() -> None:
     assert len(document) > 1_000_000
 
 
-CROSSING = "search={sampler: crossing, max_cells: 20, until: {projected_depth_halfwidth: 0.1}}"
+CROSSING = "search={sampler: crossing, max_cells: 20, stop_when: {projected_depth_halfwidth: 0.1}}"
 
 
 def test_a_search_may_train_more_seeds_and_shapes_between_the_budgets() -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from study.results.export import _data, _symbols, find
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking.ledger import Places, connect, identity, places
+from study.tracking.ledger import StudyPaths, connect, identity, places
 from study.tracking.mlflow_store import Row
 from tests.disks import small_disk
 from tests.environment import environment_without
@@ -492,7 +492,7 @@ def test_a_study_keeps_its_weights_and_exports_them(tmp_path):
         "resources.shard_vocabulary=always",
     )
     interplay("run", "whole.yaml", "--set", "training.seeds=1", *wide)
-    where = Places(tmp_path / "results", "whole")
+    where = StudyPaths(tmp_path / "results", "whole")
     cells = make_plan(load_spec(str(where.folder / "spec.yaml"))).cells
     assert {path.name for path in where.models.iterdir()} == {planned.cell.key for planned in cells}
     assert {read_record(path).revision for path in where.models.iterdir()} != {None}

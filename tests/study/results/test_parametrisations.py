@@ -72,7 +72,7 @@ def test_rows_that_differ_in_the_parametrisation_alone_are_found_from_both_sides
 
 @pytest.mark.parametrize(
     "override",
-    ["training.steps=600", "training.weight_decay=0", "data.grammar_seed=1", "training.clip=0.5"],
+    ["training.steps=600", "training.weight_decay=0", "data.grammar_seed=1", "training.grad_clip=0.5"],
 )
 def test_rows_of_another_recipe_or_data_are_not(plan, override):
     assert others(plan, rows_of(plan_of("training.parametrisation=mup", override))) == {}

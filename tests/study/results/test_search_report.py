@@ -11,14 +11,14 @@ from analysis.runs.table import RunTable
 from analysis.design.simulated_study import Truth
 from study.results.answer import answer, searched
 from study.plan.plan import make_plan
-from study.search.sensitivity_runs import arm_cells
+from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.study import load_spec
-from study.tracking.ledger import Places
+from study.tracking.ledger import StudyPaths
 from tests.study.small import SMALL
 from tests.study.results.test_parametrisations import Store, plan_of, rows_of
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
-SEARCH = ("search.sampler=crossing", "search.aim=b", "search.max_cells=40")
+SEARCH = ("search.sampler=crossing", "search.objective=b", "search.max_cells=40")
 
 
 def table_of(cells):
@@ -40,8 +40,8 @@ def test_the_grid_beside_a_search_is_that_of_the_spec():
     spec = load_spec(SMALL, SEARCH)
     plan = make_plan(spec)
     told = searched(spec, plan, table_of(plan.cells))
-    assert told["search"].aim.kind == "b"
-    assert told["search"].until is None
+    assert told["search"].objective.kind == "b"
+    assert told["search"].stop_when is None
     assert len(told["search"].grid) == len({planned.cell.shape for planned in plan.cells}) == 15
     assert told["search"].grid["flops"].sum() == pytest.approx(sum(p.flops for p in plan.cells) / 3)
 
@@ -50,9 +50,9 @@ def test_the_grid_beside_a_search_is_that_of_the_spec():
 def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     spec = load_spec(SMALL, [*SEARCH, "sensitivity.lr_factors=[0.5]"])
     plan = make_plan(spec)
-    arm = arm_cells(spec, plan, table_of(plan.cells))
+    arm = sensitivity_cells(spec, plan, table_of(plan.cells))
     runs = table_of([*plan.cells, *arm])
-    where = Places(tmp_path, "small")
+    where = StudyPaths(tmp_path, "small")
     other = plan_of("training.parametrisation=completep")
     fit, page = answer(
         spec, plan, runs, where, None, Store(rows_of(other)), "the limit of 40 cells is reached."

@@ -12,7 +12,7 @@ from study.tracking.mlflow_store import Row
 from tests.study.search.test_crossing_search import loss_of
 from tests.study.small import SMALL
 
-CROSSING = "search={sampler: crossing, until: {crossing_halfwidth: 0.01}, max_cells: 40}"
+CROSSING = "search={sampler: crossing, stop_when: {crossing_halfwidth: 0.01}, max_cells: 40}"
 
 
 def write(folder, *overrides, cells):

@@ -14,7 +14,7 @@ from study.plan.plan import make_plan
 from study.run.runner import _Listener
 from study.run.trial import TrialSettings, run_with, trial_config
 from study.spec.study import load_spec
-from study.tracking.ledger import Places, layer_table, run_table
+from study.tracking.ledger import StudyPaths, layer_table, run_table
 from study.tracking.mlflow_store import METRICS_PER_BATCH, Outbox, Store, store_uri
 from study.tracking.tracker import Tracker
 from tests.environment import environment_without
@@ -98,7 +98,7 @@ def test_measures_of_layers_reach_mlflow_and_come_back(plan, store, tmp_path):
     outbox = Outbox(tmp_path / "outbox")
     tracker = Tracker(store, store.uri, "study", outbox, None, None)
     tracker.start("study", {})
-    listener = _Listener(plan, rows, tracker, Places(tmp_path, "small"))
+    listener = _Listener(plan, rows, tracker, StudyPaths(tmp_path, "small"))
     whole = result(start, middle, end)
     point = Point(step=10, train_loss=1, lr=1, grad_norm=1, tokens_per_second=1)
     news = Progress(
@@ -137,7 +137,7 @@ def test_more_measures_than_a_batch_holds_reach_mlflow(plan, store, tmp_path):
     many = {f"rank_residual/{layer}": layer / count for layer in range(1, count + 1)}
     tracker = Tracker(store, store.uri, "study", Outbox(tmp_path / "outbox"), None, None)
     tracker.start("study", {})
-    _Listener(plan, {}, tracker, Places(tmp_path, "small")).ended(plan.cells[0], result(many, many))
+    _Listener(plan, {}, tracker, StudyPaths(tmp_path, "small")).ended(plan.cells[0], result(many, many))
     tracker.close()
     assert tracker.problem is None
     (row,) = store.rows().values()

@@ -117,7 +117,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     fit = json.loads((folder / "fit.json").read_text())
     assert fit["rows"]["used"] == 8
     assert {"crossings", "law", "rivals"} <= set(fit)
-    entropy = fit["kaplan"]["floor"]
+    entropy = fit["kaplan"]["entropy"]
     assert entropy is not None, "that of the grammar, which the laws of the loss do not go below"
     assert all(float(r["loss"]) > entropy for r in rows)
     studies, trials = laptop.runs()
@@ -147,7 +147,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert status["counts"] == {"done": 8}
     fit_again = laptop.run("fit", "tiny.yaml", "--json")
     assert json.loads(fit_again.stdout)["rows"]["used"] == 8
-    assert json.loads(fit_again.stdout)["kaplan"]["floor"] == entropy
+    assert json.loads(fit_again.stdout)["kaplan"]["entropy"] == entropy
     from_mlflow = json.loads(laptop.run("fit", "mlflow:tiny", "--json").stdout)
     assert from_mlflow["rows"]["used"] == 12
     report = laptop.run("report", "results/tiny/runs.csv", "--out", "elsewhere")
@@ -337,7 +337,7 @@ WILD = "{L1-d12: 0.03, L1-d22: 0.02, L2-d8: 0.04, L2-d16: 1000}"
 
 
 def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
-    wild = ["training.clip=0", f"training.lr={{rule: table, values: {WILD}}}", ALONE]
+    wild = ["training.grad_clip=0", f"training.lr={{rule: table, values: {WILD}}}", ALONE]
     done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {(r["depth"], r["width"], r["seed"]): r for r in laptop.rows()}
@@ -352,7 +352,7 @@ def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
 
 
 def test_a_study_whose_cells_all_diverge_ends_with_status_1_and_says_so(laptop):
-    wild = ["training.lr={rule: fixed, value: 1000}", "training.clip=0", "training.seeds=1", ALONE]
+    wild = ["training.lr={rule: fixed, value: 1000}", "training.grad_clip=0", "training.seeds=1", ALONE]
     done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -25,7 +25,7 @@ from study.search import Outcome
 from study.spec.study import load_spec
 from study.workers.gang import GangError
 from study.workers.machines import Slots
-from study.workers.process_loss import Death
+from study.workers.process_loss import LossCause
 from study.workers.ray_session import private_ray
 from tests.stubs import Cells, stub_result
 from tests.study.small import SMALL
@@ -326,7 +326,7 @@ def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch)
         callback.on_trial_result(1, [trial], trial, {"report": news})
 
     machine, peers_machine = ActorDiedError(node_death()), GangError("rank 1 of 2 was lost")
-    peers_machine.death = Death.MACHINE
+    peers_machine.death = LossCause.MACHINE
     assert lose(machine) == 2, "it had done nothing yet"
     get_on()
     assert lose(machine) == 3
@@ -336,6 +336,6 @@ def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch)
     get_on()
     assert lose(peers_machine) == 4, "that of any rank counts"
     get_on()
-    peers_machine.death = Death.PROCESS
+    peers_machine.death = LossCause.PROCESS
     assert lose(peers_machine) == 4
     assert len([event for event, *_ in listener.events if event == "retried"]) == 6

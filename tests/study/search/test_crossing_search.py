@@ -14,18 +14,18 @@ from study.plan.plan import make_plan
 from study.run.runner import _Listener, _policy
 from study.search import Outcome
 from study.search import crossing_search as crossing
-from study.search import stopping_rule as until
+from study.search import stopping_rule as stop_when
 from study.search.crossing_search import CrossingSampler, Trials, distributions, group_of
 from study.search.make import make_search
 from study.search.stopping_rule import checks
 from study.spec.study import load_spec
-from study.tracking.ledger import Places
+from study.tracking.ledger import StudyPaths
 from study.tracking.mlflow_store import Row
 from tests.stubs import stub_result
 from tests.study.small import SMALL
 from trainables.progress import Evaluation
 
-TRUTH = Truth(a=2.4, b=0.28, depths=(1, 2, 4), floor=0.72, drop=0.2, noise=0.003, slope=0.05)
+TRUTH = Truth(a=2.4, b=0.28, depths=(1, 2, 4), asymptote=0.72, drop=0.2, noise=0.003, slope=0.05)
 
 
 def study_of(search, *overrides):
@@ -183,10 +183,10 @@ def test_the_flops_of_a_search_stay_within_their_limit():
 
 
 def test_a_certainty_ends_a_search_before_its_cells_do_and_ends_it_again():
-    spec, plan = study_of("until: {crossing_halfwidth: 0.5}, max_cells: 150")
+    spec, plan = study_of("stop_when: {crossing_halfwidth: 0.5}, max_cells: 150")
     search = make_search(spec, plan, {}, workers=2)
     given, ended, _ = drain(search, 2)
-    assert search.ending.limit == "until"
+    assert search.ending.limit == "stop_when"
     assert len(given) < 150
     assert "±50 % was asked for" in search.ending.words
     state = search.state()
@@ -314,9 +314,9 @@ def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkey
 
 
 def test_what_a_cell_costs_a_search_does_not_grow_with_the_cells(monkeypatch):
-    spec, plan = study_of("max_cells: 100, until: {crossing_halfwidth: 1e-6}")
-    read, judged = counted(monkeypatch, crossing, "name_of"), counted(monkeypatch, until, "reached")
-    lines, estimates = counted(monkeypatch, crossing, "line_of"), counted(monkeypatch, until, "estimate")
+    spec, plan = study_of("max_cells: 100, stop_when: {crossing_halfwidth: 1e-6}")
+    read, judged = counted(monkeypatch, crossing, "name_of"), counted(monkeypatch, stop_when, "reached")
+    lines, estimates = counted(monkeypatch, crossing, "line_of"), counted(monkeypatch, stop_when, "estimate")
     search = make_search(spec, plan, {}, workers=16)
     given, _, _ = drain(search, 16)
     search.state()
@@ -386,7 +386,7 @@ class Heard:
 def test_the_studys_run_hears_what_is_known_what_comes_next_and_which_limit_ended_the_search(tmp_path):
     spec, plan = study_of("max_cells: 22")
     search, heard = make_search(spec, plan, {}), Heard()
-    listener = _Listener(plan, {}, heard, Places(tmp_path, "small"))
+    listener = _Listener(plan, {}, heard, StudyPaths(tmp_path, "small"))
     listener.search = search
     while planned := search.take():
         result = stub_result(loss=loss_of(planned))

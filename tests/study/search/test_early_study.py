@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from study.tracking.ledger import Places
+from study.tracking.ledger import StudyPaths
 from tests.study.run.test_study import Laptop
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_a_study_stops_cells_counts_their_forecasts_and_can_be_trained_to_its_en
     assert status["counts"] == {"done": 18 - len(stopped), "stopped": len(stopped)}
 
     # With `keep_weights: none` nothing is kept, and the study says so when it is asked.
-    assert not Places(laptop.results, "tiny").models.exists()
+    assert not StudyPaths(laptop.results, "tiny").models.exists()
     done = next(key for key in rows if key not in stopped)
     refused = laptop.run("export", done, "--out", "none")
     assert refused.returncode == 2

@@ -14,7 +14,7 @@ from analysis.runs.table import RunTable
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.search.optuna_search import FrontierSearch
-from study.search.sensitivity_runs import ThenArm, arm_cells
+from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
 from study.search.source import Outcome
 from study.spec.study import load_spec, parse_spec
 from tests.study.small import SMALL
@@ -46,7 +46,7 @@ def table_of(cells):
 
 
 def test_the_arm_is_about_each_crossing_with_all_seeds_and_both_rates(spec, plan):
-    cells = arm_cells(spec, plan, table_of(plan.cells))
+    cells = sensitivity_cells(spec, plan, table_of(plan.cells))
     listed = {(p.cell.shape, p.cell.seed): p.cell for p in plan.cells}
     for planned in cells:
         twin = listed[planned.cell.shape, planned.cell.seed]
@@ -66,16 +66,16 @@ def test_the_arm_is_about_each_crossing_with_all_seeds_and_both_rates(spec, plan
 
 
 def test_rows_of_the_arm_do_not_change_the_arm(spec, plan):
-    cells = arm_cells(spec, plan, table_of(plan.cells))
-    again = arm_cells(spec, plan, table_of([*plan.cells, *cells[:7]]))
+    cells = sensitivity_cells(spec, plan, table_of(plan.cells))
+    again = sensitivity_cells(spec, plan, table_of([*plan.cells, *cells[:7]]))
     assert [p.cell.key for p in again] == [p.cell.key for p in cells]
 
 
 def test_without_a_section_or_a_crossing_there_is_no_arm(plan, spec):
     table = table_of(plan.cells)
-    assert arm_cells(load_spec(SMALL), plan, table) == []
+    assert sensitivity_cells(load_spec(SMALL), plan, table) == []
     shallow = table_of([p for p in plan.cells if p.cell.shape.depth == 1])
-    assert arm_cells(spec, plan, shallow) == []
+    assert sensitivity_cells(spec, plan, shallow) == []
 
 
 class Run:
@@ -85,10 +85,10 @@ class Run:
         self.ended = list(known)
         losses = {p.cell.key: Outcome(loss_of(p)) for p in known}
         search = FrontierSearch(plan, spec.search, losses)
-        self.source = ThenArm(
+        self.source = ThenSensitivityRuns(
             search,
             lambda key: key in {p.cell.key for p in self.ended},
-            lambda: arm_cells(spec, plan, table_of(self.ended)),
+            lambda: sensitivity_cells(spec, plan, table_of(self.ended)),
             lambda count: self.opened.append(count),
         )
         self.given, self.opened = [], []
@@ -114,7 +114,7 @@ def test_the_arm_comes_when_the_whole_search_has_ended(spec, plan, slots):
     order = run.drain(slots)
     assert run.source.done
     assert run.source.take() is None
-    expected = [p.cell.key for p in arm_cells(spec, plan, table_of(plan.cells))]
+    expected = [p.cell.key for p in sensitivity_cells(spec, plan, table_of(plan.cells))]
     assert len(order) == len(set(order)) == len(plan.cells) + len(expected)
     assert order[len(plan.cells) :] == expected
     assert run.opened == [len(expected)]

@@ -18,7 +18,7 @@ def test_a_preset_of_a_task_takes_less_than_ten_minutes_on_two_cores(preset: str
     assert sum(plan.device_hours for plan in made) / 2 * 60 < 10
     for plan in made:
         assert plan.misses == ()
-        assert plan.floor == 0
+        assert plan.entropy == 0
 
 
 def test_induction_and_one_wide_layer_compare_equal_sizes_and_hops_equal_widths() -> None:

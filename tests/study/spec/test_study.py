@@ -44,34 +44,34 @@ def write(folder: Path, text: str) -> str:
 def test_a_search_by_crossings_needs_the_depths_of_its_aim_and_rates_for_its_shapes() -> None:
     search = "search={sampler: crossing, max_cells: 9}"
     assert (
-        "needs 3 depths or more, and `frontier.depths` has 2; add depths, or set `search.aim: crossings`"
+        "needs 3 depths or more, and `frontier.depths` has 2; add depths, or set `search.objective: crossings`"
         in (refusal(search, "frontier.depths=[1, 2]"))
     )
-    two = load_spec(SMALL, [search, "search.aim=crossings", "frontier.depths=[1, 2]"])
-    assert two.search.aim_name == "crossings"
+    two = load_spec(SMALL, [search, "search.objective=crossings", "frontier.depths=[1, 2]"])
+    assert two.search.objective_name == "crossings"
     rates = {f"L{found.shape.depth}-d{found.shape.width}": 0.01 for found in shapes(two.frontier)}
     table = f"training.lr={{rule: table, values: {rates}}}".replace("'", "")
-    chosen = [search, "search.aim=crossings", "frontier.depths=[1, 2]", table]
+    chosen = [search, "search.objective=crossings", "frontier.depths=[1, 2]", table]
     assert "no rate for shapes the search may add; set `search.new_budgets: none`" in refusal(*chosen)
     assert load_spec(SMALL, [*chosen, "search.new_budgets=none"]).search.new_budgets == "none"
 
 
 def test_the_aim_of_a_search_is_that_of_its_certainty() -> None:
-    until = "search={sampler: crossing, until: {crossing_halfwidth: 0.2}}"
-    search = load_spec(SMALL, [until]).search
-    assert (search.aim_name, search.until and search.until.halfwidth) == ("crossings", 0.2)
-    assert load_spec(SMALL, ["search={sampler: crossing, max_cells: 9}"]).search.aim_name == "depth"
+    stop_when = "search={sampler: crossing, stop_when: {crossing_halfwidth: 0.2}}"
+    search = load_spec(SMALL, [stop_when]).search
+    assert (search.objective_name, search.stop_when and search.stop_when.halfwidth) == ("crossings", 0.2)
+    assert load_spec(SMALL, ["search={sampler: crossing, max_cells: 9}"]).search.objective_name == "depth"
 
 
 def test_another_certainty_by_an_override_leaves_the_old_one_and_its_aim_behind() -> None:
-    for aim, key in HALFWIDTHS.items():
-        search = load_spec("quickstart-search", [f"search.until.{key}=0.2"]).search
-        assert search.until is not None
-        assert (search.aim_name, search.until.halfwidth) == (aim, 0.2)
+    for objective, key in HALFWIDTHS.items():
+        search = load_spec("quickstart-search", [f"search.stop_when.{key}=0.2"]).search
+        assert search.stop_when is not None
+        assert (search.objective_name, search.stop_when.halfwidth) == (objective, 0.2)
 
 
 def test_another_sampler_by_an_override_leaves_the_keys_of_the_old_one_behind(tmp_path: Path) -> None:
-    crossing = load_spec(SMALL, ["search={sampler: crossing, max_cells: 9, aim: b, max_seeds: 4}"])
+    crossing = load_spec(SMALL, ["search={sampler: crossing, max_cells: 9, objective: b, max_seeds: 4}"])
     path = write(tmp_path, crossing.to_yaml())
     assert load_spec(path) == crossing
     assert load_spec(path, ["search.sampler=grid"]).search == load_spec(SMALL).search
@@ -105,8 +105,8 @@ def test_a_spec_is_read_into_data_recipe_seeds_and_rates() -> None:
     grammar = spec.data
     assert (grammar.vocabulary, grammar.branching, grammar.levels, grammar.synonyms) == (8, 2, 5, 2)
     assert (recipe.steps, recipe.batch, recipe.context, recipe.tokens) == (1200, 16, 64, 1_228_800)
-    assert (recipe.beta1, recipe.beta2, recipe.weight_decay, recipe.clip) == (0.9, 0.95, 0.01, 1.0)
-    assert (recipe.warmup, recipe.floor, recipe.init, recipe.precision) == (0.1, 0.0, "fan_in", "fp32")
+    assert (recipe.beta1, recipe.beta2, recipe.weight_decay, recipe.grad_clip) == (0.9, 0.95, 0.01, 1.0)
+    assert (recipe.warmup, recipe.min_lr_ratio, recipe.init, recipe.precision) == (0.1, 0.0, "fan_in", "fp32")
     assert spec.training.seed_values == (0, 1, 2)
     rates = [spec.training.lr.rate(Shape(depth=2, width=d, heads=2)) for d in (8, 10, 12, 32)]
     assert rates == pytest.approx([0.04, 0.04, 0.4 / 12, 0.4 / 32])
@@ -124,7 +124,7 @@ def test_levine2020_marks_every_value_that_is_not_the_papers() -> None:
         "batch",
         "context",
         "warmup",
-        "floor",
+        "min_lr_ratio",
         "sampler",
         "seeds",
     }
@@ -185,7 +185,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("training.batch=many", ["`training.batch`", "'many'", "integer"]),
         ("training.batch=0", ["`training.batch`", "is 0", "greater than or equal to 1"]),
         ("training.steps=1.5", ["`training.steps`", "1.5", "integer"]),
-        ("training.clip=.inf", ["`training.clip`", "inf", "finite"]),
+        ("training.grad_clip=.inf", ["`training.grad_clip`", "inf", "finite"]),
         ("training.seeds=true", ["`training`", "`seeds` is true"]),
         ("training.seeds=[0, a]", ["`training.seeds.1`", "'a'", "integer"]),
         ("training.seeds=[1, 2, 1]", ["`seeds`", "1 more than once"]),
@@ -236,34 +236,37 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("search.candidates=4", ["`candidates` is 4", "`grid`", "choose `sampler: tpe` or `gp`"]),
         ("search.max_cells=9", ["`max_cells` is for the sampler `crossing`", "take `max_cells` out"]),
         (
-            "search={until: {b_halfwidth: 0.1}, max_flops: 1e12}",
-            ["`until`, `max_flops` are for the sampler `crossing`", "the sampler is `grid`"],
+            "search={stop_when: {b_halfwidth: 0.1}, max_flops: 1e12}",
+            ["`stop_when`, `max_flops` are for the sampler `crossing`", "the sampler is `grid`"],
         ),
-        ("search.sampler=crossing", ["needs an end, at least one of `until`, `max_flops` and `max_cells`"]),
+        (
+            "search.sampler=crossing",
+            ["needs an end, at least one of `stop_when`, `max_flops` and `max_cells`"],
+        ),
         ("search={sampler: crossing, max_cells: 9, candidates: 3}", ["`candidates` is 3", "set `max_cells`"]),
         (
-            "search={sampler: crossing, until: {}}",
+            "search={sampler: crossing, stop_when: {}}",
             ["exactly one of projected_depth_halfwidth", "it has none"],
         ),
         (
-            "search={sampler: crossing, until: {b_halfwidth: 0.1, crossing_halfwidth: 0.1}}",
+            "search={sampler: crossing, stop_when: {b_halfwidth: 0.1, crossing_halfwidth: 0.1}}",
             ["it has b_halfwidth, crossing_halfwidth"],
         ),
         (
-            "search={sampler: crossing, until: {b_halfwidth: 0}}",
-            ["`search.until.b_halfwidth`", "greater than 0"],
+            "search={sampler: crossing, stop_when: {b_halfwidth: 0}}",
+            ["`search.stop_when.b_halfwidth`", "greater than 0"],
         ),
         (
-            "search={sampler: crossing, until: {depth: 0.1}}",
-            ["`search.until.depth`", "projected_depth_halfwidth"],
+            "search={sampler: crossing, stop_when: {depth: 0.1}}",
+            ["`search.stop_when.depth`", "projected_depth_halfwidth"],
         ),
         (
-            "search={sampler: crossing, until: {b_halfwidth: 0.1}, aim: depth}",
-            ["`aim` is depth, but `until` asks for b_halfwidth", "set `aim: b`"],
+            "search={sampler: crossing, stop_when: {b_halfwidth: 0.1}, objective: depth}",
+            ["`objective` is depth, but `stop_when` asks for b_halfwidth", "set `objective: b`"],
         ),
         (
-            "search={sampler: crossing, until: {b_halfwidth: 0.1}, target_params: 1e6}",
-            ["`target_params` is for the aim depth, and the aim is b"],
+            "search={sampler: crossing, stop_when: {b_halfwidth: 0.1}, target_params: 1e6}",
+            ["`target_params` is for the objective depth, and the objective is b"],
         ),
         (
             "search={sampler: crossing, max_cells: 9, limits: {min: 9e3, max: 2e3}}",
@@ -312,8 +315,14 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("resources.data_parallel={widths: {2: 8}}", ["`resources.data_parallel.widths`", "are min_width"]),
         ("resources.zero=4", ["`resources.zero` is 4", "allowed: auto, 0, 1, 2, 3"]),
         ("resources.micro_batch=0", ["`resources.micro_batch` is 0", "auto", "greater than or equal to 1"]),
-        ("resources.recompute=true", ["`recompute` is true", "allowed: never, always, auto"]),
-        ("resources.recompute=sometimes", ["`resources.recompute`", "never, always, auto"]),
+        (
+            "resources.activation_checkpointing=true",
+            ["`activation_checkpointing` is true", "allowed: never, always, auto"],
+        ),
+        (
+            "resources.activation_checkpointing=sometimes",
+            ["`resources.activation_checkpointing`", "never, always, auto"],
+        ),
         ("resources.shard_vocabulary=auto", ["`resources.shard_vocabulary`", "allowed: never, always"]),
         ("resources.gang_timeout_seconds=0", ["`resources.gang_timeout_seconds` is 0", "greater than 0"]),
         ("training.deepspeed=fast", ["`training.deepspeed`", "'fast'", "section of its own"]),
@@ -321,7 +330,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
             "training.deepspeed={overlap_comm: true}",
             ["In `training.deepspeed`", "`zero_optimization.overlap_comm`"],
         ),
-        ("training.deepspeed.gradient_clipping=2", ["`gradient_clipping`", "`training.clip` sets it"]),
+        ("training.deepspeed.gradient_clipping=2", ["`gradient_clipping`", "`training.grad_clip` sets it"]),
         ("training.deepspeed.zero_optimization.stage=2", ["`zero_optimization.stage`", "`resources.zero`"]),
         (
             "resources.storage=s3://me:hunter2@b/c",
@@ -689,7 +698,12 @@ def test_nonsense_anywhere_is_either_a_spec_or_one_paragraph(value: Any, key: st
 @pytest.mark.parametrize("value", ["auto", "2", "{min_width: {2: 2048, 4: 8192}}"])
 def test_how_cells_are_spread_survives_being_written_and_read(value: str) -> None:
     overrides = [f"resources.tensor_parallel={value}", f"resources.data_parallel={value}"]
-    words = ["resources.zero=3", "resources.micro_batch=4", "resources.recompute=auto", "resources.slots=8"]
+    words = [
+        "resources.zero=3",
+        "resources.micro_batch=4",
+        "resources.activation_checkpointing=auto",
+        "resources.slots=8",
+    ]
     options = ["training.deepspeed.zero_optimization={overlap_comm: true, reduce_bucket_size: 500000}"]
     spec = load_spec(SMALL, [*overrides, *words, *options])
     assert parse_spec(yaml.safe_load(spec.to_yaml())) == spec

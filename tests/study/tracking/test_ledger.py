@@ -9,13 +9,13 @@ from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from study.tracking.ledger import (
     Connection,
-    Places,
+    StudyPaths,
     begun,
     known_rows,
     outcomes,
     places,
-    places_of,
     run_table,
+    study_paths_of,
     with_recorded,
 )
 from study.tracking.mlflow_store import Row, store_uri
@@ -31,7 +31,7 @@ def plan():
 
 @pytest.fixture
 def where(tmp_path):
-    return Places(tmp_path, "quickstart")
+    return StudyPaths(tmp_path, "quickstart")
 
 
 def row(planned, status="done", loss=0.9, reason=None):
@@ -94,7 +94,7 @@ def test_without_a_server_the_last_run_table_stands_in(plan, where):
 
 
 def hold(results, name, ready, release):
-    with Places(results, name).locked():
+    with StudyPaths(results, name).locked():
         ready.set()
         release.wait(60)
 
@@ -147,7 +147,7 @@ def test_what_machines_share_lies_where_the_spec_or_the_machine_says(plan, tmp_p
     monkeypatch.setenv("INTERPLAY_STORAGE", "s3://cluster")
     assert kept("auto")[0] == "s3://cluster/data"
     assert kept("kept")[0] == root / "data", "what a spec says goes before what the machine offers"
-    shared = Places(tmp_path, spec.name, str(root))
+    shared = StudyPaths(tmp_path, spec.name, str(root))
     assert shared.is_shared
     (own / "checkpoints" / plan.cells[0].cell.key).mkdir(parents=True)
     assert begun(plan, {}, shared) == [plan.cells[0].cell.key]
@@ -156,20 +156,20 @@ def test_what_machines_share_lies_where_the_spec_or_the_machine_says(plan, tmp_p
 def test_the_storage_of_a_studys_last_run_is_found_by_its_folder(tmp_path, monkeypatch):
     """On another machine, or years later, the environment of the run is gone."""
     monkeypatch.setenv("INTERPLAY_STORAGE", "s3://bucket/shared")
-    where = Places(tmp_path / "results", "mine")
+    where = StudyPaths(tmp_path / "results", "mine")
     where.folder.mkdir(parents=True)
     where.remember()
     monkeypatch.delenv("INTERPLAY_STORAGE")
-    assert places_of(where.folder).models == "s3://bucket/shared/mine/models"
+    assert study_paths_of(where.folder).models == "s3://bucket/shared/mine/models"
     where.remember()
     monkeypatch.setenv("INTERPLAY_STORAGE", "s3://bucket/other")
-    assert places_of(where.folder).models == where.folder / "models", "an older study has its own"
+    assert study_paths_of(where.folder).models == where.folder / "models", "an older study has its own"
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "use"),
     [
-        ("INTERPLAY_STORAGE", "s3://KEYID:hunter2@bucket/x", lambda folder: Places(folder, "x").shared),
+        ("INTERPLAY_STORAGE", "s3://KEYID:hunter2@bucket/x", lambda folder: StudyPaths(folder, "x").shared),
         ("INTERPLAY_TRACKING", "http://bob:hunter2@host:5000", lambda folder: store_uri("auto", folder)),
     ],
 )

@@ -10,17 +10,17 @@ from study.plan.plan import make_plan
 from study.run.runner import _Listener
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import (
-    Live,
-    News,
+    CurveUpdate,
     Outbox,
     Row,
+    SearchUpdate,
     Store,
     open_store,
     store_uri,
     stored_curves,
     trouble,
 )
-from study.tracking.sender import Apart
+from study.tracking.sender import SubprocessSender
 from study.tracking.tracker import Tracker
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -113,8 +113,8 @@ def test_cells_that_were_begun_are_those_without_a_row_in_the_order_they_began(s
 def test_what_a_search_knows_is_written_to_the_studys_run(uri, store, tmp_path, apart):
     tracker = tracker_for(uri, store, tmp_path, apart=apart)
     tracker.start("study", {})
-    tracker.news(News(3, {"search.flops": 3.0}, {"interplay.next": "L1-d8-s0"}))
-    tracker.news(News(5, {"search.flops": 5.0, "search.value": 2.5}, {"interplay.next": ""}))
+    tracker.news(SearchUpdate(3, {"search.flops": 3.0}, {"interplay.next": "L1-d8-s0"}))
+    tracker.news(SearchUpdate(5, {"search.flops": 5.0, "search.value": 2.5}, {"interplay.next": ""}))
     tracker.close()
     tracker.finish("FINISHED", [])
     (study,) = all_runs(store, "tags.`interplay.kind` = 'study'")
@@ -237,9 +237,9 @@ def test_tracker_sends_live_curves_and_rows_and_ends_every_run(uri, store, tmp_p
     monkeypatch.setattr("study.tracking.tracker.BATCH_SECONDS", 0.05)
     tracker = tracker_for(uri, store, tmp_path)
     tracker.start("study", {})
-    tracker.live(Live("aaaa", "L1", {"depth": 1}, [point(10)]))
+    tracker.live(CurveUpdate("aaaa", "L1", {"depth": 1}, [point(10)]))
     time.sleep(0.5)
-    tracker.live(Live("cccc", "L1", {"depth": 1}, [point(10)]))
+    tracker.live(CurveUpdate("cccc", "L1", {"depth": 1}, [point(10)]))
     tracker.ended(row("aaaa", steps=(10, 20)))
     tracker.ended(row("bbbb", status="failed", reason="boom"))
     tracker.close()
@@ -267,7 +267,7 @@ def test_a_process_of_its_own_sends_all_and_the_driver_does_when_it_dies(
     monkeypatch.setattr("study.tracking.tracker.BATCH_SECONDS", 0.05)
     senders = []
 
-    class Watched(Apart):
+    class Watched(SubprocessSender):
         def __init__(self, address):
             super().__init__(address)
             senders.append(self)
@@ -275,7 +275,7 @@ def test_a_process_of_its_own_sends_all_and_the_driver_does_when_it_dies(
     monkeypatch.setattr("study.tracking.tracker.Apart", Watched)
     tracker = tracker_for(uri, store, tmp_path, apart=True)
     tracker.start("study", {})
-    tracker.live(Live("aaaa", "L1", {"depth": 1}, [point(10)]))
+    tracker.live(CurveUpdate("aaaa", "L1", {"depth": 1}, [point(10)]))
     tracker.ended(row("bbbb", status="diverged", reason="the loss is nan"))
     deadline = time.monotonic() + 60
     while tracker.outbox.rows() and time.monotonic() < deadline:
@@ -338,7 +338,7 @@ def test_a_dead_server_delays_nothing_and_loses_nothing(uri, store, tmp_path):
     tracker = tracker_for(dead, away, tmp_path)
     tracker.start("study", {})
     for index in range(20):
-        tracker.live(Live(f"cell{index}", "L1", {}, [point(10)]))
+        tracker.live(CurveUpdate(f"cell{index}", "L1", {}, [point(10)]))
         tracker.ended(row(f"cell{index}"))
     tracker.close()
     tracker.finish("FINISHED", [])

@@ -24,7 +24,7 @@ from study.spec.study import load_spec
 from study.workers import gang
 from study.workers.gang import GangError, Place, is_echo, seating, verdict, watch
 from study.workers.machines import Slots
-from study.workers.process_loss import Death
+from study.workers.process_loss import LossCause
 from study.workers.ray_session import private_ray
 from tests.stubs import Cells
 from tests.study.run.test_study import Laptop
@@ -119,9 +119,9 @@ def test_the_verdict_tells_the_loss_of_a_machine_from_that_of_a_process():
     assert str(away).endswith("pid 101) was lost: it cannot be reached, so its machine may be lost")
     crashed, raised = found(ActorDiedError()), found(OSError("gone"))
     assert [error.death for error in (gone, away, crashed, raised)] == [
-        Death.MACHINE,
-        Death.UNREACHABLE,
-        Death.PROCESS,
+        LossCause.MACHINE,
+        LossCause.UNREACHABLE,
+        LossCause.PROCESS,
         None,
     ]
 
@@ -166,11 +166,11 @@ def test_the_watch_gives_signs_of_life_while_it_waits(monkeypatch):
     assert time.monotonic() - beats[-1] < 0.4
 
 
-def noted(cell, *, seat=None, data_root, **options):
+def noted(cell, *, rank_info=None, data_root, **options):
     """`train` that notes the process of each rank and does at step 30 what the cell's fault file says."""
     from trainables.train import loop
 
-    rank = seat.rank if seat else 0
+    rank = rank_info.rank if rank_info else 0
     with (data_root / f"ranks-{cell.seed}").open("a") as file:
         print(
             rank,
@@ -183,7 +183,7 @@ def noted(cell, *, seat=None, data_root, **options):
     file = data_root / f"fault-{cell.seed}"
     fault = json.loads(file.read_text()) if file.exists() else None
     if fault is None or fault["rank"] != rank:
-        return loop.train(cell, seat=seat, data_root=data_root, **options)
+        return loop.train(cell, rank_info=rank_info, data_root=data_root, **options)
     real = loop.batch
 
     def batch(*args, step, **kwargs):
@@ -194,7 +194,7 @@ def noted(cell, *, seat=None, data_root, **options):
         return real(*args, step=step, **kwargs)
 
     with patch.object(loop, "batch", batch):
-        return loop.train(cell, seat=seat, data_root=data_root, **options)
+        return loop.train(cell, rank_info=rank_info, data_root=data_root, **options)
 
 
 def refuse():

@@ -11,9 +11,9 @@ from study.errors import SpecError
 from study.spec.devices import DEVICES
 from study.workers.machines import (
     MARK,
+    ClusterCapacity,
     Machine,
     Promised,
-    Room,
     Slots,
     check_capacity,
     check_devices,
@@ -212,8 +212,8 @@ def test_a_cluster_has_room_for_the_ranks_its_marked_machines_hold(promise):
     slots = Slots(0, 1, 1, marks(DEVICES["l4-24gb"], "spot", found))
     assert slots.bundle() == {"CPU": 1, "GPU": 1, "spot": MARK, "accelerator_type:L4": MARK}
     assert [slots.ranks_on(machine.resources) for machine in found] == [0, 0, 1, 1]
-    assert room(found, slots) == Room(2, 8000, 1)
-    assert room(found, Slots(0, 2, 0, ("spot",))) == Room(4, 4000, 2), (
+    assert room(found, slots) == ClusterCapacity(2, 8000, 1)
+    assert room(found, Slots(0, 2, 0, ("spot",))) == ClusterCapacity(4, 4000, 2), (
         "two ranks of two cores share a machine"
     )
     with pytest.raises(
@@ -225,8 +225,8 @@ def test_a_cluster_has_room_for_the_ranks_its_marked_machines_hold(promise):
 def test_machines_that_do_not_tell_their_memory_leave_that_of_the_others():
     """Those that KubeRay may start tell their CPUs and GPUs alone: a rank had no memory at all."""
     told, untold = Machine({"CPU": 4, "memory": 8000}, "a"), Machine({"CPU": 8})
-    assert room([told, untold], Slots(0, 2, 0)) == Room(6, 4000, 4)
-    assert room([untold], Slots(0, 2, 0)) == Room(4, 0, 4)
+    assert room([told, untold], Slots(0, 2, 0)) == ClusterCapacity(6, 4000, 4)
+    assert room([untold], Slots(0, 2, 0)) == ClusterCapacity(4, 0, 4)
 
 
 @pytest.mark.parametrize(

@@ -238,11 +238,11 @@ def test_workers_are_waited_for_and_come_from_their_pool_alone(texts, tmp_path):
 
 
 def test_workers_are_the_share_of_the_machines_that_the_slots_are(monkeypatch):
-    class Here:
+    class InProcessSender:
         def get_node_id(self):
             return "head"
 
-    monkeypatch.setattr(ray, "get_runtime_context", Here)
+    monkeypatch.setattr(ray, "get_runtime_context", InProcessSender)
     head = Machine({"CPU": 0.0}, "head")
     spot = Machine({"CPU": 4.0, "GPU": 1.0, "spot": 1.0}, None, "spot")
     wide = Machine({"CPU": 96.0, "GPU": 8.0, "wide": 1.0}, None, "wide")

@@ -47,7 +47,7 @@ class StoppedError(Exception):
     pass
 
 
-def train_rank(one, root, layout, folder=None, stop=None, seat=None, meeting=None):
+def train_rank(one, root, layout, folder=None, stop=None, rank_info=None, rendezvous=None):
     """Train on one rank; with `stop`, end at that save, as all ranks of a gang do when their machine is lost."""
     save, saves = checkpoint.save, 0
 
@@ -67,14 +67,14 @@ def train_rank(one, root, layout, folder=None, stop=None, seat=None, meeting=Non
             layout=layout,
             checkpoints=folder,
             checkpoint_every=0,
-            seat=seat,
-            meeting=meeting,
+            rank_info=rank_info,
+            rendezvous=rendezvous,
         )
     except StoppedError:
         return None
     finally:
         checkpoint.save = save
-        if seat is not None:
+        if rank_info is not None:
             leave()
 
 
@@ -121,7 +121,9 @@ GANGS = [
     *((Layout(data_parallel=2, zero=zero), {"dropout": 0.1}) for zero in (0, 1, 3)),
     (Layout(tensor_parallel=2, zero=1), {"precision": "bf16"}),
     (
-        Layout(tensor_parallel=2, zero=1, recompute=True, micro_batch=4, shard_vocabulary=True),
+        Layout(
+            tensor_parallel=2, zero=1, activation_checkpointing=True, micro_batch=4, shard_vocabulary=True
+        ),
         {"dropout": 0.1},
     ),
 ]
@@ -389,19 +391,19 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(ranks, root, tmp_
         assert not list((folder / "c").glob("step-*"))
 
 
-def train_with_slow_disk(one, root, layout, folder, seconds, seat=None, meeting=None):
+def train_with_slow_disk(one, root, layout, folder, seconds, rank_info=None, rendezvous=None):
     """Train on one rank; rank 0's disk takes so long for the first bytes."""
     usual, calls = checkpoint._Summed.write, []
 
     def slowly(self, data):
-        if seat.rank == 0 and not calls:
+        if rank_info.rank == 0 and not calls:
             calls.append(data)
             time.sleep(seconds)
         return usual(self, data)
 
     checkpoint._Summed.write = slowly
     try:
-        return train_rank(one, root, layout, folder, None, seat, meeting)
+        return train_rank(one, root, layout, folder, None, rank_info, rendezvous)
     finally:
         checkpoint._Summed.write = usual
 

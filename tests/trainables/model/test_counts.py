@@ -177,4 +177,4 @@ def test_more_ranks_never_need_more_each() -> None:
     assert total() > total(tensor_parallel=2) > total(tensor_parallel=4)
     assert total(tensor_parallel=2) > total(tensor_parallel=2, shard_vocabulary=True)
     assert total() > total(data_parallel=2) > total(data_parallel=4)
-    assert total() > total(micro_batch=16) > total(micro_batch=16, recompute=True)
+    assert total() > total(micro_batch=16) > total(micro_batch=16, activation_checkpointing=True)

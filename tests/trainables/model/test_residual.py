@@ -85,7 +85,7 @@ def test_admin_starts_with_the_variances_of_the_branches_before():
 @pytest.mark.parametrize(("residual", "power"), [("sqrt", 0.5), ("linear", 1.0)])
 def test_scaled_branches_train_as_if_the_factor_stood_in_forward(residual, power):
     """Ten steps of AdamW on our absorbed weights, and on a plain model whose branches are multiplied in forward."""
-    one = recipe(residual, clip=0.0)
+    one = recipe(residual, grad_clip=0.0)
     ours = build_model(SHAPE, one, VOCABULARY, seed=2)
     factor = SHAPE.depth**-power
     plain = build_model(SHAPE, one, VOCABULARY, seed=2)

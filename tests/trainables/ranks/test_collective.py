@@ -6,30 +6,30 @@ import pytest
 from tests.ranks import RankError
 from trainables.errors import InputError
 from trainables.ranks import collective as module
-from trainables.ranks.collective import PeerError, together
+from trainables.ranks.collective import PeerError, run_on_all_ranks
 from trainables.ranks.process_group import join, leave
 
 
-def sleep_on_rank_0(seconds, signs, seat=None, meeting=None):
-    join(seat, meeting)
+def sleep_on_rank_0(seconds, signs, rank_info=None, rendezvous=None):
+    join(rank_info, rendezvous)
     usual, module._SIGNS = module._SIGNS, signs
     try:
-        return together(lambda: time.sleep(seconds * (seat.rank == 0)) or seat.rank)
+        return run_on_all_ranks(lambda: time.sleep(seconds * (rank_info.rank == 0)) or rank_info.rank)
     finally:
         module._SIGNS = usual
         leave()
 
 
-def fail_on_rank_1(error, seat=None, meeting=None):
-    join(seat, meeting)
+def fail_on_rank_1(error, rank_info=None, rendezvous=None):
+    join(rank_info, rendezvous)
 
     def work():
-        if seat.rank == 1:
+        if rank_info.rank == 1:
             raise error
-        return seat.rank
+        return rank_info.rank
 
     try:
-        together(work)
+        run_on_all_ranks(work)
     except Exception as raised:  # noqa: BLE001  # the test looks at it
         return type(raised), str(raised)
     finally:
@@ -44,10 +44,10 @@ def test_work_may_take_longer_than_a_collective(ranks):
         ranks.gang(2, sleep_on_rank_0, 4.0, 0.1, timeout=2.0)
 
 
-def hang_on_rank_1(limit, seat=None, meeting=None):
-    join(seat, meeting)
+def hang_on_rank_1(limit, rank_info=None, rendezvous=None):
+    join(rank_info, rendezvous)
     try:
-        together(lambda: time.sleep(30.0 * (seat.rank == 1)), "reading the checkpoint", limit)
+        run_on_all_ranks(lambda: time.sleep(30.0 * (rank_info.rank == 1)), "reading the checkpoint", limit)
     except RuntimeError as raised:
         return type(raised), str(raised)
     finally:
@@ -77,6 +77,6 @@ def test_an_error_of_one_rank_is_raised_by_all(ranks):
 
 def test_alone_the_error_is_the_works_own():
     join()
-    assert together(lambda: 3) == [3]
+    assert run_on_all_ranks(lambda: 3) == [3]
     with pytest.raises(KeyError, match="k"):
-        together(lambda: {}["k"])
+        run_on_all_ranks(lambda: {}["k"])

@@ -16,15 +16,15 @@ from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.gpt2 import build_model
 from trainables.ranks import process_group as world
-from trainables.ranks.process_group import Meeting, Seat, join, leave
+from trainables.ranks.process_group import RankInfo, Rendezvous, join, leave
 from trainables.train.engine import build_engine
 
 # Ranks of a gang: each function is called in every one.
 
 
-def sum_of_ranks(seat, meeting):
-    join(seat, meeting)
-    total = torch.tensor(float(seat.rank + 1))
+def sum_of_ranks(rank_info, rendezvous):
+    join(rank_info, rendezvous)
+    total = torch.tensor(float(rank_info.rank + 1))
     dist.all_reduce(total)
     leave()
     return float(total)
@@ -36,9 +36,9 @@ def held():
     return len(me.net_connections()), me.num_fds(), me.num_threads()
 
 
-def listening(seat, meeting):
+def listening(rank_info, rendezvous):
     """Addresses of both ends of every socket of this process, in a gang with an engine."""
-    join(seat, meeting)
+    join(rank_info, rendezvous)
     recipe = Recipe(steps=2, batch=2, context=4)
     model = build_model(Shape(depth=1, width=8, heads=2), recipe, 5, 0)
     engine = build_engine(model, recipe, 1e-3, Layout(tensor_parallel=2, zero=1))
@@ -54,19 +54,19 @@ def listening(seat, meeting):
     return {end.removeprefix("::ffff:") for end in ends}
 
 
-def rank_0_only(seat, meeting):
-    if seat.rank == 0:
-        join(seat, meeting)
+def rank_0_only(rank_info, rendezvous):
+    if rank_info.rank == 0:
+        join(rank_info, rendezvous)
 
 
-def last_hangs(seconds, seat, meeting):
+def last_hangs(seconds, rank_info, rendezvous):
     """The last rank sleeps, and another tells how long it waited in a group of DeepSpeed's, and what it was told."""
-    join(seat, meeting)
+    join(rank_info, rendezvous)
     import deepspeed.comm
 
-    group = deepspeed.comm.new_group(range(seat.size))
+    group = deepspeed.comm.new_group(range(rank_info.size))
     dist.all_reduce(torch.zeros(1), group=group)
-    if seat.rank == seat.size - 1:
+    if rank_info.rank == rank_info.size - 1:
         time.sleep(seconds)
         return None
     start = time.monotonic()
@@ -77,16 +77,16 @@ def last_hangs(seconds, seat, meeting):
     return None
 
 
-def last_dies(folder, seat, meeting):
-    join(seat, meeting)
+def last_dies(folder, rank_info, rendezvous):
+    join(rank_info, rendezvous)
     dist.barrier()
-    if seat.rank == seat.size - 1:
+    if rank_info.rank == rank_info.size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
     try:
         dist.all_reduce(torch.zeros(1))
     except RuntimeError as error:
-        (folder / str(seat.rank)).write_text(f"{time.monotonic() - start}\n{error}")
+        (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - start}\n{error}")
 
 
 @pytest.mark.slow
@@ -182,19 +182,19 @@ def test_ranks_of_several_machines_use_the_interface_of_their_network(monkeypatc
         assert world.interface_to(address) == name
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
         monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-        world._choose_interface(Seat(0, 2, address, 1))
+        world._choose_interface(RankInfo(0, 2, address, 1))
         assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == name
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-        world._choose_interface(Seat(0, 2, address, 1))
+        world._choose_interface(RankInfo(0, 2, address, 1))
         assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0", "what the machine's owner says is kept"
     with pytest.raises(RuntimeError, match=r"no interface of this machine has the address 127\.0\.0\.1"):
         world.interface_to("127.0.0.1")
 
 
 def test_a_meeting_holds_a_port_of_its_own_on_loopback():
-    one, other = Meeting(), Meeting()
+    one, other = Rendezvous(), Rendezvous()
     assert one.port != other.port
-    assert one.seat(1, 4, timeout=7.0) == Seat(1, 4, "127.0.0.1", one.port, 7.0)
+    assert one.rank_info(1, 4, timeout=7.0) == RankInfo(1, 4, "127.0.0.1", one.port, 7.0)
     with pytest.raises(OSError, match="in use"):
         socket.create_server(("127.0.0.1", one.port))
     one.close()
@@ -203,7 +203,7 @@ def test_a_meeting_holds_a_port_of_its_own_on_loopback():
 
 def test_rank_0_needs_its_meeting():
     with pytest.raises(ValueError, match="give the meeting"):
-        join(Seat(0, 2, "127.0.0.1", 1))
+        join(RankInfo(0, 2, "127.0.0.1", 1))
     join()
     assert dist.get_world_size() == 1
 

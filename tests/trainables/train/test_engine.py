@@ -18,7 +18,7 @@ def _process():
 
 
 def test_schedule_warms_up_linearly_and_ends_at_the_floor():
-    factor = schedule(Recipe(steps=100, batch=1, context=2, warmup=0.1, floor=0.1))
+    factor = schedule(Recipe(steps=100, batch=1, context=2, warmup=0.1, min_lr_ratio=0.1))
     assert [factor(step) for step in range(10)] == pytest.approx([0.1 * (i + 1) for i in range(10)])
     assert factor(99) == pytest.approx(0.1)
     assert factor(54) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.5)))

@@ -28,7 +28,7 @@ def measures(depth, width, seed, root):
 
 
 def test_two_layers_find_what_followed_the_token_before_and_one_does_not(tmp_path):
-    """Nets of one size, N = 55,000; a guess among the tokens seen is right in one of 15."""
+    """Models of one size, N = 55,000; a guess among the tokens seen is right in one of 15."""
     two, one = measures(2, 48, 0, tmp_path), measures(1, 68, 0, tmp_path)
     # Here two layers are there after 400 of the 600 steps, and one is at 0.24 at the end.
     assert two["accuracy"] > 0.9

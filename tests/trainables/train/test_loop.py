@@ -75,7 +75,7 @@ def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
     assert result.loss == pytest.approx(total / tokens, rel=2e-5)
     assert [e.step for e in result.evaluations] == [15, 30, 45, 60]
     assert result.evaluations[-1].loss == result.loss
-    assert store.floor < result.loss < result.evaluations[0].loss
+    assert store.entropy < result.loss < result.evaluations[0].loss
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_task_is_trained_and_measured_on_its_scored_targets_alone(root, data):
         }
     assert result.evaluations[-1].measures == pytest.approx(shares)
     assert 0 < shares["accuracy"] < 1, "the test tells"
-    assert (result.floor, result.vocabulary) == (0.0, data.ids)
+    assert (result.entropy, result.vocabulary) == (0.0, data.ids)
 
 
 def test_text_has_no_measure_of_a_task(root):
@@ -175,7 +175,7 @@ def test_masks_are_a_function_of_seed_step_and_group():
 
 
 def test_divergence_ends_a_cell_with_its_reason(root):
-    result = train(cell(lr=100.0, recipe={"clip": 0.0, "warmup": 0.0}), data_root=root)
+    result = train(cell(lr=100.0, recipe={"grad_clip": 0.0, "warmup": 0.0}), data_root=root)
     assert (result.status, result.loss) == ("diverged", None)
     assert "training loss" in result.reason
     assert result.step < 60

@@ -105,7 +105,7 @@ def test_stage_0_keeps_everything_in_every_group() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_recomputation_keeps_one_layer(precision: Precision) -> None:
-    estimate = check("deep", precision, recompute=True)
+    estimate = check("deep", precision, activation_checkpointing=True)
     assert estimate.total < memory(*arguments("deep", precision)).total
 
 

@@ -37,7 +37,7 @@ DEGREES = {"tp2": (2, 1), "tp4": (4, 1), "tp2xdp2": (2, 2), "dp2": (1, 2), "tp1"
 def cell(rate=RATE, steps=50, **recipe):
     return Cell(
         shape=Shape(depth=2, width=32, heads=4),
-        recipe=Recipe(**{"steps": steps, "batch": BATCH, "context": CONTEXT, "clip": CLIP, **recipe}),
+        recipe=Recipe(**{"steps": steps, "batch": BATCH, "context": CONTEXT, "grad_clip": CLIP, **recipe}),
         data=DATA,
         data_key=data_key(DATA, CONTEXT),
         lr=rate,
@@ -45,14 +45,14 @@ def cell(rate=RATE, steps=50, **recipe):
     )
 
 
-def layout(degree, zero, pieces=False, recompute=False, vocabulary=False):
+def layout(degree, zero, pieces=False, activation_checkpointing=False, vocabulary=False):
     tensor, data = DEGREES[degree]
     return Layout(
         tensor_parallel=tensor,
         data_parallel=data,
         zero=zero,
         micro_batch=BATCH // data // 2 if pieces else None,
-        recompute=recompute,
+        activation_checkpointing=activation_checkpointing,
         shard_vocabulary=vocabulary,
     )
 
@@ -84,7 +84,11 @@ def cases():
 
 def name(case):
     degree, zero, *options = case
-    named = [word for word, on in zip(("pieces", "recompute", "vocabulary"), options, strict=True) if on]
+    named = [
+        word
+        for word, on in zip(("pieces", "activation_checkpointing", "vocabulary"), options, strict=True)
+        if on
+    ]
     return "-".join([degree, f"zero{zero}", *named])
 
 

@@ -33,7 +33,7 @@ TENSOR = Layout(tensor_parallel=2, zero=1)
 
 
 def recipe(**changes):
-    return Recipe(**{"steps": 20, "batch": 4, "context": CONTEXT, "clip": 0.1, **changes})
+    return Recipe(**{"steps": 20, "batch": 4, "context": CONTEXT, "grad_clip": 0.1, **changes})
 
 
 def engine_of(layout=None, rate=1e-3, shape=SHAPE, **changes):
@@ -70,26 +70,26 @@ def rows(engine):
 # Ranks of a gang: each function is called in every one.
 
 
-def save_16bit(folder, seat, meeting):
-    join(seat, meeting)
+def save_16bit(folder, rank_info, rendezvous):
+    join(rank_info, rendezvous)
     engine = engine_of(TENSOR)
     said = engine.save_16bit_model(str(folder), "weights.bin")
     whole = whole_state(engine, TENSOR)
     return said, None if whole is None else {name: tuple(t.shape) for name, t in whole.items()}
 
 
-def norm_of_stage(zero, seat, meeting):
-    join(seat, meeting)
+def norm_of_stage(zero, rank_info, rendezvous):
+    join(rank_info, rendezvous)
     engine = engine_of(Layout(tensor_parallel=2, zero=zero), shape=WIDE, precision="bf16")
     train_steps(engine)
     return float(engine.get_global_grad_norm())
 
 
-def drift_when_seeded_by_rank(seat, meeting):
+def drift_when_seeded_by_rank(rank_info, rendezvous):
     """Largest difference of the ranks' replicated weights after 20 steps with masks of each rank's own."""
-    join(seat, meeting)
+    join(rank_info, rendezvous)
     engine = engine_of(TENSOR, rate=0.01, dropout=0.1)
-    torch.manual_seed(seat.rank)
+    torch.manual_seed(rank_info.rank)
     train_steps(engine, 20)
     mine = engine.module.transformer.wpe.weight.detach().clone()
     both = [torch.empty_like(mine) for _ in range(2)]
@@ -97,7 +97,7 @@ def drift_when_seeded_by_rank(seat, meeting):
     return float((both[0] - both[1]).abs().max())
 
 
-def replicas_after_training(cell, root, seat, meeting):
+def replicas_after_training(cell, root, rank_info, rendezvous):
     """What each rank has at the end of a cell of the weights that all ranks should have alike."""
     built = []
 
@@ -107,16 +107,16 @@ def replicas_after_training(cell, root, seat, meeting):
 
     loop.build_engine = build
     try:
-        train(cell, data_root=root, layout=TENSOR, seat=seat, meeting=meeting)
+        train(cell, data_root=root, layout=TENSOR, rank_info=rank_info, rendezvous=rendezvous)
     finally:
         loop.build_engine = build_engine
     named = built[0].module.named_parameters()
     return {n: p.detach().clone() for n, p in named if not getattr(p, "tensor_model_parallel", False)}
 
 
-def unmatched_specs(seat, meeting):
+def unmatched_specs(rank_info, rendezvous):
     """The library's rows of a matrix whose pattern matches nothing, and what our engine says of it."""
-    join(seat, meeting)
+    join(rank_info, rendezvous)
     nothing = {**SHARDS, "layer_specs": [{**spec, "patterns": ["nothing"]} for spec in SHARDS["layer_specs"]]}
     tensor = {"autotp_size": 2, "partition_config": nothing}
     replicated = rows(library_engine({"tensor_parallel": tensor}, TENSOR))
@@ -132,8 +132,8 @@ def unmatched_specs(seat, meeting):
     return replicated, said
 
 
-def heads_of_the_whole_width(seat, meeting):
-    join(seat, meeting)
+def heads_of_the_whole_width(rank_info, rendezvous):
+    join(rank_info, rendezvous)
     engine = library_engine(layout=TENSOR)
     try:
         train_steps(engine)
@@ -142,9 +142,9 @@ def heads_of_the_whole_width(seat, meeting):
     return None
 
 
-def one_rank_after_two(seat, meeting):
+def one_rank_after_two(rank_info, rendezvous):
     """What the library raises for an engine without tensor parallelism behind one with, and that ours does not."""
-    join(seat, meeting)
+    join(rank_info, rendezvous)
     engine = engine_of(TENSOR)
     train_steps(engine)
     engine.destroy()
@@ -160,20 +160,20 @@ def one_rank_after_two(seat, meeting):
     return said
 
 
-def width_of_logits(seat, meeting):
-    join(seat, meeting)
+def width_of_logits(rank_info, rendezvous):
+    join(rank_info, rendezvous)
     engine = engine_of(Layout(tensor_parallel=2, zero=1, shard_vocabulary=True))
     with torch.no_grad():
         return engine(input_ids=tokens()).logits.shape[-1]
 
 
-def other_batches(first, seat, meeting):
+def other_batches(first, rank_info, rendezvous):
     """Train on a batch of each rank's own at the first step, or at the second; say what was raised."""
-    join(seat, meeting)
+    join(rank_info, rendezvous)
     engine = engine_of(TENSOR)
     if not first:
         train_steps(engine)
-    x = tokens(100 + seat.rank)
+    x = tokens(100 + rank_info.rank)
     try:
         engine.backward(engine(input_ids=x, labels=x).loss)
         engine.step()
@@ -182,17 +182,17 @@ def other_batches(first, seat, meeting):
     return None
 
 
-def stage_3_after_other_gangs(reset, seat, meeting):
+def stage_3_after_other_gangs(reset, rank_info, rendezvous):
     """Three steps at stage 3, where rank 0 has had engines of that stage alone, and rank 1 none."""
     if not reset:
         world.forget_degrees = lambda: None
     said = None
     try:
-        if seat.rank == 0:
+        if rank_info.rank == 0:
             for _ in range(2):
                 join()
                 train_steps(library_engine(layout=Layout(zero=3)), 2)
-        join(seat, meeting)
+        join(rank_info, rendezvous)
         train_steps(library_engine(layout=Layout(data_parallel=2, zero=3)), 3)
     except RuntimeError as error:
         said = str(error)
@@ -314,7 +314,7 @@ def test_library_defect_activation_checkpointing_in_the_config_changes_nothing()
     join()
     config = {"activation_checkpointing": {"partition_activations": True, "number_checkpoints": 2}}
     assert attention_runs(library_engine(config)) == 1
-    assert attention_runs(engine_of(Layout(recompute=True))) == 2
+    assert attention_runs(engine_of(Layout(activation_checkpointing=True))) == 2
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])

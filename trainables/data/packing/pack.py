@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.packing.data_key import DATA_VERSION, outline, vocabulary_size
-from trainables.data.packing.text_buffer import Spool, Text
+from trainables.data.packing.text_buffer import Text, TextBuffer
 from trainables.data.packing.tokenizer import Encoder, bytes_encoder, train_bpe
 from trainables.data.packing.train_validation_split import BLOCKS, Block, split
 from trainables.data.sources.files import files_source
@@ -201,7 +201,7 @@ def _pack_task(spec: AnyTask, context: int, folder: Path) -> dict[str, Any]:
         "row": 2 * context,
         "targets": True,
         "scored": scored,
-        "floor": 0.0,
+        "entropy": 0.0,
         "bytes_per_token": None,
         "notes": [],
     }
@@ -211,7 +211,7 @@ def _pack_hierarchy(spec: HierarchyData, context: int, folder: Path) -> dict[str
     return {
         **_write_rows(rows(spec, context), _stored_type(spec), folder),
         "row": context + 1,
-        "floor": entropy_per_token(random_grammar(spec)),
+        "entropy": entropy_per_token(random_grammar(spec)),
         "bytes_per_token": None,
         "start_of_text": spec.vocabulary,
         "strings_per_row": strings_per_row(spec, context),
@@ -260,7 +260,7 @@ class _Come:
 class _Part:
     weight: float
     source: Source
-    spool: Spool
+    text_buffer: TextBuffer
 
 
 def _pack_text(
@@ -303,14 +303,14 @@ def _pack_text(
         "tokens": counts,
         "sha256": hashes,
         "row": None,
-        "floor": None,
+        "entropy": None,
         "bytes_per_token": text / len(validation),
         "end_of_text": encoder.end_of_text,
         "sources": [
             {
                 **part.source.record,
                 "weight": part.weight,
-                "bytes": {name: part.spool.bytes[side] for side, name in enumerate(SPLITS)},
+                "bytes": {name: part.text_buffer.bytes[side] for side, name in enumerate(SPLITS)},
                 "tokens": {name: shares[name][index] for name in SPLITS},
                 "share": {name: shares[name][index] / max(1, counts[name]) for name in SPLITS},
             }
@@ -356,14 +356,14 @@ def _read(
             source.notes.clear()
         with contextlib.ExitStack() as spools:
             parts = [
-                _Part(weight, source, spools.enter_context(Spool(work, str(index))))
+                _Part(weight, source, spools.enter_context(TextBuffer(work, str(index))))
                 for index, (weight, source) in enumerate(sources)
             ]
             watch.begin("reading the text")
             ended = _fill(parts, spec, work, largest, watch)
         for part in parts:
             _check_not_empty(part)
-        if all(all(part.spool.bytes) for part in parts):
+        if all(all(part.text_buffer.bytes) for part in parts):
             return parts
     for part in parts:
         _check_sides(part, spec.validation_fraction, [name for name in ended if name != part.source.name])
@@ -400,10 +400,10 @@ def _fill(
             running.discard(index)
             goal = min(goal, come[index] * SLACK[spec.tokenizer])
             continue
-        parts[index].spool.add(block)
+        parts[index].text_buffer.add(block)
         come[index] += _weighed(block) / parts[index].weight
         size = parts[index].source.bytes
-        watch.share(max(come[index] / goal, sum(parts[index].spool.bytes) / size if size else 0.0))
+        watch.share(max(come[index] / goal, sum(parts[index].text_buffer.bytes) / size if size else 0.0))
     return [part.source.name for index, part in enumerate(parts) if index not in running]
 
 
@@ -413,13 +413,13 @@ def _weighed(block: Block) -> int:
 
 
 def _check_not_empty(part: _Part) -> None:
-    if not any(part.spool.bytes):
+    if not any(part.text_buffer.bytes):
         reason = f" ({'; '.join(part.source.notes)})" if part.source.notes else ""
         raise DataError(f"{part.source.name} holds no text{reason}; name other files or another field")
 
 
 def _check_sides(part: _Part, fraction: float, ended: list[str]) -> None:
-    train, validation = part.spool.bytes
+    train, validation = part.text_buffer.bytes
     if train and validation:
         return
     holds = (
@@ -437,7 +437,7 @@ def _check_sides(part: _Part, fraction: float, ended: list[str]) -> None:
 
 def _texts(parts: Sequence[_Part], *, held_out: bool) -> list[Text]:
     # In a mixture, documents longer than a piece are cut into several, or the shares would be coarse.
-    return [part.spool.text(held_out=held_out, cut_documents=len(parts) > 1) for part in parts]
+    return [part.text_buffer.text(held_out=held_out, cut_documents=len(parts) > 1) for part in parts]
 
 
 def _encoder(

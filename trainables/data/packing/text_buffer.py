@@ -21,7 +21,7 @@ class Piece(NamedTuple):
     last: bool
 
 
-class Spool:
+class TextBuffer:
     """The two sides of one source. A document that lies on one side only in part ends there all the same."""
 
     def __init__(self, folder: Path, name: str) -> None:

@@ -8,25 +8,25 @@ import os
 import weakref
 from pathlib import Path
 
-SEAL = "seal.json"
+CHECKSUMS = "seal.json"
 _HELD = "manifest.json"
 
 
-def seal(folder: Path) -> dict[str, str]:
+def write_checksums(folder: Path) -> dict[str, str]:
     """Hash every file of a finished store, write the seal and return the SHA-256 by name."""
-    sums = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != SEAL}
+    sums = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS}
     _write(folder, sums)
     return sums
 
 
-def sealed(folder: Path) -> dict[str, str] | None:
+def read_checksums(folder: Path) -> dict[str, str] | None:
     """The SHA-256 by name of the files of a store that is as it was sealed; None if it is not, or never was.
 
     A file of unchanged size and time is believed; another is hashed again, as long as that takes. So a file that was
     written to is found out, and a bit that fell over on the disk by itself is not.
     """
     try:
-        known = json.loads((folder / SEAL).read_text())
+        known = json.loads((folder / CHECKSUMS).read_text())
         fresh = True
         for name, mark in known.items():
             status = (folder / name).stat()
@@ -46,18 +46,18 @@ def sealed(folder: Path) -> dict[str, str] | None:
 
 def touch(folder: Path) -> None:
     """Note that a store is in use now."""
-    os.utime(folder / SEAL)
+    os.utime(folder / CHECKSUMS)
 
 
 def last_used(folder: Path) -> float:
     """When a store was last in use, in seconds of the system's clock; 0 for one never sealed, or deleted just now."""
     try:
-        return (folder / SEAL).stat().st_mtime
+        return (folder / CHECKSUMS).stat().st_mtime
     except (FileNotFoundError, NotADirectoryError):
         return 0.0
 
 
-class Hold:
+class ReadLock:
     """Holds a store for as long as this object lives, and no longer than its process does, however that ends.
 
     The lock is on the manifest, because a seal is replaced when files were touched.
@@ -104,9 +104,9 @@ def _write(folder: Path, sums: dict[str, str]) -> None:
     for name, digest in sums.items():
         status = (folder / name).stat()
         marks[name] = {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest}
-    part = folder.parent / f"{folder.name}.{SEAL}"
+    part = folder.parent / f"{folder.name}.{CHECKSUMS}"
     part.write_text(json.dumps(marks, indent=1) + "\n")
-    part.replace(folder / SEAL)
+    part.replace(folder / CHECKSUMS)
 
 
 def _sha256(path: Path) -> str:

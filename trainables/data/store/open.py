@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from trainables.data.packing.data_key import DATA_VERSION, data_key, outline
 from trainables.data.sources.hashing import unreadable
 from trainables.data.spec import DataSpec
-from trainables.data.store.checksums import Hold
+from trainables.data.store.checksums import ReadLock
 from trainables.errors import DataError
-from trainables.storage.disk import FULL, settle
+from trainables.storage.disk import FULL, fsync_files
 from trainables.storage.storage import Bucket, open_storage
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TokenStore:
         vocabulary: number of token ids.
         train: read-only memory map of the training ids, unsigned integers [tokens].
         validation: the same for the fixed validation set.
-        floor: entropy of the data in nats a predicted token, exact, where it is known (hierarchy, and 0 for tasks);
+        entropy: entropy of the data in nats a predicted token, exact, where it is known (hierarchy, and 0 for tasks);
             else None.
         bytes_per_token: mean bytes of text of a validation token, so that bits per byte is
             loss / ln 2 / bytes_per_token; None where tokens are not text.
@@ -59,12 +59,12 @@ class TokenStore:
     vocabulary: int
     train: Tokens
     validation: Tokens
-    floor: float | None
+    entropy: float | None
     bytes_per_token: float | None
     row: int | None
     manifest: dict[str, Any]
     targets: bool = False
-    hold: Hold | None = field(default=None, repr=False, compare=False)
+    read_lock: ReadLock | None = field(default=None, repr=False, compare=False)
 
 
 def open_store(
@@ -198,7 +198,7 @@ def opened(path: Path, spec: DataSpec, context: int, key: str) -> TokenStore | N
         vocabulary=manifest["vocabulary"],
         train=maps[0],
         validation=maps[1],
-        floor=manifest["floor"],
+        entropy=manifest["entropy"],
         bytes_per_token=manifest["bytes_per_token"],
         row=manifest["row"],
         manifest=manifest,
@@ -251,7 +251,7 @@ def build(
                         f"the data of {spec.kind} changed while it was being packed; run again when nothing writes "
                         "to it"
                     )
-                settle(folder)
+                fsync_files(folder)
                 if (root / key).exists():
                     (root / key).rename(root / BUILDING / f"{key}.{uuid.uuid4().hex[:8]}.damaged")
                 folder.rename(root / key)

@@ -28,7 +28,15 @@ from filelock import FileLock, Timeout
 
 from trainables.data.packing.data_key import data_key
 from trainables.data.spec import DataSpec
-from trainables.data.store.checksums import SEAL, Hold, is_held, last_used, seal, sealed, touch
+from trainables.data.store.checksums import (
+    CHECKSUMS,
+    ReadLock,
+    is_held,
+    last_used,
+    read_checksums,
+    touch,
+    write_checksums,
+)
 from trainables.data.store.open import (
     BUILDING,
     TokenStore,
@@ -44,7 +52,7 @@ from trainables.data.store.open import (
     size,
 )
 from trainables.errors import DataError
-from trainables.storage.disk import FULL, settle
+from trainables.storage.disk import FULL, fsync_files
 from trainables.storage.storage import Bucket, open_storage, reason
 
 if TYPE_CHECKING:
@@ -105,8 +113,10 @@ def open_shared(
         except _DamagedError as error:
             _LOG.warning("the store %s in %s is damaged (%s); it is packed again", key, bucket.name, error)
             damaged = True
-        ready = sealed(cache / key) is not None and opened(cache / key, spec, context, key) is not None
-        if not ready and (cache / key / SEAL).exists():
+        ready = (
+            read_checksums(cache / key) is not None and opened(cache / key, spec, context, key) is not None
+        )
+        if not ready and (cache / key / CHECKSUMS).exists():
             shutil.rmtree(cache / key)
     if not ready:
         _check_source(bucket, spec, context, base, key)
@@ -210,14 +220,14 @@ def _copy(bucket: Bucket, cache: Path, spec: DataSpec, context: int, key: str) -
     try:
         published = _reaching(bucket, lambda: _published(bucket, spec, context, key))
     except ConnectionError as error:
-        store = opened(folder, spec, context, key) if sealed(folder) else None
+        store = opened(folder, spec, context, key) if read_checksums(folder) else None
         if store is None:
             raise
         _LOG.warning("%s The copy in %s is used.", error, folder)
-        return replace(store, hold=Hold(folder))
+        return replace(store, read_lock=ReadLock(folder))
     if published is None:
         return None
-    sums = sealed(folder)
+    sums = read_checksums(folder)
     if sums is None or published.sums.items() - sums.items():
         if folder.exists():
             _LOG.warning("%s is not what is published in %s; it is fetched again", folder, bucket.name)
@@ -227,7 +237,7 @@ def _copy(bucket: Bucket, cache: Path, spec: DataSpec, context: int, key: str) -
     if store is None:
         return None
     touch(folder)
-    return replace(store, hold=Hold(folder))
+    return replace(store, read_lock=ReadLock(folder))
 
 
 def _fetch(bucket: Bucket, cache: Path, key: str, published: _Published) -> None:
@@ -248,11 +258,11 @@ def _fetch(bucket: Bucket, cache: Path, key: str, published: _Published) -> None
         try:
             _download(bucket, key, published, folder)
             (folder / "manifest.json").write_text(json.dumps(published.manifest, indent=1) + "\n")
-            sums = seal(folder)
+            sums = write_checksums(folder)
             for name, sha256 in published.sums.items():
                 if sums[name] != sha256:
                     raise _DamagedError(f"{name} has the SHA-256 {sums[name]} instead of {sha256}")
-            settle(folder)
+            fsync_files(folder)
             folder.rename(cache / key)
         finally:
             remove_stale(cache, key)
@@ -392,7 +402,7 @@ def _publish(bucket: Bucket, folder: Path, key: str, watch: "Watch | None") -> N
         ConnectionError: the storage did not take it.
     """
     manifest = json.loads((folder / "manifest.json").read_text())
-    sums = sealed(folder) or seal(folder)
+    sums = read_checksums(folder) or write_checksums(folder)
     for split, sha256 in manifest["sha256"].items():
         if sums[f"{split}.bin"] != sha256:
             shutil.rmtree(folder)

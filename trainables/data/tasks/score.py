@@ -10,7 +10,7 @@ from trainables.data.tasks.spec import TaskData
 
 
 class Score:
-    """Counts the targets asked for that a net puts first.
+    """Counts the targets asked for that a model puts first.
 
     `accuracy` is their share; where a task has several difficulties, `accuracy_hops_8` is that of the sequences of
     eight hops, and so on.
@@ -38,7 +38,7 @@ class Score:
         Args:
             inputs: int64 [B, T].
             targets: int64 [B, T].
-            first: the ids that the net puts first, int64 [B, T].
+            first: the ids that the model puts first, int64 [B, T].
         """
         right = (first.cpu().numpy() == targets)[:, -self._asked :].sum(axis=1)
         part = inputs[:, 0] - self._spec.first_start

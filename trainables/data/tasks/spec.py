@@ -116,7 +116,7 @@ class HopsData(TaskData):
 
     Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268): find(i) is the largest j <= i with X_{j-1} = X_i, and the
     target at i is the token at find^k(i), or a symbol of its own where there is none. No token follows itself. The last
-    half of the positions is scored. As in the paper one net may learn several k at once, which is far sooner than the
+    half of the positions is scored. As in the paper one model may learn several k at once, which is far sooner than the
     largest alone: what makes few hops is the beginning of what makes many.
     """
 
@@ -154,7 +154,7 @@ class HopsData(TaskData):
 class ConnectivityData(TaskData):
     """Which vertices of a graph are connected, told by a name they share: the smallest one of their component.
 
-    Graph connectivity as in Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268), where a net of m·H = O(D^{1-ε}) needs a
+    Graph connectivity as in Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268), where a model of m·H = O(D^{1-ε}) needs a
     depth of order log D for components of diameter D. A graph is cycles of one length: 2D + 1 vertices, or 2D where
     that divides the number of vertices instead. So all graphs have as many vertices and edges, every vertex has two
     edges, and nothing but following them tells. A sequence is the edges in random order, each the names of its two

@@ -104,7 +104,7 @@ def test_the_report_has_the_figure_and_its_numbers_where_there_are_measures(tmp_
     given = measures(runs)
     page = write_report(runs, found, tmp_path, measures=given).read_text()
     assert '<figure id="diagnostics"' in page
-    assert '<h2 id="inside">Inside the nets</h2>' in page
+    assert '<h2 id="inside">Inside the models</h2>' in page
     written = pd.read_csv(tmp_path / "figures" / "diagnostics.csv")
     pd.testing.assert_frame_equal(written, diagnostics_data(runs, given).table())
 
@@ -115,8 +115,8 @@ def test_the_sentence_tells_of_the_last_layer_of_the_deepest_nets(runs):
     given.loc[(given["name"] == names[3]) & (given["step"] == 0), "value"] = 2e-6
     assert rank_sentence(diagnostics_data(runs, given)) == (
         "Distance of the tokens from rank one behind the last of 4 layers: before training 2e-06 by attention alone, "
-        "0.062 without skip connections, 0.062 without feed-forward networks, 0.062 as the nets are; at the end of "
+        "0.062 without skip connections, 0.062 without feed-forward networks, 0.062 as the models are; at the end of "
         "training 0.60 by attention alone, 0.60 without skip connections, 0.60 without feed-forward networks, 0.60 as "
-        "the nets are."
+        "the models are."
     )
     assert rank_sentence(None) == rank_sentence(diagnostics_data(runs, measures(runs, ("grad_norm",)))) == ""

@@ -149,9 +149,9 @@ def test_the_entropy_of_an_ambiguous_grammar_is_refused_not_guessed():
 
 def test_the_floor_of_the_default_grammar():
     grammar = random_grammar(HierarchyData())
-    floor = entropy_per_token(grammar)
-    assert floor == pytest.approx((math.log(8) + 31 * math.log(2)) / 32, abs=1e-12)
-    assert round(floor, 4) == 0.7365
+    entropy = entropy_per_token(grammar)
+    assert entropy == pytest.approx((math.log(8) + 31 * math.log(2)) / 32, abs=1e-12)
+    assert round(entropy, 4) == 0.7365
 
 
 def test_samples_have_the_entropy_that_is_stated():

@@ -63,7 +63,7 @@ def test_the_shares_of_the_tokens_are_the_weights(tmp_path, digits, options):
         for tokens in (store.train, store.validation):
             letters = ((tokens >= 97) & (tokens < 123)).sum() / (tokens < 256).sum()
             assert letters == pytest.approx(0.25, abs=0.05)
-    assert store.floor is None
+    assert store.entropy is None
     assert len(store.validation) == pytest.approx(0.05 * len(store.train), rel=0.5)
 
 

@@ -19,7 +19,7 @@ def store_of(train, validation=1000, row=None, **values):
         vocabulary=60_000,
         train=np.arange(train, dtype=np.uint16),
         validation=np.arange(validation, dtype=np.uint16),
-        floor=None,
+        entropy=None,
         bytes_per_token=None,
         row=row,
         manifest={},

@@ -48,7 +48,7 @@ def test_a_hierarchy_store_has_rows_a_floor_and_no_bytes(tmp_path):
     assert store.validation.shape == (40 * 65,)
     assert store.train.dtype == np.uint8
     assert store.vocabulary == 9
-    assert store.floor == pytest.approx(HIERARCHY_FLOOR)
+    assert store.entropy == pytest.approx(HIERARCHY_FLOOR)
     assert store.bytes_per_token is None
     assert (store.train.reshape(-1, 65)[:, 0] == 8).all()
     assert sum(x.size for x, _ in validation_batches(store, context=64, batch=16)) == 40 * 64
@@ -60,7 +60,7 @@ def test_a_store_of_a_task_has_inputs_targets_and_a_floor_of_nothing(tmp_path):
     # 255 ids fit a byte, and the mark of what is not scored is the 256th value.
     spec = RepeatsData(alphabet=254, sequences=300, validation_sequences=40)
     store = open_store(spec, context=32, root=tmp_path)
-    assert (store.row, store.targets, store.floor, store.bytes_per_token) == (64, True, 0.0, None)
+    assert (store.row, store.targets, store.entropy, store.bytes_per_token) == (64, True, 0.0, None)
     assert (store.vocabulary, store.train.dtype) == (255, np.uint8)
     assert (len(store.train), len(store.validation)) == (300 * 64, 40 * 64)
     assert store.manifest["scored"] == 16
@@ -99,7 +99,7 @@ def uneven(spec, context, seed, count):
 def test_a_text_store_of_bytes_holds_the_text_and_its_splits_share_no_line(tmp_path, text_file):
     store = open_store(FilesData(path=str(text_file)), context=64, root=tmp_path / "stores")
     assert store.train.dtype == np.uint16
-    assert store.floor is None
+    assert store.entropy is None
     sides = []
     for tokens in (store.train, store.validation):
         assert tokens[-1] == BYTES_END

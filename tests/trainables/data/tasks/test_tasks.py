@@ -200,7 +200,7 @@ def test_sequences_that_repeat_never_share_a_side():
 
 
 def test_no_offset_tells_what_to_copy():
-    """A net that copies from a fixed distance, whichever, is right on a small share of the targets."""
+    """A model that copies from a fixed distance, whichever, is right on a small share of the targets."""
     spec = RepeatsData(alphabet=40, sequences=4000, validation_sequences=1)
     train, _ = sides(spec, 64)
     inputs, targets = train[:, :64], train[:, 64:]

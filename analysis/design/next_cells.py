@@ -28,7 +28,7 @@ from analysis.design.objective import Objective, compared
 from analysis.design.variance_model import Model, Step, sure_noise
 from analysis.threads import single_threaded
 
-__all__ = ["Objective", "Choice", "Option", "propose"]
+__all__ = ["Choice", "Objective", "Option", "propose"]
 
 #: The first design: places as shares of the range of ln N, and seeds of each. By far the most FLOPs lie above the first
 #: places. A round is a size of every depth at all places so far; it is filled before the next.

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic import TypeAdapter
 
 from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
 from analysis.files import strict
-from analysis.fit.crossing_shift import Contrast
+from analysis.fit.crossing_shift import ChangedStudy, paired_shifts, split_sensitivity_runs
 from analysis.fit.kaplan import Kaplan, kaplan
-from analysis.fit.learning_rate_shift import Shift, shifts, split
 from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.held_out import (
     Advice,
@@ -70,8 +70,7 @@ class Fit:
         warnings: sentences a reader must see.
         level, draws, seed: of the intervals and the bootstrap.
         refits: intervals of the whole pipeline repeated; None where it was not asked for, or without a noise estimate.
-        sensitivity: how the crossings move with the learning rate; empty without a sensitivity arm.
-        contrasts: the crossings beside those of the same study under other parametrisations.
+        shifts: how far the crossings move with the learning rate (sensitivity runs) and under other parametrisations.
         kaplan: the loss by aspect ratio and by count of parameters; None with one depth, and in older files.
         evidence: None when read from a file.
     """
@@ -95,8 +94,7 @@ class Fit:
     draws: int
     seed: int
     refits: ParametricBootstrap | None = None
-    sensitivity: tuple[Shift, ...] = ()
-    contrasts: tuple[Contrast, ...] = ()
+    shifts: tuple[ChangedStudy, ...] = ()
     kaplan: Kaplan | None = None
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
 
@@ -132,8 +130,7 @@ class Fit:
                 "draws": self.draws,
                 "seed": self.seed,
                 "refits": None if self.refits is None else self.refits.to_json(),
-                "sensitivity": [item.to_json() for item in self.sensitivity],
-                "contrasts": [item.to_json() for item in self.contrasts],
+                "shifts": [item.to_json() for item in self.shifts],
                 "kaplan": None if self.kaplan is None else self.kaplan.to_json(),
             }
         )
@@ -170,8 +167,7 @@ class Fit:
                 draws=int(value.get("draws", 0)),
                 seed=int(value.get("seed", 0)),
                 refits=ParametricBootstrap.from_json(value["refits"]) if value.get("refits") else None,
-                sensitivity=tuple(Shift.from_json(item) for item in value.get("sensitivity", ())),
-                contrasts=tuple(Contrast.from_json(item) for item in value.get("contrasts", ())),
+                shifts=TypeAdapter(tuple[ChangedStudy, ...]).validate_python(value.get("shifts", ())),
                 kaplan=Kaplan.from_json(value["kaplan"]) if value.get("kaplan") else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -212,7 +208,7 @@ def fit(
         raise InputError(f"The number of draws is {draws}; an interval needs at least {LEAST_DRAWS}.")
     if refits < 0:
         raise InputError(f"The number of refits is {refits}; it cannot be negative.")
-    runs, arm = split(runs)
+    runs, again = split_sensitivity_runs(runs)
     comparison = compare(runs, tokens=tokens)
     rows = comparison.rows
     curves = build_curves(rows)
@@ -250,7 +246,7 @@ def fit(
         draws=draws,
         seed=seed,
         refits=refit(curves, refits, level=level, seed=seed),
-        sensitivity=() if arm is None else shifts(arm, rows, curves, found.items, level),
+        shifts=() if again is None else paired_shifts(again, rows, curves, found.items, level),
         kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
         evidence=Evidence(comparison, curves, found),
     )

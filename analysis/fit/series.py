@@ -8,22 +8,20 @@ its value.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.fit.crossing_shift import Moved, contrast
+from analysis.fit.crossing_shift import ChangedStudy, compare_fits, split_sensitivity_runs
 from analysis.fit.document import Fit
-from analysis.fit.learning_rate_shift import split
 from analysis.fit.measures import (
     MeasureData,
     Value,
     ValueAxis,
     are_numbers,
-    label,
     measure_by_value,
     value_axis,
 )
@@ -87,24 +85,6 @@ class BestData:
         return self.rows.drop(columns="place")
 
 
-@dataclass(frozen=True)
-class Move:
-    """The crossings at a value against those at the first value that has a fit.
-
-    Attributes:
-        first, value: the two values.
-        pairs: neighbouring depths that both have, see `analysis.fit.crossing_shift.Moved`.
-    """
-
-    first: Value
-    value: Value
-    pairs: tuple[Moved, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-
 def in_order(members: Sequence[Member]) -> list[Member]:
     """The members by value where all values are numbers, else as given.
 
@@ -162,18 +142,20 @@ def best_data(members: Sequence[Member]) -> BestData | None:
     return BestData(pd.DataFrame(rows), axis) if rows else None
 
 
-def moves(members: Sequence[Member]) -> tuple[Move, ...]:
-    """Each member's crossings against those of the first that has a fit."""
+def shifts_by_value(key: str, members: Sequence[Member]) -> tuple[ChangedStudy, ...]:
+    """How far each member's crossings lie from those of the first member that has a fit."""
     fitted = [(member, member.fit) for member in in_order(members) if member.fit is not None]
     if not fitted:
         return ()
     first, own = fitted[0]
     found = []
     for member, other in fitted[1:]:
-        pairs = contrast(own, other, (label(first.value), label(member.value))).pairs
-        known = tuple(item for item in pairs if item.shift_interval != (None, None) or item.shift is not None)
+        study = compare_fits(own, other, key, first.value, member.value)
+        known = tuple(
+            item for item in study.pairs if item.shift_interval is not None or item.shift is not None
+        )
         if known:
-            found.append(Move(first.value, member.value, known))
+            found.append(replace(study, pairs=known))
     return tuple(found)
 
 
@@ -207,7 +189,7 @@ def _measured(member: Member, name: str) -> pd.DataFrame | None:
         rows = member.fit.evidence.comparison.rows
     else:
         try:
-            rows = compare(split(member.runs)[0]).rows
+            rows = compare(split_sensitivity_runs(member.runs)[0]).rows
         except InputError:
             return None
     if name not in rows.columns:

@@ -48,10 +48,12 @@ class StudyRuns(Runs):
     store: Store | None
 
     def compared(self, result: "Fit") -> "Fit":
-        """Return the fit with the contrasts that the study's experiment has rows for."""
-        from study.results.parametrisations import contrasts
+        """Return the fit with the shifts of its crossings under other parametrisations."""
+        from study.results.parametrisations import parametrisation_shifts
 
-        return replace(result, contrasts=contrasts(self.spec, self.plan, result, self.store))
+        return replace(
+            result, shifts=(*result.shifts, *parametrisation_shifts(self.plan, result, self.store))
+        )
 
     def searched(self) -> dict[str, Any]:
         """Return the search of the study, see `answer.searched`."""

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import build_curves
-from analysis.fit.learning_rate_shift import ARM, split
+from analysis.fit.crossing_shift import ARM, split_sensitivity_runs
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
@@ -32,7 +32,7 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[Plan
         plan: plans the cells.
         table: the run table of the study; rows of the arm itself change nothing.
     """
-    main, _ = split(table)
+    main, _ = split_sensitivity_runs(table)
     if spec.sensitivity is None or main.used.empty:
         return []
     rows = compare(main).rows

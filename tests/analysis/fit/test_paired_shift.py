@@ -9,7 +9,13 @@ from scipy.optimize import brentq
 
 from analysis.curves.curves import build_curves
 from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, moved, paired_shifts, split_sensitivity_runs
+from analysis.fit.crossing_shift import (
+    LEARNING_RATE,
+    ChangedStudy,
+    moved,
+    paired_shifts,
+    split_sensitivity_runs,
+)
 from analysis.fit.document import Fit, fit
 from analysis.law.crossings import find_crossings
 from analysis.report.extras.shifts import factor_phrase, shift_sentence

@@ -12,7 +12,7 @@ from analysis.files import write_json, write_text
 from analysis.fit.document import Fit
 from analysis.fit.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
 from analysis.fit.measures import label
-from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, parting_sentence
+from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, disagreement_sentence
 from analysis.law.crossings import Crossing
 from analysis.report.answers import answers, search_sentence
 from analysis.report.catalogue import SHIFT_FIGURES, TITLES, Figure, absent_figures, make_figures
@@ -133,7 +133,7 @@ def write_report(
             hidden=len(fit.crossings) - len(shown),
             law=law_sentence(fit),
             rivals=rivals_table(fit),
-            disagreements=parting_sentence(fit),
+            disagreements=disagreement_sentence(fit),
             noise=noise_sentence(fit),
             kaplan_words=kaplan_sentences(fit.kaplan),
             exponents=exponent_rows(fit.kaplan),

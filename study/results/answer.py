@@ -287,7 +287,7 @@ def _by_measurement(params: float, found: dict[str, Any]) -> dict[str, Any]:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return crossings, law, rivals and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import law_sentence, noise_sentence, parting_sentence
+    from analysis.fit.sentences import law_sentence, noise_sentence, disagreement_sentence
 
     missing = [item for item in result.crossings if item.status == "insufficient"]
     # Twenty depths have 190 pairs, and those of which nothing is known would bury the others.
@@ -305,7 +305,7 @@ def fit_table(result: "Fit") -> RenderableType:
         *(Text(note, style="dim") for note in notes),
         law,
         _rivals(result),
-        *([Text(parting_sentence(result))] if result.disagreements else []),
+        *([Text(disagreement_sentence(result))] if result.disagreements else []),
         *([_best(result)] if result.best else []),
         *_shifts(result),
         Text(about, style="dim"),

@@ -442,7 +442,7 @@ def audit(
     ] = "nonembedding",
     as_json: JsonOption = False,
 ) -> None:
-    """Say where an existing model stands on the law: too deep, too shallow, or within the band."""
+    """Say where an existing model stands on the law: too deep, too shallow, or within the interval."""
     from study.commands.audit import audit_json, audit_models, audit_view
 
     audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, count)

@@ -264,7 +264,7 @@ def test_library_defect_specs_that_match_nothing_leave_the_matrix_whole(ranks):
     for replicated, said in ranks.gang(2, unmatched_specs):
         assert replicated == 3 * WIDTH
         assert "c_attn has 48 rows on this rank and should have 24" in said[0]
-        assert "DeepSpeed did not share transformer.h.0.mlp.c_fc.weight" in said[1]
+        assert "DeepSpeed did not shard transformer.h.0.mlp.c_fc.weight" in said[1]
 
 
 @pytest.mark.slow

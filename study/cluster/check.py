@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from study.cluster.cluster_file import read
+from study.cluster.cluster_file import ADDRESS, read
 from study.cluster.findings import Finding, Report, need
 from study.cluster.prices import Pool, head_hour, pools
 from study.cluster.rules import check_any, check_local
@@ -14,6 +14,10 @@ from study.errors import SpecError
 
 #: Values of `provider.type` that this command supports.
 PROVIDERS = ("aws", "local")
+NO_CREDENTIALS = (
+    "this machine has no AWS credentials in its environment or ~/.aws; run `aws configure`, or set AWS_PROFILE. A role "
+    f"of the machine itself is not looked up: with one, run `ray dashboard` and submit with --address {ADDRESS}"
+)
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,7 @@ def _machines(report: Report) -> None:
         return
     check_aws(report)
     if not has_credentials():
-        report.warning(
-            ("provider",),
-            "this machine has no AWS credentials (environment, ~/.aws); run `aws configure`, or set AWS_PROFILE. A "
-            "role of this machine itself is not looked up",
-        )
+        report.warning(("provider",), NO_CREDENTIALS)
     report.notes.append(
         "the quotas of your account are not checked: see Service Quotas in the console, Amazon EC2, "
         "`Running On-Demand …` and `All … Spot Instance Requests`"

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import import_module
 
 from study.cluster.cluster_file import ClusterFile, Path
 from study.errors import SpecError
@@ -72,11 +72,8 @@ def need(purpose: str, module: str) -> None:
         SpecError: it is missing; the message contains the command that installs it.
     """
     try:
-        found = find_spec(module) is not None
-    except ValueError:
-        # `sys.modules` holds None for a module that cannot be imported.
-        found = False
-    if not found:
+        import_module(module)
+    except ImportError as error:
         raise SpecError(
             f"{purpose} needs {module}, of the extra `cluster`; install it: pip install 'interplay[cluster]'."
-        )
+        ) from error

@@ -88,9 +88,7 @@ def submit(
     cluster_file = None if file is None else read(file)
     if cluster_file is None:
         address = address or os.environ.get("RAY_API_SERVER_ADDRESS")
-    elif address is None and cluster_file.provider == "aws":
-        _check_reachable(cluster_file)
-    _check_study(source, overrides, spec, cluster_file, console)
+    _check(source, overrides, spec, cluster_file, opens_tunnel=address is None, console=console)
     token = cluster_file.token if cluster_file else _default_token()
     secret = None if token is None else read_token(token)
     with ExitStack() as stack:
@@ -112,11 +110,19 @@ def submit(
         return _follow(client, cluster, job, console)
 
 
-def _check_study(
-    source: str, overrides: Sequence[str], spec: StudySpec, file: ClusterFile | None, console: Console
+def _check(
+    source: str,
+    overrides: Sequence[str],
+    spec: StudySpec,
+    file: ClusterFile | None,
+    *,
+    opens_tunnel: bool,
+    console: Console,
 ) -> None:
-    """Refuse here what the driver would refuse minutes later; print warnings and the estimated price."""
+    """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price."""
+    from study.cluster.check import NO_CREDENTIALS, has_credentials
     from study.cluster.prices import pools
+    from study.cluster.rules import AWS_METADATA, check_metadata
     from study.cluster.study_price import price_study
     from study.cluster.view import option_text
     from study.plan.plan import make_plan
@@ -126,32 +132,19 @@ def _check_study(
         make_plan(spec, to_read=True)
         return
     report = Report(file)
+    if opens_tunnel:
+        need("opening a tunnel", "boto3")
+        check_metadata(report, AWS_METADATA)
+        if not has_credentials():
+            report.error(("provider",), NO_CREDENTIALS)
     price = price_study(report, pools(file), source, overrides)
     if report.errors:
-        raise SpecError(". ".join(found.message for found in report.errors) + ".")
-    for found in report.warnings:
-        console.print(Text.assemble(("warning: ", "yellow"), f"{found.message}."), soft_wrap=True)
+        found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in report.errors)
+        raise SpecError(f"{file.name} cannot be used: {found}. See `interplay cluster check {file.name}`.")
+    for warning in report.warnings:
+        console.print(Text.assemble(("warning: ", "yellow"), f"{warning.message}."), soft_wrap=True)
     for option in price.options if price else ():
         console.print(Text(f"Estimated {option_text(option)}."), soft_wrap=True)
-
-
-def _check_reachable(file: ClusterFile) -> None:
-    """Refuse a file that is not edited or has no credentials, for which `ray dashboard` would end in a traceback."""
-    need("opening a tunnel", "boto3")
-    from study.cluster.check import has_credentials
-    from study.cluster.rules import AWS_METADATA, check_metadata
-
-    report = Report(file)
-    check_metadata(report, AWS_METADATA)
-    if report.errors:
-        found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in report.errors)
-        raise SpecError(f"{file.name} is not ready: {found}. See `interplay cluster check {file.name}`.")
-    if not has_credentials():
-        raise SpecError(
-            f"this machine has no AWS credentials, which are needed to find the head of {file.name}; run `aws "
-            "configure`, or set AWS_PROFILE. If the machine itself has a role, open a tunnel with `ray dashboard "
-            f"{file.name}` and add --address {ADDRESS}."
-        )
 
 
 def _default_token() -> Path | None:

@@ -2,7 +2,7 @@
 
 import shlex
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,7 +12,7 @@ import yaml
 
 from study.errors import SpecError
 from study.spec import yaml_file
-from study.spec.study import StudySpec, studies
+from study.spec.study import StudySpec
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,21 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, scratch: Path) 
 
         excludes = get_runtime_env_default_excludes()
         create_package(str(folder), archive, include_gitignore=True, excludes=excludes)
-    if source in yaml_file.preset_names() and not any(_paths(spec)):
+    raw = spec.model_dump(mode="json")
+    paths: list[str] = []
+
+    def collect(path: str) -> str:
+        paths.append(path)
+        return path
+
+    _map_paths(raw, collect)
+    if source in yaml_file.preset_names() and not paths:
         name, sets = source, [word for text in overrides for word in ("--set", text)]
     else:
         name, sets = f"{spec.name}.submitted.yaml", []
-        raw = spec.model_dump(mode="json")
         with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file:
-            _relocate(raw, folder, set(file.namelist()))
+            sent = set(file.namelist())
+            _map_paths(raw, lambda path: _inside(path, folder, sent))
             file.writestr(name, yaml.safe_dump(raw, sort_keys=False, allow_unicode=True))
     command = shlex.join(["python", "-m", "study", "run", name, *sets])
     if not archive.exists():
@@ -86,30 +94,16 @@ def checkout(start: Path) -> Path | None:
     return None
 
 
-def _sources(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The sections of a document that may have a `path`: `data`, and the parts of a mixture."""
-    return [data, *(part["data"] for part in data.get("parts", ()))]
-
-
-def _paths(spec: StudySpec) -> Iterator[str]:
-    """Every data file or pattern of a study, or of the studies of a series."""
-    for study in studies(spec):
-        for source in _sources(study.model_dump(mode="json")["data"]):
-            found = source.get("path")
-            yield from [found] if isinstance(found, str) else found or ()
-
-
-def _relocate(raw: dict[str, Any], folder: Path | None, sent: set[str]) -> None:
-    """Make every data path relative to the checkout."""
-    for source in _sources(raw["data"]):
+def _map_paths(raw: dict[str, Any], change: Callable[[str], str]) -> None:
+    """Change every data file or pattern that a study names: in `data`, in the parts of a mixture, and in `vary`."""
+    data = raw["data"]
+    for source in (data, *(part["data"] for part in data.get("parts", ()))):
         found = source.get("path")
-        if isinstance(found, str):
-            source["path"] = _inside(found, folder, sent)
-        elif found:
-            source["path"] = [_inside(path, folder, sent) for path in found]
+        if found:
+            source["path"] = change(found) if isinstance(found, str) else [change(path) for path in found]
     vary = raw.get("vary") or {}
     for key in filter(yaml_file.VARIED_PATH.fullmatch, vary):
-        vary[key] = [_inside(path, folder, sent) for path in vary[key]]
+        vary[key] = [change(path) for path in vary[key]]
 
 
 def _inside(path: str, folder: Path | None, sent: set[str]) -> str:

@@ -4,8 +4,8 @@ It is computed from the run table, in the order in which the rows ended.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -231,39 +231,18 @@ def search_data(
     if rows is None or rows.empty:
         return None
     outcome = rows["status"].where(rows["status"] != STOPPED, "forecast")
-    cells = pd.DataFrame(
-        {
-            "order": rows["order"],
-            "flops": np.cumsum(rows["flops"].to_numpy(dtype=float)),
-            "depth": rows["depth"],
-            "params": rows["params"],
-            "seed": rows["seed"],
-            "loss": rows["loss"],
-            "outcome": outcome,
-        }
-    )
+    cells = rows.assign(flops=np.cumsum(rows["flops"].to_numpy(dtype=float)), outcome=outcome)
+    found = [
+        (step.cells, step.flops, *attrgetter("value", "low", "high", "halfwidth")(step.estimate))
+        for step in history(rows, search.objective, level=level, points=points)
+    ]
+    floats = dict.fromkeys(("flops", "value", "low", "high", "halfwidth"), float)
+    steps = pd.DataFrame(found, columns=["cells", *floats]).astype(floats)
+    grid = grid_steps(rows, search.grid, search.objective, level=level)
     return SearchData(
-        cells,
-        _steps(history(rows, search.objective, level=level, points=points)),
-        pd.DataFrame(
-            grid_steps(rows, search.grid, search.objective, level=level), columns=GridStep._fields
-        ).replace(np.inf, np.nan),
+        cells[["order", "flops", "depth", "params", "seed", "loss", "outcome"]],
+        steps.replace([np.inf, -np.inf], np.nan),
+        pd.DataFrame(grid, columns=GridStep._fields).replace(np.inf, np.nan),
         search.objective,
         search.stop_when,
     )
-
-
-def _steps(steps: Sequence[Step]) -> pd.DataFrame:
-    lines = [
-        {
-            "cells": step.cells,
-            "flops": step.flops,
-            "value": step.estimate.value,
-            "low": step.estimate.low,
-            "high": step.estimate.high,
-            "halfwidth": step.estimate.halfwidth,
-        }
-        for step in steps
-    ]
-    floats = dict.fromkeys(("flops", "value", "low", "high", "halfwidth"), float)
-    return pd.DataFrame(lines).astype(floats).replace([np.inf, -np.inf], np.nan)

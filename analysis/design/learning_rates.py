@@ -92,7 +92,7 @@ def common_rates(rows: pd.DataFrame, sd: float) -> Rates:
 
 
 def _near_best(rows: pd.DataFrame) -> Flags:
-    """Mark cells, sorted by rate, that are near their lowest loss (as in `analysis.runs.learning_rates`) or next to it."""
+    """Mark cells, sorted by rate, near the lowest loss (as in `analysis.runs.learning_rates`) or next to it."""
     keys = ["depth", "params", "seed"]
     group = rows.groupby(keys, sort=True)
     lowest = group["loss"].transform("min")

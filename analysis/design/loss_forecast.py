@@ -7,7 +7,7 @@ of their forecasts set its scale.
 
 Stopping a cell by its loss at the step does not bias the regression, which is conditional on that loss (missing at
 random, Rubin 1976). If cells are stopped at several steps, the finished ones were also selected by their losses after
-the first. The forecast then goes from each step to the next, over all cells that reached it (`Line.then`).
+the first. The forecast then goes from each step to the next, over all cells that reached it (`LossForecast.then`).
 """
 
 import math
@@ -39,7 +39,7 @@ CAUTION = 0.9
 
 
 @dataclass(frozen=True)
-class Line:
+class LossForecast:
     """Forecast of one cell's final loss, linear in its loss at one step.
 
     Attributes:
@@ -65,7 +65,7 @@ class Line:
         variance = constant + linear * away + square * away**2
         return self.loss + self.slope * away, math.sqrt(max(variance, 0.0))
 
-    def then(self, later: "Line") -> "Line":
+    def then(self, later: "LossForecast") -> "LossForecast":
         """Combine with the line of a later step, if this one forecasts the loss at that step."""
         start = self.loss - later.centre
         constant, linear, square = later.variance
@@ -77,7 +77,7 @@ class Line:
         ours, theirs, both = (
             own * later.slope**2 + on for own, on in zip(self.variance, passed, strict=True)
         )
-        return Line(
+        return LossForecast(
             step=self.step,
             centre=self.centre,
             loss=later.loss + later.slope * start,
@@ -116,7 +116,7 @@ class StepFit:
     covariance: Floats
     shapes: dict[tuple[int, float], tuple[int, float, Floats]]
 
-    def line(self, depth: int, params: float) -> Line:
+    def line(self, depth: int, params: float) -> LossForecast:
         """Return the forecast for a cell of a shape, which need not be among the finished ones."""
         x, layers, centre = self.middle
         sizes = [math.log(params) - x, math.log(depth) - layers]
@@ -132,7 +132,7 @@ class StepFit:
         in_loss = self.covariance[-1]
         own = spread**2 * (1 + weight) + float(regressors @ self.covariance @ regressors)
         variance = (own, 2 * float(in_loss @ regressors), float(in_loss[-1]))
-        return Line(
+        return LossForecast(
             step=self.step,
             centre=centre,
             loss=centre + fall,

@@ -11,7 +11,7 @@ changes of the plan for what they would do to the interval of b, and at which co
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from analysis.curves.curves import build_curves
 from analysis.curves.noise import Floats
 from analysis.design.simulated_study import Truth, simulate_matched
-from analysis.files import strict
+from analysis.files import to_json
 from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.law.threshold import ThresholdFit, fit_threshold
@@ -124,7 +124,7 @@ class PowerEstimate:
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON types, without the single studies."""
-        document: dict[str, Any] = strict(asdict(replace(self, b_widths=())))
+        document: dict[str, Any] = to_json(replace(self, b_widths=()))
         del document["b_widths"]
         return document
 
@@ -177,7 +177,7 @@ class Halving:
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON types."""
-        document: dict[str, Any] = strict(asdict(self))
+        document: dict[str, Any] = to_json(self)
         return document
 
 

@@ -615,6 +615,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _print_json(document: object) -> None:
-    from analysis.files import strict
+    from analysis.files import to_json
 
-    print(json.dumps(strict(document), indent=2, allow_nan=False))
+    print(json.dumps(to_json(document), indent=2, allow_nan=False))

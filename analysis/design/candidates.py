@@ -61,7 +61,9 @@ def ended(rows: pd.DataFrame) -> list[tuple[int, float, float, int]]:
 def diverged(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Mark rows without a loss, except those whose column `status` names another reason than divergence."""
     missing = ~np.isfinite(rows["loss"].to_numpy(dtype=float))
-    return missing if "status" not in rows else missing & (rows["status"] == "diverged").to_numpy(dtype=bool)
+    return np.asarray(
+        missing if "status" not in rows else missing & (rows["status"] == "diverged"), dtype=bool
+    )
 
 
 def lost_shapes(rows: pd.DataFrame) -> dict[Key, float]:

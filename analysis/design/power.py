@@ -11,7 +11,7 @@ weakness of that pipeline: statuses, open intervals, noise estimated from few se
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ import numpy as np
 from analysis.curves.curves import build_curves
 from analysis.curves.noise import Floats
 from analysis.design.simulated_study import Truth, simulate_matched
-from analysis.files import strict
 from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.law.threshold import ThresholdFit, fit_threshold
@@ -123,12 +122,6 @@ class PowerEstimate:
     law: LawPower
     share_error: float
     b_widths: tuple[float, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Strict JSON types, without the single studies."""
-        document: dict[str, Any] = strict(asdict(self))
-        del document["b_widths"]
-        return document
 
 
 @dataclass(frozen=True)

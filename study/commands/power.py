@@ -8,7 +8,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from analysis.design.power import (
     simulate_power,
 )
 from analysis.design.simulated_study import Truth
-from analysis.files import strict
+from analysis.files import to_json
 from analysis.law.projection import LEVINE2020
 from analysis.numbers import digits, short
 from study.errors import SpecError
@@ -92,14 +92,16 @@ class Power:
 
     def to_json(self) -> dict[str, Any]:
         """The value of the key `power` in the plan's JSON."""
+        estimate = to_json(self.estimate)
+        del estimate["b_widths"]
         return {
             "assumptions": {
                 item.name: {"value": item.value, "source": item.source} for item in self.assumptions
             },
             "pilot": self.pilot,
             "shapes": self.shapes,
-            **self.estimate.to_json(),
-            "halve": strict(asdict(self.changes)),
+            **estimate,
+            "halve": to_json(self.changes),
             "notes": list(self.notes),
         }
 

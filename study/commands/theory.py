@@ -100,7 +100,7 @@ def depth_verb(
 
     found = [minimal_depth(value) for value in [*params, *(more or ())]]
     if as_json:
-        _print_json([asdict(item) for item in found])
+        _print_json(found)
         return
     table = _table("N", "L", "d = 3^L", "L ceil", "d", "L nearest", "d")
     for item in found:
@@ -141,7 +141,7 @@ def example_verb(
     found = [matching_width(shallow, deep_depth, deep_width, both_heads) for shallow in range(1, deep_depth)]
     if as_json:
         deep = {"depth": deep_depth, "width": deep_width, "heads": both_heads, "lower": found[0].needed}
-        _print_json({"deep": deep, "shallow": [asdict(item) for item in found]})
+        _print_json({"deep": deep, "shallow": found})
     else:
         shape = f"depth {deep_depth}, width {deep_width}, heads {both_heads}"
         Console().print(_example_view(shape, found))
@@ -218,11 +218,11 @@ def rank_verb(
                 "rank": best.rank,
                 "log3_rank": log3(best.rank) if best.rank else None,
                 "saturated": best.saturated,
-                "partitions": [asdict(item) for item in ranks],
+                "partitions": ranks,
                 "agree": _agree(ranks),
-                "bounds": asdict(limits),
-                "held": asdict(checked),
-                "formula_7": {"lower": seven[0], "upper": seven[1], "held": asdict(checked_7)},
+                "bounds": limits,
+                "held": checked,
+                "formula_7": {"lower": seven[0], "upper": seven[1], "held": checked_7},
             }
         )
         return
@@ -415,6 +415,6 @@ def _positions(partition: tuple[int, ...]) -> str:
 
 
 def _print_json(document: object) -> None:
-    from analysis.files import strict
+    from analysis.files import to_json
 
-    print(json.dumps(strict(document), indent=2, allow_nan=False))
+    print(json.dumps(to_json(document), indent=2, allow_nan=False))

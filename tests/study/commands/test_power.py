@@ -212,6 +212,7 @@ def test_json_has_the_power_beside_the_plan(command, pilot):
     assert [change["name"] for change in power["halve"]["changes"]] == list(CHANGES)
     assert {"cost", "ratio", "ratio_error", "halves", "cheapest"} <= set(power["halve"]["changes"][0])
     assert power["notes"] == []
+    assert "b_widths" not in power
 
 
 def test_people_get_tables_that_fit_80_columns(command):

@@ -443,7 +443,7 @@ class Model:
 
 
 def sure_noise(curves: Curves) -> tuple[float, float]:
-    """What shapes of a seed share, and `Curves.stray`, as far as they are more than few replicates make them by chance.
+    """Noise correlation and `Curves.misfit_sd_ratio`, as far as they exceed what few replicates give by chance.
 
     A search that takes noise for stray asks for sizes only, and then no further seed ever tells it better. The same
     holds where a share that is too large leaves too little noise for the rest: with three seeds it is known to two
@@ -455,9 +455,9 @@ def sure_noise(curves: Curves) -> tuple[float, float]:
     """
     noise = curves.noise
     if noise.source != "seeds":
-        return noise.correlation, curves.stray
+        return noise.correlation, curves.misfit_sd_ratio
     rho = noise.correlation * min(1.0, (noise.seeds - 1) / float(chi2.ppf(SURE, noise.seeds - 1)))
     larger = noise.dof / float(chi2.ppf(1 - SURE, noise.dof))
     runs = float(np.mean(1 / curves.count))
-    found = (1 - noise.correlation) * runs + curves.stray**2
+    found = (1 - noise.correlation) * runs + curves.misfit_sd_ratio**2
     return rho, math.sqrt(max(found / larger - (1 - rho) * runs, 0.0))

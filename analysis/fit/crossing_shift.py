@@ -16,7 +16,7 @@ would be taken for the loss of the shape.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,10 +105,6 @@ class ChangedStudy:
     protocol: str = ""
     slope_change: float | None = None
     slope_interval: Interval | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 class Fitted(Protocol):

@@ -160,7 +160,12 @@ def run_series(
 
 
 def read_series(
-    spec: StudySpec, results: Path, *, level: float = 0.95, tokens: float | None = None, refits: int = 0
+    spec: StudySpec,
+    results: Path,
+    *,
+    level: float = 0.95,
+    tokens: float | None = None,
+    parametric_bootstrap: int = 0,
 ) -> list[FittedMember]:
     """Fit the members of a series that have rows.
 
@@ -169,7 +174,7 @@ def read_series(
         results: root of all results.
         level: of all intervals.
         tokens: training tokens at which losses are compared, see `analysis.runs.comparison.compare`.
-        refits: see `analysis.fit.document.fit`.
+        parametric_bootstrap: see `analysis.fit.document.fit`.
 
     Raises:
         SpecError: no member has rows.
@@ -187,7 +192,13 @@ def read_series(
         fitted = None
         with suppress(InputError):  # no usable loss; the page shows that
             fitted = source.compared(
-                fit(source.table, level=level, tokens=tokens, refits=refits, entropy=source.known["entropy"])
+                fit(
+                    source.table,
+                    level=level,
+                    tokens=tokens,
+                    parametric_bootstrap=parametric_bootstrap,
+                    entropy=source.known["entropy"],
+                )
             )
         report = places(member.spec, results.resolve()).folder / "report.html"
         found.append(FittedMember(member, source, fitted, report if report.is_file() else None))
@@ -264,7 +275,7 @@ def write_page(spec: StudySpec, fitted: Sequence[FittedMember], folder: Path) ->
                 one.member.value,
                 one.source.table,
                 one.fit,
-                one.report and Path(os.path.relpath(one.report, folder)).as_posix(),
+                Path(os.path.relpath(one.report, folder)).as_posix() if one.report else None,
             )
             for one in fitted
         ],

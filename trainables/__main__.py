@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="sequences a group of ranks works on at once; by default all of its share",
     )
     parser.add_argument(
-        "--activation_checkpointing", action="store_true", help="keep no activations inside a layer"
+        "--activation-checkpointing", action="store_true", help="keep no activations inside a layer"
     )
     parser.add_argument(
         "--shard-vocabulary", action="store_true", help="also share the embedding among tensor-parallel ranks"

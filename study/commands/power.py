@@ -4,7 +4,6 @@ A plan knows shapes and seeds. It does not know the law, the noise or how steepl
 one, from what the user gives, from the fit of a pilot study, or by default; each is printed with where it came from.
 """
 
-import difflib
 import itertools
 import math
 import time
@@ -26,6 +25,7 @@ from analysis.numbers import digits, short
 from study.errors import SpecError
 from study.plan.plan import Plan
 from study.results.answer import read_fit
+from trainables.errors import did_you_mean
 
 if TYPE_CHECKING:
     from analysis.fit.document import Fit
@@ -202,11 +202,10 @@ def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
         if not equals:
             raise SpecError(f"--assume {text!r} is not NAME=VALUE; write it as --assume noise=0.005.")
         if name not in MEANINGS:
-            near = difflib.get_close_matches(name, MEANINGS, n=1)
-            hint = f"did you mean `{near[0]}`? " if near else ""
             listed = "; ".join(f"{key} ({meaning})" for key, (meaning, _, _) in MEANINGS.items())
             raise SpecError(
-                f"--assume {text!r}: there is no `{name}` to assume; {hint}It can be one of: {listed}."
+                f"--assume {text!r}: there is no `{name}` to assume{did_you_mean(name, MEANINGS) or '.'} It can be one "
+                f"of: {listed}."
             )
         if name in found:
             raise SpecError(f"--assume gives `{name}` more than once; write each name once.")
@@ -398,17 +397,7 @@ def _ranges(shapes: Sequence[Shape], depths: tuple[int, ...]) -> dict[int, tuple
 
 
 def _notes(plan: Plan, truth: Truth, assumptions: Sequence[Assumption]) -> list[str]:
-    notes = []
-    if plan.candidates is not None:
-        notes.append(
-            f"The search ({plan.sampler}) trains only some of the cells listed; this is for all of them, so it "
-            "promises too much."
-        )
-    if plan.sampler == "crossing":
-        notes.append(
-            "The search (crossing) chooses its own cells and ends where its limits say; this is for a grid of the "
-            "shapes and seeds listed."
-        )
+    notes = plan.search.power_notes()
     rates = len({planned.lr_factor for planned in plan.cells})
     if rates > 1:
         notes.append(
@@ -439,8 +428,9 @@ def power_view(power: Power) -> RenderableType:
         _crossing_table(estimate_of_power),
         Text(
             "Shares of the studies; left, right: deeper wins everywhere, nowhere. Interval: median high/low of the "
-            f"closed ones in N, at {estimate_of_power.level:.0%}. Holds: how often it has the true N. ± is one standard error "
-            f"from the number of studies; of a share at most {100 * estimate_of_power.share_error:.0f} points (--studies).",
+            f"closed ones in N, at {estimate_of_power.level:.0%}. Holds: how often it has the true N. ± is one "
+            f"standard error from the number of studies; of a share at most {100 * estimate_of_power.share_error:.0f} "
+            "points (--studies).",
             style="dim",
         ),
         Text(),

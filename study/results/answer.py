@@ -75,7 +75,7 @@ def answer(
 
 def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "") -> dict[str, Any]:
     """What a report tells of a search: its objective, the grid it is held against, and Optuna's own plots; none of a grid."""
-    if plan.sampler == "grid":
+    if plan.search.is_grid:
         return {}
     import pandas as pd
 
@@ -91,9 +91,8 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
             "flops": [p.flops for p in shapes],
         }
     )
-    stop_when = spec.search.stop_when
     return {
-        "search": Search(objective_of(spec), stop_when.halfwidth if stop_when else None, grid, ended),
+        "search": Search(objective_of(spec), spec.search.wanted_halfwidth, grid, ended),
         "more": optuna_figures(runs),
     }
 

@@ -1,4 +1,4 @@
-"""A searched study from its rows to its report: the search, Optuna's plots, sensitivity runs and another parametrisation."""
+"""A searched study from its rows to its report: search, Optuna's plots, sensitivity runs and parametrisations."""
 
 import json
 

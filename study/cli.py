@@ -168,12 +168,12 @@ def plan(
         return
     from study.commands.power import plan_power, power_view
 
-    foreseen = plan_power(made, assume or (), pilot, studies, Console(stderr=True, quiet=as_json))
+    found = plan_power(made, assume or (), pilot, studies, Console(stderr=True, quiet=as_json))
     if as_json:
-        _print_json(made.to_json() | {"power": foreseen.to_json()})
+        _print_json(made.to_json() | {"power": found.to_json()})
     else:
         Console().print(plan_table(made))
-        Console(highlight=False).print(power_view(foreseen))
+        Console(highlight=False).print(power_view(found))
 
 
 @app.command()

@@ -182,7 +182,7 @@ class Curves:
         scale = np.sqrt(self.dof / generator.chisquare(self.dof, size=(count, 1)))
         return np.asarray(scale * (generator.standard_normal((count, len(values))) @ root.T))
 
-    def to_json(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """For the fit file: family, exponents, lack of fit."""
         alphas = {str(depth): curve.alpha for depth, curve in self.smooth.curves.items()}
         return {

@@ -17,7 +17,7 @@ starts; the sum of squares, not its mean, is minimised from each; what the optim
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +31,6 @@ from scipy.stats import t as student
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
-from analysis.files import strict
 
 SurfaceForm = Literal["additive", "aspect", "response"]
 SurfaceStatus = Literal["ok", "bound_hit", "not_converged", "insufficient"]
@@ -166,21 +165,6 @@ class SurfaceFit:
         # Two half-lines. Between them the slope has one sure sign, so of a curve with a minimum only the half with
         # the estimate can hold it.
         return (high, None) if best >= ends[1] else (None, low)
-
-    def to_json(self) -> dict[str, Any]:
-        """Strict JSON types, no NaN."""
-        document: dict[str, Any] = strict(asdict(self))
-        return document
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "SurfaceFit":
-        """The inverse of `to_json`; keys of a later version are ignored."""
-        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        for name in ("depth_range", "params_range"):
-            known[name] = None if known.get(name) is None else tuple(known[name])
-        if known.get("covariance") is not None:
-            known["covariance"] = tuple(tuple(row) for row in known["covariance"])
-        return cls(**known)
 
     def _best(self, params: float) -> tuple[float | None, str | None]:
         if not (math.isfinite(params) and params > 0):

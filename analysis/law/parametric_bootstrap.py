@@ -5,7 +5,7 @@ each draw is a table of new losses, and all is done anew: the choice of the fami
 crossings, scatter and law. It costs a fit a draw, so it is made on demand.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,17 +38,6 @@ class ParametricBootstrap:
     a_interval: Interval | None
     b_interval: Interval | None
     crossings: dict[str, Interval]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "ParametricBootstrap":
-        """The inverse of `to_json`."""
-        pairs = {name: (interval[0], interval[1]) for name, interval in value["crossings"].items()}
-        laws = {name: value[name] and tuple(value[name]) for name in ("a_interval", "b_interval")}
-        return cls(**{**value, **laws, "crossings": pairs})
 
 
 def refit(curves: Curves, count: int, *, level: float = 0.95, seed: int = 0) -> ParametricBootstrap | None:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     # A recommendation from a published law loads none of these (and no numerical library at all).
     import pandas as pd
 
-    from analysis.law.crossings import Crossing
     from analysis.fit.document import Fit
-    from analysis.runs.table import RunTable
+    from analysis.law.crossings import Crossing
     from analysis.law.loss_surfaces import SurfaceFit
+    from analysis.runs.table import RunTable
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
     from study.tracking.ledger import StudyPaths
@@ -80,8 +80,8 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
     import pandas as pd
 
     from analysis.design.history import Search
-    from study.search.stopping_rule import objective_of
     from study.results.optuna_plots import optuna_figures
+    from study.search.stopping_rule import objective_of
 
     shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()
     grid = pd.DataFrame(

@@ -101,7 +101,7 @@ def test_one_seed_takes_the_scatter_for_noise():
     assert curves.noise.source == "residuals"
     assert curves.noise.dof == len(curves.x) - curves.smooth.parameters - 1
     # 11 degrees of freedom: the estimate lies within a factor of 1.8 of the truth, 0.01·sqrt(0.7).
-    assert 0.55 < curves.noise.to_json()["sd_relative"] / (0.01 * 0.7**0.5) < 1.8
+    assert 0.55 < curves.noise.summary()["sd_relative"] / (0.01 * 0.7**0.5) < 1.8
 
 
 def test_two_sizes_a_depth_and_one_seed_say_nothing_about_noise():

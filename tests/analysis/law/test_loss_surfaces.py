@@ -9,6 +9,7 @@ from scipy.stats import t as student
 
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
+from analysis.files import from_json, to_json
 from analysis.law.loss_surfaces import (
     LIU2026,
     SurfaceFit,
@@ -394,5 +395,5 @@ def test_json_round_trip():
     frame = shapes(*SMALL)
     frame = frame.assign(loss=additive(frame) + 0.01 * np.random.default_rng(1).standard_normal(len(frame)))
     for found in (*fit_surfaces(frame), *fit_surfaces(frame.head(3)), LIU2026):
-        text = json.dumps(found.to_json(), allow_nan=False)
-        assert SurfaceFit.from_json(json.loads(text)) == found
+        text = json.dumps(to_json(found), allow_nan=False)
+        assert from_json(SurfaceFit, json.loads(text), "surface") == found

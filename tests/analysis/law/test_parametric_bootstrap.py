@@ -1,10 +1,9 @@
-import json
-
 import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.design.simulated_study import Truth, shapes_of, simulate
+from analysis.files import from_json, to_json
 from analysis.law.crossings import find_crossings
 from analysis.law.parametric_bootstrap import ParametricBootstrap, refit, resample
 from analysis.law.threshold import fit_threshold
@@ -50,7 +49,7 @@ def test_refits_agree_with_the_inverted_test_where_all_is_well_measured(curves):
 def test_the_same_seed_gives_the_same_refits_and_json_keeps_them(curves):
     one, other = refit(curves, 5, seed=3), refit(curves, 5, seed=3)
     assert one == other
-    assert ParametricBootstrap.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert from_json(ParametricBootstrap, to_json(one), "interval") == one
 
 
 def test_without_noise_there_is_nothing_to_simulate():

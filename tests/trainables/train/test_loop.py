@@ -19,7 +19,7 @@ from trainables.data.store.open import open_store
 from trainables.data.tasks.spec import ConnectivityData, HopsData
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.progress import Ending
 from trainables.record import Keep
 from trainables.train.loop import dropout_seed, train

@@ -106,7 +106,7 @@ def slurm(tmp_path):
     try:
         started.ready()
         # Nothing of it can leave this machine: another network, with no way out.
-        own, inside = (Path(f"/proc/{pid}/ns/model").readlink() for pid in ("self", started.inside))
+        own, inside = (Path(f"/proc/{pid}/ns/net").readlink() for pid in ("self", started.inside))
         assert own != inside
         assert "default" not in started.run("ip", "route")
         yield started

@@ -18,7 +18,7 @@ SIMULATED = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 def test_in_the_network_of_the_host_the_guard_refuses():
-    with pytest.raises(NotPrivateError, match=r"network of the host \(model:\["):
+    with pytest.raises(NotPrivateError, match=r"network of the host \(net:\["):
         require_private(namespace())
     with pytest.raises(NotPrivateError, match="network of the host"):
         require_private("")
@@ -61,7 +61,7 @@ def test_a_private_network_with_a_way_out_is_refused_too(tmp_path, route):
         f"rm {tmp_path}/touched; ip {route} || exit 8; {guard}"
     )
     done = subprocess.run(
-        ["unshare", "--model", "sh", "-c", script], capture_output=True, text=True, check=False
+        ["unshare", "--net", "sh", "-c", script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 3, done.stderr
     assert "has a default route by" in done.stderr
@@ -119,7 +119,7 @@ def test_machines_see_each_other_and_nothing_else_and_leave_nothing(tmp_path):
         with laptop.started("sleep", "1000") as stays:
             traces = Traces.of(simulation)
             assert len(traces.processes) >= 3 * 2 + 2
-            assert len([n for n in traces.namespaces if n.startswith("model:")]) == 4
+            assert len([n for n in traces.namespaces if n.startswith("net:")]) == 4
             os.kill(simulation.process.pid, 9)
             simulation.process.wait()
             assert not traces.left()

@@ -64,7 +64,7 @@ def missing() -> str | None:
             "ip link add b0 type bridge && ip link add v0 type veth peer name v1"
         )
         tried = subprocess.run(
-            ["unshare", "--mount", "--model", "--pid", "--uts", "--fork", "--mount-proc", "sh", "-c", script],
+            ["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "--mount-proc", "sh", "-c", script],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     if tried.returncode:
@@ -127,7 +127,7 @@ class Simulation:
         # The kernel ends `unshare` with this process, however that ends, and all else with `unshare`.
         with (self.state / "universe.log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--model", "--pid", "--fork", "--mount-proc",
+                ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc",
                  "--propagation", "private", "--kill-child=SIGKILL",
                  sys.executable, "-m", "tests.cluster.simulated.universe", str(self.state), self.outside],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=REPOSITORY, start_new_session=True,
@@ -218,7 +218,7 @@ class Simulation:
         home = f"/home/{user}" if user else "/root"
         values = {"HOME": home, "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **environment}
         return [
-            "nsenter", "-t", str(self.pid(name)), "--mount", "--model", "--pid", "--uts", "--root", "--wd",
+            "nsenter", "-t", str(self.pid(name)), "--mount", "--net", "--pid", "--uts", "--root", "--wd",
             *login, "env", "-i", "-C", home, *(f"{k}={v}" for k, v in values.items()), *command,
         ]  # fmt: skip
 
@@ -240,7 +240,7 @@ def _members(networks: set[str]) -> set[int]:
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if str((path / "ns/model").readlink()) in networks:
+            if str((path / "ns/net").readlink()) in networks:
                 found.add(int(path.name))
     return found
 

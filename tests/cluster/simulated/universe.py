@@ -54,7 +54,7 @@ def make_network() -> None:
     ):
         ip(command)
     # Machines reach public addresses by this one's bridge, and are told at once that others cannot be reached.
-    Path("/proc/sys/model/ipv4/ip_forward").write_text("1")
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
 def start_api(state: Path) -> Any:
@@ -130,13 +130,13 @@ class Machines:
         spec.write_text(json.dumps(dataclasses.asdict(machine)))
         with (self.state / "consoles" / f"{name}.log").open("ab") as console:
             self.powered[name] = subprocess.Popen(
-                ["nsenter", f"--model=/run/netns/{name}", "unshare", "--mount", "--pid", "--uts", "--fork",
+                ["nsenter", f"--net=/run/netns/{name}", "unshare", "--mount", "--pid", "--uts", "--fork",
                  "--kill-child=SIGKILL", sys.executable, "-m", "tests.cluster.simulated.machine", str(spec)],
                 stdout=console, stderr=console, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         network = Path(f"/run/netns/{name}").stat().st_ino
         told = {
-            "network": f"model:[{network}]",
+            "network": f"net:[{network}]",
             "address": machine.address,
             "public": machine.public,
             **about,

@@ -97,7 +97,7 @@ BROKEN = {
         "VolumeSize: 150",
         "VolumeSize: '150'",
         HEAD + ".node_config.BlockDeviceMappings[0].Ebs.VolumeSize",
-        "int",
+        "requires int",
     ),
     # Ray's schema
     "top-level key": (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class NotPrivateError(Exception):
-    """The network here is not cut off from the world; the message says why."""
+    """The network here can reach the world; the message gives the reason."""
 
 
 def namespace(kind: str = "net") -> str:
@@ -21,7 +21,7 @@ def namespace(kind: str = "net") -> str:
 
 
 def default_routes() -> list[str]:
-    """The network interfaces that a default route of this network namespace leads out by."""
+    """The network interfaces of the default routes of this network namespace."""
     found = []
     for line in Path("/proc/net/route").read_text().splitlines()[1:]:
         interface, destination, _, _, _, _, _, mask = line.split()[:8]
@@ -29,7 +29,7 @@ def default_routes() -> list[str]:
             found.append(interface)
     six = Path("/proc/net/ipv6_route")
     for line in six.read_text().splitlines() if six.exists() else ():
-        # The kernel lists "no route to ::/0" as one that leads to the loopback interface.
+        # The kernel lists "no route to ::/0" as a route to the loopback interface.
         destination, length, *_, interface = line.split()
         if set(destination) == {"0"} and length == "00" and interface != "lo":
             found.append(interface)
@@ -59,7 +59,7 @@ def require_private(outside: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Become the command, where that is safe."""
+    """Replace this process by the command if that is safe."""
     outside, *command = arguments
     try:
         require_private(outside)

@@ -151,13 +151,13 @@ def _check_value(path: str, value: Any, wanted: Any) -> None:
     if wanted is None or isinstance(wanted, Mapping):
         if not isinstance(value, Mapping):
             raise ValueError(f"`{path}` is {value!r}; it should be a section with keys of its own")
-        names = wanted or {}
+        names: Mapping[str, Any] = wanted or {}
         for key, inner in value.items() if names else ():
             if key not in names:
                 raise ValueError(
-                    f"`{path}.{key}` is not an allowed option of DeepSpeed; allowed: {', '.join(wanted)}"
+                    f"`{path}.{key}` is not an allowed option of DeepSpeed; allowed: {', '.join(names)}"
                 )
-            _check_value(f"{path}.{key}", inner, wanted[key])
+            _check_value(f"{path}.{key}", inner, names[key])
     elif isinstance(wanted, tuple):
         if value not in wanted:
             raise ValueError(f"`{path}` is {value!r}; allowed: {', '.join(wanted)}")

@@ -197,7 +197,7 @@ def _simulated(
     # Far outside a curve may fall below zero, which no loss does.
     loss = np.maximum(loss, float(curves.mean.min()) * LEAST_SHARE)
     sd = curves.noise.sd_at(loss)
-    misfit = curves.stray * sd * generator.standard_normal(len(grid))
+    misfit = curves.misfit_sd_ratio * sd * generator.standard_normal(len(grid))
     rho = curves.noise.correlation
     common, own = generator.standard_normal(seeds), generator.standard_normal((len(grid), seeds))
     losses = (loss + misfit)[:, None] + sd[:, None] * (math.sqrt(rho) * common + math.sqrt(1 - rho) * own)

@@ -449,9 +449,9 @@ def sure_noise(curves: Curves) -> tuple[float, float]:
     """
     noise = curves.noise
     if noise.source != "seeds":
-        return noise.correlation, curves.stray
+        return noise.correlation, curves.misfit_sd_ratio
     rho = noise.correlation * min(1.0, (noise.seeds - 1) / float(chi2.ppf(SURE, noise.seeds - 1)))
     larger = noise.dof / float(chi2.ppf(1 - SURE, noise.dof))
     runs = float(np.mean(1 / curves.count))
-    found = (1 - noise.correlation) * runs + curves.stray**2
+    found = (1 - noise.correlation) * runs + curves.misfit_sd_ratio**2
     return rho, math.sqrt(max(found / larger - (1 - rho) * runs, 0.0))

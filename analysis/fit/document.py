@@ -28,7 +28,7 @@ from analysis.law.held_out import (
     surface_trainers,
 )
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
-from analysis.law.parametric_bootstrap import ParametricBootstrap, refit
+from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
 from analysis.law.projection import Law, law_of, solve_depth
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, TokenRule, compare
@@ -74,7 +74,8 @@ class Fit:
         used, left_out: number of rows used, and every other row with its reason.
         warnings: sentences a reader must see.
         level, draws, seed: of the intervals and the bootstrap.
-        refits: intervals of the whole pipeline repeated; None where it was not asked for, or without a noise estimate.
+        parametric_bootstrap: intervals of the whole pipeline repeated; None if not requested, or without a noise
+            estimate.
         sensitivity: how the crossings move with the learning rate; empty without a sensitivity arm.
         contrasts: the crossings beside those of the same study under other parametrisations.
         kaplan: the loss by aspect ratio and by count of parameters; None with one depth, and in older files.
@@ -99,7 +100,7 @@ class Fit:
     warnings: tuple[str, ...] = ()
     draws: int = 0
     seed: int = 0
-    refits: ParametricBootstrap | None = None
+    parametric_bootstrap: ParametricBootstrap | None = None
     sensitivity: tuple[Shift, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     kaplan: Kaplan | None = None
@@ -156,7 +157,7 @@ def fit(
     draws: int = DRAWS,
     seed: int = 0,
     tokens: float | None = None,
-    refits: int = 0,
+    parametric_bootstrap: int = 0,
     entropy: float | None = None,
 ) -> Fit:
     """Fit a run table; the answer depends neither on the order of the rows nor on duplicates.
@@ -167,7 +168,8 @@ def fit(
         draws: of the bootstrap over seeds.
         seed: of the bootstrap.
         tokens: at which the checkpoints of a table are compared; by default the most that all shapes have.
-        refits: how often the whole pipeline is repeated on simulated losses, see `analysis.law.parametric_bootstrap`; a fit each.
+        parametric_bootstrap: number of simulated studies on which the whole pipeline is repeated, see
+            `analysis.law.parametric_bootstrap`.
         entropy: entropy of the data in nats a token, where known: no law of the loss goes below it.
 
     Raises:
@@ -177,8 +179,8 @@ def fit(
         raise InputError(f"The level is {level:g}; it must lie between 0 and 1, as 0.95.")
     if draws < LEAST_DRAWS:
         raise InputError(f"The number of draws is {draws}; an interval needs at least {LEAST_DRAWS}.")
-    if refits < 0:
-        raise InputError(f"The number of refits is {refits}; it cannot be negative.")
+    if parametric_bootstrap < 0:
+        raise InputError(f"The parametric bootstrap needs zero or more studies, not {parametric_bootstrap}.")
     runs, arm = split(runs)
     comparison = compare(runs, tokens=tokens)
     rows = comparison.rows
@@ -216,7 +218,7 @@ def fit(
         level=level,
         draws=draws,
         seed=seed,
-        refits=refit(curves, refits, level=level, seed=seed),
+        parametric_bootstrap=run_bootstrap(curves, parametric_bootstrap, level=level, seed=seed),
         sensitivity=() if arm is None else shifts(arm, rows, curves, found.items, level),
         kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
         evidence=Evidence(comparison, curves, found),
@@ -278,7 +280,7 @@ def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
         return train
 
     # The typical lack of fit, not its mean square: that of the smallest models can be many times that of the others.
-    surfaces = surface_trainers(float(np.median(curves.lacks)))
+    surfaces = surface_trainers(float(np.median(curves.misfit_sd)))
     return held_out(rows, {"log-linear": trainer("log-linear"), "power": trainer("power"), **surfaces})
 
 
@@ -301,10 +303,10 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
     per_shape = rows.groupby(["depth", "params"])["seed"].nunique()
     if per_shape.nunique() > 1:
         found.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
-    if curves.lack_p is not None and curves.lack_p < 0.01:
+    if curves.misfit_p is not None and curves.misfit_p < 0.01:
         found.append(
-            f"The losses stray from smooth curves by {curves.lack:.2g} nats beyond the seed noise "
-            f"(p = {curves.lack_p:.1g}); every interval allows for it."
+            f"The losses stray from smooth curves by {curves.misfit_rms:.2g} nats beyond the seed noise "
+            f"(p = {curves.misfit_p:.1g}); every interval allows for it."
         )
     lost = sorted({item for crossing in crossings for item in crossing.diverged})
     if lost:

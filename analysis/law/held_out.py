@@ -89,11 +89,11 @@ class SurfaceChooser:
         return self.fit.loss(params, depth)
 
 
-def surface_trainers(lack: float = 0.0) -> dict[str, Trainer]:
+def surface_trainers(misfit_sd: float = 0.0) -> dict[str, Trainer]:
     """One trainer a surface, by its form. A surface that cannot be fitted answers nothing and says why.
 
     Args:
-        lack: scatter of the shapes beyond the seed noise (`analysis.curves.curves.Curves.lack`), nats a token; it
+        misfit_sd: scatter of the shapes beyond the seed noise (`analysis.curves.curves.Curves.misfit_rms`), nats a token; it
             belongs to the weights.
     """
     fits: dict[SurfaceForm, Callable[[pd.DataFrame], SurfaceFit]] = {
@@ -103,7 +103,7 @@ def surface_trainers(lack: float = 0.0) -> dict[str, Trainer]:
     }
 
     def trainer(fit: Callable[[pd.DataFrame], SurfaceFit]) -> Trainer:
-        return lambda rows: SurfaceChooser(fit(_Shapes.of(rows).frame(lack)))
+        return lambda rows: SurfaceChooser(fit(_Shapes.of(rows).frame(misfit_sd)))
 
     return {form: trainer(fit) for form, fit in fits.items()}
 
@@ -246,8 +246,8 @@ class _Shapes:
         """(rows, rows): of `matrix` times the mean losses, from seed noise, what seeds share, and forecasts."""
         scaled, rho = matrix * self.noise.sd_at(self.mean), self.noise.correlation
         shared = scaled @ self.incidence
-        foretold = matrix * self.forecast
-        own = (1 - rho) * (scaled / self.count) @ scaled.T + foretold @ foretold.T
+        errors = matrix * self.forecast
+        own = (1 - rho) * (scaled / self.count) @ scaled.T + errors @ errors.T
         return np.asarray(rho * shared @ shared.T + own)
 
     def at(self, depth: int) -> npt.NDArray[np.int64]:
@@ -271,12 +271,12 @@ class _Shapes:
         result[index[right]] += share
         return result
 
-    def frame(self, lack: float = 0.0) -> pd.DataFrame:
+    def frame(self, misfit_sd: float = 0.0) -> pd.DataFrame:
         """For `analysis.law.loss_surfaces`: depth, params, loss, and weight where the noise is known."""
         frame = pd.DataFrame({"depth": self.depth, "params": np.exp(self.x), "loss": self.mean})
         if self.noise.known:
             variance = self.noise.sd_at(self.mean) ** 2 / self.count + self.forecast**2
-            frame["weight"] = 1 / (variance + lack**2)
+            frame["weight"] = 1 / (variance + misfit_sd**2)
         return frame
 
 

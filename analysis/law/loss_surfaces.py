@@ -249,11 +249,11 @@ def points_of(curves: Curves) -> pd.DataFrame:
     """One row a shape, for the fits here: depth, params, width (of the count), loss, se and weight.
 
     `loss` is the mean over seeds and `se` its standard error from the pooled noise (NaN when not known). `weight` is
-    1/(se² + λ²) with λ the scatter of real shapes about any curve (`Curves.lacks`), which weighs most where seeds agree
+    1/(se² + λ²) with λ the scatter of real shapes about any curve (`Curves.misfit_sd`), which weighs most where seeds agree
     well; it is 1 where the noise is not known.
     """
     params, depth = np.exp(curves.x), curves.depth
-    weight = 1 / (curves.se**2 + curves.lacks**2) if curves.noise.known else np.ones_like(params)
+    weight = 1 / (curves.se**2 + curves.misfit_sd**2) if curves.noise.known else np.ones_like(params)
     columns = {"depth": depth, "params": params, "width": np.sqrt(params / (12 * depth))}
     return pd.DataFrame({**columns, "loss": curves.mean, "se": curves.se, "weight": weight})
 

@@ -40,7 +40,9 @@ class ParametricBootstrap:
     crossings: dict[str, Interval]
 
 
-def refit(curves: Curves, count: int, *, level: float = 0.95, seed: int = 0) -> ParametricBootstrap | None:
+def run_bootstrap(
+    curves: Curves, count: int, *, level: float = 0.95, seed: int = 0
+) -> ParametricBootstrap | None:
     """So many studies simulated from the curves, each fitted from its losses on; None without a noise estimate.
 
     Args:
@@ -80,7 +82,7 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     noise = curves.noise
     fitted = curves.mean - curves.residual
     sd = noise.sd_at(curves.mean)
-    centre = fitted + curves.lacks * generator.standard_normal(len(fitted))
+    centre = fitted + curves.misfit_sd * generator.standard_normal(len(fitted))
     common = generator.standard_normal(max(curves.incidence.shape[1], int(curves.count.max())))
     centre = centre + curves.forecast * generator.standard_normal(len(fitted))
     point = np.repeat(np.arange(len(fitted)), curves.count)
@@ -95,12 +97,12 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
             "loss": centre[point] + sd[point] * error,
         }
     )
-    if not curves.foretold.any():
+    if not curves.forecast_count.any():
         return rows
     # The last runs of each shape are its forecasts, with one standard error that gives the mean its own.
     place = np.arange(len(point)) - np.repeat(np.cumsum(curves.count) - curves.count, curves.count)
-    each = curves.forecast * curves.count / np.sqrt(np.maximum(curves.foretold, 1))
-    foretold = place >= (curves.count - curves.foretold)[point]
+    each = curves.forecast * curves.count / np.sqrt(np.maximum(curves.forecast_count, 1))
+    foretold = place >= (curves.count - curves.forecast_count)[point]
     return rows.assign(**{FORECAST_ERROR: np.where(foretold, each[point], 0.0)})
 
 

@@ -82,7 +82,7 @@ def read_outcome(name: str, results: Path) -> Outcome:
     for one in studies(spec):
         plan, where = make_plan(one, to_read=True), places(one, results.resolve())
         found = known_rows(plan, connect(one, where), where)
-        if plan.sampler == "grid" and (missing := len(plan.cells) - len(found)):
+        if plan.search.is_grid and (missing := len(plan.cells) - len(found)):
             raise SpecError(
                 f"{missing} cells of {one.name} have no row in {results}; run `interplay run {name}` first."
             )

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.design.objective import Estimate, estimate
 from analysis.design.next_cells import Choice
+from analysis.design.objective import Estimate, estimate
 from study.plan.plan import Plan
-from study.search.crossing_search import CrossingSearch, frame, line_of, next_words
-from study.search.stopping_rule import Ending, objective_of
+from study.search import make_search
+from study.search.crossing_search import frame, next_words, row_of
+from study.search.source import SearchEnd
+from study.search.stopping_rule import objective_of
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes
 from study.tracking.mlflow_store import Row
@@ -26,7 +28,7 @@ class Knowledge:
     next: tuple[Choice, ...] = ()
     """The cells that come next, best first; none where nothing is searched or the search has ended."""
     next_words: str = ""
-    ending: Ending | None = None
+    ending: SearchEnd | None = None
     """Which limit ended the search."""
 
     def to_json(self) -> dict[str, Any]:
@@ -69,11 +71,10 @@ def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[
     ended = [(planned, rows[planned.cell.key]) for planned in plan.main if planned.cell.key in rows]
     if not ended:
         return None
-    rows_so_far = frame(line_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
+    rows_so_far = frame(row_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
     known = estimate(rows_so_far, objective_of(spec))
     flops = math.fsum(planned.flops * row.share for planned, row in ended)
-    if spec.search.sampler != "crossing":
+    state = make_search(spec, plan, outcomes(rows), begun).state() if spec.search.chooses_cells else None
+    if state is None:
         return Knowledge(len(ended), flops, known)
-    search = CrossingSearch(plan, spec, outcomes(rows), begun, plan.slots)
-    state = search.state()
     return Knowledge(len(ended), flops, known, state.next, next_words(state), state.ending)

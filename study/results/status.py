@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.plan.plan import Plan, PlannedCell, make_plan
+from study.plan import Plan, PlannedCell, make_plan
 from study.results.search_state import Knowledge, knowledge
 from study.results.sources import existing_store
 from study.spec.study import StudySpec
@@ -58,7 +58,7 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
         key = planned.cell.key
         if key in running or key in rows:
             states[key] = "running" if key in running else rows[key].status
-        elif plan.sampler != "crossing":
+        elif not plan.search.chooses_cells:
             states[key] = "missing"
     waiting = len(where.outbox.rows())
     failed = [key for key, row in rows.items() if row.status == "failed"]

@@ -15,8 +15,9 @@ from analysis.fit.learning_rate_shift import ARM, split
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
-from study.plan.plan import Plan, PlannedCell
-from study.search.source import Outcome, Source
+from study.plan.cells import Outcome, PlannedCell
+from study.plan.plan import Plan
+from study.search.source import Source
 from study.spec.study import StudySpec
 from trainables.cell import Shape
 

@@ -387,7 +387,7 @@ def test_points_are_the_shapes_of_a_study(pilot_frame):
     points = points_of(curves)
     assert len(points) == 15
     np.testing.assert_allclose(points["width"].sort_values().unique()[[0, -1]], [6, 44])
-    np.testing.assert_allclose(points["weight"], 1 / (points["se"] ** 2 + curves.lack**2))
+    np.testing.assert_allclose(points["weight"], 1 / (points["se"] ** 2 + curves.misfit_rms**2))
     assert {found.form: found.status for found in fit_surfaces(points)}["response"] == "ok"
 
 

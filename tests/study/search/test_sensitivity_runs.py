@@ -13,9 +13,8 @@ from analysis.design.simulated_study import Truth
 from analysis.runs.table import RunTable
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.search.optuna_search import FrontierSearch
+from study.search import Outcome, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
-from study.search.source import Outcome
 from study.spec.study import load_spec, parse_spec
 from tests.study.small import SMALL
 
@@ -84,7 +83,7 @@ class Run:
     def __init__(self, spec, plan, known=()):
         self.ended = list(known)
         losses = {p.cell.key: Outcome(loss_of(p)) for p in known}
-        search = FrontierSearch(plan, spec.search, losses)
+        search = make_search(spec, plan, losses)
         self.source = ThenSensitivityRuns(
             search,
             lambda key: key in {p.cell.key for p in self.ended},

@@ -6,7 +6,8 @@ from typing import Any
 
 from analysis.fit.document import Fit
 from analysis.law.crossings import NO_NOISE, Crossing, Interval
-from analysis.law.held_out import APART, BASELINE
+from analysis.law.advice import APART
+from analysis.law.held_out import BASELINE
 from analysis.numbers import digits, human, short
 
 #: Pairs whose crossing is told among the headlines; a study of twelve depths has eleven.

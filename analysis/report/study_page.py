@@ -12,7 +12,7 @@ from analysis.files import write_json, write_text
 from analysis.fit.document import Fit
 from analysis.fit.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
 from analysis.fit.measures import label
-from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, disagreement_sentence
+from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
 from analysis.law.crossings import Crossing
 from analysis.report.answers import answers, search_sentence
 from analysis.report.catalogue import SHIFT_FIGURES, TITLES, Figure, absent_figures, make_figures

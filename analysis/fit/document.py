@@ -232,7 +232,7 @@ def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _ThresholdChooser:
     """The best depth by a law through crossings: ln d = a + b·L, or a + b·ln L."""
 
     fitted: ThresholdFit
@@ -255,7 +255,7 @@ class _Line:
 
 def _choosers(fitted: tuple[ThresholdFit, ...], surfaces: tuple[SurfaceFit, ...]) -> dict[str, Advice]:
     """Form -> depth as a function of N."""
-    lines: dict[str, Advice] = {item.form: _Line(item) for item in fitted if item.a is not None}
+    lines: dict[str, Advice] = {item.form: _ThresholdChooser(item) for item in fitted if item.a is not None}
     return lines | {item.form: SurfaceChooser(item) for item in surfaces if item.usable}
 
 
@@ -272,7 +272,7 @@ def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
 
     def trainer(form: Form) -> Trainer:
         def train(seen: pd.DataFrame) -> Advice:
-            return _Line(fit_threshold(crossings(seen), form))
+            return _ThresholdChooser(fit_threshold(crossings(seen), form))
 
         return train
 

@@ -356,7 +356,7 @@ def _shifts(result: "Fit") -> list[RenderableType]:
 
     parts: list[RenderableType] = []
     for studies in by_key(result.shifts).values():
-        title = f"shifts of the crossings against {condition(studies[0].key, studies[0].base)}"
+        title = f"crossings against {condition(studies[0].key, studies[0].base)}"
         table = Table(title=title, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0))
         for name in ("pair", "changed to", "N times", f"{100 * result.level:g} %", "runs", "why"):
             table.add_column(name, justify="left" if name in ("pair", "changed to", "why") else "right")

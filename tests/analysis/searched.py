@@ -1,4 +1,4 @@
-"""A simulated search: rows in the order they ended, an arm at other learning rates, and the grid beside it."""
+"""A simulated search: rows in the order they ended, sensitivity runs, and the grid beside it."""
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ def searched(seeds=3, seed=0):
     return rows.assign(order=np.arange(1, len(rows) + 1), flops=6 * rows["params"] * TOKENS)
 
 
-def with_arm(rows, factor=0.5, harm=0.01):
+def with_sensitivity_runs(rows, factor=0.5, harm=0.01):
     """`rows`, and the sizes about 1 -> 2 again at another rate that harms depth 2."""
     where = TRUTH.crossing(1)
     near = rows[(rows["depth"] < 4) & rows["params"].between(where / 3, where * 3)]

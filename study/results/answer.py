@@ -79,7 +79,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         return {}
     import pandas as pd
 
-    from analysis.design.history import Search
+    from analysis.design.history import SearchInfo
     from study.results.optuna_plots import optuna_figures
     from study.search.stopping_rule import objective_of
 
@@ -92,7 +92,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         }
     )
     return {
-        "search": Search(objective_of(spec), spec.search.wanted_halfwidth, grid, ended),
+        "search": SearchInfo(objective_of(spec), spec.search.wanted_halfwidth, grid, ended),
         "more": optuna_figures(runs),
     }
 

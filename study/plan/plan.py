@@ -26,8 +26,7 @@ from study.spec.frontier import FrontierShape, Miss, added_shapes, bottlenecked,
 from study.spec.study import ResourcesSection, StudySpec
 from study.workers.machines import ClusterCapacity
 from trainables.cell import Cell, Precision, Recipe, Shape, digest
-from trainables.data.spec import DataSpec, HierarchyData
-from trainables.data.tasks.spec import TaskData
+from trainables.data import data_key
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
@@ -325,14 +324,11 @@ def make_plan(
             DeepSpeed does not take an option.
         DataError: the data cannot be found.
     """
-    # Imported here because `trainables.data` may load numpy; reading a spec must not.
-    from trainables.data import data_key, vocabulary_size
-
     device = DEVICES[spec.resources.device]
     slots = room.devices if room else _slots(spec.resources, device)
     recipe = spec.recipe
     key = data_key(spec.data, spec.training.context, base)
-    vocabulary = vocabulary_size(spec.data)
+    vocabulary = spec.data.vocabulary_size
     layout_planner = LayoutPlanner(spec.resources, device, slots, recipe, vocabulary, not to_read)
     if room:
         layout_planner = replace(layout_planner, share=room.memory, largest=room.together)
@@ -352,7 +348,7 @@ def make_plan(
         slots=slots,
         precision=recipe.precision,
         vocabulary=vocabulary,
-        entropy=_floor(spec.data),
+        entropy=spec.data.entropy,
         protocol=digest(
             {
                 "data": key,
@@ -510,7 +506,7 @@ class _Estimator:
         count = self._parameters(shape).total
         step = layout.pieces(recipe) * piece + data_exchange_seconds(device, count, recipe.precision, layout)
         # An evaluation is forward only: a third of the work of training on as many tokens.
-        validation = _validation_tokens(self.spec.data, recipe.context)
+        validation = self.spec.data.held_out_tokens(recipe.context)
         evaluation = math.ceil(validation / (tokens * layout.data_parallel)) * piece / 3
         return recipe.steps * step + resources.evaluations * evaluation
 
@@ -612,7 +608,7 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
             notes.append(
                 "no GPU is visible here, so time assumes one slot; set `resources.slots` to plan for more"
             )
-    available = _training_tokens(spec.data, recipe.context)
+    available = spec.data.training_tokens(recipe.context)
     if available is not None and recipe.tokens > available:
         notes.append(
             f"each cell reads {recipe.tokens:,} tokens of at most {available:,} there are: "
@@ -625,30 +621,3 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
             "`resources.keep_weights: none` keeps none"
         )
     return notes
-
-
-def _training_tokens(data: DataSpec, context: int) -> int | None:
-    if isinstance(data, HierarchyData | TaskData):
-        return data.sequences * context
-    return data.max_tokens
-
-
-def _validation_tokens(data: DataSpec, context: int) -> int:
-    if isinstance(data, HierarchyData | TaskData):
-        return data.validation_sequences * context
-    return data.validation_tokens
-
-
-def _floor(data: DataSpec) -> float | None:
-    """Entropy of the data in nats a target, where it is known: 0 of a task, whose targets follow from its inputs.
-
-    Of a grammar it is that of the root and of the rule at every inner node, exact because distinct symbols write
-    distinct strings, so a string has one tree (Cagnetta et al. 2024, section 2).
-    """
-    if isinstance(data, TaskData):
-        return 0.0
-    if not isinstance(data, HierarchyData):
-        return None
-    length: int = data.branching**data.levels
-    inner = (length - 1) // (data.branching - 1)
-    return (math.log(data.vocabulary) + inner * math.log(data.synonyms)) / length

@@ -42,8 +42,7 @@ from trainables.cell import (
     Shape,
     check_model,
 )
-from trainables.data.spec import DataSpec, HierarchyData, MixtureData
-from trainables.data.tasks.spec import AnyTask, TaskData
+from trainables.data.spec import DataSpec
 from trainables.deepspeed_options import check_names
 from trainables.diagnostics.names import Diagnostic
 from trainables.progress import evaluation_steps
@@ -981,15 +980,15 @@ class StudySpec(Section):
                 f"`name` is {self.name!r}, and the results folder keeps {', '.join(RESERVED)} for itself; "
                 "take another name"
             )
-        sources = (
-            [part.data for part in self.data.parts] if isinstance(self.data, MixtureData) else [self.data]
-        )
-        for source in sources:
-            if isinstance(source, HierarchyData):
-                _check_grammar(source, self.training.context)
+        misfit = self.data.misfit(self.training.context)
+        if misfit:
+            raise ValueError(f"`training.context` {self.training.context} does not fit `data`: {misfit}")
+        if self.data.measures_accuracy and self.resources.shard_vocabulary == "always":
+            raise ValueError(
+                f"`resources.shard_vocabulary` is always, but the accuracy of the task `{self.data.kind}` is computed "
+                "from whole logits; set it to never: the vocabulary of a task is small"
+            )
         _refuse_repeats("diagnostics", self.diagnostics)
-        if isinstance(self.data, TaskData):
-            _check_task(self.data, self.training.context, self.resources)
         if self.early_stopping is not None:
             _check_stopping(self.early_stopping, self.training.step_count, self.resources.evaluations)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
@@ -1127,40 +1126,6 @@ def _check_limits(frontier: FrontierSection, limits: LimitsSection, *, beyond: b
         raise ValueError(
             f"`search.limits` from {low:g} to {high:g} has none of the budgets, which go from {least:g} to {most:g}; "
             "widen it, or take it out and choose `new_budgets: none`"
-        )
-
-
-def _check_grammar(data: HierarchyData, context: int) -> None:
-    # Compared by logarithms first: the powers themselves may have millions of digits.
-    if data.levels * math.log(data.branching) > math.log(context) + 1e-9:
-        fitting = int(math.log(context) / math.log(data.branching) + 1e-9)
-        raise ValueError(
-            f"the grammar's strings have branching^levels = {data.branching}^{data.levels} symbols, more than "
-            f"`training.context` {context}; take at most {fitting} `levels`, or a longer context"
-        )
-    length: int = data.branching**data.levels
-    if context % length:
-        below = context // length * length
-        raise ValueError(
-            f"`training.context` {context} is not a multiple of {length}, the length of the grammar's strings "
-            f"(branching^levels = {data.branching}^{data.levels}); take {below} or {below + length}"
-        )
-    if math.log(data.synonyms) > (data.branching - 1) * math.log(data.vocabulary) + 1e-9:
-        most: int = data.vocabulary ** (data.branching - 1)
-        raise ValueError(
-            f"`data.synonyms` {data.synonyms} x `data.vocabulary` {data.vocabulary} rules need more than the "
-            f"{most * data.vocabulary} strings of {data.branching} symbols there are; take at most {most} synonyms"
-        )
-
-
-def _check_task(data: AnyTask, context: int, resources: ResourcesSection) -> None:
-    misfit = data.misfit(context)
-    if misfit:
-        raise ValueError(f"`training.context` {context} does not go with `data`: {misfit}")
-    if resources.shard_vocabulary == "always":
-        raise ValueError(
-            f"`resources.shard_vocabulary` is always, but the accuracy of the task `{data.kind}` is read off whole "
-            "logits; set it to never: the vocabulary of a task is small"
         )
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from study.errors import SpecError
-from trainables.data.spec import DataSpec
+from trainables.data.kind import KINDS, DataKind
 
 #: A person mends a few mistakes at a time.
 MOST_MISTAKES = 5
@@ -260,7 +260,7 @@ def _follow_data(result: dict[str, Any], changes: dict[str, Any]) -> None:
     data = result.get("data")
     if not isinstance(data, dict) or "data" in changes:
         return
-    kinds = _variants(DataSpec, "kind")
+    kinds = KINDS
     here = kinds.get(str(data.get("kind")))
     if "data.path" in changes and "data.kind" not in changes and here and "path" not in here.model_fields:
         changes["data.kind"] = "files"
@@ -495,19 +495,12 @@ def _models_at(model: type[BaseModel], location: Sequence[int | str]) -> list[ty
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """All models an annotation mentions."""
+    """All models that an annotation mentions; all kinds of data for their base class."""
+    if annotation is DataKind:
+        return list(KINDS.values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for argument in get_args(annotation) for found in _models(argument)]
-
-
-def _variants(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
-    return {
-        str(tag): one
-        for one in _models(union)
-        if discriminator in one.model_fields
-        for tag in _literals(one.model_fields[discriminator].annotation)
-    }
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:

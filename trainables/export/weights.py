@@ -16,9 +16,7 @@ from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from trainables.cell import Cell
-from trainables.data.spec import DataSpec
-from trainables.data.store.open import TokenStore
-from trainables.data.tasks.spec import TaskData
+from trainables.data.store.token_store import TokenStore
 from trainables.export.tokenizer import huggingface_tokenizer
 from trainables.layout import Layout
 from trainables.model.gpt2 import model_config
@@ -150,7 +148,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
 def export_config(cell: Cell, store: TokenStore) -> GPT2Config:
     """Return the config of an exported model: the one it was trained with, and what generation needs."""
     config = model_config(cell.shape, cell.recipe, store.vocabulary)
-    start, end = boundaries(cell.data, store)
+    start, end = cell.data.boundaries
     config.bos_token_id, config.eos_token_id = start, end
     config.use_cache = True
     config.architectures = ["GPT2LMHeadModel"]
@@ -167,24 +165,6 @@ def generation_config(config: GPT2Config) -> GenerationConfig:
         max_length=config.n_positions,
         use_cache=True,
     )
-
-
-def boundaries(data: DataSpec, store: TokenStore) -> tuple[int | None, int | None]:
-    """Return the ids a text begins after and ends with, None where there is no such id.
-
-    Documents are packed with end of text between them, so it is also what precedes one. A sequence of symbols
-    begins with an id of its own, the last of the vocabulary, and ends with its context; of a task of several
-    difficulties each has such an id, and none is what to begin with.
-    """
-    if isinstance(data, TaskData) and len(data.parts) > 1:
-        return None, None
-    from trainables.data.packing.tokenizer import BPE_END, BYTES_END
-
-    kind = store.manifest["spec"].get("tokenizer")
-    if kind is None:
-        return store.vocabulary - 1, None
-    end = BYTES_END if kind == "bytes" else BPE_END
-    return end, end
 
 
 def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str, torch.Tensor]:

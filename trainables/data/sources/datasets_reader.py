@@ -1,4 +1,4 @@
-"""Reading rows through `datasets`: quiet, without network, with errors that name the fix."""
+"""Reading rows through `datasets`, with errors that name the fix."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ ROWS = 256
 
 @contextlib.contextmanager
 def quiet_datasets() -> Iterator[Any]:
-    """The `datasets` module with its progress bars and error logs off; what it had before is put back."""
+    """Yield the `datasets` module without progress bars and error logs; restore its settings afterwards."""
     import datasets
 
     bars = datasets.are_progress_bars_disabled()
     level = datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
-    # Its loaders log an error and then raise it; the raised one is what we report.
+    # Its loaders log an error and then raise it; the raised one is reported.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         yield datasets
@@ -30,7 +30,7 @@ def quiet_datasets() -> Iterator[Any]:
 
 
 def rows_of_text(data: Any, field: str, where: str, notes: list[str]) -> Iterator[Stretch]:
-    """The texts of one field of a `datasets` data set, each a document; rows without text are counted in `notes`.
+    """Yield the texts of one field of a `datasets` data set as documents; count rows without text in `notes`.
 
     Raises:
         DataError: the field is missing, or holds something other than text.

@@ -1,21 +1,23 @@
-"""Local text, JSONL and Parquet as a source of text, read through `datasets`."""
+"""Local text, JSONL and Parquet, read through `datasets`."""
 
 import codecs
 import glob
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from trainables.data.kind import TextData, register
 from trainables.data.sources.datasets_reader import quiet_datasets, rows_of_text
 from trainables.data.sources.file_listing import COMPRESSIONS, ListedFile, list_files
 from trainables.data.sources.hashing import file_sha256, unreadable
 from trainables.data.sources.source import Source, Stretch
-from trainables.data.spec import FilesData
 from trainables.errors import DataError
 from trainables.storage.disk import FULL
 
-#: Text files up to this size are read whole, many in one go; larger ones line by line.
+#: Text files up to this size are read whole, many at a time; larger ones line by line.
 SMALL = 4 << 20
 #: Small text files handed to `datasets` at once: opening a data set costs some milliseconds.
 GROUP = 256
@@ -23,29 +25,61 @@ GROUP = 256
 LINES = 4096
 
 
-def files_source(spec: FilesData, base: Path) -> Source:
-    """The files of a spec. A text file is one document; of JSONL and Parquet each row is one.
+@register
+class FilesData(TextData):
+    """Local text, JSONL or Parquet; `path` is a file, a folder, a glob or a list of these."""
 
-    Line ends become `\\n`, as in all text that Python reads.
+    kind: Literal["files"] = "files"
+    path: str | tuple[str, ...]
+    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
+    field: str = Field(default="text", description="the field that holds the text (JSONL, Parquet)")
 
-    Raises:
-        DataError: see `list_files`; or a file may not be read; later, from the stream, a file that is not UTF-8,
-            is not in its format, or lacks the field.
-    """
-    files = list_files(spec, base)
-    _check_zstandard(files)
-    notes: list[str] = []
-    record = {
-        "kind": "files",
-        "files": [{"path": str(f.path), "format": f.format, "sha256": file_sha256(f.path)} for f in files],
-    }
-    size = sum(f.path.stat().st_size for f in files)
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path or paths."""
+        return (self.path,) if isinstance(self.path, str) else self.path
 
-    def stretches(temporary: Path) -> Iterator[Stretch]:
-        for group in _groups(files):
-            yield from _read(group, spec.field, temporary, notes)
+    def list_files(self, base: Path) -> list[ListedFile]:
+        """Return the files in the order in which they are packed, see `list_files`."""
+        return list_files(self.paths, self.format, base)
 
-    return Source(str(spec.path), stretches, size, record, notes)
+    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
+        """Format, field and SHA-256 of each file."""
+        files = base and [
+            [file.format, None if file.format == "text" else self.field, file_sha256(file.path)]
+            for file in self.list_files(base)
+        ]
+        return {"kind": self.kind, "files": files}
+
+    def source(self, context: int, base: Path) -> Source:
+        """A text file is one document; in JSONL and Parquet each row is one.
+
+        Line ends become `\\n`, as in all text that Python reads.
+
+        Raises:
+            DataError: see `list_files`; or a file may not be read; later, from the stream, a file that is not UTF-8,
+                is not in its format, or lacks the field.
+        """
+        files = self.list_files(base)
+        _check_zstandard(files)
+        notes: list[str] = []
+        record = {
+            "kind": self.kind,
+            "files": [
+                {"path": str(f.path), "format": f.format, "sha256": file_sha256(f.path)} for f in files
+            ],
+        }
+        size = sum(f.path.stat().st_size for f in files)
+
+        def stretches(temporary: Path) -> Iterator[Stretch]:
+            for group in _groups(files):
+                yield from _read(group, self.field, temporary, notes)
+
+        return Source(str(self.path), stretches, size, record, notes)
+
+    def describe(self) -> str:
+        """File names only, because folders may name their owner."""
+        return "files " + ", ".join(Path(path).name for path in self.paths)
 
 
 def _check_zstandard(files: list[ListedFile]) -> None:
@@ -58,17 +92,18 @@ def _check_zstandard(files: list[ListedFile]) -> None:
 
 
 def _groups(files: list[ListedFile]) -> Iterator[list[ListedFile]]:
-    """Neighbouring small text files together, every other file alone."""
+    """Yield neighbouring small text files together, every other file alone."""
     group: list[ListedFile] = []
     for file in files:
         if file.path.stat().st_size == 0:
             continue
-        if _small_text(file):
+        small = _small_text(file)
+        if small:
             group.append(file)
-        if group and (len(group) == GROUP or not _small_text(file)):
+        if group and (len(group) == GROUP or not small):
             yield group
             group = []
-        if not _small_text(file):
+        if not small:
             yield [file]
     if group:
         yield group
@@ -80,7 +115,7 @@ def _small_text(file: ListedFile) -> bool:
 
 def _read(group: list[ListedFile], field: str, temporary: Path, notes: list[str]) -> Iterator[Stretch]:
     first = group[0]
-    # Not only the errors of `datasets` but those of pandas, pyarrow and the codecs under it come through here.
+    # Errors of pandas, pyarrow and the codecs under `datasets` are raised here too.
     try:
         with quiet_datasets() as datasets:
             if first.format == "text" and _small_text(first):
@@ -106,15 +141,15 @@ def _read(group: list[ListedFile], field: str, temporary: Path, notes: list[str]
         raise unreadable(first.path, error) from error
     except (ValueError, TypeError, RuntimeError, EOFError, StopIteration, ImportError) as error:
         raise DataError(
-            f"the file {first.path} cannot be read as {first.format}: {type(error).__name__}: {error}; mend the "
-            "file, or set data.format to what it is"
+            f"the file {first.path} cannot be read as {first.format}: {type(error).__name__}: {error}; repair the "
+            "file, or set data.format to its format"
         ) from error
 
 
 def _load(datasets: Any, loader: str, group: list[ListedFile], temporary: Path, **options: object) -> Any:
     return datasets.load_dataset(
         loader,
-        # `datasets` takes names as glob patterns: `a[1].txt` would silently be no file at all.
+        # `datasets` takes names as glob patterns: `a[1].txt` would silently match no file.
         data_files=[glob.escape(str(f.path.resolve())) for f in group],
         split="train",
         streaming=True,
@@ -124,7 +159,7 @@ def _load(datasets: Any, loader: str, group: list[ListedFile], temporary: Path, 
 
 
 def _not_utf8(group: list[ListedFile], error: UnicodeDecodeError) -> DataError:
-    """The error with the file and the offset in it, which `datasets` counts within its own pieces."""
+    """Return the error with the file and the offset in it, which `datasets` counts within its own pieces."""
     for file in group:
         if file.path.suffix.lower() in COMPRESSIONS:
             continue
@@ -139,8 +174,8 @@ def _not_utf8(group: list[ListedFile], error: UnicodeDecodeError) -> DataError:
                 except UnicodeDecodeError as found:
                     return DataError(
                         f"the file {file.path} is not UTF-8 text: byte {done - waiting + found.start} "
-                        f"(0x{found.object[found.start]:02x}) does not belong; convert it, for example with "
-                        f"iconv -t UTF-8, or leave it out"
+                        f"(0x{found.object[found.start]:02x}) is invalid; convert it, for example with "
+                        "iconv -t UTF-8, or leave it out"
                     )
                 done += len(piece)
                 if not piece:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainables.data import data_key, open_store
-from trainables.data.spec import HubData
+from trainables.data.kinds.hub import HubData
 from trainables.errors import DataError
 
 
@@ -82,7 +82,7 @@ ASK = """
 import json, sys, time
 from pathlib import Path
 from trainables.data import hub, open_store
-from trainables.data.spec import HubData
+from trainables.data.kinds.hub import HubData
 from trainables.errors import DataError
 import datasets
 hub.TIMEOUT = float(sys.argv[2])

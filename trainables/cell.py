@@ -28,7 +28,6 @@ Initialisation = Literal["fan_in", "gpt2"]
 Precision = Literal["fp32", "bf16"]
 Parametrisation = Literal["sp", "mup", "completep"]
 Residual = Literal["pre", "sqrt", "linear", "scaled_norm", "post", "admin"]
-Network = Literal["gpt2", "analysed"]
 
 
 class Frozen(BaseModel):
@@ -64,26 +63,17 @@ class Base(Frozen):
     head_width: float = Field(default=32.0, gt=0, description="width of one of its heads, d_h0")
 
 
-def check_model(
-    parametrisation: Parametrisation, residual: Residual, network: Network, dropout: float
-) -> None:
-    """Refuse a model that is changed in two ways at once.
+def check_model(parametrisation: Parametrisation, residual: Residual) -> None:
+    """Refuse a model whose branches are scaled in two ways.
 
     Raises:
-        ValueError: names the keys that exclude each other.
+        ValueError: names the two keys.
     """
-    changes = {
-        "parametrisation": (parametrisation, "sp"),
-        "residual": (residual, "pre"),
-        "network": (network, "gpt2"),
-    }
-    given = [f"`{name}: {value}`" for name, (value, default) in changes.items() if value != default]
-    if len(given) > 1:
+    if parametrisation != "sp" and residual != "pre":
         raise ValueError(
-            f"{' and '.join(given)} exclude each other, because each says itself how a branch is scaled; keep one"
+            f"`parametrisation: {parametrisation}` and `residual: {residual}` exclude each other, because each "
+            "sets the scale of branches; keep one"
         )
-    if network == "analysed" and dropout:
-        raise ValueError("`network: analysed` has no dropout; set `dropout: 0`")
 
 
 class Recipe(Frozen):
@@ -118,9 +108,10 @@ class Recipe(Frozen):
         default="pre",
         description="how branches join the residual stream (`trainables.model.residual`): pre is GPT-2's own",
     )
-    network: Network = Field(
+    network: str = Field(
         default="gpt2",
-        description="analysed: attention alone, without softmax, ReLU or norm (`trainables.model.analysed`)",
+        description="model family (`trainables.model.families`): gpt2, or analysed: attention alone, without softmax, "
+        "ReLU or norm",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1)
     deepspeed: dict[str, Any] = Field(
@@ -158,13 +149,8 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _one_change_of_the_model(self) -> Self:
-        check_model(self.parametrisation, self.residual, self.network, self.dropout)
+        check_model(self.parametrisation, self.residual)
         return self
-
-    @property
-    def is_gpt2(self) -> bool:
-        """Whether the trained model is HuggingFace's own GPT-2, which can be exported."""
-        return self.network == "gpt2" and self.residual not in ("post", "admin")
 
     @property
     def tokens(self) -> int:

@@ -31,7 +31,8 @@ from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model.counts import Flops, Parameters, flops, parameters
+from trainables.model.counts import flops, parameters
+from trainables.model.family import Flops, Parameters
 
 #: Seeds of a shape that a search may train, where `search.max_seeds` does not say.
 MOST_SEEDS = 8
@@ -571,7 +572,7 @@ def by_hand(layout: Layout) -> str:
         *(("--tensor-parallel", layout.tensor_parallel) if layout.ranks > 1 else ()),
         *("--zero", layout.zero),
         *(("--micro-batch", layout.micro_batch) if layout.micro_batch else ()),
-        *(("--activation_checkpointing",) if layout.activation_checkpointing else ()),
+        *(("--activation-checkpointing",) if layout.activation_checkpointing else ()),
         *(("--shard-vocabulary",) if layout.shard_vocabulary else ()),
     ]
     return " ".join(map(str, words))

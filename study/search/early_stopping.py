@@ -1,8 +1,8 @@
 """Early stopping that keeps the truth: when a cell may end before its last step, and what its loss would have been.
 
 A cell judges itself. When it starts, the driver gives it a judge: for each evaluation a few numbers, made from the
-curves of the cells that had ended by then (`analysis.design.loss_forecast`). The judge depends on nothing but the loss of the
-evaluation, so no message reaches a running trial, the ranks of a gang agree, and a cell that goes on from its
+curves of the cells that had ended by then (`analysis.design.loss_forecast`). The judge depends on nothing but the loss
+of the evaluation, so no message reaches a running trial, the ranks of a gang agree, and a cell that goes on from its
 checkpoint ends where it would have.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from analysis.design.loss_forecast import MOST_RUNS, Line, StepFit, fit_forecasts
+from analysis.design.loss_forecast import MOST_RUNS, LossForecast, StepFit, fit_forecasts
 from study.plan.plan import PlannedCell
 from study.spec.study import LATEST_STOP, AshaStopping, EarlyStopping, ForecastStopping, StudySpec
 from trainables.cell import Cell
@@ -31,7 +31,7 @@ class Watch(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     step: int
-    line: Line | None
+    line: LossForecast | None
     """The forecast from the loss there."""
     halfwidth: float | None = None
     """A cell ends whose forecast has at most this half-width, relative to it."""
@@ -130,7 +130,7 @@ class Policy:
                 watches.append(Watch(step=step, line=lines.get(step), worst=worst))
         return tuple(watches)
 
-    def _lines(self, planned: PlannedCell) -> dict[int, Line]:
+    def _lines(self, planned: PlannedCell) -> dict[int, LossForecast]:
         """The forecasts of a cell by step, from cells of its own multiple of the learning-rate rule."""
         factor = planned.lr_factor
         if factor not in self._fits:
@@ -149,7 +149,7 @@ class Policy:
                 seen = [(cell, losses) for cell, status, losses in mine if status in ("done", "stopped")]
                 self._fits[factor] = _from_rung_to_rung(_curves(seen), (*self.steps, self.last))
         shape = planned.cell.shape
-        lines: dict[int, Line] = {}
+        lines: dict[int, LossForecast] = {}
         later = None
         for fit in reversed(self._fits[factor]):
             line = fit.line(shape.depth, float(shape.budget_params))

@@ -34,7 +34,6 @@ from study.spec.frontier import misses, shapes, width_step
 from trainables.cell import (
     Base,
     Initialisation,
-    Network,
     Parametrisation,
     Precision,
     Recipe,
@@ -45,6 +44,7 @@ from trainables.cell import (
 from trainables.data.spec import DataSpec
 from trainables.deepspeed_options import check_names
 from trainables.diagnostics.names import Diagnostic
+from trainables.model.family import family
 from trainables.progress import evaluation_steps
 
 
@@ -352,7 +352,7 @@ class TrainingSection(Section):
         description="how branches join the residual stream: pre (GPT-2); sqrt, linear: times 1/sqrt(L), 1/L; "
         "scaled_norm: norms times 1/sqrt(layer); post: norms behind the sum; admin: post with weights on the stream",
     )
-    network: Network = Field(
+    network: str = Field(
         default="gpt2",
         description="gpt2; or analysed: that of the theory, attention alone without softmax, ReLU or norm",
     )
@@ -434,7 +434,7 @@ class TrainingSection(Section):
         if (self.steps is None) == (self.tokens is None):
             given = "neither is" if self.steps is None else "both are"
             raise ValueError(f"give exactly one of `steps` and `tokens`; {given} given")
-        check_model(self.parametrisation, self.residual, self.network, self.dropout)
+        check_model(self.parametrisation, self.residual)
         if isinstance(self.seeds, tuple):
             if not self.seeds:
                 raise ValueError("`seeds` is empty; give a number of seeds or a list such as [0, 1, 2]")
@@ -974,6 +974,7 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        family(self.training.network).check(self.recipe)
         # Compared without case: on some file systems `Data` is the folder `data`.
         if self.name.lower() in RESERVED:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A kind of data is one class: this one is defined here, registered, packed, planned and trained, and no module changes."""
+"""A kind of data is one class: these are defined, registered, packed, planned and trained here alone."""
 
 from typing import Literal
 
@@ -55,7 +55,7 @@ class PoemData(TextData):
 
     def source(self, context, base):
         text = "".join(f"verse {line} of a long poem\n" for line in range(self.lines))
-        return Source("poem", lambda _: iter([Stretch(text, last=True)]), len(text), {"kind": self.kind})
+        return Source("poem", lambda: iter([Stretch(text, last=True)]), len(text), {"kind": self.kind})
 
     def describe(self):
         return "a poem"

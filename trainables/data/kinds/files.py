@@ -1,8 +1,9 @@
-"""Local text, JSONL and Parquet, read through `datasets`."""
+"""Local text, JSONL and Parquet."""
 
 import codecs
-import glob
 import importlib.util
+import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -10,19 +11,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trainables.data.kind import TextData, register
-from trainables.data.sources.datasets_reader import quiet_datasets, rows_of_text
-from trainables.data.sources.file_listing import COMPRESSIONS, ListedFile, list_files
+from trainables.data.sources.file_listing import ListedFile, list_files
 from trainables.data.sources.hashing import file_sha256, unreadable
+from trainables.data.sources.rows_of_text import check_field, rows_of_text
 from trainables.data.sources.source import Source, Stretch
 from trainables.errors import DataError
-from trainables.storage.disk import FULL
 
-#: Text files up to this size are read whole, many at a time; larger ones line by line.
-SMALL = 4 << 20
-#: Small text files handed to `datasets` at once: opening a data set costs some milliseconds.
-GROUP = 256
-#: Lines of a large file taken at a time.
-LINES = 4096
+#: Bytes of a file read at once.
+READ = 1 << 20
 
 
 @register
@@ -71,9 +67,10 @@ class FilesData(TextData):
         }
         size = sum(f.path.stat().st_size for f in files)
 
-        def stretches(temporary: Path) -> Iterator[Stretch]:
-            for group in _groups(files):
-                yield from _read(group, self.field, temporary, notes)
+        def stretches() -> Iterator[Stretch]:
+            for file in files:
+                if file.path.stat().st_size:
+                    yield from _read(file, self.field, notes)
 
         return Source(str(self.path), stretches, size, record, notes)
 
@@ -91,94 +88,91 @@ def _check_zstandard(files: list[ListedFile]) -> None:
         )
 
 
-def _groups(files: list[ListedFile]) -> Iterator[list[ListedFile]]:
-    """Yield neighbouring small text files together, every other file alone."""
-    group: list[ListedFile] = []
-    for file in files:
-        if file.path.stat().st_size == 0:
-            continue
-        small = _small_text(file)
-        if small:
-            group.append(file)
-        if group and (len(group) == GROUP or not small):
-            yield group
-            group = []
-        if not small:
-            yield [file]
-    if group:
-        yield group
-
-
-def _small_text(file: ListedFile) -> bool:
-    return file.format == "text" and file.path.stat().st_size <= SMALL
-
-
-def _read(group: list[ListedFile], field: str, temporary: Path, notes: list[str]) -> Iterator[Stretch]:
-    first = group[0]
-    # Errors of pandas, pyarrow and the codecs under `datasets` are raised here too.
+def _read(file: ListedFile, field: str, notes: list[str]) -> Iterator[Stretch]:
+    where = str(file.path)
     try:
-        with quiet_datasets() as datasets:
-            if first.format == "text" and _small_text(first):
-                data = _load(datasets, "text", group, temporary, sample_by="document")
-                for row in data:
-                    yield Stretch(row["text"], last=True)
-            elif first.format == "text":
-                data = _load(datasets, "text", group, temporary, sample_by="line", keep_linebreaks=True)
-                for lines in data.iter(batch_size=LINES):
-                    yield Stretch("".join(lines["text"]), last=False)
-                yield Stretch("", last=True)
-            else:
-                loader = "json" if first.format == "jsonl" else "parquet"
-                data = _load(datasets, loader, group, temporary)
-                yield from rows_of_text(data, field, str(first.path), notes)
+        if file.format == "text":
+            for text in _decoded(file.path):
+                yield Stretch(text, last=False)
+            yield Stretch("", last=True)
+        else:
+            values = _json_values if file.format == "jsonl" else _parquet_values
+            yield from rows_of_text(values(file.path, field), field, where, notes)
     except DataError:
         raise
-    except UnicodeDecodeError as error:
-        raise _not_utf8(group, error) from error
     except OSError as error:
-        if error.errno in FULL:
-            raise
-        raise unreadable(first.path, error) from error
-    except (ValueError, TypeError, RuntimeError, EOFError, StopIteration, ImportError) as error:
-        raise DataError(
-            f"the file {first.path} cannot be read as {first.format}: {type(error).__name__}: {error}; repair the "
-            "file, or set data.format to its format"
-        ) from error
+        # An error of the decompressor has no number.
+        if error.errno is not None:
+            raise unreadable(file.path, error) from error
+        raise _malformed(file, error) from error
+    except (ValueError, TypeError, EOFError, RuntimeError) as error:
+        raise _malformed(file, error) from error
 
 
-def _load(datasets: Any, loader: str, group: list[ListedFile], temporary: Path, **options: object) -> Any:
-    return datasets.load_dataset(
-        loader,
-        # `datasets` takes names as glob patterns: `a[1].txt` would silently match no file.
-        data_files=[glob.escape(str(f.path.resolve())) for f in group],
-        split="train",
-        streaming=True,
-        cache_dir=str(temporary),
-        **options,
+def _malformed(file: ListedFile, error: Exception) -> DataError:
+    return DataError(
+        f"the file {file.path} cannot be read as {file.format}: {type(error).__name__}: {error}; repair the file, or "
+        "set data.format to its format"
     )
 
 
-def _not_utf8(group: list[ListedFile], error: UnicodeDecodeError) -> DataError:
-    """Return the error with the file and the offset in it, which `datasets` counts within its own pieces."""
-    for file in group:
-        if file.path.suffix.lower() in COMPRESSIONS:
-            continue
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        done = 0
-        with file.path.open("rb") as stream:
-            while True:
-                piece = stream.read(1 << 20)
-                waiting = len(decoder.getstate()[0])
-                try:
-                    decoder.decode(piece, final=not piece)
-                except UnicodeDecodeError as found:
-                    return DataError(
-                        f"the file {file.path} is not UTF-8 text: byte {done - waiting + found.start} "
-                        f"(0x{found.object[found.start]:02x}) is invalid; convert it, for example with "
-                        "iconv -t UTF-8, or leave it out"
-                    )
-                done += len(piece)
-                if not piece:
-                    break
-    names = ", ".join(str(f.path) for f in group[:3])
-    return DataError(f"{names} is not UTF-8 text ({error}); convert it to UTF-8 or leave it out")
+def _decoded(path: Path) -> Iterator[str]:
+    """Yield the text of a file, decompressed by its suffix, in pieces.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    import fsspec
+
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
+    done = 0
+    with fsspec.open(str(path.resolve()), "rb", compression="infer", expand=False) as stream:
+        while True:
+            piece = stream.read(READ)
+            waiting = len(utf8.getstate()[0])
+            try:
+                yield decoder.decode(piece, final=not piece)
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"the file {path} is not UTF-8 text: byte {done - waiting + error.start} "
+                    f"(0x{error.object[error.start]:02x}) is invalid; convert it, for example with iconv -t UTF-8, "
+                    "or leave it out"
+                ) from error
+            done += len(piece)
+            if not piece:
+                return
+
+
+def _json_values(path: Path, field: str) -> Iterator[object]:
+    """Yield a field of all rows of JSON Lines, or of a JSON list."""
+    columns: set[str] = set()
+    for row in _json_rows(path):
+        if not isinstance(row, dict):
+            raise ValueError(f"a row is of type {type(row).__name__} and not an object with fields")
+        columns.update(row)
+        yield row.get(field)
+    check_field(field, columns, str(path))
+
+
+def _json_rows(path: Path) -> Iterator[Any]:
+    rest, is_list = "", None
+    for text in _decoded(path):
+        rest += text
+        if is_list is None and rest.strip():
+            is_list = rest.lstrip()[0] == "["
+        if not is_list:
+            *lines, rest = rest.split("\n")
+            yield from (json.loads(line) for line in lines if line.strip())
+    if rest.strip():
+        last = json.loads(rest)
+        yield from last if is_list else [last]
+
+
+def _parquet_values(path: Path, field: str) -> Iterator[object]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        check_field(field, file.schema_arrow.names, str(path))
+        for batch in file.iter_batches(batch_size=256, columns=[field]):
+            yield from batch.column(0).to_pylist()

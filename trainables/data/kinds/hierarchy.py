@@ -151,7 +151,7 @@ class HierarchyData(RowData):
         self.check(context)
         count = self.sequences + self.validation_sequences
 
-        def stretches(_temporary: Path) -> Iterator[Stretch]:
+        def stretches() -> Iterator[Stretch]:
             left, piece = count, 0
             while left > 0:
                 rows = self.draw_piece(context, piece)[:left].tolist()

@@ -1,12 +1,13 @@
 """A data set of the Hugging Face hub, read through `datasets`."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from trainables.data.kind import TextData, register
-from trainables.data.sources.datasets_reader import quiet_datasets, rows_of_text
 from trainables.data.sources.hashing import file_sha256
+from trainables.data.sources.rows_of_text import check_field, rows_of_text
 from trainables.data.sources.source import Source, Stretch
 from trainables.errors import DataError
 from trainables.storage.disk import FULL
@@ -14,6 +15,8 @@ from trainables.storage.disk import FULL
 #: Seconds that the hub may take to answer whether a data set exists. It is asked first, because `datasets` 5.2 retries
 #: for 23 s and more before it reports that there is no network.
 TIMEOUT = 8.0
+#: Rows converted at a time.
+ROWS = 256
 
 
 @register
@@ -44,12 +47,13 @@ class HubData(TextData):
         return [file_sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()]
 
     def source(self, context: int, base: Path) -> Source:
-        """Each row is a document. The network is not used before the text is read."""
+        """Each row is a document. The network is not used before the text is read.
+
+        The cache of `datasets` is used, so a data set can be downloaded in advance for machines without network.
+        """
         notes: list[str] = []
 
-        def stretches(_temporary: Path) -> Iterator[Stretch]:
-            # The library's own cache is used, unlike for files, so that a data set can be prefetched for machines
-            # without network.
+        def stretches() -> Iterator[Stretch]:
             yield from _rows(self, base, notes)
 
         return Source(self.name, stretches, None, self.model_dump(mode="json"), notes)
@@ -67,7 +71,7 @@ def _rows(data: HubData, base: Path, notes: list[str]) -> Iterator[Stretch]:
     import pyarrow
 
     try:
-        with quiet_datasets() as datasets:
+        with _quiet_datasets() as datasets:
             rows = datasets.load_dataset(
                 str(base / data.name) if local else data.name,
                 data.config,
@@ -75,7 +79,7 @@ def _rows(data: HubData, base: Path, notes: list[str]) -> Iterator[Stretch]:
                 revision=None if local else data.revision,
                 streaming=data.streaming,
             )
-            yield from rows_of_text(rows, data.field, where, notes)
+            yield from rows_of_text(_values(rows, data.field, where), data.field, where, notes)
     except DataError:
         raise
     except ConnectionError as error:
@@ -87,6 +91,36 @@ def _rows(data: HubData, base: Path, notes: list[str]) -> Iterator[Stretch]:
             f"{where} cannot be read: {type(error).__name__}: {error}; check data.name, data.config, data.split and "
             "data.revision against the data set's page"
         ) from error
+
+
+@contextlib.contextmanager
+def _quiet_datasets() -> Iterator[Any]:
+    """Yield the `datasets` module without progress bars and error logs; restore its settings afterwards."""
+    import datasets
+
+    bars = datasets.are_progress_bars_disabled()
+    level = datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    # Its loaders log an error and then raise it; the raised one is reported.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield datasets
+    finally:
+        datasets.logging.set_verbosity(level)
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+def _values(rows: Any, field: str, where: str) -> Iterator[object]:
+    """Yield a field of all rows of a `datasets` data set."""
+    columns = rows.column_names
+    if columns is not None:
+        check_field(field, columns, where)
+        rows = rows.select_columns([field])
+    for piece in rows.iter(batch_size=ROWS):
+        if columns is None:
+            check_field(field, piece, where)
+        yield from piece[field]
 
 
 def _ask_hub(data: HubData, where: str) -> None:

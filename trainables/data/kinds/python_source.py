@@ -47,7 +47,7 @@ class PythonSourceData(TextData):
             "files": [{"path": f.name, "sha256": f.sha256, "bytes": f.size} for f in files],
         }
 
-        def stretches(_temporary: Path) -> Iterator[Stretch]:
+        def stretches() -> Iterator[Stretch]:
             for file in files:
                 content = _read(file.path)
                 if content is None or hashlib.sha256(content.encode()).hexdigest() != file.sha256:

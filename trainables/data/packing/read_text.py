@@ -35,7 +35,7 @@ def read_text(
     Args:
         sources: shares and sources.
         data: with the limits.
-        folder: for the buffers and the readers' temporary files.
+        folder: for the buffers.
         progress: reports how far it is.
 
     Raises:
@@ -50,7 +50,7 @@ def read_text(
                 for index, (weight, source) in enumerate(sources)
             ]
             progress.begin("reading the text")
-            ended = _fill(parts, data, folder, largest, progress)
+            ended = _fill(parts, data, largest, progress)
         for part in parts:
             _check_not_empty(part)
         if all(all(part.buffer.bytes) for part in parts):
@@ -59,13 +59,13 @@ def read_text(
     raise _too_short(short, data.validation_fraction, [name for name in ended if name != short.source.name])
 
 
-def _fill(parts: Sequence[Part], data: TextData, folder: Path, largest: int, progress: Progress) -> list[str]:
+def _fill(parts: Sequence[Part], data: TextData, largest: int, progress: Progress) -> list[str]:
     """Fill the buffers, each part to its share of the bytes, until one is exhausted or enough is read.
 
     Returns:
         names of the exhausted parts.
     """
-    streams = [split(part.source.stretches(folder), data.validation_fraction, largest) for part in parts]
+    streams = [split(part.source.stretches(), data.validation_fraction, largest) for part in parts]
     # What is compared is bytes over weight; the goal is the same for all parts.
     goal = float("inf")
     if data.max_tokens is not None:

@@ -81,7 +81,8 @@ def test_wrong_names_inside_a_data_set_are_errors(folder, tmp_path, fields, word
 ASK = """
 import json, sys, time
 from pathlib import Path
-from trainables.data import hub, open_store
+from trainables.data import open_store
+from trainables.data.kinds import hub
 from trainables.data.kinds.hub import HubData
 from trainables.errors import DataError
 import datasets

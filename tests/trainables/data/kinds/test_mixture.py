@@ -47,7 +47,7 @@ def test_one_stream_is_itself():
 def test_a_hierarchy_is_written_in_letters():
     spec = HierarchyData(sequences=100, validation_sequences=20)
     source = spec.source(64, None)
-    rows = [s.text for s in source.stretches(None)]
+    rows = [s.text for s in source.stretches()]
     assert len(rows) == 120
     assert {len(r) for r in rows} == {64}
     assert set("".join(rows)) == set("abcdefgh")

@@ -82,14 +82,12 @@ def train_bpe(texts: Iterator[str], vocabulary: int) -> Encoder:
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    seen = _Counted(texts)
-    tokenizer.train_from_iterator(seen, trainer)
+    tokenizer.train_from_iterator(_limited(texts), trainer)
     size = tokenizer.get_vocab_size()
     if size != vocabulary:
         raise DataError(
-            f"the vocabulary {vocabulary} is too large for the text: the training split has {seen.characters} "
-            f"characters, {len(seen.distinct)} of them distinct, and gives a BPE vocabulary of at most {size}; set "
-            f"data.vocabulary to {size} or less, or give more text"
+            f"the vocabulary {vocabulary} is too large for the text: the training split gives a vocabulary of at most "
+            f"{size}; set data.vocabulary to {size} or less, or give more text"
         )
     return bpe_encoder(tokenizer)
 
@@ -106,22 +104,14 @@ def bpe_encoder(tokenizer: Any) -> Encoder:
     return Encoder(size, end, lengths, tokenizer)
 
 
-class _Counted:
-    """Yields texts up to `BPE_TEXT` bytes and counts their characters, for an error message."""
-
-    def __init__(self, texts: Iterator[str]) -> None:
-        self._texts = texts
-        self._bytes = self.characters = 0
-        self.distinct: set[str] = set()
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._texts:
-            if self._bytes >= BPE_TEXT:
-                return
-            self._bytes += len(text.encode())
-            self.characters += len(text)
-            self.distinct.update(text)
-            yield text
+def _limited(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts until they have `BPE_TEXT` bytes."""
+    size = 0
+    for text in texts:
+        if size >= BPE_TEXT:
+            return
+        size += len(text.encode())
+        yield text
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainables.data.sources.random_rows import Draws, Symbols
-from trainables.errors import InputError
 
 #: Up to this many possible strings per rule, all are listed and shuffled; above, strings are drawn afresh.
 LISTED_STRINGS = 1 << 20
@@ -34,15 +33,9 @@ class Grammar:
 
 @functools.lru_cache(maxsize=4)
 def random_grammar(vocabulary: int, branching: int, levels: int, synonyms: int, seed: int) -> Grammar:
-    """Return a grammar with m·v different strings of s symbols per level, shared out among v symbols at random.
-
-    Raises:
-        InputError: there are fewer than m·v strings.
-    """
+    """Return a grammar with m·v of the v^s strings of s symbols per level, shared out among v symbols at random."""
     needed = synonyms * vocabulary
     possible = vocabulary**branching
-    if needed > possible:
-        raise InputError(f"{needed} different rules per level are needed, but only {possible} strings exist")
     draws = Draws(f"grammar {seed}")
     rules = []
     for _ in range(levels):

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from trainables.data.kind import DataKind
 from trainables.data.packing.data_key import data_key
+from trainables.data.store.token_store import TokenStore, read_store
 from trainables.errors import DataError
 from trainables.storage.disk import FULL, fsync_files
 
@@ -36,13 +38,29 @@ def locked(root: Path, key: str) -> AbstractContextManager[object]:
     return FileLock(root / BUILDING / f"{key}.lock").acquire()
 
 
-def current_key(data: DataKind, context: int, base: Path, planned: str | None, root: str) -> str:
+@dataclass(frozen=True)
+class StoreRequest:
+    """The store that is wanted, and how to pack it; for the attributes see `open_store`."""
+
+    data: DataKind
+    context: int
+    base: Path
+    key: str | None
+    encode: "Encode | None"
+    on_progress: "OnProgress | None"
+
+    def read(self, path: Path, key: str) -> TokenStore | None:
+        """Read the store if it exists."""
+        return read_store(path, self.data, self.context, key)
+
+
+def current_key(request: StoreRequest, root: str) -> str:
     """Return the key of the data as it is now, which must be the one that was planned with.
 
     Raises:
         DataError: it is another, or the data cannot be read.
     """
-    found = data_key(data, context, base)
+    found, planned = data_key(request.data, request.context, request.base), request.key
     if planned is not None and found != planned:
         raise DataError(
             f"the data changed since it was planned: its key was {planned} and is {found} now, and no store of the old "
@@ -51,41 +69,30 @@ def current_key(data: DataKind, context: int, base: Path, planned: str | None, r
     return found
 
 
-def build(
-    data: DataKind,
-    context: int,
-    base: Path,
-    root: Path,
-    key: str,
-    encode: "Encode | None" = None,
-    on_progress: "OnProgress | None" = None,
-    advice: str = "put the results on another disk (--results)",
-) -> None:
+def build(request: StoreRequest, root: Path, key: str, advice: str) -> None:
     """Pack a store and move it into place. The caller holds its lock.
 
     Args:
-        data: the data.
-        context: tokens per sequence.
-        base: folder that relative paths of the spec start from.
+        request: the data, and how to pack it.
         root: folder of all stores.
-        key: of the store.
-        encode: encodes the text; by default this process does.
-        on_progress: called with the stage and the share of it that is done.
+        key: key of the store.
         advice: how to choose another disk.
 
     Raises:
         DataError: the data cannot be used, or the disk is full or may not be written.
     """
-    # Imported here: opening a store that exists needs no tokenizer and no `datasets`.
+    # Imported here: opening a store that exists needs no tokenizer.
     from trainables.data.packing.pack import estimate_bytes, pack
     from trainables.data.packing.pack_text import encode_here
     from trainables.data.packing.progress import ignore_progress
 
+    data, context, base = request.data, request.context, request.base
     start = time.monotonic()
     _LOG.info("packing %s data into %s", data.kind, root / key)
     try:
         with new_store(root, key) as folder:
-            pack(data, context, base, key, folder, encode or encode_here, on_progress or ignore_progress)
+            encode, report = request.encode or encode_here, request.on_progress or ignore_progress
+            pack(data, context, base, key, folder, encode, report)
             if data_key(data, context, base) != key:
                 raise DataError(
                     f"the data of {data.kind} changed while it was being packed; run again when nothing writes to it"

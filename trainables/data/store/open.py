@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainables.data.kind import DataKind
-from trainables.data.packing.data_key import data_key
-from trainables.data.store.build import build, cannot_write, current_key, locked
+from trainables.data.store.build import StoreRequest, build, cannot_write, current_key, locked
 from trainables.data.store.remote_store import open_shared, published_manifest
 from trainables.data.store.token_store import TokenStore, read_store
 from trainables.data.store.windows import check_length
@@ -15,6 +14,9 @@ from trainables.storage.storage import Bucket, open_storage
 if TYPE_CHECKING:
     from trainables.data.packing.pack_text import Encode
     from trainables.data.packing.progress import OnProgress
+
+#: How to choose another disk for local stores.
+ADVICE = "put the results on another disk (--results)"
 
 
 def open_store(
@@ -52,11 +54,10 @@ def open_store(
         OSError: the root is a URI, and the disk of this machine is full or cannot be written.
     """
     storage = open_storage(root)
-    if isinstance(storage, Bucket):
-        key = key or data_key(data, context, base)
-        store = open_shared(storage, data, context, key, base, encode, on_progress)
-    else:
-        store = _open_local(storage.local, data, context, key, base, encode, on_progress)
+    request = StoreRequest(data, context, base, key, encode, on_progress)
+    store = (
+        open_shared(storage, request) if isinstance(storage, Bucket) else _open_local(storage.local, request)
+    )
     check_length(store.manifest, store.path, context)
     return store
 
@@ -79,29 +80,21 @@ def is_packed(data: DataKind, context: int, root: str | Path, key: str) -> bool:
     return manifest is not None
 
 
-def _open_local(
-    root: Path,
-    data: DataKind,
-    context: int,
-    key: str | None,
-    base: Path,
-    encode: "Encode | None",
-    on_progress: "OnProgress | None",
-) -> TokenStore:
-    store = read_store(root / key, data, context, key) if key else None
+def _open_local(root: Path, request: StoreRequest) -> TokenStore:
+    store = request.read(root / request.key, request.key) if request.key else None
     if store is not None:
         return store
-    key = current_key(data, context, base, key, str(root))
+    key = current_key(request, str(root))
     try:
         lock = locked(root, key)
     except OSError as error:
-        raise cannot_write(root, error, None, "put the results on another disk (--results)") from error
+        raise cannot_write(root, error, None, ADVICE) from error
     with lock:
         # Another process may have packed it meanwhile.
-        store = read_store(root / key, data, context, key)
+        store = request.read(root / key, key)
         if store is None:
-            build(data, context, base, root, key, encode, on_progress)
-            store = read_store(root / key, data, context, key)
+            build(request, root, key, ADVICE)
+            store = request.read(root / key, key)
     if store is None:
         raise DataError(f"the store {root / key} was damaged just after it was packed; check that disk")
     return store

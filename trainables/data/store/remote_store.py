@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainables.data.kind import DataKind
+from trainables.data.packing.data_key import data_key
 from trainables.data.sources.hashing import file_sha256
-from trainables.data.store.build import build, current_key, locked, new_store, room, size
-from trainables.data.store.token_store import FILES, TokenStore, describes, read_store
+from trainables.data.store.build import StoreRequest, build, current_key, locked, new_store, room, size
+from trainables.data.store.token_store import FILES, TokenStore, describes
 from trainables.errors import DataError
 from trainables.storage.disk import FULL
 from trainables.storage.storage import Bucket, reason
 
 if TYPE_CHECKING:
-    from trainables.data.packing.pack_text import Encode
     from trainables.data.packing.progress import OnProgress
 
 T = TypeVar("T")
@@ -56,15 +56,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "interplay" / "data"
 
 
-def open_shared(
-    bucket: Bucket,
-    data: DataKind,
-    context: int,
-    key: str,
-    base: Path,
-    encode: "Encode | None" = None,
-    on_progress: "OnProgress | None" = None,
-) -> TokenStore:
+def open_shared(bucket: Bucket, request: StoreRequest) -> TokenStore:
     """Open this machine's copy of a store; fetch it first or, if it is not published, pack and publish it.
 
     Raises:
@@ -74,33 +66,29 @@ def open_shared(
         OSError: the disk of this machine is full or cannot be written.
     """
     cache = cache_folder()
+    key = request.key or data_key(request.data, request.context, request.base)
     try:
         lock = locked(cache, key)
     except OSError as error:
         raise _cannot_keep(cache, error) from error
     with lock:
-        store = read_store(cache / key, data, context, key)
+        store = request.read(cache / key, key)
         try:
-            manifest = published_manifest(bucket, data, context, key)
+            manifest = published_manifest(bucket, request.data, request.context, key)
         except ConnectionError as error:
             if store is None:
                 raise
             _LOG.warning("%s The copy in %s is used.", error, store.path)
             return store
-        if manifest is not None:
-            # All machines of a study must train on the same bytes.
-            if store is not None and store.manifest["sha256"] == manifest["sha256"]:
-                return store
-            try:
-                _fetch(bucket, cache, key, manifest)
-            except _DamagedError as error:
-                _LOG.warning("the store %s in %s is damaged (%s)", key, bucket.name, error)
-            else:
-                return _read(cache, data, context, key)
+        # All machines of a study must train on the same bytes.
+        if manifest and store and store.manifest["sha256"] == manifest["sha256"]:
+            return store
+        if manifest and _fetch(bucket, cache, key, manifest):
+            return _read(cache, request, key)
         if store is None:
-            _pack(bucket, cache, data, context, key, base, encode, on_progress)
-            store = _read(cache, data, context, key)
-        _publish(bucket, store, key, on_progress)
+            _pack(bucket, cache, request, key)
+            store = _read(cache, request, key)
+        _publish(bucket, store, key, request.on_progress)
         return store
 
 
@@ -121,20 +109,19 @@ def published_manifest(bucket: Bucket, data: DataKind, context: int, key: str) -
         return None
 
 
-def _read(cache: Path, data: DataKind, context: int, key: str) -> TokenStore:
-    store = read_store(cache / key, data, context, key)
+def _read(cache: Path, request: StoreRequest, key: str) -> TokenStore:
+    store = request.read(cache / key, key)
     if store is None:
         raise DataError(f"the store {cache / key} was damaged just after it was written; check that disk")
     return store
 
 
-def _fetch(bucket: Bucket, cache: Path, key: str, manifest: dict[str, Any]) -> None:
-    """Download a store, verify it, and move it into place.
+def _fetch(bucket: Bucket, cache: Path, key: str, manifest: dict[str, Any]) -> bool:
+    """Download a store, verify it, and move it into place; return False if the published store is damaged.
 
     Raises:
         OSError: the disk is full or cannot be written.
         ConnectionError: the storage cannot be reached.
-        _DamagedError: what is there is not what the manifest describes.
     """
     start = time.monotonic()
     needed = sum(length for parts in manifest["parts"].values() for _, length in parts)
@@ -148,11 +135,15 @@ def _fetch(bucket: Bucket, cache: Path, key: str, manifest: dict[str, Any]) -> N
                     raise _DamagedError(f"{FILES[name]} has another SHA-256 than {sha256}")
             packed = {name: value for name, value in manifest.items() if name != "parts"}
             (folder / "manifest.json").write_text(json.dumps(packed, indent=1) + "\n")
+    except _DamagedError as error:
+        _LOG.warning("the store %s in %s is damaged (%s)", key, bucket.name, error)
+        return False
     except ConnectionError:
         raise
     except OSError as error:
         raise _cannot_keep(cache, error, needed) from error
     _LOG.info("fetched %s (%s) in %.1f s", cache / key, size(needed), time.monotonic() - start)
+    return True
 
 
 def _download(bucket: Bucket, key: str, files: dict[str, list[tuple[str, int]]], folder: Path) -> None:
@@ -184,25 +175,16 @@ def _download(bucket: Bucket, key: str, files: dict[str, list[tuple[str, int]]],
     _in_parallel(get, jobs)
 
 
-def _pack(
-    bucket: Bucket,
-    cache: Path,
-    data: DataKind,
-    context: int,
-    key: str,
-    base: Path,
-    encode: "Encode | None",
-    on_progress: "OnProgress | None",
-) -> None:
+def _pack(bucket: Bucket, cache: Path, request: StoreRequest, key: str) -> None:
     try:
-        current_key(data, context, base, key, bucket.name)
+        current_key(request, bucket.name)
     except DataError as error:
         raise DataError(
             f"the data is not packed in {bucket.name}, and it cannot be packed on this machine: {error}"
         ) from error
     # Before hours of packing that could not be published.
     bucket.check()
-    build(data, context, base, cache, key, encode, on_progress, ADVICE)
+    build(request, cache, key, ADVICE)
 
 
 def _publish(bucket: Bucket, store: TokenStore, key: str, on_progress: "OnProgress | None") -> None:

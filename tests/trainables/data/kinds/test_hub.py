@@ -166,11 +166,11 @@ def test_a_mistyped_name_and_a_wrong_revision_are_said(tmp_path, fake_hub):
     environment = {"HF_ENDPOINT": f"http://127.0.0.1:{fake_hub.server_port}"}
     _, message = ask(tmp_path, environment=environment)
     assert "'owner/nmae' is not on the hub" in message
-    assert "mend data.name" in message
+    assert "correct data.name" in message
     _, message = ask(tmp_path, environment=environment, revision="v9")
     assert "no revision 'v9'" in message
     _, message = ask(tmp_path, environment=environment, name="a/b/c d")
-    assert "mend data.name" in message
+    assert "correct data.name" in message
 
 
 def test_a_hub_that_is_silent_is_given_up(tmp_path, fake_hub):

@@ -221,7 +221,9 @@ def test_data_that_changes_while_it_is_packed_makes_no_store(tmp_path, text_file
     assert [p.name for p in (tmp_path / "stores").iterdir()] == ["tmp"]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "bad manifest", "empty manifest", "no tokenizer"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "flipped", "missing", "bad manifest", "empty manifest", "no tokenizer"]
+)
 def test_a_damaged_store_is_packed_again(tmp_path, text_file, damage):
     spec = FilesData(path=str(text_file), tokenizer="bpe", vocabulary=300)
     root = tmp_path / "stores"
@@ -231,6 +233,9 @@ def test_a_damaged_store_is_packed_again(tmp_path, text_file, damage):
     if damage == "truncated":
         with (path / "train.bin").open("r+b") as file:
             file.truncate(len(before) - 1)
+    elif damage == "flipped":
+        with (path / "train.bin").open("r+b") as file:
+            file.write(bytes([before[0] ^ 1]))
     elif damage == "missing":
         (path / "validation.bin").unlink()
     elif damage == "no tokenizer":

@@ -249,7 +249,7 @@ def _say_failed(console: Console, failed: Mapping[str, str], again: str) -> None
 
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
-    """List the studies that come with Interplay: what each asks, what it costs, what was seen here and when."""
+    """List the built-in studies: question, cost and recorded result."""
     from study.commands.presets import catalogue, catalogue_view
 
     records = catalogue()
@@ -451,7 +451,7 @@ def audit(
     ] = "nonembedding",
     as_json: JsonOption = False,
 ) -> None:
-    """Say where an existing model stands on the law: too deep, too shallow, or within the band."""
+    """Say where an existing model stands on the law: too deep, too shallow, or within the interval."""
     from study.commands.audit import audit_json, audit_models, audit_view
 
     audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, count)

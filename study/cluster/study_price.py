@@ -117,7 +117,7 @@ def _price(report: Report, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice
         return None
     usable = [pool for pool in pools if _ranks(pool, slots)]
     _check_devices(report, spec, usable)
-    tried = math.fsum(plan.tried[p.budget] * p.parameters.total for p in plan.main)
+    tried = math.fsum(plan.trained_shares[p.budget] * p.parameters.total for p in plan.main)
     kept = tried * (2 if plan.precision == "bf16" else 4)
     stored = kept / 1e9 if spec.resources.keep_weights == "final" else 0.0
     return StudyPrice(
@@ -201,7 +201,7 @@ def _ranks(pool: Pool, slots: Slots) -> int:
 def _option(report: Report, plan: Plan, slots: Slots, pool: Pool) -> Option:
     ranks = _ranks(pool, slots)
     count = min(pool.most, math.ceil(slots.devices / ranks))
-    work = [(plan.tried[p.budget] * p.seconds, p.layout.ranks) for p in plan.main]
+    work = [(plan.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in plan.main]
     longest = max((p.seconds for p in plan.main), default=0.0)
     hours = max(wall_seconds(work, max(1, min(slots.devices, count * ranks))), longest) / 3600
     head = head_hour(report.file)

@@ -4,7 +4,6 @@ A plan has shapes and seeds. The law, the noise and the gaps between depths are 
 the fit of a pilot study, or by default. Each assumption is printed with its source.
 """
 
-import difflib
 import itertools
 import math
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from analysis.numbers import digits, short
 from study.errors import SpecError
 from study.plan.plan import Plan
 from study.results.answer import read_fit
+from trainables.errors import did_you_mean
 
 if TYPE_CHECKING:
     from analysis.fit.document import Fit
@@ -184,11 +184,10 @@ def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
         if not equals:
             raise SpecError(f"--assume {text!r} is not NAME=VALUE; write it as --assume noise=0.005.")
         if name not in MEANINGS:
-            near = difflib.get_close_matches(name, MEANINGS, n=1)
-            hint = f"did you mean `{near[0]}`? " if near else ""
             listed = "; ".join(f"{key} ({meaning})" for key, (meaning, _, _) in MEANINGS.items())
             raise SpecError(
-                f"--assume {text!r}: there is no `{name}` to assume; {hint}It can be one of: {listed}."
+                f"--assume {text!r}: there is no `{name}` to assume{did_you_mean(name, MEANINGS) or '.'} It can be one "
+                f"of: {listed}."
             )
         if name in found:
             raise SpecError(f"--assume gives `{name}` more than once; write each name once.")
@@ -259,16 +258,10 @@ def _truth(value: dict[str, float], shapes: Sequence[Shape], depths: tuple[int, 
     middle = sum(math.log(12 * depth * width**2) for depth, width, _ in shapes) / len(shapes)
     above = value["exponent"] * (middle - math.log(plain.crossing(depths[0])))
     return Truth(
-        a=a,
-        b=b,
         depths=depths,
         asymptote=(1 - share) * value["loss"],
         drop=share * value["loss"] * math.exp(above),
-        exponent=value["exponent"],
-        slope=value["slope"],
-        noise=value["noise"],
-        shared=value["shared"],
-        lack=value["lack"],
+        **{name: number for name, number in value.items() if name != "loss"},
     )
 
 
@@ -353,17 +346,7 @@ def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[floa
 
 
 def _notes(plan: Plan, truth: Truth, assumptions: Sequence[Assumption]) -> list[str]:
-    notes = []
-    if plan.candidates is not None:
-        notes.append(
-            f"The search ({plan.sampler}) trains only some of the cells listed; this is for all of them, so it is too "
-            "optimistic."
-        )
-    if plan.sampler == "crossing":
-        notes.append(
-            "The search (crossing) chooses its own cells and its own end; this is for a grid of the shapes and seeds "
-            "listed."
-        )
+    notes = plan.search.power_notes()
     rates = len({planned.lr_factor for planned in plan.cells})
     if rates > 1:
         notes.append(

@@ -102,7 +102,7 @@ def test_a_store_packed_on_one_machine_is_the_same_bytes_on_another(
     assert (
         len(names)
         == sum(-(-path.stat().st_size // 10_000) for path in plain.path.iterdir() if path.suffix == ".bin")
-        + 2
+        + 3
     )
     (tmp_path / "text.txt").unlink()
     machine("two")

@@ -81,7 +81,7 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
     for sentence in headlines(found):
         assert sentence in text
     assert re.search(
-        r"Depth 2 overtakes depth 1 at N ≈ [\d.]+ thousand \(95 %: [\d.]+–[\d.]+ thousand\)", text
+        r"2 layers overtake 1 layer at N ≈ [\d.]+ thousand \(95 %: [\d.]+–[\d.]+ thousand\)", text
     )
     assert "two crossings cannot test its form" in text
     assert "every row of the run table is used" in text

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis.fit.document import Fit
-from analysis.law.crossings import NO_NOISE, Crossing, Interval
-from analysis.law.held_out import APART, BASELINE
+from analysis.intervals import Interval
+from analysis.law.advice import APART
+from analysis.law.crossings import NO_NOISE, Crossing
+from analysis.law.held_out import BASELINE
 from analysis.numbers import digits, human, short
 
 #: Most pairs of depths with a sentence of their own among the headlines.

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from analysis.design.history import Search
+from analysis.design.history import SearchInfo
 from analysis.design.objective import Objective
 from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.runs.table import RunTable
@@ -46,7 +46,7 @@ def grid():
 
 
 def search(until=0.3, ended=""):
-    return Search(AIM, until, grid(), ended)
+    return SearchInfo(AIM, until, grid(), ended)
 
 
 def table(rows):

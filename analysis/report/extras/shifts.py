@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Canvas
 from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, CrossingShift, moved
 from analysis.fit.measures import Value, label
 from analysis.fit.sentences import ends, percent
-from analysis.law.crossings import Interval
+from analysis.intervals import Interval
 from analysis.numbers import digits
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import MARKS, WIDTH, size_axis

@@ -16,8 +16,8 @@ from analysis.fit.sentences import (
     short_range,
     surface_sentence,
 )
+from analysis.law.advice import Disagreement, DisagreementSpan
 from analysis.law.crossings import NO_NOISE, Crossing
-from analysis.law.held_out import Disagreement, DisagreementSpan
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import human, short
 from analysis.runs.table import RunTable, read_runs

@@ -381,7 +381,7 @@ def test_one_seed_reports_where_its_noise_comes_from(tmp_path, pilot_frame):
     runs = RunTable.from_frame(pilot_frame(seeds=1)[lambda rows: rows["depth"] < 4])
     page = read(write_report(runs, fit(runs), tmp_path))
     assert "One seed per shape: the noise" in page.text
-    assert "estimated from the scatter about the curves" in page.text
+    assert "estimated from the residuals of the curves" in page.text
 
 
 def test_without_noise_there_is_no_number_without_an_interval(tmp_path, pilot_frame):

@@ -12,7 +12,8 @@ import pytest
 
 import study.run.runner
 from study import cli
-from study.plan.plan import make_plan
+from study.commands.run import program
+from study.plan import make_plan
 from study.run.runner import Summary
 from study.spec.study import load_spec
 from study.tracking.ledger import places
@@ -273,7 +274,7 @@ def test_the_program_is_named_as_it_was_started(command, tmp_path, monkeypatch):
 
     def named(started):
         monkeypatch.setattr("sys.argv", [started])
-        return cli._program()
+        return program()
 
     on_path = tmp_path / "bin" / "interplay"
     on_path.parent.mkdir()

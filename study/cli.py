@@ -222,8 +222,11 @@ def fit(
     results: ResultsOption = RESULTS,
     uri: UriOption = None,
     level: LevelOption = 0.95,
-    refits: Annotated[
-        int, typer.Option("--refits", metavar="K", help="repeat the whole pipeline on K simulated studies")
+    parametric_bootstrap: Annotated[
+        int,
+        typer.Option(
+            "--parametric-bootstrap", metavar="K", help="repeat the whole pipeline on K simulated studies"
+        ),
     ] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="also write the fit to this file")] = None,
     as_json: JsonOption = False,
@@ -232,7 +235,7 @@ def fit(
     from study.commands import fit as verb
 
     reading = _reading(runs, overrides, column, count, tokens, results, uri, level)
-    verb.fit(reading, refits, out, as_json=as_json)
+    verb.fit(reading, parametric_bootstrap, out, as_json=as_json)
 
 
 @app.command()

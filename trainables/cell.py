@@ -28,7 +28,6 @@ Initialisation = Literal["fan_in", "gpt2"]
 Precision = Literal["fp32", "bf16"]
 Parametrisation = Literal["sp", "mup", "completep"]
 Residual = Literal["pre", "sqrt", "linear", "scaled_norm", "post", "admin"]
-Network = Literal["gpt2", "analysed"]
 
 
 class Frozen(BaseModel):
@@ -93,9 +92,10 @@ class RecipeFields(BaseModel):
         description="how branches join the residual stream: pre (GPT-2); sqrt, linear: times 1/sqrt(L), 1/L; "
         "scaled_norm: norms times 1/sqrt(layer); post: norms behind the sum; admin: post with weights on the stream",
     )
-    network: Network = Field(
+    network: str = Field(
         default="gpt2",
-        description="gpt2; or analysed: the network of the theory, attention alone without softmax, ReLU or norm",
+        description="model family (`trainables.model.families`): gpt2, or analysed: attention alone, without softmax, "
+        "ReLU or norm",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1)
     deepspeed: dict[str, Any] = Field(
@@ -112,18 +112,11 @@ class RecipeFields(BaseModel):
 
     @model_validator(mode="after")
     def _one_change_of_the_model(self) -> Self:
-        changes = {
-            "parametrisation": (self.parametrisation, "sp"),
-            "residual": (self.residual, "pre"),
-            "network": (self.network, "gpt2"),
-        }
-        given = [f"`{name}: {value}`" for name, (value, default) in changes.items() if value != default]
-        if len(given) > 1:
+        if self.parametrisation != "sp" and self.residual != "pre":
             raise ValueError(
-                f"{' and '.join(given)} exclude each other, because each scales the branches its own way; keep one"
+                f"`parametrisation: {self.parametrisation}` and `residual: {self.residual}` exclude each other, because "
+                "each scales the branches its own way; keep one"
             )
-        if self.network == "analysed" and self.dropout:
-            raise ValueError("`network: analysed` has no dropout; set `dropout: 0`")
         return self
 
 
@@ -160,11 +153,6 @@ class Recipe(Frozen, RecipeFields):
             if values.get(name) == type(self).model_fields[name].default:
                 values.pop(name)
         return values
-
-    @property
-    def is_gpt2(self) -> bool:
-        """Whether the trained model is HuggingFace's own GPT-2, which can be exported."""
-        return self.network == "gpt2" and self.residual not in ("post", "admin")
 
     @property
     def tokens(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from analysis.audit.model_config import ModelConfig
 from analysis.errors import InputError
+from analysis.files import to_json
 from analysis.law.projection import Interval, Law, Transition, n_transition, recommend
 
 Count = Literal["nonembedding", "exact"]
@@ -53,40 +54,33 @@ class Audit:
         return 12 * self.model.depth * self.model.width**2
 
     def to_json(self) -> dict[str, Any]:
-        """Strict JSON types."""
-        model, best = self.model, self.best
-        return {
-            "model": model.name,
-            "family": model.family or None,
-            "depth": model.depth,
-            "width": model.width,
-            "heads": model.heads,
-            "kv_heads": model.kv_heads,
-            "head_dim": model.head_dim,
-            "d_ff": model.d_ff,
-            "gated": model.gated,
-            "vocabulary": model.vocabulary,
-            "tied": model.tied,
-            "params": self.params,
-            "count": self.count,
-            "nonembedding_params": self.law_params,
-            "exact_params": model.exact_params,
-            "exact_reason": model.exact_reason,
-            "verdict": self.verdict,
-            "ratio": self.ratio,
-            "ratio_interval": list(self.ratio_interval),
-            "layers": self.layers,
-            "best": {key: best[key] for key in _BEST},
-            "n_transition": self.transition.to_json(),
-            "extrapolated": self.extrapolated,
-            "level": best["level"],
-            "law": self.law,
-            "error_quoted": best["error_quoted"],
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
-        }
+        """Strict JSON types, the fields of the model among those of the audit."""
+        model = {name: getattr(self.model, name) for name in _MODEL}
+        own = {name: getattr(self, name) for name in _OWN}
+        document: dict[str, Any] = to_json(
+            {
+                **model,
+                **own,
+                "model": self.model.name,
+                "family": self.model.family or None,
+                "nonembedding_params": self.law_params,
+                "best": {key: self.best[key] for key in _BEST},
+                "n_transition": self.transition,
+                "level": self.best["level"],
+                "error_quoted": self.best["error_quoted"],
+            }
+        )
+        return document
 
 
+_MODEL = (
+    *("depth", "width", "heads", "kv_heads", "head_dim", "d_ff", "gated", "vocabulary", "tied"),
+    *("exact_params", "exact_reason"),
+)
+_OWN = (
+    *("params", "count", "verdict", "ratio", "ratio_interval", "layers", "extrapolated", "law"),
+    *("warnings", "notes"),
+)
 #: Of a recommendation, what an audit repeats.
 _BEST = (
     *("depth", "width", "depth_exact", "width_exact", "depth_interval", "width_interval"),

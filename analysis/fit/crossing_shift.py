@@ -7,9 +7,8 @@ order of the data, makes the true error smaller.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from analysis.law.crossings import Crossing, Interval
 
@@ -40,12 +39,6 @@ class Moved:
     shift: float | None
     shift_interval: Interval
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Moved":
-        """The inverse of `asdict`."""
-        intervals = {name: _tuple(value[name]) for name in ("interval", "other_interval", "shift_interval")}
-        return cls(**{**value, **intervals})
-
     @property
     def significant(self) -> bool:
         """Whether no difference at all lies outside the interval."""
@@ -74,17 +67,6 @@ class Contrast:
     slope: float | None
     slope_interval: Interval | None
     level: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Contrast":
-        """The inverse of `to_json`."""
-        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        pairs = tuple(Moved.from_json(item) for item in known["pairs"])
-        return cls(**{**known, "pairs": pairs, "slope_interval": _tuple(known["slope_interval"])})
 
 
 def contrast(own: "Fit", other: "Fit", names: tuple[str, str], *, protocol: str = "") -> Contrast:
@@ -149,10 +131,6 @@ def difference(
         None if low is None or above is None else gap - math.hypot(first - low, above - second),
         None if high is None or below is None else gap + math.hypot(high - first, second - below),
     )
-
-
-def _tuple(interval: Any) -> Any:
-    return None if interval is None else tuple(interval)
 
 
 def _logs(interval: Interval | None) -> Interval:

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import PlainValidator
 
 from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
-from analysis.files import strict
+from analysis.files import from_json, to_json
 from analysis.fit.crossing_shift import Contrast
 from analysis.fit.kaplan import Kaplan, kaplan
 from analysis.fit.learning_rate_shift import Shift, shifts, split
@@ -27,7 +28,7 @@ from analysis.law.held_out import (
     surface_trainers,
 )
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
-from analysis.law.parametric_bootstrap import ParametricBootstrap, refit
+from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
 from analysis.law.projection import Law, law_of, solve_depth
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, TokenRule, compare
@@ -39,6 +40,10 @@ DRAWS = 1000
 LEAST_DRAWS = 100
 #: Relative gap of the second crossing: deeper is better by half a percent.
 DELTA = 0.005
+
+_NAME = "fit file (`interplay fit RUNS --json` writes one)"
+#: What is assumed of a rival of which a file has nothing but the form.
+_UNKNOWN_LAW = {"status": "insufficient", "reason": "the file does not say", "level": 0.95}
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,15 @@ class Fit:
         held_out: how well each law chose the depth of sizes it had not seen.
         parting: where the rivals' depths part from the law's.
         best: the best depth of each measured budget, which needs no law.
-        noise, curves: the seed noise and the curves, see `Noise.to_json` and `Curves.to_json`.
+        noise, curves: the seed noise and the curves, see `Noise.summary` and `Curves.summary`.
         tokens: what was compared where rows differ in training tokens.
         diverged: shapes with runs that diverged: depth, width, params, diverged, of.
         count: how N is counted, see `RunTable.count`.
         used, left_out: number of rows used, and every other row with its reason.
         warnings: sentences a reader must see.
         level, draws, seed: of the intervals and the bootstrap.
-        refits: intervals of the whole pipeline repeated; None where it was not asked for, or without a noise estimate.
+        parametric_bootstrap: intervals of the whole pipeline repeated; None if not requested, or without a noise
+            estimate.
         sensitivity: how the crossings move with the learning rate; empty without a sensitivity arm.
         contrasts: the crossings beside those of the same study under other parametrisations.
         kaplan: the loss by aspect ratio and by count of parameters; None with one depth, and in older files.
@@ -80,25 +86,28 @@ class Fit:
     law: ThresholdFit
     rivals: tuple[ThresholdFit, ...]
     surfaces: tuple[SurfaceFit, ...]
-    held_out: tuple[HeldOut, ...]
-    disagreements: tuple[Disagreement, ...]
-    best: tuple[BestShape, ...]
-    noise: Mapping[str, Any]
-    curves: Mapping[str, Any]
     tokens: TokenRule
-    diverged: tuple[Mapping[str, Any], ...]
-    count: str
     used: int
-    left_out: tuple[Mapping[str, Any], ...]
-    warnings: tuple[str, ...]
+    left_out: tuple[dict[str, Any], ...]
     level: float
-    draws: int
-    seed: int
-    refits: ParametricBootstrap | None = None
+    held_out: tuple[HeldOut, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
+    best: tuple[BestShape, ...] = ()
+    noise: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, Any] = field(default_factory=dict)
+    diverged: tuple[dict[str, Any], ...] = ()
+    count: str = "nonembedding"
+    warnings: tuple[str, ...] = ()
+    draws: int = 0
+    seed: int = 0
+    parametric_bootstrap: ParametricBootstrap | None = None
     sensitivity: tuple[Shift, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     kaplan: Kaplan | None = None
-    evidence: Evidence | None = field(default=None, compare=False, repr=False)
+    # A file has no evidence: data frames are not read.
+    evidence: Annotated[Evidence | None, PlainValidator(lambda _: None)] = field(
+        default=None, compare=False, repr=False
+    )
 
     def projection_law(self) -> Law | None:
         """The law to `recommend` with, or None; then `best` is what the data say."""
@@ -110,33 +119,10 @@ class Fit:
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN."""
-        document: dict[str, Any] = strict(
-            {
-                "crossings": [item.to_json() for item in self.crossings],
-                "law": self.law.to_json(),
-                "rivals": [
-                    *(item.to_json() for item in self.rivals),
-                    *(item.to_json() for item in self.surfaces),
-                ],
-                "held_out": [item.to_json() for item in self.held_out],
-                "parting": [item.to_json() for item in self.disagreements],
-                "best": [item.to_json() for item in self.best],
-                "noise": self.noise,
-                "curves": self.curves,
-                "tokens": asdict(self.tokens),
-                "diverged": self.diverged,
-                "count": self.count,
-                "rows": {"used": self.used, "left_out": self.left_out},
-                "warnings": self.warnings,
-                "level": self.level,
-                "draws": self.draws,
-                "seed": self.seed,
-                "refits": None if self.refits is None else self.refits.to_json(),
-                "sensitivity": [item.to_json() for item in self.sensitivity],
-                "contrasts": [item.to_json() for item in self.contrasts],
-                "kaplan": None if self.kaplan is None else self.kaplan.to_json(),
-            }
-        )
+        document: dict[str, Any] = to_json(replace(self, evidence=None))
+        del document["evidence"]
+        document["rivals"] += document.pop("surfaces")
+        document["rows"] = {"used": document.pop("used"), "left_out": document.pop("left_out")}
         return document
 
     @classmethod
@@ -147,38 +133,20 @@ class Fit:
             InputError: not a fit file.
         """
         try:
-            rivals = [item for item in value["rivals"] if "points" not in item]
-            surfaces = [item for item in value["rivals"] if "points" in item]
-            tokens = value.get("tokens", {"rule": "unknown", "compared": None, "levels": (), "sentence": ""})
-            return cls(
-                crossings=tuple(Crossing.from_json(item) for item in value["crossings"]),
-                law=ThresholdFit.from_json(value["law"]),
-                rivals=tuple(ThresholdFit.from_json(item) for item in rivals),
-                surfaces=tuple(SurfaceFit.from_json(item) for item in surfaces),
-                held_out=tuple(HeldOut.from_json(item) for item in value.get("held_out", ())),
-                disagreements=tuple(Disagreement.from_json(item) for item in value.get("parting", ())),
-                best=tuple(BestShape.from_json(item) for item in value.get("best", ())),
-                noise=value.get("noise", {}),
-                curves=value.get("curves", {}),
-                tokens=TokenRule(**{**tokens, "levels": tuple(tokens["levels"])}),
-                diverged=tuple(value.get("diverged", ())),
-                count=str(value.get("count", "nonembedding")),
-                used=int(value["rows"]["used"]),
-                left_out=tuple(value["rows"]["left_out"]),
-                warnings=tuple(value.get("warnings", ())),
-                level=float(value.get("level", value["law"]["level"])),
-                draws=int(value.get("draws", 0)),
-                seed=int(value.get("seed", 0)),
-                refits=ParametricBootstrap.from_json(value["refits"]) if value.get("refits") else None,
-                sensitivity=tuple(Shift.from_json(item) for item in value.get("sensitivity", ())),
-                contrasts=tuple(Contrast.from_json(item) for item in value.get("contrasts", ())),
-                kaplan=Kaplan.from_json(value["kaplan"]) if value.get("kaplan") else None,
-            )
+            known = {name: item for name, item in value.items() if item is not None}
+            rivals = [dict(item) for item in known.pop("rivals")]
+            document = {
+                "tokens": {"rule": "unknown", "compared": None, "levels": (), "sentence": ""},
+                "level": known["law"]["level"],
+                **known,
+                **known.pop("rows"),
+                "crossings": [{"adjacent": True, **item} for item in known["crossings"]],
+                "rivals": [_UNKNOWN_LAW | item for item in rivals if "points" not in item],
+                "surfaces": [item for item in rivals if "points" in item],
+            }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"This is not a fit file: {type(error).__name__} at {error}. "
-                "Make one with `interplay fit RUNS --json`."
-            ) from error
+            raise InputError(f"This is not a {_NAME}: {type(error).__name__} at {error}.") from error
+        return from_json(cls, document, _NAME)
 
 
 @single_threaded
@@ -189,7 +157,7 @@ def fit(
     draws: int = DRAWS,
     seed: int = 0,
     tokens: float | None = None,
-    refits: int = 0,
+    parametric_bootstrap: int = 0,
     entropy: float | None = None,
 ) -> Fit:
     """Fit a run table; the answer depends neither on the order of the rows nor on duplicates.
@@ -200,7 +168,8 @@ def fit(
         draws: of the bootstrap over seeds.
         seed: of the bootstrap.
         tokens: at which the checkpoints of a table are compared; by default the most that all shapes have.
-        refits: how often the whole pipeline is repeated on simulated losses, see `analysis.law.parametric_bootstrap`; a fit each.
+        parametric_bootstrap: number of simulated studies on which the whole pipeline is repeated, see
+            `analysis.law.parametric_bootstrap`.
         entropy: entropy of the data in nats a token, where known: no law of the loss goes below it.
 
     Raises:
@@ -210,8 +179,8 @@ def fit(
         raise InputError(f"The level is {level:g}; it must lie between 0 and 1, as 0.95.")
     if draws < LEAST_DRAWS:
         raise InputError(f"The number of draws is {draws}; an interval needs at least {LEAST_DRAWS}.")
-    if refits < 0:
-        raise InputError(f"The number of refits is {refits}; it cannot be negative.")
+    if parametric_bootstrap < 0:
+        raise InputError(f"The parametric bootstrap needs zero or more studies, not {parametric_bootstrap}.")
     runs, arm = split(runs)
     comparison = compare(runs, tokens=tokens)
     rows = comparison.rows
@@ -238,8 +207,8 @@ def fit(
         if law.form in advices
         else (),
         best=best,
-        noise=curves.noise.to_json(),
-        curves=curves.to_json(),
+        noise=curves.noise.summary(),
+        curves=curves.summary(),
         tokens=comparison.tokens,
         diverged=tuple({str(key): row[key] for key in row} for row in comparison.diverged.to_dict("records")),
         count=runs.count,
@@ -249,7 +218,7 @@ def fit(
         level=level,
         draws=draws,
         seed=seed,
-        refits=refit(curves, refits, level=level, seed=seed),
+        parametric_bootstrap=run_bootstrap(curves, parametric_bootstrap, level=level, seed=seed),
         sensitivity=() if arm is None else shifts(arm, rows, curves, found.items, level),
         kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
         evidence=Evidence(comparison, curves, found),
@@ -311,7 +280,7 @@ def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
         return train
 
     # The typical lack of fit, not its mean square: that of the smallest models can be many times that of the others.
-    surfaces = surface_trainers(float(np.median(curves.lacks)))
+    surfaces = surface_trainers(float(np.median(curves.misfit_sd)))
     return held_out(rows, {"log-linear": trainer("log-linear"), "power": trainer("power"), **surfaces})
 
 
@@ -334,10 +303,10 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
     per_shape = rows.groupby(["depth", "params"])["seed"].nunique()
     if per_shape.nunique() > 1:
         found.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
-    if curves.lack_p is not None and curves.lack_p < 0.01:
+    if curves.misfit_p is not None and curves.misfit_p < 0.01:
         found.append(
-            f"The losses stray from smooth curves by {curves.lack:.2g} nats beyond the seed noise "
-            f"(p = {curves.lack_p:.1g}); every interval allows for it."
+            f"The losses stray from smooth curves by {curves.misfit_rms:.2g} nats beyond the seed noise "
+            f"(p = {curves.misfit_p:.1g}); every interval allows for it."
         )
     lost = sorted({item for crossing in crossings for item in crossing.diverged})
     if lost:

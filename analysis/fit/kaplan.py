@@ -13,9 +13,9 @@ those of the fit; only the power laws without an offset, or with a known one, ar
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -151,6 +151,8 @@ class Kaplan:
         level: of the intervals.
     """
 
+    JSON_PROPERTIES: ClassVar = ("published",)
+
     entropy: float | None
     aspects: tuple[Aspect, ...]
     ranges: tuple[AspectRange, ...]
@@ -158,21 +160,10 @@ class Kaplan:
     spread: Spread | None
     level: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, and beside ours the published law."""
-        return {**asdict(self), "published": {"alpha": PUBLISHED_ALPHA, "scale": PUBLISHED_SCALE}}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Kaplan":
-        """The inverse of `to_json`."""
-        return cls(
-            entropy=value["entropy"],
-            aspects=tuple(Aspect(**_with_tuple(item)) for item in value["aspects"]),
-            ranges=tuple(AspectRange(**item) for item in value["ranges"]),
-            exponents=tuple(Exponent(**_with_tuple(item)) for item in value["exponents"]),
-            spread=None if value["spread"] is None else Spread(**value["spread"]),
-            level=float(value["level"]),
-        )
+    @property
+    def published(self) -> dict[str, float]:
+        """The law of Kaplan et al. 2020."""
+        return {"alpha": PUBLISHED_ALPHA, "scale": PUBLISHED_SCALE}
 
     def exponent(
         self, counted: Counted, form: Form, scope: Scope = "best", depth: int | None = None
@@ -508,8 +499,3 @@ def _found(
 
 def _without(start: Exponent, reason: str) -> Exponent:
     return Exponent(start.counted, start.form, start.scope, start.depth, start.points, reason=reason)
-
-
-def _with_tuple(value: Mapping[str, Any]) -> dict[str, Any]:
-    interval = value["interval"]
-    return {**value, "interval": None if interval is None else tuple(interval)}

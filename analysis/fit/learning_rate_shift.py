@@ -11,8 +11,7 @@ shape's own.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -63,16 +62,6 @@ class Shift:
     runs: int = 0
     diverged: int = 0
     reason: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Shift":
-        """The inverse of `to_json`."""
-        interval = value.get("shift_interval")
-        return cls(**{**value, "shift_interval": None if interval is None else tuple(interval)})
 
     @property
     def significant(self) -> bool:

@@ -8,7 +8,7 @@ its value.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -99,10 +99,6 @@ class Move:
     first: Value
     value: Value
     pairs: tuple[Moved, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def in_order(members: Sequence[Member]) -> list[Member]:

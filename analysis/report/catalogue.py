@@ -454,13 +454,15 @@ def curves_phrase(fit: Fit) -> str:
     spare = len(curves.x) - curves.smooth.parameters
     if spare < 1:
         return f"{text}, with as many parameters as points: their fit cannot be tested."
-    if curves.noise.source != "seeds" or curves.lack_p is None:
+    if curves.noise.source != "seeds" or curves.misfit_p is None:
         return f"{text}; the points stray from them by {float((curves.residual**2).mean()) ** 0.5:.2g} nats (rms)."
-    if curves.lack == 0:
-        return f"{text}; the points stray from them by no more than the seed noise (p = {curves.lack_p:.2g})."
+    if curves.misfit_rms == 0:
+        return (
+            f"{text}; the points stray from them by no more than the seed noise (p = {curves.misfit_p:.2g})."
+        )
     return (
-        f"{text}; the points stray from them by {curves.lack:.2g} nats beyond the seed noise "
-        f"(lack of fit, p = {curves.lack_p:.2g}), which every interval allows for."
+        f"{text}; the points stray from them by {curves.misfit_rms:.2g} nats beyond the seed noise "
+        f"(lack of fit, p = {curves.misfit_p:.2g}), which every interval allows for."
     )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis.errors import InputError
-from analysis.files import strict, write_json, write_text
+from analysis.files import to_json, write_json, write_text
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.sentences import law_formula, percent
 from analysis.fit.series import (
@@ -122,13 +122,13 @@ def series_json(
     facts: Mapping[str, str],
 ) -> dict[str, Any]:
     """Every number of the page as strict JSON types; absent numbers are null."""
-    document: dict[str, Any] = strict(
+    document: dict[str, Any] = to_json(
         {
             "title": title,
             "key": key,
             "members": [_about(member) for member in members],
             "crossings": _records(None if crossings is None else crossings.table()),
-            "moves": [move.to_json() for move in moved],
+            "moves": moved,
             "best": _records(None if best is None else best.table()),
             "measures": {
                 data.name: {

@@ -38,37 +38,46 @@ class Reading:
         return read_source(self.runs, self.overrides, self.columns, self.results, self.uri, self.count)
 
 
-def fit(reading: Reading, refits: int, out: Path | None, *, as_json: bool) -> None:
-    """Fit a run table or every study of a series, print the fit and write it to a file."""
+def fit(reading: Reading, draws: int, out: Path | None, *, as_json: bool) -> None:
+    """Fit a run table or every study of a series, print the fit and write it to a file.
+
+    Args:
+        reading: what is fitted and how.
+        draws: how often the pipeline is repeated on simulated losses.
+        out: a file for the fit as JSON.
+        as_json: whether to print JSON.
+    """
     from analysis.files import write_json
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
     series = reading.series
-    document, view = _fit_table(reading, refits) if series is None else _fit_series(reading, series, refits)
+    document, view = _fit_table(reading, draws) if series is None else _fit_series(reading, series, draws)
     if out:
         write_json(out, document)
     show(document, view, as_json=as_json)
 
 
-def _fit_table(reading: Reading, refits: int) -> tuple[object, RenderableType]:
+def _fit_table(reading: Reading, draws: int) -> tuple[object, RenderableType]:
     from analysis.fit.document import fit as fit_runs
-    from study.results.answer import fit_table, refits_text
+    from study.results.answer import bootstrap_text, fit_table
 
     source = reading.source
     entropy = source.known.get("entropy")
     fitted = fit_runs(
-        source.table, level=reading.level, tokens=reading.tokens, refits=refits, entropy=entropy
+        source.table, level=reading.level, tokens=reading.tokens, parametric_bootstrap=draws, entropy=entropy
     )
     result = source.compared(fitted)
-    return result.to_json(), Group(fit_table(result), *([refits_text(result)] if refits else []))
+    return result.to_json(), Group(fit_table(result), *([bootstrap_text(result)] if draws else []))
 
 
-def _fit_series(reading: Reading, series: StudySpec, refits: int) -> tuple[object, RenderableType]:
+def _fit_series(reading: Reading, series: StudySpec, draws: int) -> tuple[object, RenderableType]:
     from study.commands.series import fits_json, read_series
     from study.results.answer import fit_table
 
-    compared = read_series(series, reading.results, level=reading.level, tokens=reading.tokens, refits=refits)
+    compared = read_series(
+        series, reading.results, level=reading.level, tokens=reading.tokens, parametric_bootstrap=draws
+    )
     parts: list[RenderableType] = []
     for one in compared:
         parts.append(Text(one.member.spec.name, style="bold"))

@@ -165,7 +165,12 @@ def run_series(
 
 
 def read_series(
-    spec: StudySpec, results: Path, *, level: float = 0.95, tokens: float | None = None, refits: int = 0
+    spec: StudySpec,
+    results: Path,
+    *,
+    level: float = 0.95,
+    tokens: float | None = None,
+    parametric_bootstrap: int = 0,
 ) -> list[Compared]:
     """The members of a series that have rows, fitted again.
 
@@ -174,7 +179,7 @@ def read_series(
         results: root of all results.
         level: of all intervals.
         tokens: where losses are compared, see `analysis.runs.comparison.compare`.
-        refits: see `analysis.fit.document.fit`.
+        parametric_bootstrap: see `analysis.fit.document.fit`.
 
     Raises:
         SpecError: none has.
@@ -189,7 +194,7 @@ def read_series(
         except NoRowsError:
             continue
         own = places(member.spec, results.resolve()).folder / "report.html"
-        fitted = _fitted(source, level, tokens, refits)
+        fitted = _fitted(source, level, tokens, parametric_bootstrap)
         found.append(Compared(member, source, fitted, own if own.is_file() else None))
     if not found:
         raise SpecError(
@@ -199,12 +204,20 @@ def read_series(
     return found
 
 
-def _fitted(source: "StudyRuns", level: float, tokens: float | None, refits: int) -> "Fit | None":
+def _fitted(
+    source: "StudyRuns", level: float, tokens: float | None, parametric_bootstrap: int
+) -> "Fit | None":
     from analysis.fit.document import fit
 
     # Where no row has a loss that can be used there is nothing to fit; the page says so of that value.
     with suppress(InputError):
-        found = fit(source.table, level=level, tokens=tokens, refits=refits, entropy=source.known["entropy"])
+        found = fit(
+            source.table,
+            level=level,
+            tokens=tokens,
+            parametric_bootstrap=parametric_bootstrap,
+            entropy=source.known["entropy"],
+        )
         return source.compared(found)
     return None
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from trainables.cell import Cell
 from trainables.layout import Layout
-from trainables.model.counts import Parameters
+from trainables.model.family import Parameters
 
 
 @dataclass(frozen=True, slots=True)

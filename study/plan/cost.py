@@ -6,7 +6,8 @@ from functools import cached_property
 from study.spec.devices import Device
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.counts import Flops, Memory, Parameters, flops, memory, parameters
+from trainables.model.counts import Memory, flops, memory, parameters
+from trainables.model.family import Flops, Parameters
 
 
 @dataclass(frozen=True)

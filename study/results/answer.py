@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     # A recommendation from a published law loads none of these (and no numerical library at all).
     import pandas as pd
 
-    from analysis.law.crossings import Crossing
     from analysis.fit.document import Fit
-    from analysis.runs.table import RunTable
+    from analysis.law.crossings import Crossing
     from analysis.law.loss_surfaces import SurfaceFit
+    from analysis.runs.table import RunTable
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
     from study.tracking.ledger import StudyPaths
@@ -80,8 +80,8 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
     import pandas as pd
 
     from analysis.design.history import Search
-    from study.search.stopping_rule import objective_of
     from study.results.optuna_plots import optuna_figures
+    from study.search.stopping_rule import objective_of
 
     shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()
     grid = pd.DataFrame(
@@ -393,14 +393,14 @@ def _best(result: "Fit") -> Table:
     return table
 
 
-def refits_text(result: "Fit") -> Text:
-    """Return what the refits of the whole pipeline gave, beside the intervals of the law."""
+def bootstrap_text(result: "Fit") -> Text:
+    """Intervals of the parametric bootstrap, beside those of the law."""
     from analysis.fit.sentences import ends
 
-    found = result.refits
+    found = result.parametric_bootstrap
     if found is None:
-        return Text("no refits: there is no noise estimate to simulate from", style="yellow")
-    text = f"{found.count} refits of the whole pipeline on simulated losses: {found.with_law} have a law"
+        return Text("no parametric bootstrap: there is no noise estimate to simulate from", style="yellow")
+    text = f"{found.count} simulated studies: {found.with_law} have a law"
     if found.a_interval and found.b_interval:
         text += f", a {ends(found.a_interval, 3)}, b {ends(found.b_interval, 3)} ({result.level:.0%})"
     pairs = [f"{name.replace('-', ' → ')} {show_interval(ends_)}" for name, ends_ in found.crossings.items()]

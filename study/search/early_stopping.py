@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from analysis.design.loss_forecast import MOST_RUNS, Line, StepFit, fit_forecasts
+from analysis.design.loss_forecast import MOST_RUNS, LossForecast, StepFit, fit_forecasts
 from study.plan.cells import PlannedCell
 from study.spec.early_stopping import AshaStopping, EarlyStopping, ForecastStopping
 from study.spec.study import StudySpec
@@ -31,7 +31,7 @@ class EvaluationRule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     step: int
-    line: Line | None
+    line: LossForecast | None
     """The forecast from the loss there."""
     halfwidth: float | None = None
     """A cell ends whose forecast has at most this half-width, relative to it."""
@@ -130,7 +130,7 @@ class Policy:
                 rules.append(EvaluationRule(step=step, line=lines.get(step), worst=worst))
         return tuple(rules)
 
-    def _lines(self, planned: PlannedCell) -> dict[int, Line]:
+    def _lines(self, planned: PlannedCell) -> dict[int, LossForecast]:
         """Return the forecasts of a cell by step, from cells with its multiple of the learning-rate rule."""
         factor = planned.lr_factor
         if factor not in self._fits:
@@ -149,7 +149,7 @@ class Policy:
                 seen = [(cell, losses) for cell, status, losses in mine if status in ("done", "stopped")]
                 self._fits[factor] = _from_rung_to_rung(_curves(seen), (*self.steps, self.last))
         shape = planned.cell.shape
-        lines: dict[int, Line] = {}
+        lines: dict[int, LossForecast] = {}
         later = None
         for fit in reversed(self._fits[factor]):
             line = fit.line(shape.depth, float(shape.budget_params))

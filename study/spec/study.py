@@ -27,6 +27,7 @@ from trainables.cell import Precision, Recipe
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.data.tasks.spec import AnyTask, TaskData
 from trainables.diagnostics.names import Diagnostic
+from trainables.model.family import family
 
 #: What lies in a results folder beside the folders of studies.
 RESERVED = ("data", "mlartifacts", "mlflow.db")
@@ -103,6 +104,7 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        family(self.training.network).check(self.recipe)
         # Compared without case: on some file systems `Data` is the folder `data`.
         if self.name.lower() in RESERVED:
             raise ValueError(

@@ -10,6 +10,7 @@ import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.design.simulated_study import Truth, shapes_of, simulate
+from analysis.files import from_json, to_json
 from analysis.fit.crossing_shift import Contrast, contrast, difference, moved
 from analysis.fit.document import Fit, fit
 from analysis.law.crossings import find_crossings
@@ -110,7 +111,7 @@ def test_nothing_to_compare_says_so(own):
 
 def test_the_fit_file_keeps_a_contrast(own, again):
     found = contrast(own, again, ("sp", "mup"), protocol="abc")
-    assert Contrast.from_json(found.to_json()) == found
+    assert from_json(Contrast, to_json(found), "contrast") == found
     rows = simulate(TRUTH, SHAPES[:3], 2, np.random.default_rng(0))
     both = replace(fit(RunTable.from_frame(rows), draws=100), contrasts=(found,))
     assert Fit.from_json(both.to_json()).contrasts == (found,)

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.crossing_shift import contrast
 from analysis.fit.document import fit
-from analysis.runs.table import RunTable
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.report.answers import sensitivity_sentence
+from analysis.runs.table import RunTable
 from study.results.answer import fit_table
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))

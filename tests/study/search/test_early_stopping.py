@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.design.loss_forecast import Line
+from analysis.design.loss_forecast import LossForecast
 from study.errors import SpecError
 from study.run.trial import TrialSettings, trial_config
 from study.search.early_stopping import EvaluationRule, Judge, Policy, is_whole
@@ -16,7 +16,7 @@ from tests.study.learning_curves import Setting, planned
 from tests.study.small import SMALL
 from trainables.progress import Evaluation
 
-SURE = Line(step=5, centre=3.0, loss=2.0, slope=0.9, variance=(1e-4, 0.0, 0.01), runs=20)
+SURE = LossForecast(step=5, centre=3.0, loss=2.0, slope=0.9, variance=(1e-4, 0.0, 0.01), runs=20)
 
 
 def at(step, loss):

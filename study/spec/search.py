@@ -142,9 +142,7 @@ class Sampler(Section):
             "its intervals are too narrow."
         ]
 
-    def make_search(
-        self, plan: Any, spec: Any, known: Mapping[str, Any], begun: Collection[str], workers: int
-    ) -> Any:
+    def make_search(self, plan: Any, spec: Any, known: Any, begun: Any, workers: int) -> Any:
         """Return the `study.search.Search` of a plan; `study.search.make_search` describes the arguments."""
         raise NotImplementedError
 

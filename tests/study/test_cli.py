@@ -73,7 +73,7 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["plan", "quickstart", "--bogus"], "--bogus"),
         (["plan"], "spec"),
         (["run", "text", "--set", "data.path=absent.txt"], "absent.txt"),
-        (["run", "quickstart", "--set", "tracking.uri=http://localhost:abc"], "port that is no number"),
+        (["run", "quickstart", "--set", "tracking.uri=http://localhost:abc"], "port that is not a number"),
         (["run", "quickstart", "--results", "a?b"], "has a `?` or a `%` code in its path"),
         (["ui", "--port", "70000"], "--port 70000 is no port"),
         (["ui", "--uri", "sqlite:///absent.db"], "no MLflow store"),

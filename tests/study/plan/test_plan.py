@@ -303,7 +303,7 @@ def test_options_without_effect_are_noted() -> None:
 def test_what_deepspeed_does_not_take_is_refused_before_anything_starts() -> None:
     message = refusal(SMALL, "training.deepspeed.zero_optimization.overlap_com=true", "resources.zero=2")
     assert "at ZeRO stage 2" in message
-    assert "`zero_optimization.overlap_com` is no option (did you mean `overlap_comm`?)" in message
+    assert "`overlap_com`" in message
 
 
 # Output

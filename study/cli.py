@@ -150,7 +150,7 @@ def run(spec: SpecArgument, overrides: SetOption = None, results: ResultsOption 
 
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
-    """List the built-in studies: cost and recorded results."""
+    """List the built-in studies: question, cost and recorded result."""
     from study.commands.presets import catalogue, catalogue_view
 
     records = catalogue()

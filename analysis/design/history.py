@@ -150,8 +150,6 @@ def grid_steps(
     objective: Objective,
     *,
     most_seeds: int = MOST_SEEDS,
-    studies: int = STUDIES,
-    seed: int = 0,
     level: float = 0.95,
 ) -> list[GridStep]:
     """Simulate a grid with one more seed at a time, from the fit of the search.
@@ -164,8 +162,6 @@ def grid_steps(
         grid: depth, params and flops of one cell of each of its shapes.
         objective: objective of the search.
         most_seeds: most seeds of the grid; fewer where they cost more than `REACH` times the search.
-        studies: number of simulated studies.
-        seed: seed of the simulation.
         level: of the intervals.
     """
     used, _ = compared(rows)
@@ -177,9 +173,9 @@ def grid_steps(
     cost = float(grid["flops"].sum())
     reach = max(1, math.ceil(REACH * float(rows["flops"].sum()) / cost))
     seeds = min(most_seeds, reach)
-    generator = np.random.default_rng(seed)
-    widths = np.empty((studies, seeds))
-    for study in range(studies):
+    generator = np.random.default_rng(0)
+    widths = np.empty((STUDIES, seeds))
+    for study in range(STUDIES):
         table = _simulated(curves, grid, seeds, generator)
         for count in range(1, seeds + 1):
             part = table[table["seed"] < count]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.errors import InputError
-from analysis.theory.theorems import log3
+from analysis.theory.theorems import check_shape, log3
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -131,7 +131,7 @@ def separation_rank(
     Raises:
         InputError: a value that describes no such network or partition, or one that does not fit into memory.
     """
-    _check(depth, width, heads, memory, seconds)
+    _check(depth, width, heads)
     tokens = default_tokens(width) if tokens is None else tokens
     inside = _check_partition(tokens, partition)
     size = FIRST_GRID if grid is None else grid
@@ -204,7 +204,7 @@ def partition_ranks(
     Raises:
         InputError: see `separation_rank`; also if there are more than `MOST_PARTITIONS`, or `count` is out of range.
     """
-    _check(depth, width, heads, memory, seconds)
+    _check(depth, width, heads)
     tokens = default_tokens(width) if tokens is None else tokens
     first = _check_partition(tokens, None)
     total = math.comb(tokens, tokens // 2)
@@ -408,10 +408,8 @@ def _gibibytes(depth: int, width: int, heads: int, tokens: int, grid: int) -> fl
     return 8 * (4 * grid**2 + per_input * grid + fixed) / 2**30
 
 
-def _check(depth: int, width: int, heads: int, memory: float, seconds: float) -> None:
-    for name, value in (("depth", depth), ("width", width), ("heads", heads)):
-        if value < 1:
-            raise InputError(f"The {name} is {value}; it must be a whole number of at least 1.")
+def _check(depth: int, width: int, heads: int) -> None:
+    check_shape(depth, width, heads)
     if depth > DEEPEST:
         raise InputError(
             f"The depth is {depth}; a rank can be measured up to depth {DEEPEST}, beyond which the polynomial has too "
@@ -423,9 +421,6 @@ def _check(depth: int, width: int, heads: int, memory: float, seconds: float) ->
             f"{heads} heads do not divide the width {width}, so there is no such network to measure (each head has "
             f"width/heads rows); use one of {', '.join(divisors)}. The bounds do not need this."
         )
-    for name, limit in (("memory", memory), ("seconds", seconds)):
-        if not (math.isfinite(limit) and limit > 0):
-            raise InputError(f"--{name} is {limit:g}; it must be a positive number.")
 
 
 def _check_partition(tokens: int, partition: Sequence[int] | None) -> tuple[int, ...]:

@@ -95,8 +95,9 @@ def check_node_configs(report: Report) -> None:
             elif reason == "missing required field":
                 report.error(path, f"`{details['required_name']}` is missing, which EC2 requires; add it")
             else:
-                wanted = f"; EC2 requires {details['valid_types'][0]}" if "valid_types" in details else ""
-                report.error(path, f"{reason}: {details.get('param')!r}{wanted}")
+                wanted = " or ".join(re.findall(r"'(\w+)'", str(details.get("valid_types"))))
+                fix = f"; EC2 requires {wanted}" if wanted else ""
+                report.error(path, f"`{path[-1]}` has an {reason}: {details.get('param')!r}{fix}")
         kind = config.get("InstanceType")
         if "LaunchTemplate" not in config and kind not in types:
             hint = did_you_mean(str(kind), types) or "; give a type such as g6.xlarge"

@@ -179,8 +179,8 @@ def test_a_real_study_ends_with_its_arm_and_does_it_once(tmp_path):
     assert len(runs) == 8
     assert arm["lr_factor"].tolist() == [0.5] * 4
     fit = json.loads((tmp_path / "results" / "armed" / "fit.json").read_text())
-    (shift,) = fit["sensitivity"]
-    assert (shift["shallow"], shift["deep"], shift["factor"], shift["runs"]) == (1, 2, 0.5, 4)
+    ((shift,),) = [study["pairs"] for study in fit["shifts"] if study["value"] == 0.5]
+    assert (shift["shallow"], shift["deep"], shift["runs"]) == (1, 2, 4)
     assert shift["shift_interval"] is None, "one seed of two sizes has no noise estimate"
     assert fit["rows"]["used"] == 4
     assert "nothing to train: all 8 rows are there" in run()

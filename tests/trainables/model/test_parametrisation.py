@@ -193,7 +193,7 @@ def changes(parametrisation, depth, width, seed, steps=20, lr=0.01):
         if step < steps:
             optimizer.zero_grad()
             functional.cross_entropy(logits.view(-1, VOCABULARY), y).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), one.clip)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), one.grad_clip)
             optimizer.step()
     return [
         float((seen[key] - first[key]).square().mean().sqrt()) for key in ("embedded", "stream", "logits")

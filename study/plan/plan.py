@@ -176,10 +176,10 @@ class Plan:
             "more_cells": [planned.row() for planned in self.more],
             "misses": [
                 {
-                    "budget": miss.budget,
-                    "depth": miss.depth,
-                    "nearest_width": miss.nearest_width,
-                    "deviation": miss.deviation,
+                    **{
+                        name: getattr(miss, name)
+                        for name in ("budget", "depth", "nearest_width", "deviation")
+                    },
                     "reason": miss.reason,
                 }
                 for miss in self.misses
@@ -210,9 +210,7 @@ def make_plan(
     more, refused = spec.search.more_cells(planner, listed)
     missed = tuple(misses(spec.frontier))
     if not to_read:
-        _check_options((*cells, *more))
-        _check_diagnostics(spec, (*cells, *more))
-        spec.search.check_cells((*cells, *more))
+        _check(spec, (*cells, *more))
     return Plan(
         name=spec.name,
         device=device.name,
@@ -235,22 +233,17 @@ def make_plan(
     )
 
 
-def _check_options(cells: Sequence[PlannedCell]) -> None:
-    """Check the options for DeepSpeed at every ZeRO stage of the plan."""
-    for options, zero in {p.layout.zero: (p.cell.recipe.deepspeed, p.layout.zero) for p in cells}.values():
-        if options:
-            try:
-                check_options(options, zero)
-            except InputError as error:
-                raise SpecError(str(error)) from error
-
-
-def _check_diagnostics(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
-    for layout in dict.fromkeys(planned.layout for planned in cells):
-        try:
+def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
+    """Check DeepSpeed's options at every ZeRO stage, diagnostics in every layout, and the limits of the search."""
+    spec.search.check_cells(cells)
+    try:
+        for zero in dict.fromkeys(planned.layout.zero for planned in cells):
+            if spec.recipe.deepspeed:
+                check_options(spec.recipe.deepspeed, zero)
+        for layout in dict.fromkeys(planned.layout for planned in cells):
             check_diagnostics(spec.diagnostics, layout, spec.recipe)
-        except InputError as error:
-            raise SpecError(str(error)) from error
+    except InputError as error:
+        raise SpecError(str(error)) from error
 
 
 def wall_seconds(work: Iterable[tuple[float, int]], slots: int) -> float:

@@ -1,12 +1,11 @@
 """Listing the files that a path names, in the order in which they are packed, with the format of each."""
 
-import difflib
 import glob
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from trainables.errors import DataError
+from trainables.errors import DataError, near_misses
 
 Format = Literal["text", "jsonl", "parquet"]
 
@@ -92,10 +91,9 @@ def _missing(name: str, path: Path) -> str:
     while not parent.is_dir():
         path, parent = parent, parent.parent
     names = [p.name for p in parent.iterdir()]
-    lowered = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(path.name.lower(), lowered, n=3, cutoff=0.5)
+    near = near_misses(path.name, names, most=3, cutoff=0.5)
     hint = (
-        f"did you mean {' or '.join(str(parent / lowered[n]) for n in near)}?"
+        f"did you mean {' or '.join(str(parent / n) for n in near)}?"
         if near
         else f"{parent} holds {', '.join(sorted(names)[:8]) or 'nothing'}"
     )

@@ -125,7 +125,7 @@ def test_the_page_tells_where_the_crossing_moved(tmp_path):
     for value, truth in CROSSING.items():
         assert found[value]["status"] == "bracketed"
         assert found[value]["params"] == pytest.approx(truth, rel=0.05)
-    assert "Depth 2 overtakes depth 1, by training.steps" in " ".join(page_words(page))
+    assert "2 layers overtake 1 layer, by training.steps" in " ".join(page_words(page))
     for member in document["members"]:
         assert (page.parent / member["report"]).is_file()
     with (page.parent / "small-steps-300" / "runs.csv").open() as file:

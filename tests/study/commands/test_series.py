@@ -87,9 +87,9 @@ def test_a_key_replaces_what_it_excludes():
         ("{training.steps: [10, 10]}", "has 10 more than once"),
         ("{training.steps: [10, true]}", "`vary.training.steps.1` is True"),
         ("{data.levels: [5, 9]}", "with `data.levels` 9: the grammar's strings"),
-        ("{name: [a, b]}", "no study of a series can have of its own"),
-        ("{}", "no key, and a series differs in one"),
-        ("{training.steps: [1, 2], training.batch: [1, 2]}", "2 keys, and a series differs in one"),
+        ("{name: [a, b]}", "has the key `name`"),
+        ("{}", "has no key"),
+        ("{training.steps: [1, 2], training.batch: [1, 2]}", "has 2 keys"),
         ("3", "it should be a section"),
     ],
 )  # fmt: skip

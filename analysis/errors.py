@@ -1,4 +1,4 @@
-"""Errors a user can cause. Each message is one paragraph: what is wrong, where, and how to mend it."""
+"""Errors a user can cause. Each message is one paragraph: what is wrong, where, and how to fix it."""
 
 
 class InputError(ValueError):

@@ -16,8 +16,6 @@ from study.spec.frontier import FrontierShape, Miss, misses, shapes
 from study.spec.search import Sampler
 from study.spec.study import StudySpec
 from trainables.cell import Precision, Recipe, Shape, digest
-from trainables.data.spec import DataSpec, HierarchyData
-from trainables.data.tasks.spec import TaskData
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
@@ -221,7 +219,7 @@ def make_plan(
         slots=planner.layouts.slots,
         precision=recipe.precision,
         vocabulary=planner.layouts.vocabulary,
-        entropy=_entropy(spec.data),
+        entropy=spec.data.entropy,
         protocol=digest(
             {
                 "data": planner.data_key,
@@ -316,7 +314,7 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
             notes.append(
                 "no GPU is visible here, so time assumes one slot; set `resources.slots` to plan for more"
             )
-    available = _training_tokens(spec.data, recipe.context)
+    available = spec.data.training_tokens(recipe.context)
     if available is not None and recipe.tokens > available:
         notes.append(
             f"each cell reads {recipe.tokens:,} tokens of at most {available:,} there are: "
@@ -329,24 +327,3 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
             "`resources.keep_weights: none` keeps none"
         )
     return notes
-
-
-def _training_tokens(data: DataSpec, context: int) -> int | None:
-    if isinstance(data, HierarchyData | TaskData):
-        return data.sequences * context
-    return data.max_tokens
-
-
-def _entropy(data: DataSpec) -> float | None:
-    """Return the entropy of the data in nats per target, if it is known.
-
-    The targets of a task follow from its inputs: 0. The entropy of a grammar is that of the root and of the rule at
-    every inner node; this is exact because each string has one tree (Cagnetta et al. 2024, section 2).
-    """
-    if isinstance(data, TaskData):
-        return 0.0
-    if not isinstance(data, HierarchyData):
-        return None
-    length: int = data.branching**data.levels
-    inner = (length - 1) // (data.branching - 1)
-    return (math.log(data.vocabulary) + inner * math.log(data.synonyms)) / length

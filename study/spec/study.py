@@ -3,7 +3,6 @@
 Importing this module loads no training library.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ from study.spec.search import SearchSection, SensitivitySection, parse_search
 from study.spec.section import Section, refuse_repeats
 from study.spec.training import TableRate, TrainingSection
 from trainables.cell import Precision, Recipe
-from trainables.data.spec import DataSpec, HierarchyData, MixtureData
-from trainables.data.tasks.spec import AnyTask, TaskData
+from trainables.data.spec import DataSpec
 from trainables.diagnostics.names import Diagnostic
 from trainables.model.family import family
 
@@ -111,15 +109,15 @@ class StudySpec(Section):
                 f"`name` is {self.name!r}, and the results folder keeps {', '.join(RESERVED)} for itself; "
                 "take another name"
             )
-        sources = (
-            [part.data for part in self.data.parts] if isinstance(self.data, MixtureData) else [self.data]
-        )
-        for source in sources:
-            if isinstance(source, HierarchyData):
-                _check_grammar(source, self.training.context)
+        misfit = self.data.misfit(self.training.context)
+        if misfit:
+            raise ValueError(f"`training.context` {self.training.context} does not fit `data`: {misfit}")
+        if self.data.measures_accuracy and self.resources.shard_vocabulary == "always":
+            raise ValueError(
+                f"`resources.shard_vocabulary` is always, but the accuracy of the task `{self.data.kind}` is computed "
+                "from whole logits; set it to never: the vocabulary of a task is small"
+            )
         refuse_repeats("diagnostics", self.diagnostics)
-        if isinstance(self.data, TaskData):
-            _check_task(self.data, self.training.context, self.resources)
         if self.early_stopping is not None:
             self.early_stopping.check(self.training.step_count, self.resources.evaluations)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
@@ -209,40 +207,6 @@ def _slug(value: float | str) -> str:
     """A value as part of a name: `4`, `1e06`, `gpt2`."""
     text = value if isinstance(value, str) else f"{value:g}".replace("+", "")
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
-
-
-def _check_grammar(data: HierarchyData, context: int) -> None:
-    # Compared by logarithms first: the powers themselves may have millions of digits.
-    if data.levels * math.log(data.branching) > math.log(context) + 1e-9:
-        fitting = int(math.log(context) / math.log(data.branching) + 1e-9)
-        raise ValueError(
-            f"the grammar's strings have branching^levels = {data.branching}^{data.levels} symbols, more than "
-            f"`training.context` {context}; take at most {fitting} `levels`, or a longer context"
-        )
-    length: int = data.branching**data.levels
-    if context % length:
-        below = context // length * length
-        raise ValueError(
-            f"`training.context` {context} is not a multiple of {length}, the length of the grammar's strings "
-            f"(branching^levels = {data.branching}^{data.levels}); take {below} or {below + length}"
-        )
-    if math.log(data.synonyms) > (data.branching - 1) * math.log(data.vocabulary) + 1e-9:
-        most: int = data.vocabulary ** (data.branching - 1)
-        raise ValueError(
-            f"`data.synonyms` {data.synonyms} x `data.vocabulary` {data.vocabulary} rules need more than the "
-            f"{most * data.vocabulary} strings of {data.branching} symbols there are; take at most {most} synonyms"
-        )
-
-
-def _check_task(data: AnyTask, context: int, resources: ResourcesSection) -> None:
-    misfit = data.misfit(context)
-    if misfit:
-        raise ValueError(f"`training.context` {context} does not go with `data`: {misfit}")
-    if resources.shard_vocabulary == "always":
-        raise ValueError(
-            f"`resources.shard_vocabulary` is always, but the accuracy of the task `{data.kind}` is read off whole "
-            "logits; set it to never: the vocabulary of a task is small"
-        )
 
 
 def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:

@@ -17,8 +17,12 @@ from study.spec.resources import MinWidth
 from study.spec.study import StudySpec, load_spec, parse_spec, presets
 from tests.study.small import SMALL
 from trainables.cell import Shape
-from trainables.data.spec import FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
-from trainables.data.tasks.spec import HopsData
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.hub import HubData
+from trainables.data.kinds.mixture import MixtureData
+from trainables.data.kinds.python_source import PythonSourceData
+from trainables.data.kinds.hops import HopsData
 from trainables.errors import InputError
 
 MINIMAL: dict[str, Any] = {
@@ -199,7 +203,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("training.lr=0.01", ["`training.lr`", "0.01"]),
         ("training.lr.exponent=-40", ["`training.lr.exponent`", "-40", "-4"]),
         ("training.context=65", ["`training.context` 65", "multiple of 32", "64 or 96"]),
-        ("data.kind=file", ["`data.kind`", "'file'", "hierarchy, files, hub", "did you mean `files`?"]),
+        ("data.kind=file", ["`data.kind`", "'file'", "files, hierarchy, hops, hub", "did you mean `files`?"]),
         ("data.sequence=9", ["`data.sequence`", "did you mean `sequences`?"]),
         ("data.levels=7", ["2^7", "`training.context` 64", "at most 6 `levels`"]),
         ("data.levels=1000000", ["2^1000000", "at most 6 `levels`"]),
@@ -218,7 +222,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("data={kind: expressions, arguments: 70}", ["a context of 73 tokens", "fewer arguments"]),
         ("data={kind: repeat}", ["`data.kind`", "expressions", "did you mean `repeats`?"]),
         ("data={kind: hops, hop: 3}", ["did you mean `hops`?"]),
-        ("data.synonyms=9", ["`data.synonyms` 9", "64 strings", "at most 8 synonyms"]),
+        ("data.synonyms=9", ["9 `synonyms`", "64 strings", "at most 8 synonyms"]),
         ("frontier.depths=[2, 1, 2]", ["`depths`", "2 more than once"]),
         ("frontier.depths=[]", ["`depths` is empty"]),
         ("frontier.budgets=[]", ["`budgets` is empty"]),

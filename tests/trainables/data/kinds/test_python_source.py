@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from trainables.data import data_key, open_store
-from trainables.data.sources.python_source import LARGEST, roots, take_files
-from trainables.data.spec import PythonSourceData
+from trainables.data.kinds.python_source import LARGEST, PythonSourceData, roots, take_files
 from trainables.errors import DataError
 
 
@@ -84,7 +83,7 @@ def test_the_running_interpreter_has_text_and_the_store_lists_it(tmp_path):
 
 
 def test_a_file_that_changes_between_listing_and_packing_is_noticed(tree, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainables.data.sources.python_source.roots", lambda: (("lib", tree),))
+    monkeypatch.setattr("trainables.data.kinds.python_source.roots", lambda: (("lib", tree),))
     take_files.cache_clear()
     spec = PythonSourceData()
     key = data_key(spec, 64)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainables.data import data_key, open_store
-from trainables.data.spec import HubData
+from trainables.data.kinds.hub import HubData
 from trainables.errors import DataError
 
 
@@ -81,8 +81,9 @@ def test_wrong_names_inside_a_data_set_are_errors(folder, tmp_path, fields, word
 ASK = """
 import json, sys, time
 from pathlib import Path
-from trainables.data import hub, open_store
-from trainables.data.spec import HubData
+from trainables.data import open_store
+from trainables.data.kinds import hub
+from trainables.data.kinds.hub import HubData
 from trainables.errors import DataError
 import datasets
 hub.TIMEOUT = float(sys.argv[2])
@@ -165,11 +166,11 @@ def test_a_mistyped_name_and_a_wrong_revision_are_said(tmp_path, fake_hub):
     environment = {"HF_ENDPOINT": f"http://127.0.0.1:{fake_hub.server_port}"}
     _, message = ask(tmp_path, environment=environment)
     assert "'owner/nmae' is not on the hub" in message
-    assert "mend data.name" in message
+    assert "correct data.name" in message
     _, message = ask(tmp_path, environment=environment, revision="v9")
     assert "no revision 'v9'" in message
     _, message = ask(tmp_path, environment=environment, name="a/b/c d")
-    assert "mend data.name" in message
+    assert "correct data.name" in message
 
 
 def test_a_hub_that_is_silent_is_given_up(tmp_path, fake_hub):

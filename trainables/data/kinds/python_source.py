@@ -1,4 +1,4 @@
-"""Python sources and docs of the running interpreter and its packages: real text that is on every machine."""
+"""Python sources and docs of the running interpreter and its packages: real text on every machine."""
 
 import functools
 import hashlib
@@ -7,22 +7,65 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import Field
+
+from trainables.data.kind import TextData, register
 from trainables.data.sources.source import Source, Stretch
-from trainables.data.spec import PythonSourceData
 from trainables.errors import DataError
 
 SUFFIXES = (".py", ".rst", ".md", ".txt")
-#: Larger files are tables and generated code rather than text that someone wrote.
+#: Larger files are tables and generated code rather than written text.
 LARGEST = 1 << 20
 #: Folders that hold copies, caches or records rather than text.
 _SKIPPED = ("__pycache__", "site-packages", "dist-packages")
 _SKIPPED_ENDINGS = (".dist-info", ".egg-info")
 
 
+@register
+class PythonSourceData(TextData):
+    """Python sources and docs of the running interpreter and its installed packages: real text on every machine."""
+
+    kind: Literal["python-source"] = "python-source"
+    max_bytes: int = Field(default=20_000_000, ge=1, description="stop taking files after this many bytes")
+
+    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
+        """The SHA-256 of each file taken."""
+        files = base and [file.sha256 for file in take_files(self.max_bytes, roots())]
+        return {"kind": self.kind, "max_bytes": self.max_bytes, "files": files}
+
+    def source(self, context: int, base: Path) -> Source:
+        """Each file is a document.
+
+        Raises:
+            DataError: there is none (a frozen interpreter).
+        """
+        files = take_files(self.max_bytes, roots())
+        record = {
+            "kind": self.kind,
+            "files": [{"path": f.name, "sha256": f.sha256, "bytes": f.size} for f in files],
+        }
+
+        def stretches() -> Iterator[Stretch]:
+            for file in files:
+                content = _read(file.path)
+                if content is None or hashlib.sha256(content.encode()).hexdigest() != file.sha256:
+                    raise DataError(
+                        f"{file.path} changed while it was being packed; run again when no package is being installed"
+                    )
+                yield Stretch(content, last=True)
+
+        return Source(self.kind, stretches, sum(f.size for f in files), record)
+
+    def describe(self) -> str:
+        """The kind."""
+        return self.kind
+
+
 @dataclass(frozen=True)
 class SourceText:
-    """One taken file: `name` is its place below its root, such as `stdlib/json/decoder.py`."""
+    """A file taken; `name` is its path below its root, such as `stdlib/json/decoder.py`."""
 
     name: str
     path: Path
@@ -30,32 +73,8 @@ class SourceText:
     size: int
 
 
-def python_source(spec: PythonSourceData) -> Source:
-    """The interpreter's and its packages' text, one document a file.
-
-    Raises:
-        DataError: there is none (a frozen interpreter).
-    """
-    files = take_files(spec.max_bytes, roots())
-    record = {
-        "kind": "python-source",
-        "files": [{"path": f.name, "sha256": f.sha256, "bytes": f.size} for f in files],
-    }
-
-    def stretches(_temporary: Path) -> Iterator[Stretch]:
-        for file in files:
-            content = _read(file.path)
-            if content is None or hashlib.sha256(content.encode()).hexdigest() != file.sha256:
-                raise DataError(
-                    f"{file.path} changed while it was being packed; run again when no package is being installed"
-                )
-            yield Stretch(content, last=True)
-
-    return Source("python-source", stretches, sum(f.size for f in files), record)
-
-
 def roots() -> tuple[tuple[str, Path], ...]:
-    """Labels and folders that are searched: the standard library and the installed packages."""
+    """Return labels and folders to search: the standard library and the installed packages."""
     paths = sysconfig.get_paths()
     found = {
         Path(paths["stdlib"]): "stdlib",
@@ -67,10 +86,10 @@ def roots() -> tuple[tuple[str, Path], ...]:
 
 @functools.lru_cache(maxsize=4)
 def take_files(max_bytes: int, folders: tuple[tuple[str, Path], ...]) -> tuple[SourceText, ...]:
-    """Files up to `max_bytes` in an order that mixes all packages and is the same on every run.
+    """Return files up to `max_bytes` in an order that mixes all packages and is the same on every run.
 
     The order is by a hash of the name, so a prefix of it is a fair sample. Files that are not UTF-8, are empty, or
-    repeat one taken before, are left out. The answer is kept for the life of the process.
+    repeat one taken before, are left out. The result is cached for the life of the process.
 
     Raises:
         DataError: nothing was found.
@@ -109,7 +128,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file, or None when it is not text that can be used here."""
+    """Return the text of a file, or None if it is not text that can be used here."""
     try:
         if path.stat().st_size > LARGEST:
             return None

@@ -2,9 +2,12 @@ import numpy as np
 import pytest
 
 from trainables.data import data_key, open_store
-from trainables.data.packing.tokenizer import BYTES_END
-from trainables.data.sources.mixture import hierarchy_text, interleave
-from trainables.data.spec import FilesData, HierarchyData, MixtureData, PythonSourceData
+from trainables.data.kind import BYTES_END
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.mixture import MixtureData
+from trainables.data.kinds.python_source import PythonSourceData
+from trainables.data.sources.interleave import interleave
 from trainables.errors import DataError, InputError
 
 
@@ -43,13 +46,13 @@ def test_one_stream_is_itself():
 
 def test_a_hierarchy_is_written_in_letters():
     spec = HierarchyData(sequences=100, validation_sequences=20)
-    source = hierarchy_text(spec, 64)
-    rows = [s.text for s in source.stretches(None)]
+    source = spec.source(64, None)
+    rows = [s.text for s in source.stretches()]
     assert len(rows) == 120
     assert {len(r) for r in rows} == {64}
     assert set("".join(rows)) == set("abcdefgh")
     with pytest.raises(InputError, match="at most 62"):
-        hierarchy_text(HierarchyData(vocabulary=100), 64)
+        HierarchyData(vocabulary=100).source(64, None)
 
 
 @pytest.mark.parametrize("options", [{}, {"tokenizer": "bpe", "vocabulary": 400}])

@@ -12,16 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainables.data import data_key, open_store
-from trainables.data.sources.file_listing import list_files
-from trainables.data.sources.files import files_source
-from trainables.data.spec import FilesData
+from trainables.data.kinds.files import FilesData
 from trainables.errors import DataError
 
 
-def documents(spec, base):
-    """The documents of a spec as whole texts."""
+def documents(source):
+    """The documents of a source as whole texts."""
     texts, current = [], ""
-    for stretch in files_source(spec, base).stretches(base / "cache"):
+    for stretch in source.stretches():
         current += stretch.text
         if stretch.last:
             texts.append(current)
@@ -48,8 +46,8 @@ def corpus(tmp_path):
 
 
 def test_every_format_is_read_in_the_order_of_the_names(corpus):
-    source = files_source(FilesData(path="corpus"), corpus.parent)
-    texts = [s.text for s in source.stretches(corpus.parent / "cache")]
+    source = FilesData(path="corpus").source(16, corpus.parent)
+    texts = documents(source)
     assert texts == ["première\nligne\n", "one", "two", "three", "four", "five", "six", "seven"]
     assert source.notes == [f"1 of 3 rows of {corpus / 'b' / 'c.jsonl'} have no text in 'text'"]
     assert [len(f["sha256"]) for f in source.record["files"]] == [64] * 7
@@ -65,35 +63,22 @@ def test_files_folders_globs_and_lists_name_what_to_read(corpus):
         ("corpus/d.parquet", "corpus/a.txt", "corpus/a*"): ["d.parquet", "a.txt"],
     }
     for path, expected in names.items():
-        assert [f.path.name for f in list_files(FilesData(path=path), base)] == expected
+        assert [f.path.name for f in FilesData(path=path).list_files(base)] == expected
 
 
-def test_a_large_text_file_is_one_document_and_is_read_line_by_line(tmp_path, monkeypatch):
+def test_a_large_text_file_is_one_document(tmp_path, monkeypatch):
     text = "".join(f"line {i} é\n" for i in range(20_000))
     (tmp_path / "large.txt").write_text(text)
     (tmp_path / "small.txt").write_text("small")
-    monkeypatch.setattr("trainables.data.sources.files.SMALL", 1000)
-    assert documents(FilesData(path=str(tmp_path)), tmp_path) == [text, "small"]
+    monkeypatch.setattr("trainables.data.kinds.files.READ", 1000)
+    assert documents(FilesData(path=str(tmp_path)).source(16, tmp_path)) == [text, "small"]
 
 
-def test_nothing_is_written_outside_the_folder_given(tmp_path, corpus):
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom trainables.data.sources.files import files_source\n"
-        "from trainables.data.spec import FilesData\n"
-        "print(len(list(files_source(FilesData(path=sys.argv[1]), Path()).stretches(Path(sys.argv[2])))))"
-    )
-    home = tmp_path / "home"
-    home.mkdir()
-    out = subprocess.run(
-        [sys.executable, "-c", code, str(corpus), str(tmp_path / "cache")],
-        env={**os.environ, "HOME": str(home), "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert out.stdout.strip() == "8"
-    assert out.stderr == "", "no progress bar and no log"
-    assert not [p for p in home.rglob("*") if p.is_file()]
+def test_a_list_of_objects_in_a_json_file_is_read_like_lines(tmp_path):
+    (tmp_path / "a.json").write_text('\n[{"text": "one\\n"},\n {"text": "two"}]')
+    (tmp_path / "b.json").write_text('{"text": "three"}\n\n{"n": 1}\r\n{"text": "four"}')
+    source = FilesData(path=str(tmp_path)).source(16, tmp_path)
+    assert documents(source) == ["one\n", "two", "three", "four"]
 
 
 def store(path, tmp_path, **options):
@@ -194,8 +179,7 @@ import os, sys
 from pathlib import Path
 from trainables.data.sources.hashing import file_sha256
 from trainables.data.packing.data_key import data_key
-from trainables.data.sources.file_listing import list_files
-from trainables.data.spec import FilesData
+from trainables.data.kinds.files import FilesData
 from trainables.errors import DataError
 if os.getuid() == 0:
     # The superuser may read everything, so the question is asked by somebody else.
@@ -224,7 +208,7 @@ def test_zstandard_without_its_package_is_said(tmp_path, monkeypatch):
     (tmp_path / "a.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match="pip install zstandard"):
-        files_source(FilesData(path="a.txt.zst"), tmp_path)
+        FilesData(path="a.txt.zst").source(16, tmp_path)
 
 
 def test_the_key_follows_the_content_and_not_the_place(tmp_path):

@@ -10,9 +10,9 @@ at those places, with the covariance S that pairs sharing a curve have, give
 
 with s = 0 for a crossing inside the sizes measured, and any s of the right sign for one outside: a law with the
 crossing above the largest size is contradicted only if the deep model is better there. So every pair is used, whether
-its crossing is an interval, a bound or ambiguous, and none is selected by its significance. This is Fieller's method for a
-line (inverting the test of g = 0); for one pair it gives that pair's interval. The region {T - min T <= t²} gives the
-interval of every scalar that follows from the law: a, b, a projected depth.
+its crossing is an interval, a bound or ambiguous, and none is selected by its significance. This is Fieller's method
+for a line (inverting the test of g = 0); for one pair it gives that pair's interval. The region {T - min T <= t²} gives
+the interval of every scalar that follows from the law: a, b, a projected depth.
 
 `scatter` is the standard deviation of ln d about the line beyond the crossings' own errors. With three or more
 crossings it is the estimate of largest likelihood. It has as many degrees of freedom as there are crossings less two,

@@ -338,7 +338,7 @@ def fit(
     """Find the crossings of a table of runs and fit the threshold law."""
     from analysis.files import write_json
     from analysis.fit.document import fit as fit_runs
-    from study.results.answer import fit_table, refits_text
+    from study.results.tables import fit_table, refits_text
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
@@ -409,15 +409,17 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size, with a band, from a study's fit or a published law."""
-    from study.results import answer
+    from study.results.recommend import published_shapes
+    from study.results.recommend import recommend as recommended
+    from study.results.tables import published_table_view, recommendation_table
 
     sizes = [*(params or ()), *(more or ())]
     if published_table:
-        rows = answer.published_shapes(law, fit_file, sizes)
-        shown = answer.published_table_view(rows)
+        rows = published_shapes(law, fit_file, sizes)
+        shown = published_table_view(rows)
     else:
-        source, rows = answer.recommend(fit_file, law, sizes)
-        shown = answer.recommendation_table(source, rows)
+        source, rows = recommended(fit_file, law, sizes)
+        shown = recommendation_table(source, rows)
     if as_json:
         _print_json(rows)
     else:
@@ -529,7 +531,7 @@ def _fit_series(
     """Fit every study of a series."""
     from analysis.files import write_json
     from study.commands.series import fits_json, read_series
-    from study.results.answer import fit_table
+    from study.results.tables import fit_table
 
     compared = read_series(spec, results, level=level, tokens=tokens, refits=refits)
     document = fits_json(spec, compared)

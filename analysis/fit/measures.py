@@ -53,21 +53,6 @@ class MeasureData:
     needed: pd.DataFrame
     axis: ValueAxis
 
-    @property
-    def caption(self) -> str:
-        """What its figure shows."""
-        objective = (
-            " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model of "
-            "a value where none does."
-            if self.target is not None
-            else ""
-        )
-        return (
-            f"Mean over the seeds of the width with the {'lowest' if self.lower else 'highest'} mean of each depth; "
-            f"bars run from the lowest to the highest seed, small dots are the other widths.{objective} The best of several "
-            "widths is chosen by the same runs, so it flatters a little."
-        )
-
     def table(self) -> pd.DataFrame:
         """For the CSV: every shape, and the shape each value needs, told apart by the column `what`."""
         parts = [self.shapes.assign(what="shape")]

@@ -1,60 +1,16 @@
 """Numbers and findings in plain words: what a person reads first."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from analysis.fit.document import Fit
 from analysis.law.crossings import NO_NOISE, Crossing, Interval
 from analysis.law.held_out import APART, BASELINE
-from analysis.numbers import digits, human, short
+from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
 
 #: Pairs whose crossing is told among the headlines; a study of twelve depths has eleven.
 MAX_SENTENCES = 4
 #: Depths from which the response surface is told at the top: through three, a quadratic goes whatever they are.
 DEPTHS_FOR_SURFACE = 5
-
-
-def human_range(interval: Interval | None) -> str:
-    """An interval of counts in words; open ends are said, not hidden."""
-    if interval is None:
-        return "no interval"
-    low, high = interval
-    if low is None and high is None:
-        return "anywhere"
-    if low is None:
-        return f"below {human(high or 0.0)}"
-    if high is None:
-        return f"above {human(low)}"
-    first, last = human(low), human(high)
-    unit = last.partition(" ")[2]
-    return f"{first.partition(' ')[0] if first.partition(' ')[2] == unit else first}–{last}"
-
-
-def short_range(interval: Interval | None) -> str:
-    """An interval for a table, such as `2.7k–3.9k`; open ends are said."""
-    if interval is None:
-        return "none"
-    low, high = interval
-    if low is None:
-        return "open" if high is None else f"below {short(high)}"
-    return f"above {short(low)}" if high is None else f"{short(low)}–{short(high)}"
-
-
-def layers(depth: int) -> str:
-    """`1 layer`, `2 layers`."""
-    return f"{depth} layer" + ("" if depth == 1 else "s")
-
-
-def percent(level: float) -> str:
-    """A level such as `95 %`."""
-    return f"{100 * level:g} %"
-
-
-def seeds_phrase(noise: Mapping[str, Any]) -> str:
-    """`1 seed`, `3 seeds`."""
-    seeds = int(noise.get("seeds", 1))
-    return f"{seeds} seed" + ("" if seeds == 1 else "s")
 
 
 def count_phrase(count: str) -> str:
@@ -133,21 +89,6 @@ def holds_zero(interval: Interval) -> bool:
 def law_formula(a: float, b: float) -> str:
     """`ln d = 2.50 + 0.3·L`."""
     return f"ln d = {a:.2f} {'+' if b >= 0 else '−'} {abs(b):.3g}·L"
-
-
-def ends(interval: Interval, significant: int = 2) -> str:
-    """An interval of any two numbers, `0.2 to 0.31`; open ends are said."""
-    low, high = interval
-    # An interval of two equal numbers would look like a certainty.
-    while low is not None and high is not None and low != high and significant < 6:
-        if digits(low, significant) != digits(high, significant):
-            break
-        significant += 1
-    if low is None:
-        return "no limit" if high is None else f"below {digits(high, significant)}"
-    if high is None:
-        return f"above {digits(low, significant)}"
-    return f"{digits(low, significant)} to {digits(high, significant)}"
 
 
 #: Form of a law -> its name and its formula.
@@ -304,11 +245,6 @@ def _settled(item: Crossing) -> bool:
 def _noise_headline(fit: Fit) -> str:
     """Said at the top only where replicates do not speak for themselves."""
     return noise_sentence(fit) if fit.noise.get("source") == "residuals" else ""
-
-
-def listed(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _capital(text: str) -> str:

@@ -126,9 +126,8 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
         return page_words(folder / "report.html")
     from analysis.fit.document import fit
     from analysis.report.answers import answers
-    from analysis.report.extras.diagnostics import diagnostics_data
-    from analysis.report.extras.wording_diagnostics import rank_sentence
-    from analysis.report.extras.wording_kaplan import kaplan_sentences
+    from analysis.report.extras.diagnostics import diagnostics_data, rank_sentence
+    from analysis.report.extras.kaplan import kaplan_sentences
     from study.results.sources import study_runs
 
     source = study_runs(spec, results)

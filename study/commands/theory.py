@@ -152,7 +152,7 @@ def slope_verb(
         b, ends = _fitted_slope(fit_file)
         source = f"law of {fit_file}"
     else:
-        from study.results.answer import published_law
+        from study.results.recommend import published_law
 
         named = published_law(str(law))
         error = named.covariance[1][1] ** 0.5

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.fit.crossing_shift import Contrast, contrast
 from analysis.errors import InputError
+from analysis.fit.crossing_shift import Contrast, contrast
 from analysis.fit.document import Fit, fit
 from analysis.runs.table import RunTable
 from study.plan.plan import Plan

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.design.objective import Estimate, estimate
 from analysis.design.next_cells import Choice
+from analysis.design.objective import Estimate, estimate
 from study.plan.plan import Plan
 from study.search.crossing_search import CrossingSearch, frame, line_of, next_words
 from study.search.stopping_rule import Ending, objective_of

@@ -14,7 +14,7 @@ from analysis.fit.crossing_shift import Contrast, contrast, difference, moved
 from analysis.fit.document import Fit, fit
 from analysis.law.crossings import find_crossings
 from analysis.law.threshold import fit_threshold
-from analysis.report.answers import contrast_sentence
+from analysis.report.extras.shifts import contrast_sentence
 from analysis.runs.table import RunTable
 
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)

@@ -12,7 +12,7 @@ from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.document import Fit, fit
 from analysis.fit.learning_rate_shift import outstanding, shifts, split
 from analysis.law.crossings import find_crossings
-from analysis.report.answers import sensitivity_sentence, shift_sentence
+from analysis.report.extras.shifts import sensitivity_sentence, shift_sentence
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 

@@ -6,20 +6,17 @@ from analysis.fit.document import fit
 from analysis.fit.sentences import (
     count_phrase,
     crossing_sentence,
-    ends,
     headlines,
-    human_range,
     law_sentence,
     lead_sentence,
     noise_sentence,
     parting_sentence,
-    short_range,
     surface_sentence,
 )
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.held_out import Disagreement, DisagreementSpan
 from analysis.law.threshold import ThresholdFit
-from analysis.numbers import human, short
+from analysis.numbers import ends, human, human_range, short, short_range
 from analysis.runs.table import RunTable, read_runs
 from tests.tables import one_size_a_depth
 

@@ -9,8 +9,12 @@ import pytest
 
 from analysis.fit.crossing_shift import contrast
 from analysis.fit.document import fit
-from analysis.report.answers import contrast_sentence, sensitivity_sentence
-from analysis.report.extras.shifts import contrast_data, sensitivity_data
+from analysis.report.extras.shifts import (
+    contrast_data,
+    contrast_sentence,
+    sensitivity_data,
+    sensitivity_sentence,
+)
 from analysis.report.study_page import write_report
 from tests.analysis import searched
 from tests.analysis.report.test_study_page import read

@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.crossing_shift import contrast
 from analysis.fit.document import fit
+from analysis.numbers import short
+from analysis.report.extras.shifts import sensitivity_sentence
 from analysis.runs.table import RunTable
-from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.report.answers import sensitivity_sentence
-from study.results.answer import fit_table
+from study.results.tables import fit_table
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 
@@ -35,8 +36,8 @@ def test_a_fit_is_told_with_its_law_its_rivals_and_the_baseline():
     assert "0.5 % ahead" in text
     for item in result.crossings:
         line = next(line for line in text.splitlines() if line.startswith(f"{item.shallow} → {item.deep} "))
-        assert f"{item.params:,.0f}" in line
-        assert f"{item.delta_params:,.0f}" in line
+        assert f" {short(item.params)} " in line
+        assert f" {short(item.delta_params)} " in line
     held = {item.law: item for item in result.held_out}
     line = next(line for line in text.splitlines() if line.startswith("response surface"))
     assert f"{held['response'].mean_regret:.4f}" in line

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analysis.fit.document import fit
 from analysis.design.simulated_study import Truth
-from study.results.parametrisations import contrasts, others, table_of
+from analysis.fit.document import fit
 from study.plan.plan import make_plan
+from study.results.parametrisations import contrasts, others, table_of
 from study.run.runner import _Listener
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Row, _number

@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.design.simulated_study import Truth
 from analysis.report.study_page import MORE
 from analysis.runs.table import RunTable
-from analysis.design.simulated_study import Truth
-from study.results.answer import answer, searched
 from study.plan.plan import make_plan
+from study.results.answer import answer, searched
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.study import load_spec
 from study.tracking.ledger import StudyPaths
-from tests.study.small import SMALL
 from tests.study.results.test_parametrisations import Store, plan_of, rows_of
+from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
 SEARCH = ("search.sampler=crossing", "search.objective=b", "search.max_cells=40")

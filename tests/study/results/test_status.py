@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from study.plan.plan import make_plan
-from study.spec.study import load_spec
 from study.results.status import status_json, status_table, study_status
+from study.spec.study import load_spec
 from study.tracking.ledger import places
 from study.tracking.mlflow_store import Row
 from tests.study.search.test_crossing_search import loss_of

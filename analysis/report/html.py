@@ -9,8 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis.files import write_bytes, write_text
-from analysis.numbers import Ends, digits, duration, ends, factors, percent, short, short_range, times
-from analysis.report.extras.shifts import factor_phrase
+from analysis.numbers import digits, duration
 from analysis.report.figures.figure import Figure, inline_svg
 
 KINDS = ("svg", "png", "csv")
@@ -70,21 +69,9 @@ def environment() -> Environment:
     made.filters |= {
         "digits": digits,
         "duration": duration,
-        "factor_phrase": factor_phrase,
-        "factors": _factors,
-        "percent": percent,
-        "short": short,
-        "short_range": short_range,
-        "times": lambda shift: "–" if shift is None else times(shift),
         "unbroken": _unbroken,
     }
     return made
-
-
-def _factors(interval: Ends | None) -> str:
-    """An interval of ln N as one of factors of N."""
-    found = factors(interval)
-    return "none" if found is None else ends(found, 3)
 
 
 def _unbroken(text: str) -> str:

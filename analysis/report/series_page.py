@@ -7,20 +7,20 @@ from typing import Any
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.files import strict, write_json
+from analysis.files import to_json, write_json
+from analysis.fit.crossing_shift import ChangedStudy
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.series import (
     BestData,
     CrossingData,
     Member,
-    Move,
     axis_of,
     best_data,
     crossing_data,
     in_order,
     measure_data,
     measures_of,
-    moves,
+    shifts_by_value,
 )
 from analysis.report.extras.measures import measure_figure, measured_table, needed_table
 from analysis.report.extras.series import (
@@ -29,9 +29,9 @@ from analysis.report.extras.series import (
     crossings_figure,
     crossings_table,
     members_table,
-    moves_table,
     series_sentences,
 )
+from analysis.report.extras.shifts import shifts_table
 from analysis.report.figures import palette
 from analysis.report.html import remove_figures, write_figure, write_page
 
@@ -75,7 +75,8 @@ def write_series(
     folder = Path(out)
     ordered = in_order(members)
     level = _level(ordered)
-    crossings, best, moved = crossing_data(ordered), best_data(ordered), moves(ordered)
+    crossings, best = crossing_data(ordered), best_data(ordered)
+    shifts = shifts_by_value(key, ordered)
     names = measures_of(ordered) if measures is None else list(measures)
     goals = TARGETS if targets is None else targets
     shown = [_measure(ordered, name, goals.get(name)) for name in names]
@@ -86,8 +87,8 @@ def write_series(
     ]
     colours = _colours(ordered, crossings, best)
     drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
-    words = series_sentences(key, ordered, crossings, best, moved, shown, level, comparable=comparable)
-    document = series_json(ordered, key, title, crossings, best, moved, shown, facts or {})
+    words = series_sentences(key, ordered, crossings, best, shifts, shown, level, comparable=comparable)
+    document = series_json(ordered, key, title, crossings, best, shifts, shown, facts or {})
     write_json(folder / "series.json", {**document, "answers": words})
     path = write_page(
         folder / "report.html",
@@ -107,8 +108,7 @@ def write_series(
         links=[(label(item.value), item.report) for item in ordered if item.report],
         crossings=None if crossings is None else crossings_table(key, crossings, level),
         best=None if best is None else best_table(key, best),
-        moves=moves_table(key, moved, level) if moved else None,
-        first=label(moved[0].first) if moved else "",
+        shifts=shifts_table(shifts),
         measures=[
             (f"measure_{data.name}", needed_table(key, data), measured_table(key, data)) for data in shown
         ],
@@ -125,18 +125,18 @@ def series_json(
     title: str,
     crossings: CrossingData | None,
     best: BestData | None,
-    moved: Sequence[Move],
+    shifts: Sequence[ChangedStudy],
     measures: Sequence[MeasureData],
     facts: Mapping[str, str],
 ) -> dict[str, Any]:
     """Every number of the page as strict JSON types; absent numbers are null."""
-    document: dict[str, Any] = strict(
+    document: dict[str, Any] = to_json(
         {
             "title": title,
             "key": key,
             "members": [_about(member) for member in members],
             "crossings": _records(None if crossings is None else crossings.table()),
-            "moves": [move.to_json() for move in moved],
+            "shifts": shifts,
             "best": _records(None if best is None else best.table()),
             "measures": {
                 data.name: {

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.design.history import Search, search_data
 from analysis.files import write_json
 from analysis.fit.document import Fit
-from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, parting_sentence
+from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
 from analysis.law.crossings import Crossing
 from analysis.numbers import counted
 from analysis.report.answers import answers
@@ -19,7 +19,7 @@ from analysis.report.extras.diagnostics import diagnostics_data, rank_sentence
 from analysis.report.extras.kaplan import exponents_table, kaplan_sentences
 from analysis.report.extras.measures import measured_table, needed_table
 from analysis.report.extras.search import search_sentence
-from analysis.report.extras.shifts import contrast_sentence, sensitivity_sentence
+from analysis.report.extras.shifts import SECTIONS, by_key, shift_sentence, shifts_table
 from analysis.report.figures import palette
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import evidence_of
@@ -116,14 +116,15 @@ def write_report(
         headlines=answers(fit),
         about=about_phrase(fit),
         law=law_sentence(fit),
-        disagreements=parting_sentence(fit),
+        disagreements=disagreement_sentence(fit),
         noise=noise_sentence(fit),
         kaplan_words=kaplan_sentences(fit.kaplan),
         inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
         search_words="" if history is None or search is None else search_sentence(history, search.ended),
-        sensitivity=fit.sensitivity,
-        sensitivity_words=sensitivity_sentence(fit.sensitivity, fit.level),
-        contrasts=[(item, contrast_sentence(item)) for item in fit.contrasts],
+        shifts=[
+            (SECTIONS[key], shift_sentence(studies), shifts_table(studies))
+            for key, studies in by_key(fit.shifts).items()
+        ],
         needed=None if graded is None else needed_table(*graded),
         graded=None if graded is None else measured_table(*graded),
         laws=laws_table(fit),

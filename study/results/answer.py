@@ -40,10 +40,10 @@ def answer(
     """
     from analysis.fit.document import fit
     from analysis.report.study_page import write_report
-    from study.results.parametrisations import contrasts
+    from study.results.parametrisations import parametrisation_shifts
 
     result = fit(runs, entropy=plan.entropy)
-    result = replace(result, contrasts=contrasts(spec, plan, result, store))
+    result = replace(result, shifts=(*result.shifts, *parametrisation_shifts(plan, result, store)))
     report = write_report(
         runs,
         result,
@@ -61,7 +61,7 @@ def answer(
 
 def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "") -> dict[str, Any]:
     """The arguments of `write_report` about a search: objective, the spec's grid, Optuna's plots; empty for a grid."""
-    if plan.sampler == "grid":
+    if plan.search.is_grid:
         return {}
     import pandas as pd
 
@@ -77,8 +77,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
             "flops": [p.flops for p in shapes],
         }
     )
-    stop_when = spec.search.stop_when
-    halfwidth = stop_when.halfwidth if stop_when else None
+    halfwidth = spec.search.wanted_halfwidth
     return {"search": Search(objective_of(spec), halfwidth, grid, ended), "more": optuna_figures(runs)}
 
 

@@ -13,7 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from study.plan.plan import Plan, PlannedCell, wall_seconds
+from study.plan.cells import PlannedCell
+from study.plan.plan import Plan, wall_seconds
 from study.plan.table import duration
 from trainables.progress import Progress, Result
 
@@ -80,7 +81,7 @@ class Board:
         self.measured = self.estimated = 0.0
         self.groups: dict[tuple[float, int], _Group] = defaultdict(_Group)
         """What the table shows, by budget and depth: of a search the cells it tried, because most never will be."""
-        self._is_search = plan.sampler == "crossing"
+        self._is_search = plan.search.chooses_cells
         self._listed = {planned.cell.key for planned in (plan.main if self._is_search else plan.cells)}
         self._missing = {planned.cell.key: planned for planned in plan.main}
         self._missing_seconds: dict[int, float] = defaultdict(float)

@@ -17,17 +17,17 @@ from rich.text import Text
 
 from analysis.fit.document import Fit
 from study.errors import SpecError
-from study.plan.plan import Plan, PlannedCell, make_plan
+from study.plan import Plan, PlannedCell, make_plan
+from study.plan.layouts import ClusterCapacity
 from study.plan.table import duration
 from study.results.answer import answer
 from study.run.console import Board, Viewer
 from study.run.interrupts import remembered_interrupt
 from study.run.trial import TrialSettings
 from study.run.tuner import run_cells, term_is_interrupt
-from study.search import Source
-from study.search.crossing_search import CrossingSearch, next_words
+from study.search import Search, Source, make_search
+from study.search.crossing_search import next_words
 from study.search.early_stopping import Judge, Policy
-from study.search.make import Search, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
@@ -62,7 +62,6 @@ from study.tracking.provenance import revision, versions
 from study.tracking.tracker import MANY_DEVICES, Tracker
 from study.workers.launch_failures import said_shortages
 from study.workers.machines import (
-    ClusterCapacity,
     Machine,
     Slots,
     check_capacity,
@@ -165,7 +164,7 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
                 finished = _train(spec, plan, cluster, where, base, source, listener, console, check)
             else:
                 finished = True
-            ending = search.ending if isinstance(search, CrossingSearch) else None
+            ending = search.ending
             if finished and ending:
                 console.print(Text(f"The search has ended: {ending.words}"))
             listener.tell_last()
@@ -358,7 +357,7 @@ class _Listener:
 
     def _news(self, arm: str = "", *, last: bool = False) -> None:
         """Tell what the search knows, where that is new, and what it knows at the last; an arm tells it nothing."""
-        if arm or not isinstance(self.search, CrossingSearch):
+        if arm or self.search is None:
             return
         news = self.search.state() if last else self.search.news()
         if news is None:
@@ -568,7 +567,7 @@ def _tally(listener: _Listener, slots: int, rows: Mapping[str, Row]) -> str:
 def _announce(plan: Plan, rows: Mapping[str, Row], total: int, console: Console) -> None:
     known = sum(row.status != "failed" and not row.tags.get(ARM) for row in rows.values())
     again = sum(row.status == "failed" for row in rows.values())
-    most = "at most " if plan.sampler == "crossing" else ""
+    most = "at most " if plan.search.chooses_cells else ""
     text = f"{most}{total} cells, {known} done" + (
         f", {again} failed before and tried again" if again else ""
     )

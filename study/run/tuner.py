@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from study.plan.plan import PlannedCell
+from study.plan.cells import PlannedCell
 from study.run.trial import Report, TrialSettings, run_trial, trial_config
 from study.search import Outcome, Source
 from study.search.early_stopping import Judge

@@ -13,10 +13,11 @@ from filelock import FileLock, Timeout
 
 from analysis.runs.table import RunTable
 from study.errors import SpecError
-from study.plan.plan import Plan, PlannedCell
-from study.search import Outcome
+from study.plan import Outcome, Plan, PlannedCell
 from study.spec.frontier import heads_of
-from study.spec.study import ResourcesSection, StudySpec, from_environment
+from study.spec.resources import ResourcesSection
+from study.spec.section import from_environment
+from study.spec.study import StudySpec
 from study.tracking.mlflow_store import ENDED, MEASURE, Outbox, Row, Store, open_store, store_uri
 from trainables.cell import Shape
 from trainables.storage.storage import located, open_storage, under
@@ -200,7 +201,7 @@ def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
 def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
     """The cell of a row that the plan does not list; None for one of another study."""
     arm = row.tags.get(ARM, "")
-    if row.protocol != plan.protocol or not (arm or plan.sampler == "crossing"):
+    if row.protocol != plan.protocol or not (arm or plan.search.chooses_cells):
         return None
     if any(row.params.get(name) is None for name in SHAPE):
         return None
@@ -273,7 +274,7 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
             **({"loss_se": row.loss_se, "trained_share": row.share} if stopped else {}),
             **{name: row.measures.get(name) for name in measured},
             "protocol": row.protocol,
-            **({"order": order[row.cell]} if plan.sampler != "grid" else {}),
+            **({"order": order[row.cell]} if not plan.search.is_grid else {}),
             **({"arm": planned.arm} if arms else {}),
         }
         for planned in ended

@@ -24,7 +24,8 @@ from urllib.parse import urlparse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.errors import SpecError
-from study.spec.study import TrackingSection, from_environment
+from study.spec.resources import TrackingSection
+from study.spec.section import from_environment
 from trainables.progress import Evaluation, Point
 
 _LOG = logging.getLogger(__name__)

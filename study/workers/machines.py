@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from study.errors import SpecError
+from study.plan.layouts import ClusterCapacity
 from study.spec.devices import Device, local_gpus
 from trainables.layout import Layout
 
@@ -63,17 +64,6 @@ class Slots:
         needs = (("CPU", self.cpus), ("GPU", self.gpus))
         # 0.3 / 0.1 is a hair less than 3; Ray itself counts in ten-thousandths.
         return int(min(resources.get(name, 0) / needed for name, needed in needs if needed) + 1e-4)
-
-
-@dataclass(frozen=True)
-class ClusterCapacity:
-    """What a joined cluster has for a study."""
-
-    devices: int
-    memory: int
-    """Bytes that a rank may fill on a CPU; 0 where no machine tells."""
-    together: int
-    """Devices of the machine that has most."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ import time
 import numpy as np
 
 from analysis.design.simulated_study import Truth
-from study.plan.plan import PlannedCell, make_plan
-from study.search import Outcome
-from study.search.make import make_search
+from study.plan.cells import PlannedCell, make_plan
+from study.search import Outcome, make_search
 from study.spec.study import load_spec
 from tests.bench.figure import Figure
 from tests.study.small import SMALL

@@ -29,9 +29,9 @@ from analysis.design.objective import Estimate, Objective, estimate, reached
 from analysis.design.simulated_study import Truth, shapes_of, simulate_matched
 from analysis.law.projection import solve_depth
 from study.plan.plan import Plan, make_plan
-from study.search.optuna_search import FrontierSearch
-from study.search.source import Outcome
-from study.spec.study import SearchSection, load_spec
+from study.search import Outcome
+from study.spec.search import parse_search
+from study.spec.study import load_spec
 from tests.bench.figure import Figure
 
 STUDIES, RIVAL_STUDIES = 100, 20
@@ -181,11 +181,8 @@ def crossing(setting: Setting) -> Ask:
 
 def per_budget(setting: Setting, sampler: str) -> Ask:
     """The samplers `tpe` and `gp`: the best depth of each budget, every candidate with all its seeds."""
-    search = FrontierSearch(
-        setting.plan,
-        SearchSection.model_validate({"sampler": sampler, "candidates": len(setting.truth.depths)}),
-        {},
-    )
+    section = parse_search({"sampler": sampler, "candidates": len(setting.truth.depths)})
+    search = section.make_search(setting.plan, setting.plan.planner.spec, {}, (), 1)
     keys: dict[Cell, str] = {}
 
     def ask(rows: pd.DataFrame, count: int) -> list[Cell]:

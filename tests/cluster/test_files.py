@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -169,7 +170,9 @@ def test_everything_mounted_is_there_and_no_folder_is_mounted_whole():
     mounts = load("aws.yaml")["file_mounts"]
     sources = {source for source in mounts.values() if not source.startswith("~")}
     assert all((ROOT / source).exists() for source in sources)
-    assert {"study", "trainables", "analysis", "cluster", "pyproject.toml", "constraints.txt"} <= sources
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    read_by_pip = {project["readme"], *project["license-files"], "pyproject.toml", "constraints.txt"}
+    assert {"study", "trainables", "analysis", "cluster", *read_by_pip} <= sources
     assert "." not in sources
     for source in sources:
         assert mounts[f"~/interplay/{source}"] == source

@@ -73,7 +73,7 @@ def packed(tmp_path, source, *overrides):
 
 
 def contents(shipment):
-    with zipfile.ZipFile(shipment.package) as archive:
+    with zipfile.ZipFile(shipment.archive) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
 
 
@@ -103,7 +103,7 @@ def test_any_other_spec_is_sent_whole(checkout, tmp_path):
 
 def test_without_a_checkout_the_package_of_the_machines_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert packed(tmp_path, "quickstart").package is None
+    assert packed(tmp_path, "quickstart").archive is None
     shutil.rmtree(tmp_path / "scratch")
     assert set(contents(packed(tmp_path, SMALL))) == {"small.submitted.yaml"}
 
@@ -122,7 +122,7 @@ def test_the_files_of_a_series_go_along_too(checkout, tmp_path):
     sent = contents(shipment)
     assert {"corpus.txt", "other.txt"} <= set(sent)
     assert yaml.safe_load(sent["text.submitted.yaml"])["vary"] == {"data.path": ["corpus.txt", "other.txt"]}
-    with pytest.raises(SpecError, match=r"which \.gitignore or \.rayignore keeps"):
+    with pytest.raises(SpecError, match="ignore excludes"):
         pack(
             "text",
             [vary.replace("other", "secret")],
@@ -134,7 +134,7 @@ def test_the_files_of_a_series_go_along_too(checkout, tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("secret.txt", "keeps from being sent"),
+        ("secret.txt", "ignore excludes"),
         ("/etc/hostname", "does not have"),
         ("~/mine.txt", "does not have"),
     ],
@@ -149,7 +149,7 @@ def test_a_package_above_what_the_dashboard_takes_is_refused_before_it_is_sent(
 ):
     monkeypatch.setattr("ray._private.ray_constants.DASHBOARD_CLIENT_MAX_SIZE", 100_000)
     (checkout / "weights.bin").write_bytes(os.urandom(150_000))
-    with pytest.raises(SpecError, match=r"0 MB.*413.*weights\.bin.*\.rayignore"):
+    with pytest.raises(SpecError, match=r"0 MB.*weights\.bin.*\.rayignore"):
         packed(tmp_path, "quickstart")
 
 
@@ -182,7 +182,7 @@ class Dashboard(BaseHTTPRequestHandler):
         self.answer(200, {})
 
     def do_POST(self):
-        self.answer(500, "no driver could be started\nTraceback")
+        self.answer(500, "Traceback\nValueError: no driver could be started\n")
 
     def answer(self, status, document):
         body = json.dumps(document).encode() if not isinstance(document, str) else document.encode()
@@ -234,13 +234,11 @@ def job(**values):
     }
 
 
-@pytest.mark.parametrize(
-    ("status", "message"), [(401, "it refuses the one in"), (403, "it refuses the one in")]
-)
-def test_a_token_that_is_refused_is_named_and_not_shown(dashboard, capsys, monkeypatch, status, message):
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_is_refused_is_named_and_not_shown(dashboard, capsys, monkeypatch, status):
     dashboard.refusal = status
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert message in err
+    assert "it refuses the token" in err
     assert "abc" not in err
 
 
@@ -262,7 +260,7 @@ def test_the_address_asked_for_is_the_one_that_is_used_and_the_token_is_sent(das
 def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, monkeypatch, running):
     dashboard.jobs = (running,)
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "run on this cluster by job raysubmit_7" in err
+    assert "job raysubmit_7 of this cluster already runs" in err
     assert f"ray job stop --address {dashboard.address} raysubmit_7" in err
 
 
@@ -276,13 +274,7 @@ def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, mo
 )
 def test_other_jobs_do_not_matter(dashboard, capsys, monkeypatch, other):
     dashboard.jobs = (other,)
-    assert "refused: " in refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-
-
-def test_an_id_that_was_used_is_refused(dashboard, capsys, monkeypatch):
-    dashboard.jobs = (job(status="SUCCEEDED"),)
-    arguments = ("quickstart", "--address", dashboard.address, "--submission-id", "raysubmit_7")
-    assert "take another, or none" in refused(capsys, monkeypatch, *arguments)
+    assert "refused the job: " in refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +283,7 @@ def test_an_id_that_was_used_is_refused(dashboard, capsys, monkeypatch):
         (["quickstrat"], "did you mean `quickstart`?"),
         (["quickstart", "--set", "training.deepspeed={nonsense: 1}"], "nonsense"),
         (["quickstart", "--cluster", "absent.yaml"], "no cluster file absent.yaml"),
-        (["quickstart", "--address", "nowhere"], "no address of a dashboard"),
+        (["quickstart", "--address", "nowhere"], "not the address of a dashboard"),
         (["quickstart", "--address", "http://127.0.0.1:9"], "no cluster answers on http://127.0.0.1:9"),
         (["text", "--set", "data.path=/etc/hostname"], "does not have"),
     ],
@@ -371,7 +363,7 @@ def test_the_commands_that_are_printed_can_be_copied_into_a_shell(token, tmp_pat
 def test_another_web_server_is_told_from_a_dashboard(dashboard, capsys, monkeypatch):
     dashboard.refusal = 404
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "is no dashboard of Ray" in err
+    assert "not a Ray dashboard" in err
     assert ".." not in err
 
 
@@ -392,13 +384,13 @@ def no_tunnel(tmp_path, monkeypatch):
 
 def test_a_file_that_is_not_edited_yet_opens_no_tunnel(no_tunnel, capsys, monkeypatch):
     err = refused(capsys, monkeypatch, "quickstart", "--cluster", "cluster/aws.yaml")
-    assert "metadata.image: `image` still is CHANGE-ME" in err
+    assert "metadata.image: " in err
     assert "interplay cluster check cluster/aws.yaml" in err
 
 
 def test_without_credentials_no_tunnel_is_opened(no_tunnel, tmp_path, capsys, monkeypatch):
     err = refused(capsys, monkeypatch, "quickstart", "--cluster", aws(tmp_path))
-    assert "no credentials of AWS" in err
+    assert "no AWS credentials" in err
     assert "aws configure" in err
 
 
@@ -407,7 +399,7 @@ def test_a_tunnel_that_cannot_be_opened_says_what_ray_said(tmp_path, monkeypatch
     file = tmp_path / "file.yaml"
     file.write_text("cluster_name: a\nprovider: {type: local, head_ip: 127.0.0.1}\n")
     with (
-        pytest.raises(SpecError, match=r"(?s)ray dashboard .*ended with.*worker_ips.*ray up"),
+        pytest.raises(SpecError, match=r"(?s)ray dashboard .*ended.*worker_ips.*ray up"),
         open_tunnel(str(file)),
     ):
         pytest.fail("it is open")
@@ -550,7 +542,7 @@ def test_the_status_of_a_study_that_the_head_refuses_is_returned(head, taken):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("token", "message"), [(None, "none is here"), ("wrong", "refuses the one in")])
+@pytest.mark.parametrize(("token", "message"), [(None, "no token here"), ("wrong", "refuses the token")])
 def test_without_the_clusters_token_nothing_runs(head, tmp_path, token, message):
     settings = {"HOME": str(tmp_path)}
     if token:

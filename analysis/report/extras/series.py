@@ -10,10 +10,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, LogLocator
 
 from analysis.curves.noise import Floats
-from analysis.fit.crossing_shift import Moved
+from analysis.fit.crossing_shift import ChangedStudy
 from analysis.fit.measures import MeasureData, ValueAxis, label
 from analysis.fit.sentences import law_formula
-from analysis.fit.series import BestData, CrossingData, Member, Move
+from analysis.fit.series import BestData, CrossingData, Member
 from analysis.law.crossings import Interval
 from analysis.numbers import (
     digits,
@@ -25,7 +25,6 @@ from analysis.numbers import (
     short,
     short_range,
     span,
-    times,
 )
 from analysis.report.extras.measures import (
     compared_sentence,
@@ -35,7 +34,7 @@ from analysis.report.extras.measures import (
     runs_of,
     set_values,
 )
-from analysis.report.extras.shifts import factor_interval
+from analysis.report.extras.shifts import shift_sentence
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import MARKS, Axes, end_labels, new_canvas, outside_legend, set_ticks
 from analysis.report.figures.figure import Figure
@@ -259,28 +258,6 @@ def _ends(row: Mapping[Any, Any], *names: str) -> Interval:
     return low, high
 
 
-def moves_table(key: str, moves: Sequence[Move], level: float) -> Table:
-    """The crossings of each value as factors of those of the first value."""
-    columns = (
-        Column("pair", right=False),
-        Column(key, right=False),
-        Column("factor of N", f"{percent(level)} interval"),
-        Column("interval", under="factor of N"),
-    )
-    rows = [
-        (
-            f"{pair.shallow} → {pair.deep}",
-            label(move.value),
-            None if pair.shift is None else times(pair.shift),
-            ends(factor_interval(pair.shift_interval) or (None, None), 3),
-        )
-        for move in moves
-        for pair in move.pairs
-    ]
-    note = "The studies are treated as independent; what they share, such as seeds, makes the true error smaller."
-    return Table("moved crossings", columns, rows, note)
-
-
 def best_table(key: str, data: BestData) -> Table:
     """The best depth by budget and value."""
     columns = (
@@ -312,7 +289,7 @@ def series_sentences(
     members: Sequence[Member],
     crossings: CrossingData | None,
     best: BestData | None,
-    moves: Sequence[Move],
+    shifts: Sequence[ChangedStudy],
     measures: Sequence[MeasureData],
     level: float,
     *,
@@ -332,7 +309,7 @@ def series_sentences(
         *slope_sentences(key, members, level),
         *needed,
         *crossed,
-        *moved_sentences(key, moves, level),
+        *([shift_sentence(shifts)] if shifts else []),
         *depths,
     ] or [
         f"No member of this series has two depths that can be compared, and none has a measure to show by {key}."
@@ -387,35 +364,6 @@ def _where(row: dict[Any, Any], level: float) -> str:
             return "nowhere up to the largest size"
         case _:
             return UNSETTLED
-
-
-def moved_sentences(key: str, moves: Sequence[Move], level: float) -> list[str]:
-    """The crossings that differ from those at the first value by more than the noise."""
-    pairs = [(move, item) for move in moves for item in move.pairs if item.shift_interval != (None, None)]
-    if not pairs:
-        return []
-    first = label(moves[0].first)
-    moved = [(move, item) for move, item in pairs if item.significant]
-    if not moved:
-        return [f"No crossing lies elsewhere than at {key} {first} beyond the noise ({percent(level)})."]
-    parts = [
-        f"{item.shallow} → {item.deep} at {label(move.value)} to {_factor(item, level)}"
-        for move, item in moved[:MOST_PAIRS]
-    ]
-    more = f", and {len(moved) - MOST_PAIRS} more in the table" if len(moved) > MOST_PAIRS else ""
-    chance = f"{100 * (1 - level ** len(pairs)):.0f} %"
-    doubt = f" (One of {len(pairs)} stands out by chance in up to {chance} of series.)" * (len(pairs) > 1)
-    return [
-        f"Against {key} {first}, {len(moved)} of {len(pairs)} crossings move: {'; '.join(parts)}{more}.{doubt}"
-    ]
-
-
-def _factor(item: Moved, level: float) -> str:
-    interval = factor_interval(item.shift_interval)
-    assert interval is not None
-    if item.shift is None:
-        return f"{ends(interval, 3)} times the N ({percent(level)})"
-    return f"{digits(math.exp(item.shift), 3)} times the N ({percent(level)}: {ends(interval, 3)})"
 
 
 def best_sentences(key: str, data: BestData | None) -> list[str]:

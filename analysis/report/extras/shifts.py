@@ -1,8 +1,11 @@
-"""How far the crossings move at other learning rates and under other parametrisations: figures and sentences."""
+"""Figures, table and sentence of how far crossings move when a key is changed.
+
+Used for sensitivity runs, other parametrisations and series.
+"""
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,30 +13,43 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from analysis.fit.crossing_shift import Contrast, Moved
-from analysis.fit.learning_rate_shift import Shift, outstanding
-from analysis.law.crossings import Crossing, Interval
-from analysis.numbers import digits, ends, percent
+from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, CrossingShift, moved
+from analysis.fit.measures import Value, label
+from analysis.law.crossings import Interval
+from analysis.numbers import Ends, digits, ends, factors, percent, short, short_range, times
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import MARKS, WIDTH, size_axis
 from analysis.report.figures.figure import Context, Figure
+from analysis.tables import Column, Table
 
-#: Colours of conditions beside the study's own.
-_OTHERS = (palette.ACCENT, palette.LAWS["power"][0], palette.LAWS["response"][0], palette.LAWS["additive"][0])
-#: What the bars of both figures mean.
-_BARS = "a bar that reaches the frame is open there, a dashed one belongs to an inconclusive crossing."
 #: Multiples of a learning rate that have a name.
-_FACTORS = {0.5: "half", 2.0: "double"}
+_RATES = {
+    0.5: "half the learning rate",
+    1.0: "the study's own learning rate",
+    2.0: "double the learning rate",
+}
+#: Colours of the changed studies.
+_OTHERS = (palette.ACCENT, palette.LAWS["power"][0], palette.LAWS["response"][0], palette.LAWS["additive"][0])
+#: Key that differs -> name of its figure and of its section of the page.
+SECTIONS = {LEARNING_RATE: "sensitivity", "training.parametrisation": "parametrisation"}
+#: How the shifts of sensitivity runs are estimated.
+PAIRED_NOTE = (
+    "Cells around each crossing were trained again at other learning rates with the same seeds. Their losses enter no "
+    "crossing. The differences from the runs of the same shape and seed change the gap between the two depths, and the "
+    "slope of the gap gives the shift of the crossing."
+)
+#: Shifts that the sentence names; the table has all.
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class MoveData:
-    """Where the crossings of neighbouring depths lie under several conditions.
+class ShiftData:
+    """Where the crossings of neighbouring depths lie at each value of a key.
 
     Attributes:
-        rows: shallow, deep, condition, params, low, high (NaN where open or not known), settled (whether the crossing
-            is bracketed, or for a shift known).
-        conditions: their order, that of the study itself first.
+        rows: shallow, deep, condition, params, low, high (NaN if open or unknown), settled (whether the crossing is
+            bracketed, or its shift known).
+        conditions: in order, that of the study itself first.
     """
 
     rows: pd.DataFrame
@@ -46,83 +62,80 @@ class MoveData:
 
 def sensitivity_figure(context: Context) -> Figure | None:
     """The crossings at other learning rates; None without sensitivity runs."""
-    data = sensitivity_data(context.fit.crossings, context.fit.sensitivity)
-    if data is None:
-        return None
-    caption = (
-        f"Each crossing at the study's own learning rate with its {percent(context.fit.level)} interval, and at others "
-        f"with the interval of the shift alone; {_BARS}"
-    )
-    title = "The crossings at other learning rates"
-    return Figure("sensitivity", title, caption, data, lambda: draw_moves(data))
+    return _figure(context, LEARNING_RATE, "The crossings at other learning rates")
 
 
-def contrast_figure(context: Context) -> Figure | None:
+def parametrisation_figure(context: Context) -> Figure | None:
     """The crossings under other parametrisations; None without any."""
-    data = contrast_data(context.fit.contrasts)
+    title = "The crossings under other parametrisations"
+    return _figure(context, "training.parametrisation", title)
+
+
+def _figure(context: Context, key: str, title: str) -> Figure | None:
+    studies = by_key(context.fit.shifts).get(key, [])
+    data = shift_data(studies)
     if data is None:
         return None
-    caption = (
-        f"Each crossing with its {percent(context.fit.level)} interval under every parametrisation that has runs with "
-        f"the same data and recipe; {_BARS}"
+    return Figure(SECTIONS[key], title, shift_caption(studies), data, lambda: draw_shifts(data))
+
+
+def by_key(studies: Sequence[ChangedStudy]) -> dict[str, list[ChangedStudy]]:
+    """The studies grouped by the key that differs, in order."""
+    return {
+        key: [item for item in studies if item.key == key]
+        for key in dict.fromkeys(item.key for item in studies)
+    }
+
+
+def shift_data(studies: Sequence[ChangedStudy]) -> ShiftData | None:
+    """The crossings of the study itself and of each changed one; None without a pair of depths to compare."""
+    rows: dict[tuple[int, int], list[dict[str, object]]] = {}
+    for study in studies:
+        for pair in study.pairs:
+            key = (pair.shallow, pair.deep)
+            if key not in rows:
+                settled = pair.status == "bracketed"
+                rows[key] = [_row(pair, study.base, pair.params, pair.params_interval, settled)]
+            if pair.reason is None or pair.shift_interval is not None:
+                settled = pair.changed_status == "bracketed"
+                rows[key].append(_row(pair, study.value, pair.changed_params, pair.changed_interval, settled))
+    if not rows:
+        return None
+    table = pd.DataFrame([row for pair in sorted(rows) for row in rows[pair]])
+    return ShiftData(
+        table, tuple(label(value) for value in (studies[0].base, *(item.value for item in studies)))
     )
-    title = "The crossings under other parametrisations"
-    return Figure("contrast", title, caption, data, lambda: draw_moves(data))
-
-
-def sensitivity_data(crossings: Sequence[Crossing], shifts: Sequence[Shift]) -> MoveData | None:
-    """The crossings at the study's own rate with their intervals, and at each other with that of the shift alone."""
-    if not shifts:
-        return None
-    own = {(item.shallow, item.deep): item for item in crossings}
-    rows = []
-    for pair in sorted({(item.shallow, item.deep) for item in shifts}):
-        found = own[pair]
-        rows.append(_row(pair, "1 × rate", found.params, found.params_interval, found.status == "bracketed"))
-        for item in shifts:
-            # Of a pair without a run at that rate there is nothing to draw; the table says why.
-            if (item.shallow, item.deep) == pair and item.shift_interval is not None:
-                place = None if item.shift is None else item.params * math.exp(item.shift)
-                low, high = (
-                    None if end is None else item.params * math.exp(end) for end in item.shift_interval
-                )
-                rows.append(_row(pair, f"{item.factor:g} × rate", place, (low, high), item.shift is not None))
-    factors = sorted({item.factor for item in shifts})
-    return MoveData(pd.DataFrame(rows), ("1 × rate", *(f"{factor:g} × rate" for factor in factors)))
-
-
-def contrast_data(contrasts: Sequence[Contrast]) -> MoveData | None:
-    """The crossings of the study and of every other parametrisation, each with its own interval."""
-    if not any(item.pairs for item in contrasts):
-        return None
-    rows, seen = [], set()
-    for found in contrasts:
-        for item in found.pairs:
-            pair = (item.shallow, item.deep)
-            if pair not in seen:
-                seen.add(pair)
-                rows.append(_row(pair, found.own, item.params, item.interval, item.status == "bracketed"))
-            settled = item.other_status == "bracketed"
-            rows.append(_row(pair, found.other, item.other_params, item.other_interval, settled))
-    return MoveData(pd.DataFrame(rows), (contrasts[0].own, *(found.other for found in contrasts)))
 
 
 def _row(
-    pair: tuple[int, int], condition: str, params: float | None, interval: Interval | None, settled: bool
+    pair: CrossingShift, value: Value, params: float | None, interval: Interval | None, settled: bool
 ) -> dict[str, object]:
     low, high = interval or (None, None)
-    ends = {"params": params, "low": low, "high": high}
+    numbers = {"params": params, "low": low, "high": high}
     return {
-        "shallow": pair[0],
-        "deep": pair[1],
-        "condition": condition,
-        **{name: math.nan if value is None else value for name, value in ends.items()},
+        "shallow": pair.shallow,
+        "deep": pair.deep,
+        "condition": label(value),
+        **{name: math.nan if number is None else number for name, number in numbers.items()},
         "settled": settled,
     }
 
 
-def draw_moves(data: MoveData) -> Canvas:
-    """Each pair's crossing under every condition: a mark, and a bar for its interval that runs on where it is open."""
+def shift_caption(studies: Sequence[ChangedStudy]) -> str:
+    """The caption of the figure."""
+    first = studies[0]
+    alone = (
+        " Bars of the changed values hold the error of the shift alone." if first.key == LEARNING_RATE else ""
+    )
+    return (
+        f"Each crossing at {condition(first.key, first.base)} and after the change, with {percent(first.level)} "
+        f"intervals.{alone} A bar that reaches the frame is open there; a broken bar belongs to a crossing that is not "
+        "settled."
+    )
+
+
+def draw_shifts(data: ShiftData) -> Canvas:
+    """One group of lines per pair of depths: a mark and an interval per value; open intervals reach the frame."""
     pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
     room = len(data.conditions) + 0.8
     canvas = Canvas(figsize=(WIDTH, 1.2 + 0.24 * room * len(pairs)), dpi=100, layout="constrained")
@@ -131,27 +144,15 @@ def draw_moves(data: MoveData) -> Canvas:
     others = itertools.cycle(_OTHERS)
     colours = {name: next(others) if place else palette.INK for place, name in enumerate(data.conditions)}
     marks = {name: MARKS[place % len(MARKS)] for place, name in enumerate(data.conditions)}
-    ticks = []
     for place, (_, rows) in enumerate(pairs):
-        ticks.append(place * room + (len(data.conditions) - 1) / 2)
         for row in rows.to_dict("records"):
-            name = row["condition"]
-            y = place * room + data.conditions.index(name)
-            left, right = (
-                low if np.isnan(row["low"]) else row["low"],
-                high if np.isnan(row["high"]) else row["high"],
-            )
-            style = {"color": colours[name], "linewidth": 1.6}
-            axes.plot([left, right], [y, y], linestyle="-" if row["settled"] else (0, (4, 2)), **style)
-            if np.isfinite(row["params"]):
-                face = colours[name] if row["settled"] else palette.PAPER
-                axes.plot(
-                    [row["params"]], [y], marker=marks[name], markersize=6, markerfacecolor=face, **style
-                )
+            y = place * room + data.conditions.index(row["condition"])
+            _draw_crossing(axes, row, y, (low, high), colours[row["condition"]], marks[row["condition"]])
     for name in data.conditions:
         axes.plot([], [], marker=marks[name], color=colours[name], label=name)
     axes.set_xlim(low, high)
     size_axis(axes)
+    ticks = [place * room + (len(data.conditions) - 1) / 2 for place in range(len(pairs))]
     axes.set_yticks(ticks, [f"{shallow} → {deep}" for (shallow, deep), _ in pairs])
     axes.set_ylim(room * len(pairs) - 0.4, -0.8)
     axes.grid(axis="y", visible=False)
@@ -162,8 +163,21 @@ def draw_moves(data: MoveData) -> Canvas:
     return canvas
 
 
-def _frame(data: MoveData) -> tuple[float, float]:
-    """Ends of the axis of N: a little beyond all that is known."""
+def _draw_crossing(
+    axes: Any, row: Mapping[Any, Any], y: float, frame: tuple[float, float], colour: str, mark: str
+) -> None:
+    left, right = (
+        edge if np.isnan(end) else end for end, edge in zip((row["low"], row["high"]), frame, strict=True)
+    )
+    style = {"color": colour, "linewidth": 1.6}
+    axes.plot([left, right], [y, y], linestyle="-" if row["settled"] else (0, (4, 2)), **style)
+    if np.isfinite(row["params"]):
+        face = colour if row["settled"] else palette.PAPER
+        axes.plot([row["params"]], [y], marker=mark, markersize=6, markerfacecolor=face, **style)
+
+
+def _frame(data: ShiftData) -> tuple[float, float]:
+    """Ends of the axis of N: a little beyond all known values."""
     values = data.rows[["params", "low", "high"]].to_numpy(dtype=float)
     known = values[np.isfinite(values)]
     if not len(known):
@@ -171,102 +185,132 @@ def _frame(data: MoveData) -> tuple[float, float]:
     return float(known.min()) / 1.25, float(known.max()) * 1.25
 
 
-def factor_phrase(factor: float) -> str:
-    """`half the learning rate`, `3 times the learning rate`."""
-    return f"{_FACTORS.get(factor, f'{factor:g} times')} the learning rate"
+def condition(key: str, value: Value) -> str:
+    """A value of a key in words, such as `half the learning rate` or `training.parametrisation mup`."""
+    if key == LEARNING_RATE:
+        return _RATES.get(float(value), f"{label(value)} times the learning rate")
+    return f"{key} {label(value)}"
 
 
-def factor_interval(interval: Interval | None) -> Interval | None:
-    """An interval of ln N as one of factors of N."""
-    if interval is None:
-        return None
-    low, high = interval
-    return (None if low is None else math.exp(low), None if high is None else math.exp(high))
+def factor_phrase(pair: CrossingShift, level: float) -> str:
+    """A shift as a factor of N, such as `1.8 times the N (95 %: 1.2 to 2.6)`."""
+    interval = factors(pair.shift_interval)
+    told = "no noise estimate" if interval is None else f"{percent(level)}: {ends(interval, 3)}"
+    if pair.shift is None:
+        return f"another N ({told} times; {pair.reason})" if pair.reason else f"another N ({told} times)"
+    return f"{digits(math.exp(pair.shift), 3)} times the N ({told})"
 
 
-def shift_sentence(item: Shift, level: float) -> str:
-    """What one multiple of the learning rate does to one crossing."""
-    start = f"At {factor_phrase(item.factor)} depth {item.deep} overtakes depth {item.shallow}"
-    interval = factor_interval(item.shift_interval)
-    if item.shift is None:
-        told = f" ({percent(level)}: {ends(interval, 3)} times the N)" if interval and any(interval) else ""
-        pair = f"{item.shallow} → {item.deep}"
-        return f"At {factor_phrase(item.factor)} the shift of {pair} is not known: {item.reason}{told}."
-    known = f" ({percent(level)}: {ends(interval, 3)})" if interval is not None else " (no noise estimate)"
-    return f"{start} at {digits(math.exp(item.shift), 3)} times the N{known}."
+def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
+    """Whether a change of one key moves the crossings; empty without a changed study.
 
-
-def sensitivity_sentence(shifts: Sequence[Shift], level: float) -> str:
-    """The whole arm in one sentence or two; empty without an arm."""
-    if not shifts:
+    Args:
+        studies: of one key, one base value and one level.
+    """
+    if not studies:
         return ""
-    pairs = sorted({(item.shallow, item.deep) for item in shifts})
-    moved = outstanding(shifts, level)
-    told = [item for item in moved if item.shift is not None]
-    if told:
-        most = max(told, key=lambda item: abs(item.shift or 0.0))
-        count = len({(item.shallow, item.deep) for item in moved})
-        return (
-            f"Another learning rate moves {count} of {len(pairs)} crossings. "
-            f"The largest move: {_lower(shift_sentence(most, level))}"
+    first = studies[0]
+    pairs = [pair for study in studies for pair in study.pairs]
+    bounded = [pair for pair in pairs if pair.shift_interval is not None]
+    start = condition(first.key, first.base)
+    changed = first.key if len(studies) > 1 else condition(first.key, first.value)
+    if not bounded:
+        why = (
+            "there is no noise estimate"
+            if any(pair.shift is not None for pair in pairs)
+            else "no pair of depths has a crossing on both sides"
         )
-    if moved:
-        return f"Another learning rate moves {moved[0].shallow} → {moved[0].deep}: {moved[0].reason}."
-    bounds = [end for item in shifts for end in item.shift_interval or (None, None)]
-    if all(item.shift_interval is None for item in shifts):
-        return (
-            "There is no noise estimate, so what another learning rate does to the crossings cannot be told."
+        return f"Whether crossings move between {start} and {changed} is unknown: {why}."
+    found = moved(studies)
+    together = any(pair.p_value is not None for pair in pairs)
+    how = f"{percent(first.level)}, {len(bounded)} comparisons together" if together else percent(first.level)
+    if not found:
+        limit = _excluded([end for pair in bounded for end in pair.shift_interval or ()])
+        return f"No crossing moves beyond the noise between {start} and {changed} ({how}){limit}."
+    parts = [
+        f"{pair.shallow} → {pair.deep} at {condition(study.key, study.value)} to {factor_phrase(pair, study.level)}"
+        for study, pair in found[:MOST_NAMED]
+    ]
+    more = f"; {len(found) - MOST_NAMED} more are in the table" if len(found) > MOST_NAMED else ""
+    sentence = f"Against {start}, {len(found)} of {len(bounded)} crossings move: {'; '.join(parts)}{more}."
+    if together or len(bounded) == 1:
+        return sentence
+    chance = f"{100 * (1 - first.level ** len(bounded)):.0f} %"
+    return f"{sentence} (By chance alone one of {len(bounded)} stands out in up to {chance} of studies.)"
+
+
+def _excluded(limits: Sequence[float | None]) -> str:
+    """The largest shift that the ends of the intervals, in ln N, leave possible."""
+    if None in limits:
+        return ", but the size of a shift is not bounded"
+    most = max(abs(end or 0.0) for end in limits)
+    return f"; a shift by more than a factor {digits(math.exp(most))} of N is excluded"
+
+
+def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
+    """The shift of each crossing; None without a pair of depths to compare.
+
+    Args:
+        studies: of one key, one base value and one level.
+    """
+    pairs = [(study, pair) for study in studies for pair in study.pairs]
+    if not pairs:
+        return None
+    first = studies[0]
+    paired = first.key == LEARNING_RATE
+    interval = percent(first.level)
+    own = f"N at {label(first.base)}{' ×' * paired}"
+    columns = [
+        Column("pair", right=False),
+        Column(first.key, right=False),
+        Column(own, where="page"),
+        Column(f"{interval}, own", under=own, where="page"),
+        Column("N, changed", where="page"),
+        Column(f"{interval}, changed", under="N, changed", where="page"),
+        Column("factor of N", f"{interval} interval"),
+        Column(interval, under="factor of N"),
+        Column("runs"),
+        Column("diverged", under="runs", small="{} diverged"),
+        Column("why", right=False, under=first.key),
+    ]
+    if paired:
+        gap = Column("gap changes by", "nats, ± one standard error", where="page")
+        columns += [gap, Column("error", under=gap.name, small="± {}", where="page")]
+    rows = []
+    for study, pair in pairs:
+        change, error = pair.gap_change, pair.gap_change_se
+        changes = (None if change is None else f"{change:+.4f}", None if error is None else f"{error:.4f}")
+        rows.append(
+            (
+                f"{pair.shallow} → {pair.deep}",
+                f"{label(study.value)}{' ×' * paired}",
+                pair.status.replace("_", "-") if pair.params is None else short(pair.params),
+                short_range(pair.params_interval),
+                pair.changed_status.replace("_", "-")
+                if pair.changed_params is None
+                else short(pair.changed_params),
+                short_range(pair.changed_interval),
+                None if pair.shift is None else times(pair.shift),
+                _factors(factors(pair.shift_interval)),
+                str(pair.runs or study.runs),
+                str(pair.diverged) if pair.diverged else None,
+                pair.reason,
+                *(changes if paired else ()),
+            )
         )
-    together = f"{percent(level)}, {len(shifts)} comparisons together" if len(shifts) > 1 else percent(level)
-    return f"No crossing moves with the learning rate beyond the noise ({together}){_excluded(bounds)}."
+    title = f"shifts of the crossings against {condition(first.key, first.base)}"
+    return Table(title, tuple(columns), rows, PAIRED_NOTE if paired else _independent_note(studies))
 
 
-def contrast_sentence(found: Contrast) -> str:
-    """Whether the threshold is a property of the shape or of the tuning, as far as two studies tell."""
-    both = [item for item in found.pairs if item.shift_interval != (None, None)]
-    if not both:
-        return (
-            f"Between {found.own} and {found.other} no crossing can be compared, because no pair of depths is settled "
-            "under both: whether the threshold is a property of the shape or of the tuning stays open."
-        )
-    moved = [item for item in both if item.significant]
-    if moved:
-        parts = "; ".join(f"{item.shallow} → {item.deep} {ratio_phrase(item, found.level)}" for item in moved)
-        rest = len(both) - len(moved)
-        still = f" {rest} other{'s do' if rest > 1 else ' does'} not move beyond the noise." if rest else ""
-        chance = f"{100 * (1 - found.level ** len(both)):.0f} %"
-        doubt = (
-            f" (One of {len(both)} stands out by chance in up to {chance} of studies.)"
-            if len(both) > 1
-            else ""
-        )
-        return (
-            f"From {found.own} to {found.other} {len(moved)} of {len(both)} crossings move: {parts}.{still} There the "
-            f"threshold is a property of the tuning too, not of the shape alone.{doubt}"
-        )
-    limit = _excluded([end for item in both for end in item.shift_interval])
-    return (
-        f"Between {found.own} and {found.other} no crossing moves beyond the noise ({percent(found.level)}){limit}: "
-        "nothing here says that the threshold is a property of the tuning."
-    )
+def _factors(interval: Ends | None) -> str:
+    return "none" if interval is None else ends(interval, 3)
 
 
-def ratio_phrase(item: Moved, level: float) -> str:
-    """`at 1.8 times the N (95 %: 1.2 to 2.6)`."""
-    interval = factor_interval(item.shift_interval)
-    assert interval is not None
-    if item.shift is None:
-        return f"at another N ({percent(level)}: {ends(interval, 3)} times ours)"
-    return f"at {digits(math.exp(item.shift), 3)} times the N ({percent(level)}: {ends(interval, 3)})"
-
-
-def _excluded(ends_: Sequence[float | None]) -> str:
-    """How far a crossing might have moved unseen, from the ends of all intervals of its shift in ln N."""
-    if None in ends_:
-        return ", but how far one might is not bounded"
-    most = max(abs(end or 0.0) for end in ends_)
-    return f"; a move by more than a factor {digits(math.exp(most))} of N is excluded"
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _independent_note(studies: Sequence[ChangedStudy]) -> str:
+    slopes = [
+        f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}"
+        f"{f' ({study.runs} runs of protocol {study.protocol})' if study.protocol else ''}."
+        for study in studies
+        if study.slope_change is not None
+    ]
+    return f"The estimate assumes independent studies; shared seeds and data make the true error smaller.{''.join(slopes)}"

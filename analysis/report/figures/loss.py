@@ -115,11 +115,11 @@ def curves_phrase(fit: Fit) -> str:
     text = f"The curves are {FAMILIES.get(curves.smooth.family, curves.smooth.family)}"
     if len(curves.x) <= curves.smooth.parameters:
         return f"{text}, with as many parameters as points, so their fit cannot be tested."
-    if curves.noise.source != "seeds" or curves.lack_p is None:
+    if curves.noise.source != "seeds" or curves.misfit_p is None:
         return f"{text}; residuals are {float((curves.residual**2).mean()) ** 0.5:.2g} nats (rms)."
-    if curves.lack == 0:
-        return f"{text}; residuals do not exceed the seed noise (p = {curves.lack_p:.2g})."
+    if curves.misfit_rms == 0:
+        return f"{text}; residuals do not exceed the seed noise (p = {curves.misfit_p:.2g})."
     return (
-        f"{text}; residuals exceed the seed noise by {curves.lack:.2g} nats (lack of fit, p = {curves.lack_p:.2g}), "
+        f"{text}; residuals exceed the seed noise by {curves.misfit_rms:.2g} nats (lack of fit, p = {curves.misfit_p:.2g}), "
         "which every interval includes."
     )

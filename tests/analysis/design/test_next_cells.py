@@ -252,7 +252,7 @@ def test_noise_of_few_replicates_is_not_taken_for_shapes_that_stray():
     shares = []
     for key in range(30):
         rows = trained(TRUTH, SHAPES, 2, key)
-        if build_curves(rows).stray > 0.3:
+        if build_curves(rows).misfit_sd_ratio > 0.3:
             chosen = propose(rows, [], left(options_of([*SHAPES, *BETWEEN], 6), rows), OBJECTIVES[0], 6)
             shares.append(sum("another seed" in choice.reason for choice in chosen) / 6)
     assert len(shares) >= 6
@@ -310,12 +310,14 @@ def test_a_depth_without_a_loss_is_waited_for_and_not_for_ever():
 @pytest.mark.parametrize("error", [0.0, 0.02])
 def test_the_variance_of_what_is_there_is_that_of_the_fit_with_forecasts_and_shared_seeds(monkeypatch, error):
     """Where the design takes the noise as the fit does; otherwise it doubts what few seeds say of it."""
-    monkeypatch.setattr(design_model, "sure_noise", lambda curves: (curves.noise.correlation, curves.stray))
+    monkeypatch.setattr(
+        design_model, "sure_noise", lambda curves: (curves.noise.correlation, curves.misfit_sd_ratio)
+    )
     for key in range(20):
         rows = trained(Truth(2.5, 0.3, (1, 2, 4), shared=0.7), SHAPES, 4, key).assign(loss_se=0.0)
         rows.loc[(rows["params"] > 9000) & (rows["seed"] > 1), "loss_se"] = error
         curves = build_curves(rows)
-        if curves.stray == 0 and curves.noise.correlation > 0.2:
+        if curves.misfit_sd_ratio == 0 and curves.noise.correlation > 0.2:
             break
     else:
         raise AssertionError("no study without stray")

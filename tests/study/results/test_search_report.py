@@ -57,14 +57,13 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     fit, page = answer(
         spec, plan, runs, where, None, Store(rows_of(other)), "the limit of 40 cells is reached."
     )
-    assert {item.factor for item in fit.sensitivity} == {0.5}
-    assert [(item.own, item.other) for item in fit.contrasts] == [("sp", "completep")]
+    assert [(item.base, item.value) for item in fit.shifts] == [(1.0, 0.5), ("sp", "completep")]
     html = page.read_text()
-    for name in (*MORE, "search", "sensitivity", "contrast"):
+    for name in (*MORE, "search", "sensitivity", "parametrisation"):
         assert f'<figure id="{name}"' in html
         assert (page.parent / "figures" / f"{name}.csv").is_file()
     assert "The limit of 40 cells is reached." in html
     document = json.loads((page.parent / "fit.json").read_text())
-    assert len(document["sensitivity"]) == 2
-    assert document["contrasts"][0]["protocol"] == other.protocol
+    assert [len(item["pairs"]) for item in document["shifts"]] == [2, 2]
+    assert document["shifts"][1]["protocol"] == other.protocol
     assert pd.read_csv(page.parent / "runs.csv")["arm"].eq("sensitivity").sum() == len(arm)

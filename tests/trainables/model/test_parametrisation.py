@@ -14,7 +14,7 @@ from trainables.data import data_key
 from trainables.data.spec import HierarchyData
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.model.parametrisation import attention_ratio, param_groups
 from trainables.record import Keep
 from trainables.train.loop import train

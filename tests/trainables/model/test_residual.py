@@ -11,7 +11,7 @@ from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.spec import HierarchyData
 from trainables.model.counts import parameters
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.model.parametrisation import param_groups
 from trainables.record import Keep
 from trainables.train.loop import train

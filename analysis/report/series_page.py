@@ -22,7 +22,7 @@ from analysis.fit.series import (
     measures_of,
     shifts_by_value,
 )
-from analysis.report.extras.measures import measure_figure, measured_table, needed_table
+from analysis.report.extras.measures import measure_figure, needed_table
 from analysis.report.extras.series import (
     best_figure,
     best_table,
@@ -109,9 +109,7 @@ def write_series(
         crossings=None if crossings is None else crossings_table(key, crossings, level),
         best=None if best is None else best_table(key, best),
         shifts=shifts_table(shifts),
-        measures=[
-            (f"measure_{data.name}", needed_table(key, data), measured_table(key, data)) for data in shown
-        ],
+        measures=[(f"measure_{data.name}", needed_table(key, data)) for data in shown],
         facts=dict(facts or {}),
     )
     # Last: the old page needs its figures until it is replaced.

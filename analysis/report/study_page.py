@@ -17,7 +17,7 @@ from analysis.report.catalogue import NAMES, make_figures
 from analysis.report.extras.accuracy import graded_accuracy
 from analysis.report.extras.diagnostics import diagnostics_data, rank_sentence
 from analysis.report.extras.kaplan import exponents_table, kaplan_sentences
-from analysis.report.extras.measures import measured_table, needed_table
+from analysis.report.extras.measures import needed_table
 from analysis.report.extras.search import search_sentence
 from analysis.report.extras.shifts import SECTIONS, by_key, shift_sentence, shifts_table
 from analysis.report.figures import palette
@@ -88,7 +88,6 @@ def write_report(
     """
     evidence_of(fit)
     folder = Path(out)
-    given = default_recommendations(runs, fit) if recommendations is None else list(recommendations)
     history = None if search is None else search_data(runs, search, level=fit.level)
     sections = make_figures(Context(runs, fit, entropy, curves, history, measures))
     sections["search"] += more
@@ -96,15 +95,11 @@ def write_report(
     colours = palette.variables(len(set(runs.used["depth"])), len({item.budget for item in fit.best}))
     if graded is not None:
         colours |= palette.of_values(len(graded[1].axis.labels))
-    drawn = {
-        item.name: write_figure(item, folder / "figures", colours)
-        for items in sections.values()
-        for item in items
-        if isinstance(item, Figure)
-    }
+    figures = [item for items in sections.values() for item in items if isinstance(item, Figure)]
+    drawn = {item.name: write_figure(item, folder / "figures", colours) for item in figures}
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
-    pairs = _listed_pairs(fit)
+    given = default_recommendations(runs, fit) if recommendations is None else recommendations
     path = write_page(
         folder / "report.html",
         "report.html.j2",
@@ -113,38 +108,45 @@ def write_report(
         sections=sections,
         drawn=drawn,
         colours=colours,
-        headlines=answers(fit),
-        about=about_phrase(fit),
-        law=law_sentence(fit),
-        disagreements=disagreement_sentence(fit),
-        noise=noise_sentence(fit),
-        kaplan_words=kaplan_sentences(fit.kaplan),
         inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
         search_words="" if history is None or search is None else search_sentence(history, search.ended),
-        shifts=[
-            (SECTIONS[key], shift_sentence(studies), shifts_table(studies))
-            for key, studies in by_key(fit.shifts).items()
-        ],
         needed=None if graded is None else needed_table(*graded),
-        graded=None if graded is None else measured_table(*graded),
-        laws=laws_table(fit),
         projected=projection_table(runs, fit, given),
-        best=best_table(fit) if fit.best else None,
-        exponents=exponents_table(fit.kaplan, noise=bool(fit.noise.get("known"))),
-        crossings=crossings_table(fit, pairs) if pairs else None,
-        hidden=len(fit.crossings) - len(pairs),
         cost=cost_table(runs),
-        diverged=diverged_table(fit) if fit.diverged else None,
-        reasons=reasons_table(fit),
-        left_out=left_out_table(fit),
+        seconds=float(runs.frame["train_seconds"].sum()),
         facts=dict(facts or {}),
         spec_text=spec_text,
-        total=fit.used + len(fit.left_out),
-        seconds=float(runs.frame["train_seconds"].sum()),
+        **_of_fit(fit),
     )
     # Last: the old page needs its figures until it is replaced.
     remove_figures(folder / "figures", {*NAMES, *MORE}, drawn)
     return path
+
+
+def _of_fit(fit: Fit) -> dict[str, Any]:
+    """The sentences and tables of the page that need the fit only."""
+    pairs = _listed_pairs(fit)
+    return {
+        "headlines": answers(fit),
+        "about": about_phrase(fit),
+        "law": law_sentence(fit),
+        "disagreements": disagreement_sentence(fit),
+        "noise": noise_sentence(fit),
+        "kaplan_words": kaplan_sentences(fit.kaplan),
+        "shifts": [
+            (SECTIONS[key], shift_sentence(studies), shifts_table(studies))
+            for key, studies in by_key(fit.shifts).items()
+        ],
+        "laws": laws_table(fit),
+        "best": best_table(fit) if fit.best else None,
+        "exponents": exponents_table(fit.kaplan, noise=bool(fit.noise.get("known"))),
+        "crossings": crossings_table(fit, pairs) if pairs else None,
+        "hidden": len(fit.crossings) - len(pairs),
+        "diverged": diverged_table(fit) if fit.diverged else None,
+        "reasons": reasons_table(fit),
+        "left_out": left_out_table(fit),
+        "total": fit.used + len(fit.left_out),
+    }
 
 
 def about_phrase(fit: Fit) -> str:

@@ -115,8 +115,8 @@ def laws_table(fit: Fit) -> Table:
     )
     note = (
         "Held-out regret: each law is fitted to the smaller budgets and gives a depth for a larger one; the regret is "
-        "the loss measured there minus the lowest loss measured there (mean, nats per token). The baseline is the best depth "
-        "of the largest budget seen, in the same trials. Beyond the measured depths the regret is a lower bound."
+        "the loss measured there minus the lowest loss measured there (mean, nats per token). The baseline is the best "
+        "depth of the largest budget seen, in the same trials. Beyond the measured depths the regret is a lower bound."
         f"{'' if fit.held_out else ' There are too few budgets here to hold one out.'} AICc compares the loss surfaces "
         "only."
     )
@@ -284,8 +284,8 @@ def projection_table(runs: RunTable, fit: Fit, recommendations: Sequence[Mapping
     deep = any(DEEPER_THAN_WIDE in row["rivals"] for row in rows)
     note = (
         "The depth L that solves 12·L·exp(2(a + b·L)) = N, rounded, and the width that fills the budget. At that N "
-        "deeper models are about to overtake, so between two whole depths prefer the deeper. Intervals cover noise only, not "
-        "whether the law has the right form, which is the larger doubt outside the data; compare the rivals."
+        "deeper models are about to overtake, so between two whole depths prefer the deeper. Intervals cover noise "
+        "only, not whether the law has the right form, which is the larger doubt outside the data; compare the rivals."
         + f" Far outside: more than {FAR:.0f} times the largest N measured; do not rely on these numbers."
         * far
         + " n/a: the law asks for more layers than the model would be wide." * deep

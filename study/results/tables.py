@@ -45,7 +45,7 @@ def _cell(column: Column, text: str | None) -> Text:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return crossings, law, rivals and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import law_sentence, noise_sentence, disagreement_sentence
+    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
     from analysis.report.tables import best_table, crossings_table, laws_table
 
     missing = [item for item in result.crossings if item.status == "insufficient"]

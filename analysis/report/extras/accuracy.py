@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
@@ -18,7 +17,7 @@ from analysis.report.figures.canvas import (
     points_of_depths,
     size_limits,
 )
-from analysis.report.figures.figure import Context, Figure
+from analysis.report.figures.figure import Context, Figure, Rows
 from analysis.runs.table import STOPPED
 
 #: Columns of a run table that are measured beside the loss, more being better, and their names in sentences.
@@ -31,21 +30,6 @@ SCORES = {
 #: Columns of the accuracy at one difficulty of a task: `accuracy_hops_8` covers the sequences of eight hops. Other
 #: columns of a foreign table, such as `accuracy_top_5`, do not match.
 GRADED = re.compile(r"accuracy_(hops|diameter)_(\d+)")
-
-
-@dataclass(frozen=True)
-class AccuracyData:
-    """The accuracy of every shape.
-
-    Attributes:
-        points: one row per shape: depth, width, params, seeds, mean, low, high (over the seeds).
-    """
-
-    points: pd.DataFrame
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.points
 
 
 def figure(context: Context) -> Figure | None:
@@ -73,8 +57,8 @@ def graded_figure(context: Context) -> Figure | None:
     return Figure("accuracy_graded", title, measure_caption(data), data, lambda: draw_measure(data, key))
 
 
-def accuracy_data(fit: Fit, name: str = "accuracy") -> AccuracyData | None:
-    """The accuracy, from 0 to 1, of the compared runs; None if there is none, or the fit was read from a file.
+def accuracy_data(fit: Fit, name: str = "accuracy") -> Rows | None:
+    """Depth, width, params, seeds, mean, low, high of the accuracy of each shape; None without any.
 
     Runs that were stopped early are left out: they have a forecast of their loss only.
 
@@ -86,7 +70,7 @@ def accuracy_data(fit: Fit, name: str = "accuracy") -> AccuracyData | None:
     if rows.empty:
         return None
     groups = rows.groupby(["depth", "width", "params"], sort=True)[name]
-    return AccuracyData(groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index())
+    return Rows(groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index())
 
 
 def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
@@ -117,12 +101,12 @@ def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
     return rows.assign(**{name: numbers})[(numbers >= 0) & (numbers <= 1)]
 
 
-def draw_accuracy(data: AccuracyData, colours: Mapping[int, str], size_label: str) -> Canvas:
+def draw_accuracy(data: Rows, colours: Mapping[int, str], size_label: str) -> Canvas:
     """Draw accuracy against N on a log axis, one line per depth; bars run from the lowest to the highest seed."""
     many = len(colours) > MAX_END_LABELS
     canvas, axes = new_canvas(4.9 if many else 4.1)
-    ends = points_of_depths(axes, data.points, "mean", colours, "-")
-    size_limits(axes, data.points, many=many)
+    ends = points_of_depths(axes, data.rows, "mean", colours, "-")
+    size_limits(axes, data.rows, many=many)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("accuracy (share of the targets)")
     axes.set_xlabel(size_label)
@@ -138,7 +122,7 @@ def score_sentences(fit: Fit) -> list[str]:
         data = accuracy_data(fit, name)
         if data is None:
             continue
-        best = data.points.loc[data.points.groupby("depth")["mean"].idxmax()].to_dict("records")
+        best = data.rows.loc[data.rows.groupby("depth")["mean"].idxmax()].to_dict("records")
         parts = [f"{digits(row['mean'], 3)} with {layers(int(row['depth']))}" for row in best]
         sentences.append(f"Best mean {title}: {', '.join(parts)}.")
     return sentences

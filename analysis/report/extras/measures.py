@@ -183,7 +183,11 @@ def needed_table(key: str, data: MeasureData) -> Table | None:
         return None
     columns = (
         Column(key, right=False),
-        *_shape_columns(),
+        Column("depth L", look="strong"),
+        Column("heads H"),
+        Column("head width m"),
+        Column("width", "m·H"),
+        Column("N"),
         Column("mean"),
         Column("range", under="mean"),
         Column("best", "of any depth"),
@@ -200,39 +204,6 @@ def needed_table(key: str, data: MeasureData) -> Table | None:
         rows.append((label(row["value"]), *_shape(row), *mean, best))
     side = "at most" if data.lower else "at least"
     return Table(f"The fewest layers for {data.name} of {side} {data.target:g}", columns, rows)
-
-
-def measured_table(key: str, data: MeasureData) -> Table:
-    """The measure of every shape."""
-    mean = f"mean {data.name}"
-    columns = (
-        Column(key, right=False),
-        *_shape_columns(),
-        Column(mean),
-        Column("range", under=mean),
-        Column("seeds"),
-    )
-    rows = [
-        (
-            label(row["value"]),
-            *_shape(row),
-            f"{row['mean']:.4g}",
-            f"{row['low']:.4g} to {row['high']:.4g}{', best of this depth' if row['best'] else ''}",
-            str(row["seeds"]),
-        )
-        for row in data.shapes.to_dict("records")
-    ]
-    return Table(f"shapes with {data.name}", columns, rows)
-
-
-def _shape_columns() -> tuple[Column, ...]:
-    return (
-        Column("depth L", look="strong"),
-        Column("heads H"),
-        Column("head width m"),
-        Column("width", "m·H"),
-        Column("N"),
-    )
 
 
 def _shape(row: dict[Any, Any]) -> tuple[str | None, ...]:

@@ -35,15 +35,15 @@ def figure(context: Context) -> Figure | None:
 def search_caption(search: SearchData) -> str:
     """What the three panels of a search show."""
     grid = (
-        "The dashed line is the expected half-width of the whole grid of the spec, one seed after the other: the median "
-        "of studies simulated from the curves and noise of this study."
+        "The dashed line is the expected half-width of the spec's grid, one seed after the other: the median of "
+        "studies simulated from the curves and noise of this study."
         if len(search.grid)
         else "There are too few rows to simulate a grid."
     )
     target = " The dotted line is the target." if search.stop_when is not None else ""
     return (
-        "Above: every cell in the order of finishing; hollow marks are forecasts of stopped cells, crosses cells without "
-        "a loss. Below: the estimate with its interval if that is closed (left), and the half-width of the interval "
+        "Above: every cell in the order of finishing; hollow marks are forecasts of stopped cells, crosses are cells "
+        "without a loss. Below: the estimate with its interval if that is closed (left), and its half-width "
         f"(right; a share of the value, for crossings in ln N). {grid}{target}"
     )
 

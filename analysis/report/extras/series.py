@@ -56,8 +56,8 @@ def crossings_figure(data: CrossingData, key: str, level: float) -> Figure:
     """N at the crossings by value."""
     caption = (
         f"N at which the deeper model of each pair of neighbouring depths takes the lead, with {percent(level)} "
-        "intervals. Arrows are bounds: downwards the deeper model leads at every measured size, upwards at none. Hollow "
-        "marks and broken bars are inconclusive; lines join settled neighbours."
+        "intervals. Arrows are bounds: downwards the deeper model leads at every measured size, upwards at none. "
+        "Hollow marks and broken bars are inconclusive; lines join settled neighbours."
     )
     return Figure(
         "crossings", f"The crossings against {key}", caption, data, lambda: draw_crossings(data, key)

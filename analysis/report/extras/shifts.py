@@ -313,4 +313,5 @@ def _independent_note(studies: Sequence[ChangedStudy]) -> str:
         for study in studies
         if study.slope_change is not None
     ]
-    return f"The estimate assumes independent studies; shared seeds and data make the true error smaller.{''.join(slopes)}"
+    start = "The estimate assumes independent studies; shared seeds and data make the true error smaller."
+    return "".join([start, *slopes])

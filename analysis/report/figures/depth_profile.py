@@ -1,7 +1,5 @@
 """Figure: loss against depth at fixed N."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
@@ -10,20 +8,9 @@ from analysis.fit.document import Fit
 from analysis.numbers import short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import depth_axis, end_labels, new_canvas
-from analysis.report.figures.figure import Absent, Context, Figure
+from analysis.report.figures.figure import Absent, Context, Figure, Rows
 
 NAME, TITLE = "depth_profile", "Loss against depth at fixed size"
-
-
-@dataclass(frozen=True)
-class ProfileData:
-    """Loss against depth at fixed N: budget, params, depth, width, loss, se, excess, z, best, near."""
-
-    rows: pd.DataFrame
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.rows
 
 
 def figure(context: Context) -> Figure | Absent:
@@ -41,8 +28,8 @@ def figure(context: Context) -> Figure | Absent:
     return Figure(NAME, TITLE, caption, data, lambda: draw_profile(data))
 
 
-def profile_data(fit: Fit) -> ProfileData | None:
-    """The shapes of each budget; None if no budget has two depths."""
+def profile_data(fit: Fit) -> Rows | None:
+    """Budget, params, depth, width, loss, se, excess, z, best, near; None if no budget has two depths."""
     rows = [
         {
             "budget": best.budget,
@@ -54,10 +41,10 @@ def profile_data(fit: Fit) -> ProfileData | None:
         for best in fit.best
         for shape in best.shapes
     ]
-    return ProfileData(pd.DataFrame(rows)) if rows else None
+    return Rows(pd.DataFrame(rows)) if rows else None
 
 
-def draw_profile(data: ProfileData) -> Canvas:
+def draw_profile(data: Rows) -> Canvas:
     """Draw one line per budget; the best depth is filled, the near-optimal set shaded and ringed."""
     canvas, axes = new_canvas(4.0)
     depths = sorted(set(data.rows["depth"]))

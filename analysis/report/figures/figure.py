@@ -28,6 +28,17 @@ class Data(Protocol):
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Data of a figure that is one table."""
+
+    rows: pd.DataFrame
+
+    def table(self) -> pd.DataFrame:
+        """For the CSV."""
+        return self.rows
+
+
+@dataclass(frozen=True)
 class Figure:
     """One figure.
 

@@ -120,6 +120,6 @@ def curves_phrase(fit: Fit) -> str:
     if curves.misfit_rms == 0:
         return f"{text}; residuals do not exceed the seed noise (p = {curves.misfit_p:.2g})."
     return (
-        f"{text}; residuals exceed the seed noise by {curves.misfit_rms:.2g} nats (lack of fit, p = {curves.misfit_p:.2g}), "
-        "which every interval includes."
+        f"{text}; residuals exceed the seed noise by {curves.misfit_rms:.2g} nats (lack of fit, "
+        f"p = {curves.misfit_p:.2g}), which every interval includes."
     )

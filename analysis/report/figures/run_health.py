@@ -22,7 +22,7 @@ from analysis.report.figures.canvas import (
     new_canvas,
     size_axis,
 )
-from analysis.report.figures.figure import Context, Figure
+from analysis.report.figures.figure import Context, Figure, Rows
 from analysis.report.figures.frames import by_depth, stack
 from analysis.runs.table import STOPPED, RunTable
 
@@ -44,17 +44,6 @@ class HealthData:
     def table(self) -> pd.DataFrame:
         """For the CSV."""
         return stack(count=self.status, seconds=self.seconds, diverged=self.diverged)
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """Loss during training: cell, step, loss, depth, width, seed."""
-
-    rows: pd.DataFrame
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.rows
 
 
 def figure(context: Context) -> Figure:
@@ -92,8 +81,8 @@ def health_data(runs: RunTable, fit: Fit) -> HealthData:
     return HealthData(groups.size().rename("count").reset_index(), seconds.reset_index(drop=True), diverged)
 
 
-def training_data(runs: RunTable, curves: pd.DataFrame) -> TrainingData:
-    """Curves of the used cells.
+def training_data(runs: RunTable, curves: pd.DataFrame) -> Rows:
+    """Curves of the used cells: cell, step, loss, depth, width, seed.
 
     Args:
         runs: the run table, whose `cell` identifies the curves.
@@ -111,10 +100,10 @@ def training_data(runs: RunTable, curves: pd.DataFrame) -> TrainingData:
     shapes = runs.used[["cell", "depth", "width", "seed"]]
     merged = curves[["cell", "step", "loss"]].merge(shapes, on="cell", how="inner")
     finite = merged[np.isfinite(merged["loss"].to_numpy(dtype=float))]
-    return TrainingData(finite.sort_values(["depth", "width", "seed", "step"]).reset_index(drop=True))
+    return Rows(finite.sort_values(["depth", "width", "seed", "step"]).reset_index(drop=True))
 
 
-def draw_training(data: TrainingData, colours: Mapping[int, str]) -> Canvas:
+def draw_training(data: Rows, colours: Mapping[int, str]) -> Canvas:
     """Draw loss against step, one thin line per cell, with one label per depth."""
     canvas, axes = new_canvas(3.6)
     raster = len(data.rows) > MOST_POINTS

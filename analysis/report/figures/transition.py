@@ -1,4 +1,4 @@
-"""Figure: the width at each crossing against depth, with the threshold law, its power-law rival and the published law."""
+"""Figure: the width at each crossing against depth, with the threshold law, a rival and the published law."""
 
 import math
 from collections.abc import Mapping

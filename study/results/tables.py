@@ -24,12 +24,16 @@ _ALERTS = ("outside", "far outside")
 
 
 def rich_table(table: Table) -> RenderableType:
-    """Return a table for a terminal; `under` columns become columns of their own."""
+    """Return a table for a terminal; `under` columns become columns of their own, unless they are empty."""
     # Padding on one side only, so that the tables fit into 80 columns.
     view = RichTable(
         title=table.title or None, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0)
     )
-    shown = [index for index, column in enumerate(table.columns) if column.where != "page"]
+    shown = [
+        index
+        for index, column in enumerate(table.columns)
+        if column.where != "page" and (not column.under or any(row[index] for row in table.rows))
+    ]
     for index in shown:
         view.add_column(table.columns[index].name, justify="right" if table.columns[index].right else "left")
     for row in table.rows:

@@ -3,9 +3,9 @@
 # `ray up` runs it on the head after a change of a file or of the configuration, and once on every worker. On a machine
 # that is set up, it ends within a second.
 #
-# An existing environment is used, and nothing is downloaded, if it has all packages of pyproject.toml in the versions of
-# constraints.txt: INTERPLAY_ENV=/path (its bin/python), which an image may set in /etc/environment, else the python on
-# PATH.
+# An existing environment is used, and nothing is downloaded, if it has all packages of pyproject.toml in the versions
+# of constraints.txt: INTERPLAY_ENV=/path (its bin/python), which an image may set in /etc/environment, else the python
+# on PATH.
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 environment=$HOME/interplay-env

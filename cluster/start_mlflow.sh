@@ -106,7 +106,7 @@ keep_copy() {
 
 serve() {
   local arguments
-  # If it is unknown whether there is a copy, make no new store, which would overwrite the copy a minute later; try again.
+  # If it is unknown whether there is a copy, make no new store, which would overwrite the copy a minute later; retry.
   # bash ignores `set -e` in this function, because its call is followed by `||`.
   if [ -n "$copied" ] && [ ! -e "$home/mlflow.db" ]; then copy_store here || exit 1; fi
   arguments=(--host "$host" --port "$port" --workers 1 --uvicorn-opts --no-access-log

@@ -71,7 +71,15 @@ FLOORS = {
         {"storage", "ranks"},
         {"progress", "errors"},
     ],
-    "trainables/data": [{"store"}, {"packing"}, {"sources"}, {"spec"}, {"tasks"}],
+    "trainables/data": [
+        {"store"},
+        {"packing"},
+        {"spec"},
+        {"kinds"},
+        {"task"},
+        {"kind"},
+        {"sources", "score"},
+    ],
 }
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from analysis.curves.curves import build_curves
 from analysis.curves.noise import Floats
 from analysis.design.simulated_study import Truth, simulate_matched
+from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.law.threshold import ThresholdFit, fit_threshold
@@ -26,13 +27,14 @@ from analysis.threads import single_threaded
 
 #: (depth, width, budget).
 Shape = tuple[int, int, float]
-#: An interval; an end is None where it is open.
-Interval = tuple[float | None, float | None]
+
 STATUSES = ("bracketed", "left_censored", "right_censored", "ambiguous", "insufficient")
 LAW_STATUSES = ("ok", "open", "not_converged", "insufficient")
 #: Draws of the bootstrap in a simulated study. They only decide whether 95 % of them have one sign change; the
 #: intervals are inverted tests and need none.
 DRAWS = 200
+#: Level of the intervals.
+LEVEL = 0.95
 #: Projected size over the largest size planned.
 AHEAD = 10.0
 #: Resamples of the simulated studies for the standard error of a median.
@@ -178,7 +180,6 @@ def simulate_power(
     seeds: int,
     *,
     studies: int = 100,
-    level: float = 0.95,
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
 ) -> PowerEstimate:
@@ -189,7 +190,6 @@ def simulate_power(
         shapes: (depth, width, budget), each once.
         seeds: seeds of every shape.
         studies: number of simulated studies.
-        level: of the intervals.
         seed: seed of the simulation.
         advance: called after every simulated study.
 
@@ -198,7 +198,7 @@ def simulate_power(
     """
     found = []
     for number in range(studies):
-        found.append(_simulated(truth, shapes, seeds, level, (seed, number)))
+        found.append(_simulated(truth, shapes, seeds, (seed, number)))
         advance()
     generator = np.random.default_rng(seed)
     pairs = [
@@ -209,7 +209,7 @@ def simulate_power(
     return PowerEstimate(
         studies=studies,
         seed=seed,
-        level=level,
+        level=LEVEL,
         seeds=seeds,
         crossings=tuple(pairs),
         law=_law(truth, laws, AHEAD * max(map(_params, shapes)), generator),
@@ -224,7 +224,7 @@ def compare_changes(
     shapes: Sequence[Shape],
     base: PowerEstimate,
     *,
-    studies: int | None = None,
+    studies: int,
     advance: Callable[[], None] = lambda: None,
 ) -> ChangeComparison:
     """Simulate more seeds, more sizes, larger ranges and one more depth, and compare their intervals of b.
@@ -232,14 +232,14 @@ def compare_changes(
     Args:
         truth: as for `simulate_power`.
         shapes: of the plan.
-        base: the estimate for the plan; its seeds, level and noise are used again.
-        studies: simulated for each change, at most as many as `base` has, which is also the default.
+        base: the estimate for the plan; its seeds and noise are used again.
+        studies: simulated for each change, at most as many as `base` has.
         advance: called after every simulated study.
 
     Raises:
         InputError: the truth gives a shape a loss that is not positive.
     """
-    count = min(studies or base.studies, base.studies)
+    count = min(studies, base.studies)
     before = np.array(base.b_widths[:count])
     generator = np.random.default_rng(base.seed)
     work = math.fsum(map(_params, shapes)) * base.seeds
@@ -247,7 +247,7 @@ def compare_changes(
     for name, words, assumed, changed, seeds in _changes(truth, list(shapes), base.seeds):
         after = np.empty(count)
         for number in range(count):
-            _, law = _simulated(assumed, changed, seeds, base.level, (base.seed, number))
+            _, law = _simulated(assumed, changed, seeds, (base.seed, number))
             after[number] = _b_width(law)
             advance()
         ratio, error = _ratio(before, after, generator)
@@ -273,11 +273,11 @@ def compare_changes(
 
 
 def _simulated(
-    truth: Truth, shapes: Sequence[Shape], seeds: int, level: float, key: tuple[int, int]
+    truth: Truth, shapes: Sequence[Shape], seeds: int, key: tuple[int, int]
 ) -> tuple[tuple[Crossing, ...], ThresholdFit]:
     """Simulate one study and analyse it: crossings of neighbours, and the law."""
     curves = build_curves(simulate_matched(truth, shapes, seeds, key))
-    found = find_crossings(curves, level=level, draws=DRAWS, delta=None, neighbours=True)
+    found = find_crossings(curves, level=LEVEL, draws=DRAWS, delta=None, neighbours=True)
     return found.items, fit_threshold(found, "log-linear")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.design.history import Search, search_data
+from analysis.design.history import SearchInfo, search_data
 from analysis.files import write_json
 from analysis.fit.document import Fit
 from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
@@ -57,7 +57,7 @@ def write_report(
     measures: pd.DataFrame | None = None,
     recommendations: Sequence[Mapping[str, Any]] | None = None,
     spec_text: str | None = None,
-    search: Search | None = None,
+    search: SearchInfo | None = None,
     more: Sequence[Figure] = (),
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.

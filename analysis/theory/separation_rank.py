@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.errors import InputError
-from analysis.theory.theorems import log3
+from analysis.theory.theorems import check_shape, log3
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -131,7 +131,7 @@ def separation_rank(
     Raises:
         InputError: a value that describes no such network or partition, or one that does not fit into memory.
     """
-    _check(depth, width, heads, memory, seconds)
+    _check(depth, width, heads)
     tokens = default_tokens(width) if tokens is None else tokens
     inside = _check_partition(tokens, partition)
     size = FIRST_GRID if grid is None else grid
@@ -140,18 +140,14 @@ def separation_rank(
     if (need := _gibibytes(depth, width, heads, tokens, size)) > memory:
         raise InputError(
             f"A grid of {size:,} for depth {depth}, width {width}, heads {heads} and {tokens} tokens needs {need:.3g} "
-            "GiB, and --memory allows "
-            f"{memory:g}. Allow more, or take a smaller grid or width."
+            f"GiB, and --memory allows {memory:g}. Allow more, or take a smaller grid or width."
         )
     began = time.monotonic()
     network = random_network(depth, width, heads, seed=seed)
     stopped: Literal["memory", "time", "grid"] | None = None
     while True:
         started = time.monotonic()
-        # Each partition gets its own inputs: the same ones would give the same matrix, and equal ranks show nothing.
-        generator = np.random.default_rng([seed, 1, *inside])
-        inputs = generator.integers(0, PRIME, (2, size, tokens // 2, width), dtype=np.int64)
-        rank = modular_rank(grid_matrix(network, inputs[0], inputs[1], first_inside=0 in inside))
+        rank = _grid_rank(network, inside, size, seed)
         now = time.monotonic()
         if rank < size:
             break
@@ -204,7 +200,7 @@ def partition_ranks(
     Raises:
         InputError: see `separation_rank`; also if there are more than `MOST_PARTITIONS`, or `count` is out of range.
     """
-    _check(depth, width, heads, memory, seconds)
+    _check(depth, width, heads)
     tokens = default_tokens(width) if tokens is None else tokens
     first = _check_partition(tokens, None)
     total = math.comb(tokens, tokens // 2)
@@ -243,6 +239,14 @@ def held(rank: int, saturated: bool, lower: float | None, upper: float | None) -
     above = None if lower is None else True if value >= lower - slack else None if saturated else False
     below = None if upper is None else False if value > upper + slack else None if saturated else True
     return Held(above, below)
+
+
+def _grid_rank(network: Network, inside: tuple[int, ...], size: int, seed: int) -> int:
+    """Draw `size` inputs on each side and compute the rank of M."""
+    # Each partition gets its own inputs: the same ones would give the same matrix, and equal ranks show nothing.
+    generator = np.random.default_rng([seed, 1, *inside])
+    inputs = generator.integers(0, PRIME, (2, size, len(inside), network.value.shape[-1]), dtype=np.int64)
+    return modular_rank(grid_matrix(network, inputs[0], inputs[1], first_inside=0 in inside))
 
 
 def random_network(depth: int, width: int, heads: int, *, seed: int = 0) -> Network:
@@ -408,10 +412,8 @@ def _gibibytes(depth: int, width: int, heads: int, tokens: int, grid: int) -> fl
     return 8 * (4 * grid**2 + per_input * grid + fixed) / 2**30
 
 
-def _check(depth: int, width: int, heads: int, memory: float, seconds: float) -> None:
-    for name, value in (("depth", depth), ("width", width), ("heads", heads)):
-        if value < 1:
-            raise InputError(f"The {name} is {value}; it must be a whole number of at least 1.")
+def _check(depth: int, width: int, heads: int) -> None:
+    check_shape(depth, width, heads)
     if depth > DEEPEST:
         raise InputError(
             f"The depth is {depth}; a rank can be measured up to depth {DEEPEST}, beyond which the polynomial has too "
@@ -423,9 +425,6 @@ def _check(depth: int, width: int, heads: int, memory: float, seconds: float) ->
             f"{heads} heads do not divide the width {width}, so there is no such network to measure (each head has "
             f"width/heads rows); use one of {', '.join(divisors)}. The bounds do not need this."
         )
-    for name, limit in (("memory", memory), ("seconds", seconds)):
-        if not (math.isfinite(limit) and limit > 0):
-            raise InputError(f"--{name} is {limit:g}; it must be a positive number.")
 
 
 def _check_partition(tokens: int, partition: Sequence[int] | None) -> tuple[int, ...]:

@@ -133,13 +133,13 @@ def log3(value: float) -> float:
 
 def threshold(width: int) -> float:
     """Return the depth log3 d up to which depth is efficient at this width."""
-    _check(1, width, 1)
+    check_shape(1, width, 1)
     return log3(width)
 
 
 def threshold_params(depth: int) -> int:
     """Return the exact size N = 12·L·9^L of the model of this depth with width 3^L."""
-    _check(depth, 1, 1)
+    check_shape(depth, 1, 1)
     if depth > DEEPEST_EQUATION_7:
         raise InputError(
             f"The threshold size of depth {depth:,} has hundreds of digits; ask for a depth up to {DEEPEST_EQUATION_7}."
@@ -149,7 +149,7 @@ def threshold_params(depth: int) -> int:
 
 def regime(depth: int, width: int) -> Regime:
     """Return the side of L = log3 d on which a shape lies, computed in whole numbers."""
-    _check(depth, width, 1)
+    check_shape(depth, width, 1)
     # 3^L > 2^L > d: avoids a power with a million digits.
     if depth > width.bit_length():
         return "depth-inefficient"
@@ -167,7 +167,7 @@ def equation_7(depth: int, width: int, heads: int) -> tuple[float | None, float]
     Returns:
         Lower bound (None for d <= H, where log3(d - H) does not exist) and upper bound, log3 of the rank.
     """
-    _check(depth, width, heads)
+    check_shape(depth, width, heads)
     if depth > DEEPEST_EQUATION_7:
         raise InputError(
             f"Equation 7 at depth {depth:,} is beyond what a float holds; the limit is {DEEPEST_EQUATION_7}. "
@@ -191,7 +191,7 @@ def equation_8(depth: int, width: int, heads: int) -> tuple[float | None, float]
     Returns:
         Lower bound (None for d <= H) and upper bound, log3 of the rank.
     """
-    _check(depth, width, heads)
+    check_shape(depth, width, heads)
     lower = None
     if heads < width:
         b1 = -depth * (heads / 2 + 1)
@@ -209,7 +209,7 @@ def bounds(depth: int, width: int, heads: int = 1) -> Bounds:
     Raises:
         InputError: depth, width or heads below 1, or too large for a float.
     """
-    _check(depth, width, heads)
+    check_shape(depth, width, heads)
     side = regime(depth, width)
     if side == "boundary":
         reason = f"width is 3^{depth} exactly: Theorem 1 needs a depth below log3(width), Theorem 2 one above"
@@ -259,7 +259,7 @@ def matching_width(shallow: int, depth: int, width: int, heads: int) -> Matching
     Raises:
         InputError: the shallower model is not shallower, or Theorem 1 has no lower bound for the deeper one.
     """
-    _check(shallow, width, heads)
+    check_shape(shallow, width, heads)
     deep = bounds(depth, width, heads)
     if shallow >= depth:
         raise InputError(
@@ -282,19 +282,6 @@ def matching_width(shallow: int, depth: int, width: int, heads: int) -> Matching
     found = 10.0**log10_width if log10_width < 308 else None
     binding = log10_width > math.log10(max(width, 3**shallow))
     return MatchingWidth(shallow, deep.lower, log10_width, found, binding, printed)
-
-
-def beta1(depth: int, width: int) -> float:
-    """Return β1 = log3(d)/L of Corollary 2 for a depth beyond the threshold, see `COROLLARY_2`.
-
-    Raises:
-        InputError: the depth is not above log3(width).
-    """
-    if regime(depth, width) != "depth-inefficient":
-        raise InputError(
-            f"Corollary 2 is about depths above log3(width) = {threshold(width):.2f}; the depth is {depth}."
-        )
-    return threshold(width) / depth
 
 
 def compare_slope(b: float, b_interval: tuple[float, float] | None = None) -> SlopeComparison:
@@ -326,7 +313,8 @@ def _width(params: float, depth: int) -> float:
     return math.sqrt(params / (12 * depth))
 
 
-def _check(depth: int, width: int, heads: int) -> None:
+def check_shape(depth: int, width: int, heads: int) -> None:
+    """Raise `InputError` unless depth, width and heads are positive and not too large for a float."""
     for name, value, most in (("depth", depth, DEEPEST), ("width", width, WIDEST), ("heads", heads, WIDEST)):
         if value < 1:
             raise InputError(f"The {name} is {value}; it must be a whole number of at least 1.")

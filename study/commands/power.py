@@ -258,16 +258,10 @@ def _truth(value: dict[str, float], shapes: Sequence[Shape], depths: tuple[int, 
     middle = sum(math.log(12 * depth * width**2) for depth, width, _ in shapes) / len(shapes)
     above = value["exponent"] * (middle - math.log(plain.crossing(depths[0])))
     return Truth(
-        a=a,
-        b=b,
         depths=depths,
         asymptote=(1 - share) * value["loss"],
         drop=share * value["loss"] * math.exp(above),
-        exponent=value["exponent"],
-        slope=value["slope"],
-        noise=value["noise"],
-        shared=value["shared"],
-        lack=value["lack"],
+        **{name: number for name, number in value.items() if name != "loss"},
     )
 
 

@@ -44,10 +44,10 @@ def bounds_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Bound the separation rank of a shape (Theorems 1 and 2)."""
-    from analysis.theory.theorems import COROLLARY_2, beta1, bounds, threshold
+    from analysis.theory.theorems import COROLLARY_2, bounds, threshold
 
     found = bounds(depth, width, heads)
-    share = beta1(depth, width) if found.regime == "depth-inefficient" else None
+    share = threshold(width) / depth if found.regime == "depth-inefficient" else None
     if as_json:
         corollary = None if share is None else {"beta1": share, "beta2": None, "note": COROLLARY_2}
         _print_json({**asdict(found), "threshold": threshold(width), "corollary_2": corollary})
@@ -192,8 +192,10 @@ def rank_verb(
     grid: Annotated[
         int | None, typer.Option("--grid", help="inputs on each side; by default doubled until it is enough")
     ] = None,
-    memory: Annotated[float, typer.Option("--memory", help="limit in GiB")] = 2.0,
-    seconds: Annotated[float, typer.Option("--seconds", help="limit of time for each partition")] = 120.0,
+    memory: Annotated[float, typer.Option("--memory", min=0.01, help="limit in GiB")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.01, help="limit of time for each partition")
+    ] = 120.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="seed of weights and inputs")] = 0,
     as_json: JsonOption = False,
 ) -> None:

@@ -65,7 +65,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         return {}
     import pandas as pd
 
-    from analysis.design.history import Search
+    from analysis.design.history import SearchInfo
     from study.results.optuna_plots import optuna_figures
     from study.search.stopping_rule import objective_of
 
@@ -78,7 +78,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         }
     )
     halfwidth = spec.search.wanted_halfwidth
-    return {"search": Search(objective_of(spec), halfwidth, grid, ended), "more": optuna_figures(runs)}
+    return {"search": SearchInfo(objective_of(spec), halfwidth, grid, ended), "more": optuna_figures(runs)}
 
 
 def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:

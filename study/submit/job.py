@@ -290,7 +290,7 @@ def _as_spec_errors(cluster: Cluster) -> Iterator[None]:
                 "with --cluster."
             ) from error
         # The server answers with a traceback; its last line is the reason.
-        reason = str(error).rstrip(". \n").splitlines()[-1]
+        reason = (str(error).rstrip(". \n") or type(error).__name__).splitlines()[-1]
         raise SpecError(f"the cluster on {cluster.address} refused the job: {reason}.") from error
 
 

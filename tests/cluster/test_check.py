@@ -1,4 +1,4 @@
-"""`interplay cluster check`: a right file passes, and each way to get it wrong is named with its place and fix."""
+"""`interplay cluster check`: a correct file passes, and each mistake is reported with its place and fix."""
 
 import contextlib
 import itertools
@@ -49,7 +49,7 @@ def check_changed(laptop, old, new, **values):
     return check(str(path))
 
 
-def test_the_shipped_file_is_right_once_it_is_edited(laptop):
+def test_the_shipped_file_passes_after_its_edits(laptop):
     checked = check(str(aws(laptop)))
     assert checked.errors == ()
     assert checked.warnings == ()
@@ -57,7 +57,7 @@ def test_the_shipped_file_is_right_once_it_is_edited(laptop):
     assert all(pool.hour for pool in checked.pools)
 
 
-def test_the_shipped_files_name_what_is_to_be_edited_and_nothing_else():
+def test_only_placeholders_are_errors_of_the_shipped_files():
     checked = check("cluster/aws.yaml")
     assert {found.path for found in checked.errors} == {
         "metadata.image",
@@ -97,7 +97,7 @@ BROKEN = {
         "VolumeSize: 150",
         "VolumeSize: '150'",
         HEAD + ".node_config.BlockDeviceMappings[0].Ebs.VolumeSize",
-        "int",
+        "requires int",
     ),
     # Ray's schema
     "top-level key": (
@@ -225,7 +225,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_file_is_named_with_place_and_fix(laptop, kind):
+def test_a_mistake_is_reported_with_place_and_fix(laptop, kind):
     old, new, path, fix = BROKEN[kind]
     checked = check_changed(laptop, old, new)
     told = [found for found in checked.errors if found.path == path]
@@ -249,7 +249,7 @@ def test_a_broken_file_is_named_with_place_and_fix(laptop, kind):
         ("head_profile", "<yours>", "instance profile"),
     ],
 )
-def test_what_a_user_edits_has_a_form(laptop, key, value, fix):
+def test_edited_values_have_a_form(laptop, key, value, fix):
     found = check(str(aws(laptop, **{key: value}))).errors
     assert [one.path for one in found] == [f"metadata.{key}"], (
         "told once, and not for each machine that refers to it"
@@ -257,7 +257,7 @@ def test_what_a_user_edits_has_a_form(laptop, key, value, fix):
     assert fix in found[0].message
 
 
-def test_all_mistakes_are_told_at_once(laptop):
+def test_all_mistakes_are_reported_at_once(laptop):
     path = aws(laptop, image="x", bucket="X")
     path.write_text(path.read_text().replace("HttpTokens: required", "HttpTokens: optional"))
     places = {found.path for found in check(str(path)).errors}
@@ -354,14 +354,14 @@ def test_a_token_that_others_can_read_is_an_error(laptop, mode, told):
         assert "interplay cluster token" in errors[0].message
 
 
-def test_a_token_that_is_not_there_is_made_by_a_command_that_is_named(laptop):
+def test_a_missing_token_is_an_error_with_the_command_that_makes_it(laptop):
     (laptop / ".ray/interplay-token").unlink()
     path = aws(laptop)
     (found,) = check(str(path)).errors
     assert f"interplay cluster token {path}" in found.message
 
 
-def test_missing_credentials_are_a_warning_and_no_machine_is_asked(laptop, monkeypatch):
+def test_missing_credentials_are_a_warning_without_any_network(laptop, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("the network was asked"))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
@@ -380,13 +380,13 @@ def test_missing_credentials_are_a_warning_and_no_machine_is_asked(laptop, monke
         ("cache_stopped_nodes: false", "cache_stopped_nodes: true", "disks"),
     ],
 )
-def test_what_only_costs_is_a_warning(laptop, old, new, message):
+def test_avoidable_cost_is_a_warning(laptop, old, new, message):
     checked = check_changed(laptop, old, new)
     assert not checked.errors
     assert message in " ".join(found.message for found in checked.warnings)
 
 
-def test_a_type_without_a_price_is_told_and_not_guessed(laptop):
+def test_a_type_without_a_price_is_a_note(laptop):
     checked = check_changed(laptop, "&spot g6.xlarge", "&spot g4dn.xlarge")
     assert not checked.errors
     assert any("g4dn.xlarge" in note and "not priced" in note for note in checked.notes)
@@ -404,7 +404,7 @@ def test_a_type_without_a_price_is_told_and_not_guessed(laptop):
         ("--dashboard-host=127.0.0.1", "--dashboard-host=::", "head_start_ray_commands[2]", "accepts jobs"),
     ],
 )
-def test_machines_by_ssh_are_checked_too(laptop, old, new, path, fix):
+def test_a_file_for_machines_by_ssh(laptop, old, new, path, fix):
     text = (ROOT / "cluster/onprem.yaml").read_text().replace("[CHANGE-ME]", "[10.0.0.2]")
     key = laptop / "key"
     key.write_text("")
@@ -459,8 +459,8 @@ def test_a_study_that_does_not_fit_the_machines_is_refused(laptop, overrides, me
     assert message in " ".join(found.message for found in errors)
 
 
-def test_machines_that_the_table_lacks_are_not_held_for_missing(laptop):
-    """A pool of them exists all the same, and the head will know what they hold."""
+def test_machines_missing_in_the_table_are_a_note(laptop):
+    """Their pool exists, and the head will find their resources."""
     path = aws(laptop)
     path.write_text(path.read_text().replace("&cpu m7i.2xlarge", "&cpu m7i-flex.xlarge"))
     checked = check(str(path), "quickstart", ["resources.pool=cpu"])
@@ -506,7 +506,7 @@ def test_json_is_one_document_and_the_status_says_whether_it_passes(laptop, caps
         assert document["price"]["head_hour"] > 0
 
 
-def test_findings_are_a_line_each_and_the_text_names_the_source_of_prices(laptop, capsys, monkeypatch):
+def test_the_text_has_one_line_per_finding_and_the_source_of_the_prices(laptop, capsys, monkeypatch):
     monkeypatch.setattr(
         "sys.argv", ["interplay", "cluster", "check", str(aws(laptop, image="x")), "levine2020"]
     )
@@ -527,12 +527,12 @@ def test_findings_are_a_line_each_and_the_text_names_the_source_of_prices(laptop
         (38_912.7, "$39,000"), (995, "$1,000"), (9.996, "$10.00"),
     ],
 )  # fmt: skip
-def test_money_has_no_more_digits_than_are_known(dollars, text):
+def test_money_has_two_digits(dollars, text):
     assert about(dollars) == text
 
 
-def test_every_machine_of_the_table_has_a_device_of_ours_and_ray_sees_what_the_table_says():
-    """Against the data that moto has from EC2 itself, by the code that Ray runs on it."""
+def test_the_table_agrees_with_ec2_and_with_ray():
+    """By moto's copy of EC2's data and Ray's own functions."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES
     from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager as Gpus
 
@@ -551,8 +551,7 @@ def test_every_machine_of_the_table_has_a_device_of_ours_and_ray_sees_what_the_t
             assert memory == pytest.approx(DEVICES[machine.device].memory, rel=0.1)
 
 
-def test_ray_takes_the_resources_we_foresee(laptop):
-    """`ray up` fills in CPU, GPU, memory and the kind of GPU; the share for processes is Ray's constant."""
+def test_the_share_of_memory_for_processes_is_rays():
     from ray._private.ray_constants import DEFAULT_OBJECT_STORE_MEMORY_PROPORTION
 
     assert pytest.approx(1 - DEFAULT_OBJECT_STORE_MEMORY_PROPORTION) == PROCESS_SHARE
@@ -562,7 +561,7 @@ def test_ray_takes_the_resources_we_foresee(laptop):
     ("library", "arguments"),
     [("botocore", ["cluster", "check", "cluster/aws.yaml"]), ("aiohttp", ["submit", "quickstart"])],
 )
-def test_without_the_extra_it_is_named(library, arguments):
+def test_a_missing_library_is_an_error_with_the_command_that_installs_it(library, arguments):
     program = f"import sys; sys.modules[{library!r}] = None; import study.cli; study.cli.main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT

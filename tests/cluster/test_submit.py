@@ -1,4 +1,4 @@
-"""`interplay submit`: what is sent, what is said when it cannot be, and a study on a real Ray head with a token."""
+"""`interplay submit`: the package of a job, refusals, and a study on a real Ray head with a token."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def free_port():
 
 
 def command(*arguments, **environment):
-    """Run the command in the repository, with nothing of this shell's Ray."""
+    """Run the command in the repository, without the environment variables of Ray."""
     clean = environment_without("RAY_", "INTERPLAY_")
     return subprocess.run(
         [sys.executable, "-m", "study", *map(str, arguments)], cwd=ROOT, env={**clean, "COLUMNS": "200", **environment},
@@ -46,12 +46,12 @@ def command(*arguments, **environment):
     )  # fmt: skip
 
 
-# What is sent
+# The package
 
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """The least that counts as a checkout."""
+    """A minimal checkout."""
     folder = tmp_path / "checkout"
     (folder / "study").mkdir(parents=True)
     (folder / "study/__main__.py").write_text("")
@@ -154,18 +154,18 @@ def test_a_package_above_what_the_dashboard_takes_is_refused_before_it_is_sent(
 
 
 def test_library_defect_the_dashboard_refuses_more_than_100_mb_whatever_ray_packs():
-    """The upload is one request, whose size the dashboard bounds below what Ray is ready to pack (ray 2.60)."""
+    """The dashboard's limit for one request is below the limit of Ray's packaging (ray 2.60)."""
     from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
     from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
 
     assert DASHBOARD_CLIENT_MAX_SIZE == 100 * 2**20 < GCS_STORAGE_MAX_SIZE
 
 
-# What is said
+# Refusals
 
 
 class Dashboard(BaseHTTPRequestHandler):
-    """The few answers of Ray's dashboard that our words depend on."""
+    """The answers of Ray's dashboard that decide about refusals."""
 
     jobs: tuple = ()
     refusal: int | None = None
@@ -243,7 +243,7 @@ def test_a_token_that_is_refused_is_named_and_not_shown(dashboard, capsys, monke
 
 
 def test_the_address_asked_for_is_the_one_that_is_used_and_the_token_is_sent(dashboard, capsys, monkeypatch):
-    """RAY_ADDRESS would take its place in Ray's client without a word."""
+    """RAY_ADDRESS would silently replace the address in Ray's client."""
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
     assert "no driver could be started" in err
     assert ("/api/jobs/", "Bearer abc") in dashboard.asked
@@ -288,12 +288,12 @@ def test_other_jobs_do_not_matter(dashboard, capsys, monkeypatch, other):
         (["text", "--set", "data.path=/etc/hostname"], "does not have"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_sent(dashboard, capsys, monkeypatch, arguments, message):
+def test_mistakes_are_refused_before_anything_is_sent(dashboard, capsys, monkeypatch, arguments, message):
     assert message in refused(capsys, monkeypatch, *arguments)
     assert not dashboard.asked
 
 
-def test_a_token_that_is_not_there_is_told_before_anything_is_sent(dashboard, capsys, monkeypatch):
+def test_a_missing_token_is_refused_before_anything_is_sent(dashboard, capsys, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/absent/token")
     assert "/absent/token does not exist" in refused(
         capsys, monkeypatch, "quickstart", "--address", dashboard.address
@@ -309,7 +309,7 @@ def test_a_study_that_does_not_fit_the_clusters_machines_is_not_sent(dashboard, 
     assert not dashboard.asked
 
 
-def test_what_is_doubtful_is_said_and_does_not_stop_it(dashboard, capsys, monkeypatch, tmp_path):
+def test_warnings_and_the_price_are_printed_and_do_not_stop_it(dashboard, capsys, monkeypatch, tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray/interplay-token").write_text("def")
     monkeypatch.chdir(ROOT)
@@ -336,14 +336,12 @@ def test_what_is_doubtful_is_said_and_does_not_stop_it(dashboard, capsys, monkey
     assert ("/api/jobs/", "Bearer def") in dashboard.asked, "the token is that of the cluster's file"
 
 
-def test_an_address_of_the_environment_counts_where_no_file_and_no_address_is_given(
-    dashboard, capsys, monkeypatch
-):
+def test_the_default_address_comes_from_the_environment(dashboard, capsys, monkeypatch):
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", dashboard.address)
     assert "no driver could be started" in refused(capsys, monkeypatch, "quickstart")
 
 
-def test_through_a_tunnel_of_ours_the_commands_name_where_ray_puts_its_own():
+def test_with_a_tunnel_the_printed_commands_have_the_address_of_ray_dashboard():
     known = submitting.Cluster("http://127.0.0.1:40001", None, "file.yaml", Tunnel("file.yaml"))
     assert known.command("stop", "x") == "ray job stop --address http://127.0.0.1:8265 x"
 
@@ -360,7 +358,7 @@ def test_the_commands_that_are_printed_can_be_copied_into_a_shell(token, tmp_pat
     assert done.stdout.strip() == f"{token}|job logs --follow --address http://10.0.0.1:8265 x"
 
 
-def test_another_web_server_is_told_from_a_dashboard(dashboard, capsys, monkeypatch):
+def test_another_web_server_is_not_a_dashboard(dashboard, capsys, monkeypatch):
     dashboard.refusal = 404
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
     assert "not a Ray dashboard" in err
@@ -372,7 +370,7 @@ def test_another_web_server_is_told_from_a_dashboard(dashboard, capsys, monkeypa
 
 @pytest.fixture
 def no_tunnel(tmp_path, monkeypatch):
-    """A laptop on which nothing may be opened."""
+    """A laptop on which no tunnel may be opened."""
     monkeypatch.setattr(submitting, "open_tunnel", lambda *_: pytest.fail("a tunnel was opened"))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -394,7 +392,7 @@ def test_without_credentials_no_tunnel_is_opened(no_tunnel, tmp_path, capsys, mo
     assert "aws configure" in err
 
 
-def test_a_tunnel_that_cannot_be_opened_says_what_ray_said(tmp_path, monkeypatch):
+def test_a_tunnel_that_fails_reports_the_output_of_ray(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "file.yaml"
     file.write_text("cluster_name: a\nprovider: {type: local, head_ip: 127.0.0.1}\n")
@@ -405,8 +403,8 @@ def test_a_tunnel_that_cannot_be_opened_says_what_ray_said(tmp_path, monkeypatch
         pytest.fail("it is open")
 
 
-def test_a_tunnel_and_all_that_it_started_are_gone_at_the_end(tmp_path, monkeypatch):
-    """A stand-in for `ray dashboard`: a child that starts another one, which serves, as Ray starts ssh."""
+def test_closing_a_tunnel_ends_all_its_processes(tmp_path, monkeypatch):
+    """With a fake `ray dashboard`, which starts a server as Ray starts ssh."""
     (tmp_path / "ray/scripts").mkdir(parents=True)
     (tmp_path / "ray/__init__.py").write_text("")
     (tmp_path / "ray/scripts/__init__.py").write_text("")
@@ -442,7 +440,7 @@ def head(tmp_path_factory):
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "INTERPLAY_RESULTS": str(folder / "results"),
-        # What `python` of a job's command is on the head.
+        # The `python` of a job's command on the head.
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     ports = ["port", "ray-client-server-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port"]
@@ -478,7 +476,7 @@ def environment(head):
 
 
 class Relay:
-    """A way to an address that is cut once, when a word of the log has just passed."""
+    """A relay to an address that cuts the connection once, after a given word of the log."""
 
     def __init__(self, address, word):
         self.target, self.word, self.cuts = address.removeprefix("http://").split(":"), word.encode(), 0
@@ -511,7 +509,7 @@ class Relay:
 
 @pytest.mark.slow
 def test_a_study_is_sent_followed_and_its_status_returned(head):
-    """Through a relay that cuts the connection in the middle: the log is complete, and nothing of it comes twice."""
+    """Through a relay that cuts the connection: the log is complete, without repetition."""
     relay = Relay(head["address"], "[2/5]")
     done = command("submit", SMALL, *TINY, "--address", relay.address, **environment(head))
     relay.server.close()
@@ -528,7 +526,7 @@ def test_a_study_is_sent_followed_and_its_status_returned(head):
 
 @pytest.fixture
 def taken(head):
-    """A study that only the head can know to be impossible: a file lies where its folder of results would be."""
+    """A study that fails only on the head, where a file has the path of its results folder."""
     (head["folder"] / "results").mkdir(exist_ok=True)
     (head["folder"] / "results/taken").write_text("")
     return (SMALL, *TINY, "--set", "name=taken", "--address", head["address"])

@@ -1,4 +1,4 @@
-"""`interplay cluster token`: made once, readable by its owner alone, and never printed."""
+"""`interplay cluster token` makes a token once, readable by its owner alone, and never prints it."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from study.errors import SpecError
 
 @pytest.fixture
 def token(tmp_path, monkeypatch):
-    """Where the token of the cluster file in this folder is to be, two folders below what there is."""
+    """Path of the token of a cluster file, in two folders that do not exist."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.yaml").write_text(

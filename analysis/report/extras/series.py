@@ -14,7 +14,7 @@ from analysis.fit.crossing_shift import ChangedStudy
 from analysis.fit.measures import MeasureData, ValueAxis, label
 from analysis.fit.sentences import law_formula
 from analysis.fit.series import BestData, CrossingData, Member
-from analysis.law.crossings import Interval
+from analysis.intervals import Interval
 from analysis.numbers import (
     digits,
     ends,
@@ -346,7 +346,9 @@ def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
         parts = []
         for where, group in itertools.groupby(rows.to_dict("records"), lambda row: _where(row, level)):
             parts.append(f"{where} at {listed_values([row['value'] for row in group])}")
-        sentences.append(f"Depth {deep} overtakes depth {shallow}, by {key}: {'; '.join(parts)}.")
+        sentences.append(
+            f"{deep} layers overtake {shallow} layer{'s' * (shallow != 1)}, by {key}: {'; '.join(parts)}."
+        )
     if silent:
         pairs = f"{silent} more pairs of depths are" if silent > 1 else "1 more pair of depths is"
         few = "At no value does a crossing lie between two measured sizes; the table lists the bounds."

@@ -81,9 +81,9 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
     for sentence in headlines(found):
         assert sentence in text
     assert re.search(
-        r"Depth 2 overtakes depth 1 at N ≈ [\d.]+ thousand \(95 %: [\d.]+–[\d.]+ thousand\)", text
+        r"2 layers overtake 1 layer at N ≈ [\d.]+ thousand \(95 %: [\d.]+–[\d.]+ thousand\)", text
     )
-    assert "two crossings do not test its form" in text
+    assert "two crossings cannot test its form" in text
     assert "every row of the run table is used" in text
     assert json.loads((page.parent / "fit.json").read_text()) == found.to_json()
     assert read_runs(page.parent / "runs.csv").used["loss"].tolist() == study.used["loss"].tolist()
@@ -380,8 +380,8 @@ def test_left_out_rows_and_warnings_are_on_the_page(tmp_path, pilot_frame):
 def test_one_seed_reports_where_its_noise_comes_from(tmp_path, pilot_frame):
     runs = RunTable.from_frame(pilot_frame(seeds=1)[lambda rows: rows["depth"] < 4])
     page = read(write_report(runs, fit(runs), tmp_path))
-    assert "One seed a shape: the noise" in page.text
-    assert "estimated from the scatter about the curves" in page.text
+    assert "One seed per shape: the noise" in page.text
+    assert "estimated from the residuals of the curves" in page.text
 
 
 def test_without_noise_there_is_no_number_without_an_interval(tmp_path, pilot_frame):

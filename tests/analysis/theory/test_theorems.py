@@ -9,7 +9,6 @@ from analysis.law.projection import LEVINE2020
 from analysis.theory.theorems import (
     EXAMPLE,
     EXAMPLE_PRINTED,
-    beta1,
     bounds,
     compare_slope,
     equation_7,
@@ -284,14 +283,6 @@ def test_a_width_beyond_a_float_is_given_by_its_logarithm():
 def test_corollary_1_is_refused_where_it_does_not_apply(arguments, message):
     with pytest.raises(InputError, match=message):
         matching_width(*arguments)
-
-
-def test_the_share_of_corollary_2():
-    assert beta1(12, 729) == 0.5
-    assert beta1(96, 12288) == pytest.approx(8.57 / 96, rel=1e-3)
-    for depth, width in ((6, 1000), (6, 729)):
-        with pytest.raises(InputError, match="above log3"):
-            beta1(depth, width)
 
 
 def test_the_theory_is_twenty_times_steeper_than_the_paper_measured():

@@ -11,7 +11,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
 from trainables.model.family import build_model
@@ -193,7 +193,7 @@ def changes(parametrisation, depth, width, seed, steps=20, lr=0.01):
         if step < steps:
             optimizer.zero_grad()
             functional.cross_entropy(logits.view(-1, VOCABULARY), y).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), one.clip)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), one.grad_clip)
             optimizer.step()
     return [
         float((seen[key] - first[key]).square().mean().sqrt()) for key in ("embedded", "stream", "logits")

@@ -49,7 +49,7 @@ FLOORS = {
         {"law"},
         {"curves"},
         {"runs"},
-        {"groups", "threads", "tables"},
+        {"groups", "intervals", "tables", "threads"},
         {"files", "numbers"},
         {"errors"},
     ],

@@ -20,10 +20,10 @@ from tests.study.small import SMALL
 from trainables.cell import Shape
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.hops import HopsData
 from trainables.data.kinds.hub import HubData
 from trainables.data.kinds.mixture import MixtureData
 from trainables.data.kinds.python_source import PythonSourceData
-from trainables.data.kinds.hops import HopsData
 from trainables.errors import InputError
 
 MINIMAL: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """Train one cell by hand, without Ray or MLflow: `python -m trainables CELL.json`.
 
-The cell file is a `trainables.cell.Cell` as JSON. The result is printed as JSON; progress goes to stderr. A second
-call goes on from the newest checkpoint. Over several ranks: `torchrun --nproc-per-node 2 -m trainables CELL.json`
-shares each batch among two, and with `--tensor-parallel 2` each matrix.
+The cell file is a `trainables.cell.Cell` as JSON. Prints the result as JSON and progress on stderr. Run it again to
+resume from the newest checkpoint. `torchrun --nproc-per-node 2 -m trainables CELL.json` shares each batch among two
+ranks, and with `--tensor-parallel 2` each matrix.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from trainables.model.family import family
 from trainables.progress import Progress
 from trainables.record import Keep, refuse_filled
 
-#: Ranks of one machine differ by no more in the time they take to start.
+#: Longest difference between the start-up times of ranks on one machine, in seconds.
 REFUSAL_SECONDS = 15.0
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="*",
         choices=DIAGNOSTICS,
         default=(),
-        help="what to measure of the layers before the first step and at each evaluation; nothing by default",
+        help="what to measure before the first step and at each evaluation; nothing by default",
     )
     parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
     parser.add_argument(
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             diagnostics=options.diagnostics,
             report=_show,
         )
-        # A rank that exits with its connections open is, to the others, one that was lost.
+        # A rank that exits with open connections counts as lost.
         leave()
     except (InputError, ConnectionError) as error:
         return _refuse(error)
@@ -98,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(error: InputError | ConnectionError) -> int:
-    """Say what is wrong with the input, once a machine however many ranks it has, and return the exit status.
+    """Print an input error once per machine and return the exit status.
 
-    A launcher ends all ranks at the first that ends: the others leave the one that speaks the time to do so.
+    A launcher ends all ranks when the first one exits, so the others wait until the error is printed.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -110,7 +110,7 @@ def _refuse(error: InputError | ConnectionError) -> int:
 
 
 def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
-    """The layout of the options over as many ranks as the launcher has started."""
+    """Return the layout of the options over the ranks that the launcher started."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     degree = options.tensor_parallel
     if degree < 1 or ranks % degree:
@@ -135,7 +135,7 @@ def read_cell(path: Path) -> Cell:
     """Read a cell file.
 
     Raises:
-        InputError: the file is missing, or is no cell; every wrong key is named.
+        InputError: the file is missing or is not a cell; names every wrong key.
     """
     try:
         return Cell.model_validate_json(path.read_text(encoding="utf-8"))
@@ -159,10 +159,10 @@ def _show(progress: Progress) -> None:
 
 
 def end(status: int) -> NoReturn:
-    """End the process with this status; one of several ranks at once, when all that it wrote is out.
+    """Flush the output and exit; with several ranks without Python's shutdown.
 
-    After ZeRO 3 torch (2.13) keeps the engine, and with it threads of gloo. They race with the process's end, which is
-    then now and then SIGABRT ("terminate called without an active exception") although the cell was trained.
+    After ZeRO 3 torch 2.13 keeps gloo's threads, which race with the shutdown and sometimes raise SIGABRT ("terminate
+    called without an active exception") after the cell was trained.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -32,38 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainables", description="Train one cell and print its result."
     )
-    parser.add_argument("cell", type=Path, help="a cell as JSON")
-    parser.add_argument(
-        "--data", type=Path, default=Path("results/data"), help="folder of packed token stores"
-    )
-    parser.add_argument("--checkpoints", help="folder or URI of this cell's checkpoints; none by default")
-    parser.add_argument("--checkpoint-every", type=float, default=30.0, help="seconds between checkpoints")
-    parser.add_argument(
-        "--weights", type=Path, help="folder to write the model to when it is done; none by default"
-    )
-    parser.add_argument("--evaluations", type=int, default=4, help="evaluations during the cell")
-    parser.add_argument(
-        "--diagnostics",
-        nargs="*",
-        choices=DIAGNOSTICS,
-        default=(),
-        help="what to measure before the first step and at each evaluation; nothing by default",
-    )
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
-    parser.add_argument(
-        "--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage; by default the cheapest that is right"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("cell", type=Path, help="a cell as JSON")
+    add("--data", type=Path, default=Path("results/data"), help="folder of packed token stores")
+    add("--checkpoints", help="folder or URI of this cell's checkpoints; none by default")
+    add("--checkpoint-every", type=float, default=30.0, help="seconds between checkpoints")
+    add("--weights", type=Path, help="folder to write the model to when it is done; none by default")
+    add("--evaluations", type=int, default=4, help="evaluations during the cell")
+    measured = "what to measure before the first step and at each evaluation; nothing by default"
+    add("--diagnostics", nargs="*", choices=DIAGNOSTICS, default=(), help=measured)
+    add("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
+    add("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage; by default the cheapest correct one")
+    add(
         "--micro-batch",
         type=int,
-        help="sequences a group of ranks works on at once; by default all of its share",
+        help="sequences that a group processes at once; by default all of its share",
     )
-    parser.add_argument(
-        "--activation-checkpointing", action="store_true", help="keep no activations inside a layer"
-    )
-    parser.add_argument(
-        "--shard-vocabulary", action="store_true", help="also share the embedding among tensor-parallel ranks"
-    )
+    add("--activation-checkpointing", action="store_true", help="keep no activations inside a layer")
+    vocabulary = "also share the embedding among tensor-parallel ranks"
+    add("--shard-vocabulary", action="store_true", help=vocabulary)
     options = parser.parse_args(arguments)
     try:
         cell = read_cell(options.cell)

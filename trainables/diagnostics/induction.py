@@ -26,11 +26,7 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
     """Return the best head's scores per layer as `NAME/LAYER` and over all layers as `NAME`.
 
     `induction_score` is at shift 0, `induction_score_shifted` at the best shift, which is `induction_shift`. Empty if
-    no token in the last half repeats.
-
-    Args:
-        model: a model of `trainables.model.family.build_model` with softmax, in evaluation mode.
-        inputs: tokens [B, T].
+    no token in the last half repeats. The model must have softmax and be in evaluation mode; inputs are tokens [B, T].
     """
     places = looked_at(inputs)
     if not places:
@@ -60,9 +56,6 @@ def looked_at(inputs: Tensor) -> list[Tensor]:
 
     Only positions of the last half with an early enough occurrence are scored. The list ends before the first shift
     with less than half as many scored positions as shift 0.
-
-    Args:
-        inputs: tokens [B, T].
     """
     half = inputs.shape[1] // 2
     found: list[Tensor] = []
@@ -77,12 +70,7 @@ def looked_at(inputs: Tensor) -> list[Tensor]:
 
 
 def scores(weights: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """Return the score of a layer's best head at each shift.
-
-    Args:
-        weights: attention weights [B, heads, T, T].
-        places: result of `looked_at`.
-    """
+    """Return the score of a layer's best head at each shift, given attention weights [B, heads, T, T]."""
     found = []
     for target in places:
         index = target.clamp(min=0)[:, None, :, None].expand(-1, weights.shape[1], -1, 1)

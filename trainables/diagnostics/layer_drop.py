@@ -16,10 +16,7 @@ Tensor = torch.Tensor
 def layer_drop(model: Any, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """Return the loss without each layer minus the full loss, in nats per scored target, as `layer_drop/LAYER`.
 
-    Args:
-        model: a model of `trainables.model.family.build_model`, in evaluation mode.
-        inputs: tokens [B, T].
-        targets: [B, T]; -100 where nothing is scored.
+    The model must be in evaluation mode; inputs and targets are tokens [B, T], -100 where nothing is scored.
     """
     sequences = len(inputs)
     whole = embedded(model, inputs)

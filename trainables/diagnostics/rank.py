@@ -45,12 +45,8 @@ PATHS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
 def rank(model: Any, inputs: Tensor) -> dict[str, Tensor]:
     """Return the relative distance from rank one after every layer, and the tokens' mean cosine in the full model.
 
-    Args:
-        model: a model of `trainables.model.family.build_model`, in evaluation mode.
-        inputs: tokens [B, T], at least two per sequence.
-
-    Returns:
-        Tensors of one element as `NAME/LAYER`, layers from 1: `token_cosine`, and the names of `PATHS`.
+    The model must be in evaluation mode; inputs are tokens [B, T]. The results are tensors of one element as
+    `NAME/LAYER`, layers from 1: `token_cosine`, and the names of `PATHS`.
     """
     start = embedded(model, inputs)
     states = dict.fromkeys(PATHS, start)

@@ -191,8 +191,8 @@ def test_too_little_room_to_fetch_to_is_said_and_freed(root, tmp_path, monkeypat
         assert not left_on_this_machine()
     text = str(error.value)
     assert "in memory://room/c has" in text
-    assert f"no room to fetch it to {tmp_path / 'small'}" in text
-    assert "set TMPDIR to a folder that has it" in text
+    assert str(tmp_path / "small") in text
+    assert "set TMPDIR" in text
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert run(None, cell(steps=FEW), root, Layout(zero=1), uri).resumed_from == 3
 

@@ -1,4 +1,4 @@
-"""Numbers as people write them."""
+"""Format numbers as text."""
 
 import math
 

@@ -1,6 +1,5 @@
-"""From a run table to the answer: noise, crossings, law, rivals and best shapes, as one JSON document."""
+"""The fit of a run table: noise, crossings, law, rivals and best shapes, as one JSON document."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -13,42 +12,33 @@ from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
-from analysis.fit.crossing_shift import Contrast
+from analysis.fit.crossing_shift import ChangedStudy, paired_shifts, split_sensitivity_runs
 from analysis.fit.kaplan import Kaplan, kaplan
-from analysis.fit.learning_rate_shift import Shift, shifts, split
+from analysis.law.advice import Advice, Disagreement, advices, disagreements, threshold_advice
 from analysis.law.crossings import Crossing, Crossings, find_crossings
-from analysis.law.held_out import (
-    Advice,
-    Disagreement,
-    HeldOut,
-    SurfaceChooser,
-    Trainer,
-    disagreements,
-    held_out,
-    surface_trainers,
-)
+from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
-from analysis.law.projection import Law, law_of, solve_depth
+from analysis.law.projection import Law, law_of
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, TokenRule, compare
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 
-#: Draws of the bootstrap: the ends of a 95 % interval then stray by about 2 % of its length from one seed to another.
+#: Draws of the bootstrap; with 1,000 the ends of a 95 % interval vary by about 2 % of its length between seeds.
 DRAWS = 1000
 LEAST_DRAWS = 100
-#: Relative gap of the second crossing: deeper is better by half a percent.
+#: Relative gap of the second crossing: the deeper model is better by half a percent.
 DELTA = 0.005
 
 _NAME = "fit file (`interplay fit RUNS --json` writes one)"
-#: What is assumed of a rival of which a file has nothing but the form.
-_UNKNOWN_LAW = {"status": "insufficient", "reason": "the file does not say", "level": 0.95}
+#: Defaults of a rival whose file has only the form.
+_UNKNOWN_LAW = {"status": "insufficient", "reason": "not in the file", "level": 0.95}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a fit was made from, for whoever draws it: the rows, the curves through them, and the gaps of the pairs."""
+    """The inputs of a fit, for figures: the rows, the curves through them, and the gaps of the pairs."""
 
     comparison: Comparison
     curves: Curves
@@ -57,29 +47,28 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run table says.
+    """The fit of a run table.
 
     Attributes:
-        crossings: of every pair of depths; those of adjacent depths are flagged.
-        law: ln d = a + b·L through the crossings of adjacent depths, or why there is none.
+        crossings: of every pair of depths; adjacent depths are flagged.
+        law: ln d = a + b·L through the crossings of adjacent depths, or the reason why there is none.
         rivals: other forms through the same crossings.
-        surfaces: other laws, of the loss itself, through the same points.
-        held_out: how well each law chose the depth of sizes it had not seen.
-        parting: where the rivals' depths part from the law's.
-        best: the best depth of each measured budget, which needs no law.
+        surfaces: laws of the loss itself, through the same points.
+        held_out: how well each law chose the depth at sizes it had not seen.
+        disagreements: sizes at which the depths of the rivals differ from the law's.
+        best: the best depth of each measured budget; needs no law.
         noise, curves: the seed noise and the curves, see `Noise.summary` and `Curves.summary`.
-        tokens: what was compared where rows differ in training tokens.
-        diverged: shapes with runs that diverged: depth, width, params, diverged, of.
+        tokens: which training tokens were compared.
+        diverged: shapes with diverged runs: depth, width, params, diverged, of.
         count: how N is counted, see `RunTable.count`.
         used, left_out: number of rows used, and every other row with its reason.
-        warnings: sentences a reader must see.
+        warnings: sentences for the reader.
         level, draws, seed: of the intervals and the bootstrap.
-        parametric_bootstrap: intervals of the whole pipeline repeated; None if not requested, or without a noise
+        parametric_bootstrap: intervals from repeating the whole pipeline; None if not requested or without a noise
             estimate.
-        sensitivity: how the crossings move with the learning rate; empty without a sensitivity arm.
-        contrasts: the crossings beside those of the same study under other parametrisations.
-        kaplan: the loss by aspect ratio and by count of parameters; None with one depth, and in older files.
-        evidence: None when read from a file.
+        shifts: how far the crossings move with the learning rate (sensitivity runs) and under other parametrisations.
+        kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
+        evidence: None if read from a file.
     """
 
     crossings: tuple[Crossing, ...]
@@ -101,8 +90,7 @@ class Fit:
     draws: int = 0
     seed: int = 0
     parametric_bootstrap: ParametricBootstrap | None = None
-    sensitivity: tuple[Shift, ...] = ()
-    contrasts: tuple[Contrast, ...] = ()
+    shifts: tuple[ChangedStudy, ...] = ()
     kaplan: Kaplan | None = None
     # A file has no evidence: data frames are not read.
     evidence: Annotated[Evidence | None, PlainValidator(lambda _: None)] = field(
@@ -110,12 +98,12 @@ class Fit:
     )
 
     def projection_law(self) -> Law | None:
-        """The law to `recommend` with, or None; then `best` is what the data say."""
+        """The law to `recommend` with, or None."""
         return law_of(self.law)
 
     def advices(self) -> dict[str, Advice]:
-        """Form -> the depth it gives for N, of the law and of every rival that has one."""
-        return _choosers((self.law, *self.rivals), self.surfaces)
+        """Form -> depth as a function of N, for the law and every usable rival."""
+        return advices((self.law, *self.rivals), self.surfaces)
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN."""
@@ -160,17 +148,17 @@ def fit(
     parametric_bootstrap: int = 0,
     entropy: float | None = None,
 ) -> Fit:
-    """Fit a run table; the answer depends neither on the order of the rows nor on duplicates.
+    """Fit a run table; the result depends neither on the order of the rows nor on duplicates.
 
     Args:
         runs: see `analysis.runs.table`.
         level: of all intervals, between 0 and 1.
         draws: of the bootstrap over seeds.
         seed: of the bootstrap.
-        tokens: at which the checkpoints of a table are compared; by default the most that all shapes have.
+        tokens: training tokens at which checkpoints are compared; by default the most that all shapes have.
         parametric_bootstrap: number of simulated studies on which the whole pipeline is repeated, see
             `analysis.law.parametric_bootstrap`.
-        entropy: entropy of the data in nats a token, where known: no law of the loss goes below it.
+        entropy: of the data in nats per token, if known; a lower bound of the loss.
 
     Raises:
         InputError: no usable rows, or a level or number of draws out of range, or no rows at `tokens`.
@@ -181,7 +169,7 @@ def fit(
         raise InputError(f"The number of draws is {draws}; an interval needs at least {LEAST_DRAWS}.")
     if parametric_bootstrap < 0:
         raise InputError(f"The parametric bootstrap needs zero or more studies, not {parametric_bootstrap}.")
-    runs, arm = split(runs)
+    runs, again = split_sensitivity_runs(runs)
     comparison = compare(runs, tokens=tokens)
     rows = comparison.rows
     curves = build_curves(rows)
@@ -196,15 +184,15 @@ def fit(
     for row, reason in comparison.left_out.items():
         cell = runs.frame.at[row, "cell"]
         left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
-    advices = _choosers((law, power), surfaces)
+    advice = advices((law, power), surfaces)
     return Fit(
         crossings=found.items,
         law=law,
         rivals=(power,),
         surfaces=surfaces,
         held_out=_held_out(rows, curves),
-        disagreements=tuple(disagreements(advices, float(rows["params"].min())))
-        if law.form in advices
+        disagreements=disagreements(advice, float(rows["params"].min()), reference=law.form)
+        if law.form in advice
         else (),
         best=best,
         noise=curves.noise.summary(),
@@ -219,14 +207,14 @@ def fit(
         draws=draws,
         seed=seed,
         parametric_bootstrap=run_bootstrap(curves, parametric_bootstrap, level=level, seed=seed),
-        sensitivity=() if arm is None else shifts(arm, rows, curves, found.items, level),
+        shifts=() if again is None else paired_shifts(again, rows, curves, found.items, level),
         kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
         evidence=Evidence(comparison, curves, found),
     )
 
 
 def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
-    """(depth, N, runs) of the shapes of which no run has a loss."""
+    """(depth, N, runs) of the shapes whose runs all diverged."""
     whole = diverged[diverged["diverged"] == diverged["of"]]
     return tuple(
         (int(depth), float(params), int(runs))
@@ -234,37 +222,9 @@ def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
     )
 
 
-@dataclass(frozen=True)
-class _Line:
-    """The advice of a law through crossings: ln d = a + b·L, or a + b·ln L."""
-
-    fitted: ThresholdFit
-
-    def __call__(self, params: float) -> float | None:
-        """L with 12·L·d(L)² = N; None where the width does not rise with the depth."""
-        a, b = self.fitted.a, self.fitted.b
-        if a is None or b is None or b <= 0:
-            return None
-        if self.fitted.form == "log-linear":
-            return solve_depth(a, b, params)
-        return math.exp((math.log(params / 12) - 2 * a) / (1 + 2 * b))
-
-    def why(self, params: float) -> str | None:
-        """Why it names no depth; the same at every N."""
-        if self.fitted.b is None:
-            return self.fitted.reason
-        return None if self.fitted.b > 0 else "the width at the crossing does not rise with the depth"
-
-
-def _choosers(fitted: tuple[ThresholdFit, ...], surfaces: tuple[SurfaceFit, ...]) -> dict[str, Advice]:
-    """Form -> the depth it gives for N."""
-    lines: dict[str, Advice] = {item.form: _Line(item) for item in fitted if item.a is not None}
-    return lines | {item.form: SurfaceChooser(item) for item in surfaces if item.usable}
-
-
 def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
-    """How the law and its rivals chose at sizes they had not seen."""
-    # Both forms are asked about the same rows, one after the other.
+    """How the law and its rivals choose at sizes they have not seen."""
+    # Both forms use the same rows, one after the other: keep the last crossings.
     last: list[tuple[pd.DataFrame, Crossings]] = []
 
     def crossings(seen: pd.DataFrame) -> Crossings:
@@ -275,11 +235,11 @@ def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
 
     def trainer(form: Form) -> Trainer:
         def train(seen: pd.DataFrame) -> Advice:
-            return _Line(fit_threshold(crossings(seen), form))
+            return threshold_advice(fit_threshold(crossings(seen), form))
 
         return train
 
-    # The typical lack of fit, not its mean square: that of the smallest models can be many times that of the others.
+    # The median, not the mean square: the misfit of the smallest models can be many times that of the others.
     surfaces = surface_trainers(float(np.median(curves.misfit_sd)))
     return held_out(rows, {"log-linear": trainer("log-linear"), "power": trainer("power"), **surfaces})
 
@@ -289,8 +249,8 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
     source = curves.noise.source
     if source == "residuals":
         found.append(
-            "One seed: the noise is the scatter about the curves, which takes what the curves lack for noise and "
-            "cannot see what is common to all shapes of the seed."
+            "One seed: noise is estimated from residuals, so curve misfit is counted as noise and errors common to all "
+            "shapes of the seed are not."
         )
     elif source == "none" and curves.noise.seeds < 2:
         found.append(
@@ -298,20 +258,20 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
         )
     elif source == "none":
         found.append(
-            "All seeds of a shape have the same loss; that is no estimate of noise. Are the seeds real?"
+            "All seeds of a shape have the same loss, so there is no noise estimate. Check the seed column."
         )
     per_shape = rows.groupby(["depth", "params"])["seed"].nunique()
     if per_shape.nunique() > 1:
         found.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
     if curves.misfit_p is not None and curves.misfit_p < 0.01:
         found.append(
-            f"The losses stray from smooth curves by {curves.misfit_rms:.2g} nats beyond the seed noise "
-            f"(p = {curves.misfit_p:.1g}); every interval allows for it."
+            f"The losses deviate from smooth curves by {curves.misfit_rms:.2g} nats beyond the seed noise "
+            f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
         )
     lost = sorted({item for crossing in crossings for item in crossing.diverged})
     if lost:
         shapes = ", ".join(f"{depth} layers at N = {params:,.0f}" for depth, params, _ in lost[:5])
         found.append(
-            f"Every run diverged of {shapes}{' and others' if len(lost) > 5 else ''}: these shapes lost there."
+            f"Every run of {shapes}{' and others' if len(lost) > 5 else ''} diverged; these shapes count as worse."
         )
     return found

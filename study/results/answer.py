@@ -54,10 +54,10 @@ def answer(
     """
     from analysis.fit.document import fit
     from analysis.report.study_page import write_report
-    from study.results.parametrisations import contrasts
+    from study.results.parametrisations import parametrisation_shifts
 
     result = fit(runs, entropy=plan.entropy)
-    result = replace(result, contrasts=contrasts(spec, plan, result, store))
+    result = replace(result, shifts=(*result.shifts, *parametrisation_shifts(plan, result, store)))
     report = write_report(
         runs,
         result,
@@ -79,7 +79,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         return {}
     import pandas as pd
 
-    from analysis.design.history import Search
+    from analysis.design.history import SearchInfo
     from study.results.optuna_plots import optuna_figures
     from study.search.stopping_rule import objective_of
 
@@ -92,7 +92,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         }
     )
     return {
-        "search": Search(objective_of(spec), spec.search.wanted_halfwidth, grid, ended),
+        "search": SearchInfo(objective_of(spec), spec.search.wanted_halfwidth, grid, ended),
         "more": optuna_figures(runs),
     }
 
@@ -286,7 +286,7 @@ def _by_measurement(params: float, found: dict[str, Any]) -> dict[str, Any]:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return crossings, law, rivals and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import law_sentence, noise_sentence, parting_sentence
+    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
 
     missing = [item for item in result.crossings if item.status == "insufficient"]
     # Twenty depths have 190 pairs, and those of which nothing is known would bury the others.
@@ -304,9 +304,9 @@ def fit_table(result: "Fit") -> RenderableType:
         *(Text(note, style="dim") for note in notes),
         law,
         _rivals(result),
-        *([Text(parting_sentence(result))] if result.disagreements else []),
+        *([Text(disagreement_sentence(result))] if result.disagreements else []),
         *([_best(result)] if result.best else []),
-        *_moves(result),
+        *_shifts(result),
         Text(about, style="dim"),
         *(Text(text, style="yellow") for text in result.warnings),
     )
@@ -350,27 +350,29 @@ def _rivals(result: "Fit") -> Table:
     return table
 
 
-def _moves(result: "Fit") -> list[RenderableType]:
-    """Return what other learning rates and parametrisations do to the crossings; nothing where none was tried."""
-    from analysis.report.answers import contrast_sentence, factor_interval, sensitivity_sentence
+def _shifts(result: "Fit") -> list[RenderableType]:
+    """How far the crossings move at other learning rates and under other parametrisations."""
+    from analysis.report.extras.shifts import by_key, condition, factor_interval, shift_sentence
 
     parts: list[RenderableType] = []
-    if result.sensitivity:
-        title = "crossings at other learning rates"
+    for studies in by_key(result.shifts).values():
+        title = f"crossings against {condition(studies[0].key, studies[0].base)}"
         table = Table(title=title, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0))
-        for name in ("pair", "rate", "N times", f"{100 * result.level:g} %", "runs", "why"):
-            table.add_column(name, justify="left" if name in ("pair", "why") else "right")
-        for item in result.sensitivity:
-            table.add_row(
-                f"{item.shallow} → {item.deep}",
-                f"× {item.factor:g}",
-                "-" if item.shift is None else f"{math.exp(item.shift):.2f}",
-                _ends(factor_interval(item.shift_interval)),
-                str(item.runs),
-                item.reason or "",
-            )
-        parts += [table, Text(sensitivity_sentence(result.sensitivity, result.level))]
-    return parts + [Text(contrast_sentence(item)) for item in result.contrasts]
+        for name in ("pair", "changed to", "N times", f"{100 * result.level:g} %", "runs", "why"):
+            table.add_column(name, justify="left" if name in ("pair", "changed to", "why") else "right")
+        for study in studies:
+            for item in study.pairs:
+                table.add_row(
+                    f"{item.shallow} → {item.deep}",
+                    condition(study.key, study.value).removeprefix(f"{study.key} "),
+                    "-" if item.shift is None else f"{math.exp(item.shift):.2f}",
+                    _ends(factor_interval(item.shift_interval)),
+                    str(item.runs or study.runs),
+                    item.reason or "",
+                )
+        parts += [table] if table.row_count else []
+        parts.append(Text(shift_sentence(studies)))
+    return parts
 
 
 def _ends(interval: Any) -> str:

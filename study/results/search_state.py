@@ -1,4 +1,4 @@
-"""What a study knows of its objective so far, whatever its sampler, and what it would train next: from its rows alone."""
+"""The estimate of a study's objective so far, for every sampler, and the cells that come next: from its rows alone."""
 
 import math
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from study.tracking.mlflow_store import Row
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The estimate of all rows, and where a search stands."""
+    """The estimate from all rows, and the state of the search."""
 
     cells: int
     flops: float
-    """Training FLOPs of the cells that have ended."""
+    """Training FLOPs of the finished cells."""
     estimate: Estimate
     next: tuple[Choice, ...] = ()
-    """The cells that come next, best first; none where nothing is searched or the search has ended."""
+    """The next cells, best first; empty without a search or after its end."""
     next_words: str = ""
     ending: SearchEnd | None = None
     """Which limit ended the search."""
@@ -60,13 +60,13 @@ class Knowledge:
 
 
 def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[str]) -> Knowledge | None:
-    """Return what a study knows; None before its first cell has ended.
+    """Return the estimate and the state of the search; None before the first cell has finished.
 
     Args:
         spec: the study.
         plan: with the cells of all rows (`study.tracking.ledger.with_recorded`).
-        rows: in the order in which they ended.
-        begun: keys of cells that were begun and have no result.
+        rows: in the order in which they finished.
+        begun: keys of cells that were started and have no result.
     """
     ended = [(planned, rows[planned.cell.key]) for planned in plan.main if planned.cell.key in rows]
     if not ended:

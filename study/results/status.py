@@ -1,4 +1,4 @@
-"""`interplay status`: which cells are done, running, failed (why) or missing."""
+"""`interplay status`: which cells are done, running, failed (and why) or missing."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from study.tracking.mlflow_store import Row, Store
 class StudyStatus:
     """The state of each cell by key: done, stopped, diverged, failed, running or missing.
 
-    Of the cells a search by crossings may train none is missing: those it never chooses are not listed.
+    The crossing sampler has no missing cells: those that it has not chosen are not listed.
     """
 
     plan: Plan
@@ -29,13 +29,13 @@ class StudyStatus:
     states: dict[str, str]
     driver: int | None
     waiting: int
-    """Rows that MLflow does not have yet."""
+    """Number of rows not yet sent to MLflow."""
     problem: str | None
-    """Why the tracking server cannot be used, None if it can; a file needs no server."""
+    """Why the tracking server cannot be used; None if it can."""
     stored: bool
-    """Whether MLflow has the study; where it has not, the states are those of the last run table."""
+    """Whether MLflow has the study; otherwise the states are those of the last run table."""
     known: Knowledge | None = None
-    """What the study knows of its objective so far."""
+    """The estimate of the study's objective so far."""
 
     @property
     def cells(self) -> list[PlannedCell]:
@@ -91,7 +91,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
 
 
 def status_table(state: StudyStatus) -> RenderableType:
-    """The state of a study for a terminal: counts by depth, then every failure with its reason."""
+    """The state of a study for a terminal: counts by depth, then each failure with its reason."""
     shown = ("done", "stopped", "diverged", "failed", "running", "missing")
     kinds = [kind for kind in shown if kind != "stopped" or kind in state.states.values()]
     table = Table(box=None, header_style="dim")
@@ -107,7 +107,7 @@ def status_table(state: StudyStatus) -> RenderableType:
     lines = [Text(f"{state.plan.name}: {driver}")]
     for planned in state.cells:
         row = state.rows.get(planned.cell.key)
-        # Of cells that were stopped early there may be hundreds, and none is a failure; the JSON has their reasons.
+        # Early stopping may end hundreds of cells, and none is a failure; the JSON has their reasons.
         if row and row.reason and row.status != "stopped":
             lines.append(
                 Text(f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}", style="red")
@@ -119,17 +119,14 @@ def status_table(state: StudyStatus) -> RenderableType:
         if state.known.ending:
             lines.append(Text(f"the search has ended: {state.known.ending.words}"))
     if state.waiting:
-        lines.append(Text(f"{state.waiting} rows wait to be sent to MLflow", style="yellow"))
-    if state.problem:
-        text = f"{state.problem}: this is the state of the last run table"
-        lines.append(Text(text, style="yellow"))
-    elif not state.stored and state.rows:
-        text = "MLflow has no such study (was its store removed?): this is the state of the last run table"
-        lines.append(Text(text, style="yellow"))
+        lines.append(Text(f"{state.waiting} rows not yet sent to MLflow", style="yellow"))
+    missing = "MLflow has no such study (was its store removed?)" if not state.stored and state.rows else None
+    if why := state.problem or missing:
+        lines.append(Text(f"{why}: this is the state of the last run table", style="yellow"))
     return Group(lines[0], table, *lines[1:])
 
 
 def _running(store: Store) -> set[str]:
-    """Keys of the cells whose run is open in MLflow."""
+    """Keys of the cells whose MLflow run is open."""
     runs = store.runs("tags.`interplay.kind` = 'trial' AND attributes.status = 'RUNNING'")
     return {run.data.tags["interplay.cell"] for run in runs}

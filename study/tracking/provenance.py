@@ -26,10 +26,7 @@ def revision() -> str:
 
     try:
         git("ls-files", "--error-unmatch", "study/tracking/provenance.py")
-        # What presets came out as is a record, not code.
-        edited = git(
-            "status", "--porcelain", "--", "study", "trainables", "analysis", ":!study/presets/outcomes.json"
-        )
+        edited = git("status", "--porcelain", "--", "study", "trainables", "analysis")
         return git("rev-parse", "HEAD") + ("+" if edited else "")
     except (OSError, subprocess.SubprocessError):
         return f"interplay {importlib.metadata.version('interplay')}"

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from analysis.design.simulated_study import Truth
-from study.plan.cells import PlannedCell, make_plan
+from study.plan import PlannedCell, make_plan
 from study.search import Outcome, make_search
 from study.spec.study import load_spec
 from tests.bench.figure import Figure

@@ -36,7 +36,7 @@ def test_the_page_tells_where_each_crossing_lies(page, members):
     text = read(page).text
     for shallow, deep in ((1, 2), (2, 4)):
         assert re.search(
-            rf"Depth {deep} overtakes depth {shallow}, by data.vocabulary: N ≈ [\d.]+ thousand \(95 %: "
+            rf"{deep} layers overtake {shallow} layers?, by data.vocabulary: N ≈ [\d.]+ thousand \(95 %: "
             r"[\d.]+–[\d.]+ thousand\) at 8; .* at 64; .* at 512\.",
             text,
         )
@@ -84,7 +84,7 @@ def test_the_json_has_every_number(page, members):
     assert [item["value"] for item in document["members"]] == [8, 64, 512]
     rows = crossing_data(members).rows
     assert [item["params"] for item in document["crossings"]] == pytest.approx(rows["params"].tolist())
-    assert {(move["first"], move["value"]) for move in document["moves"]} == {(8, 64), (8, 512)}
+    assert {(item["base"], item["value"]) for item in document["shifts"]} == {(8, 64), (8, 512)}
     assert document["members"][0]["law"]["b"] == members[0].fit.law.b
     assert document["measures"]["loss"]["target"] is None
 

@@ -58,6 +58,21 @@ def test_members_are_studies_that_differ_in_the_key_alone():
     assert keys[1] == {planned.cell.key for planned in make_plan(load_spec(SMALL)).cells}, "cells are shared"
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "read"),
+    [
+        ("training.parametrisation", ["sp", "completep"], lambda spec: spec.training.parametrisation),
+        ("training.lr.base", [0.2, 0.4], lambda spec: spec.training.lr.base),
+        ("training.betas.0", [0.8, 0.9], lambda spec: spec.training.betas[0]),
+        ("frontier.heads", [1, 2], lambda spec: spec.frontier.heads),
+    ],
+)
+def test_any_key_with_a_single_value_is_varied(key, values, read):
+    found = members(load_spec("quickstart", [f"vary={{{key}: {values}}}", "name=any"]))
+    assert [read(member.spec) for member in found] == values
+    assert len({make_plan(member.spec).cells[0].cell.key for member in found}) == 2
+
+
 def test_a_key_replaces_what_it_excludes():
     spec = load_spec(SMALL, ["vary={training.tokens: [1e5, 1e6]}"])
     assert [member.spec.training.step_count for member in members(spec)] == [98, 977]
@@ -72,9 +87,9 @@ def test_a_key_replaces_what_it_excludes():
         ("{training.steps: [10, 10]}", "has 10 more than once"),
         ("{training.steps: [10, true]}", "`vary.training.steps.1` is True"),
         ("{data.levels: [5, 9]}", "with `data.levels` 9: the grammar's strings"),
-        ("{name: [a, b]}", "no study of a series can have of its own"),
-        ("{}", "no key, and a series differs in one"),
-        ("{training.steps: [1, 2], training.batch: [1, 2]}", "2 keys, and a series differs in one"),
+        ("{name: [a, b]}", "has the key `name`"),
+        ("{}", "has no key"),
+        ("{training.steps: [1, 2], training.batch: [1, 2]}", "has 2 keys"),
         ("3", "it should be a section"),
     ],
 )  # fmt: skip
@@ -110,7 +125,7 @@ def test_the_page_tells_where_the_crossing_moved(tmp_path):
     for value, truth in CROSSING.items():
         assert found[value]["status"] == "bracketed"
         assert found[value]["params"] == pytest.approx(truth, rel=0.05)
-    assert "Depth 2 overtakes depth 1, by training.steps" in " ".join(page_words(page))
+    assert "2 layers overtake 1 layer, by training.steps" in " ".join(page_words(page))
     for member in document["members"]:
         assert (page.parent / member["report"]).is_file()
     with (page.parent / "small-steps-300" / "runs.csv").open() as file:
@@ -163,7 +178,7 @@ def test_the_members_are_fitted_with_the_entropy_of_their_data(tmp_path):
 def test_the_page_says_which_value_had_which_training(tmp_path):
     page = report_series(leave_rows(tmp_path), tmp_path, tmp_path / "out")
     facts = json.loads((page.parent / "series.json").read_text())["facts"]
-    assert facts["training"].startswith("300: 300 steps of 16 × 64 tokens a cell")
+    assert facts["training"].startswith("300: 300 steps of 16 × 64 tokens per cell")
     assert "; 1200: 1,200 steps" in facts["training"]
     assert facts["seeds"] == "0, 1, 2"
 

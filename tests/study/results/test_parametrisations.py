@@ -8,7 +8,7 @@ import pytest
 from analysis.design.simulated_study import Truth
 from analysis.fit.document import fit
 from study.plan.plan import make_plan
-from study.results.parametrisations import contrasts, others, table_of
+from study.results.parametrisations import others, parametrisation_shifts, table_of
 from study.run.runner import _Listener
 from study.spec.study import load_spec
 from study.tracking.mlflow_store import Row, _number
@@ -91,9 +91,9 @@ def own(plan):
 
 def test_the_crossings_are_compared(plan, mup, own):
     store = Store(rows_of(plan), rows_of(mup, shift=0.05))
-    (found,) = contrasts(load_spec(SMALL), plan, own, store)
-    assert (found.own, found.other, found.protocol) == ("sp", "mup", mup.protocol)
-    assert found.used == len(mup.cells)
+    (found,) = parametrisation_shifts(plan, own, store)
+    assert (found.base, found.value, found.protocol) == ("sp", "mup", mup.protocol)
+    assert found.runs == len(mup.cells)
     first = found.pairs[0]
     assert (first.shallow, first.deep) == (1, 2)
     # Two layers are the worse under mup, so they overtake one at a larger size.
@@ -102,6 +102,6 @@ def test_the_crossings_are_compared(plan, mup, own):
 
 
 def test_without_a_store_or_a_loss_nothing_is_compared(plan, mup, own):
-    assert contrasts(load_spec(SMALL), plan, own, None) == ()
-    assert contrasts(load_spec(SMALL), plan, own, Store(rows_of(plan))) == ()
-    assert contrasts(load_spec(SMALL), plan, own, Store(rows_of(mup, status="diverged"))) == ()
+    assert parametrisation_shifts(plan, own, None) == ()
+    assert parametrisation_shifts(plan, own, Store(rows_of(plan))) == ()
+    assert parametrisation_shifts(plan, own, Store(rows_of(mup, status="diverged"))) == ()

@@ -1,4 +1,4 @@
-"""A searched study from its rows to its report: the search, Optuna's plots, the arm and another parametrisation."""
+"""A searched study from its rows to its report: search, Optuna's plots, sensitivity runs and parametrisations."""
 
 import json
 
@@ -50,21 +50,20 @@ def test_the_grid_beside_a_search_is_that_of_the_spec():
 def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     spec = load_spec(SMALL, [*SEARCH, "sensitivity.lr_factors=[0.5]"])
     plan = make_plan(spec)
-    arm = sensitivity_cells(spec, plan, table_of(plan.cells))
-    runs = table_of([*plan.cells, *arm])
+    again = sensitivity_cells(spec, plan, table_of(plan.cells))
+    runs = table_of([*plan.cells, *again])
     where = StudyPaths(tmp_path, "small")
     other = plan_of("training.parametrisation=completep")
     fit, page = answer(
         spec, plan, runs, where, None, Store(rows_of(other)), "the limit of 40 cells is reached."
     )
-    assert {item.factor for item in fit.sensitivity} == {0.5}
-    assert [(item.own, item.other) for item in fit.contrasts] == [("sp", "completep")]
+    assert [(item.base, item.value) for item in fit.shifts] == [(1.0, 0.5), ("sp", "completep")]
     html = page.read_text()
-    for name in (*MORE, "search", "sensitivity", "contrast"):
+    for name in (*MORE, "search", "sensitivity", "parametrisation"):
         assert f'<figure id="{name}"' in html
         assert (page.parent / "figures" / f"{name}.csv").is_file()
     assert "The limit of 40 cells is reached." in html
     document = json.loads((page.parent / "fit.json").read_text())
-    assert len(document["sensitivity"]) == 2
-    assert document["contrasts"][0]["protocol"] == other.protocol
-    assert pd.read_csv(page.parent / "runs.csv")["arm"].eq("sensitivity").sum() == len(arm)
+    assert [len(item["pairs"]) for item in document["shifts"]] == [2, 2]
+    assert document["shifts"][1]["protocol"] == other.protocol
+    assert pd.read_csv(page.parent / "runs.csv")["arm"].eq("sensitivity").sum() == len(again)

@@ -188,10 +188,10 @@ def run(
     loaded = load_spec(spec, overrides or ())
     from analysis.report.answers import answers
     from study.run.runner import run_study
-    from study.tracking.mlflow_store import store_uri
+    from study.tracking.mlflow_client import tracking_uri
 
     _refuse_file(results, "--results")
-    store_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
+    tracking_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
     console = Console(highlight=False)
     again = _command("run", spec, overrides or (), results)
     if loaded.vary is not None:

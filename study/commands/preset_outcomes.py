@@ -74,14 +74,15 @@ def read_outcome(name: str, results: Path) -> Outcome:
     Raises:
         SpecError: it has no rows, or some of its cells have none.
     """
-    from study.tracking.ledger import connect, ended_at, known_rows, places
+    from study.tracking.ledger import study_rows
     from study.tracking.provenance import revision
+    from study.tracking.study_paths import study_paths
 
     spec = load_spec(name)
     rows = []
     for one in studies(spec):
-        plan, where = make_plan(one, to_read=True), places(one, results.resolve())
-        found = known_rows(plan, connect(one, where), where)
+        plan = make_plan(one, to_read=True)
+        found = study_rows(plan, study_paths(one, results.resolve()).ledger.rows())
         if plan.sampler == "grid" and (missing := len(plan.cells) - len(found)):
             raise SpecError(
                 f"{missing} cells of {one.name} have no row in {results}; run `interplay run {name}` first."
@@ -90,7 +91,7 @@ def read_outcome(name: str, results: Path) -> Outcome:
     if not rows:
         raise SpecError(f"the preset {name} has no rows in {results}; run `interplay run {name}` first.")
     spent = {row.cell: row.metrics.get("train_seconds", 0.0) for row in rows}
-    times = [(ended_at(row) - spent[row.cell], ended_at(row)) for row in rows]
+    times = [(row.ended - spent[row.cell], row.ended) for row in rows]
     return Outcome(
         identity=identity(spec),
         date=datetime.datetime.fromtimestamp(max(times)[1], datetime.UTC).date().isoformat(),
@@ -116,7 +117,7 @@ def _words(spec: StudySpec, results: Path) -> list[str]:
     """The answer of a study's or a series' own page."""
     if spec.vary is not None:
         from study.commands.series import page_words
-        from study.tracking.ledger import SERIES
+        from study.tracking.study_paths import SERIES
 
         folder = results / spec.name
         if identity(load_spec(str(folder / SERIES))) != identity(spec):

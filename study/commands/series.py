@@ -24,7 +24,7 @@ from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.plan.table import duration, short
 from study.spec.study import SeriesMember, StudySpec, members, varied
-from study.tracking.ledger import SERIES as SPEC
+from study.tracking.study_paths import SERIES as SPEC
 
 if TYPE_CHECKING:
     # Reading a plan or a status loads no numerical library.
@@ -132,8 +132,8 @@ def run_series(
         it lies that outlives this machine.
     """
     from study.results.sources import study_runs
-    from study.run.runner import run_study, share
-    from study.tracking.ledger import places
+    from study.run.runner import copy_results, run_study
+    from study.tracking.study_paths import study_paths
     from study.workers.ray_session import joins
 
     listed = members(spec)
@@ -159,8 +159,8 @@ def run_series(
             return summaries, None, None
         compared.append(Compared(member, study_runs(member.spec, results), summary.fit, summary.report))
     page = write_page(spec, compared, folder)
-    where = places(spec, results.resolve())
-    copy = share(where, pages(folder), console) if page and where.is_shared else None
+    paths = study_paths(spec, results.resolve())
+    copy = copy_results(paths, pages(folder), console) if page and paths.is_shared else None
     return summaries, page, copy
 
 
@@ -180,7 +180,7 @@ def read_series(
         SpecError: none has.
     """
     from study.results.sources import NoRowsError, study_runs
-    from study.tracking.ledger import places
+    from study.tracking.study_paths import study_paths
 
     found = []
     for member in members(spec):
@@ -188,7 +188,7 @@ def read_series(
             source = study_runs(member.spec, results)
         except NoRowsError:
             continue
-        own = places(member.spec, results.resolve()).folder / "report.html"
+        own = study_paths(member.spec, results.resolve()).folder / "report.html"
         fitted = _fitted(source, level, tokens, refits)
         found.append(Compared(member, source, fitted, own if own.is_file() else None))
     if not found:

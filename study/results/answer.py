@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from analysis.law.loss_surfaces import SurfaceFit
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
-    from study.tracking.ledger import StudyPaths
-    from study.tracking.mlflow_store import Store
+    from study.tracking.rows import Row
+    from study.tracking.study_paths import StudyPaths
 
 
 def answer(
@@ -36,7 +36,7 @@ def answer(
     runs: "RunTable",
     where: "StudyPaths",
     curves: "pd.DataFrame | None",
-    store: "Store | None" = None,
+    rows: "Mapping[str, Row]",
     ended: str = "",
     measures: "pd.DataFrame | None" = None,
 ) -> "tuple[Fit, Path]":
@@ -48,7 +48,7 @@ def answer(
         runs: its rows.
         where: its paths.
         curves: validation losses by cell and step.
-        store: holds the rows of other parametrisations too, with which the crossings are compared.
+        rows: of the ledger, those of other parametrisations included, with which the crossings are compared.
         ended: why the search ended, a sentence.
         measures: of the layers, by cell and step.
     """
@@ -57,7 +57,7 @@ def answer(
     from study.results.parametrisations import contrasts
 
     result = fit(runs, entropy=plan.entropy)
-    result = replace(result, contrasts=contrasts(spec, plan, result, store))
+    result = replace(result, contrasts=contrasts(spec, plan, result, rows.values()))
     report = write_report(
         runs,
         result,

@@ -16,10 +16,10 @@ from typing import Any
 from rich.text import Text
 
 from study.errors import SpecError
-from study.results.sources import existing_store
+from study.results.sources import existing_experiment
 from study.spec.study import load_spec
-from study.tracking.ledger import StudyPaths, places, study_paths_of
-from study.tracking.mlflow_store import Store, sentence
+from study.tracking.mlflow_client import CELL_RUNS, Experiment, first_line
+from study.tracking.study_paths import StudyPaths, study_paths_of
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.data.tasks.spec import TaskData
 from trainables.errors import InputError
@@ -267,7 +267,7 @@ def model_card(kept: Kept) -> str:
     )
 
 
-def log_model(store: Store, run_id: str, kept: Kept, folder: Path) -> str:
+def log_model(store: Experiment, run_id: str, kept: Kept, folder: Path) -> str:
     """Log an exported folder as an MLflow model of a run and return its address.
 
     A model of text is one of MLflow's flavor `transformers`, a pipeline that writes text; a model of symbols is a
@@ -299,7 +299,7 @@ def log_model(store: Store, run_id: str, kept: Kept, folder: Path) -> str:
         store.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, record.step)])
     except MlflowException as error:
         raise SpecError(
-            f"the model is in {folder}, but MLflow did not take it: {sentence(error)} Mend that and export again to "
+            f"the model is in {folder}, but MLflow did not take it: {first_line(error)} Mend that and export again to "
             "another folder, or leave --mlflow out."
         ) from error
     return str(logged.model_uri)
@@ -375,22 +375,19 @@ def _fill(folder: Path, files: Sequence[Path]) -> None:
         raise
 
 
-def _run_of(kept: Kept, results: Path) -> tuple[Store, str]:
-    """Return the store of a study and the run of a cell in it.
+def _run_of(kept: Kept, results: Path) -> tuple[Experiment, str]:
+    """Return the MLflow experiment of a study and the run of a cell in it.
 
     Raises:
-        SpecError: there is no store, or it has no run of the cell.
+        SpecError: there is no experiment, or it has no run of the cell.
     """
-    where = places(load_spec(str(results / kept.study / "spec.yaml")), results)
-    connection = existing_store(load_spec(str(where.folder / "spec.yaml")), where)
-    if connection.store is not None:
-        for run in connection.store.runs(
-            f"tags.`interplay.kind` = 'trial' AND tags.`interplay.cell` = '{kept.record.key}'"
-        ):
-            return connection.store, str(run.info.run_id)
-    why = connection.problem or f"MLflow has no run of cell {kept.record.key} in the study {kept.study!r}"
+    experiment, problem = existing_experiment(load_spec(str(results / kept.study / "spec.yaml")), results)
+    if experiment is not None:
+        for run in experiment.runs(f"{CELL_RUNS} AND tags.`interplay.cell` = '{kept.record.key}'"):
+            return experiment, str(run.info.run_id)
+    why = problem or f"MLflow has no run of cell {kept.record.key} in the study {kept.study!r}"
     raise SpecError(
-        f"{why}, so the model cannot be logged to it. `interplay run` sends what waits once the store is there; "
+        f"{why}, so the model cannot be logged to it. `interplay run` sends the rows that MLflow lacks; "
         "without --mlflow the folder is written all the same."
     )
 

@@ -13,8 +13,8 @@ from analysis.fit.document import Fit, fit
 from analysis.runs.table import RunTable
 from study.plan.plan import Plan
 from study.spec.study import StudySpec
-from study.tracking.ledger import ARM, IDENTITY
-from study.tracking.mlflow_store import Row, Store
+from study.tracking.rows import ARM, Row
+from study.tracking.tables import IDENTITY
 
 #: Fields of a recipe that say how it is parametrised; under `sp` a recipe has neither.
 OWN = ("parametrisation", "base")
@@ -22,26 +22,24 @@ OWN = ("parametrisation", "base")
 MOST = 4
 
 
-def contrasts(spec: StudySpec, plan: Plan, result: Fit, store: Store | None) -> tuple[Contrast, ...]:
+def contrasts(spec: StudySpec, plan: Plan, result: Fit, rows: Iterable[Row]) -> tuple[Contrast, ...]:
     """The crossings of a study beside those of every other parametrisation that its experiment has rows of.
 
     Args:
         spec: of the study.
         plan: of the study.
         result: its fit.
-        store: None where it is away; then nothing is compared.
+        rows: of the ledger.
     """
-    if store is None:
-        return ()
     found = []
-    for protocol, rows in others(plan, store.rows().values()).items():
-        table = table_of(rows)
+    for protocol, group in others(plan, rows).items():
+        table = table_of(group)
         try:
             other = fit(table, level=result.level, draws=result.draws)
         except InputError:
             # Rows that are all diverged or failed say nothing of a crossing.
             continue
-        found.append((name_of(rows[0].params), protocol, other))
+        found.append((name_of(group[0].params), protocol, other))
     found.sort(key=lambda item: (item[0], -item[2].used, item[1]))
     names = [name for name, _, _ in found]
     return tuple(
@@ -80,7 +78,7 @@ def others(plan: Plan, rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def table_of(rows: Sequence[Row]) -> RunTable:
-    """The run table of rows that the plan does not list, by what MLflow has of them."""
+    """Return the run table of rows that the plan does not list."""
     stopped = any(row.loss_se is not None for row in rows)
     lines = [
         {
@@ -109,7 +107,7 @@ def _options(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _common(recipe: Mapping[str, Any], data_key: str) -> dict[str, str]:
-    """What must be the same, as text: MLflow keeps nothing else."""
+    """What must be the same, as text."""
     return {
         "data_key": data_key,
         **{name: str(value) for name, value in recipe.items() if name not in OWN and value not in ({}, None)},

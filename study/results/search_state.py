@@ -12,7 +12,7 @@ from study.search.crossing_search import CrossingSearch, frame, line_of, next_wo
 from study.search.stopping_rule import Ending, objective_of
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes
-from study.tracking.mlflow_store import Row
+from study.tracking.rows import Row
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[
         return None
     rows_so_far = frame(line_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
     known = estimate(rows_so_far, objective_of(spec))
-    flops = math.fsum(planned.flops * row.share for planned, row in ended)
+    flops = math.fsum(planned.flops * row.trained_share for planned, row in ended)
     if spec.search.sampler != "crossing":
         return Knowledge(len(ended), flops, known)
     search = CrossingSearch(plan, spec, outcomes(rows), begun, plan.slots)

@@ -95,7 +95,7 @@ class Board:
         """Cells that need no more work in this run."""
         return len(self.losses) + len(self.failed)
 
-    def know(self, losses: Mapping[str, float | None]) -> None:
+    def add_finished(self, losses: Mapping[str, float | None]) -> None:
         """Take over the losses of cells that ended in earlier runs."""
         for key, loss in losses.items():
             if planned := self.plan.by_key(key):

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from study.workers.process_loss import LossCause, death
+from study.workers.process_loss import LossCause, loss_cause
 from trainables.cell import Cell
 from trainables.errors import InputError
 from trainables.layout import Layout
@@ -43,8 +43,8 @@ Train = Callable[..., Result]
 class GangError(RuntimeError):
     """A gang was lost; the message names the rank and what became of it."""
 
-    death: LossCause | None = None
-    """How the process of the rank was lost, where Ray tells."""
+    loss_cause: LossCause | None = None
+    """How the process of the rank was lost, if Ray reports it."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def _origin(error: BaseException | None) -> Any:
 
 def _lost(rank: str, error: BaseException, when: str = "") -> GangError:
     """What is said of a rank that raised, or that Ray has lost."""
-    how = death(error)
+    how = loss_cause(error)
     match how:
         case LossCause.MEMORY:
             fate = f"was killed because its machine ran out of memory: {_text(error)}"
@@ -287,7 +287,7 @@ def _lost(rank: str, error: BaseException, when: str = "") -> GangError:
         case _:
             fate = f"was lost: {how.value}" if how.of_machine else f"died: {how.value}"
     lost = GangError(f"{rank} {fate}{when}")
-    lost.death = how
+    lost.loss_cause = how
     return lost
 
 

@@ -13,9 +13,9 @@ from study.results.answer import answer, searched
 from study.plan.plan import make_plan
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.study import load_spec
-from study.tracking.ledger import StudyPaths
+from study.tracking.study_paths import StudyPaths
 from tests.study.small import SMALL
-from tests.study.results.test_parametrisations import Store, plan_of, rows_of
+from tests.study.results.test_parametrisations import plan_of, rows_of
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
 SEARCH = ("search.sampler=crossing", "search.objective=b", "search.max_cells=40")
@@ -54,9 +54,8 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     runs = table_of([*plan.cells, *arm])
     where = StudyPaths(tmp_path, "small")
     other = plan_of("training.parametrisation=completep")
-    fit, page = answer(
-        spec, plan, runs, where, None, Store(rows_of(other)), "the limit of 40 cells is reached."
-    )
+    rows = {row.cell: row for row in rows_of(other)}
+    fit, page = answer(spec, plan, runs, where, None, rows, "the limit of 40 cells is reached.")
     assert {item.factor for item in fit.sensitivity} == {0.5}
     assert [(item.own, item.other) for item in fit.contrasts] == [("sp", "completep")]
     html = page.read_text()

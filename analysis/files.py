@@ -1,13 +1,18 @@
-"""Writing files and JSON so that a killed process never leaves half of one, and no reader meets a NaN."""
+"""Write files in one step; convert dataclasses to strict JSON and back."""
 
 import json
-import math
 import secrets
+import sys
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from analysis.errors import InputError
+
+Value = TypeVar("Value")
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
@@ -30,28 +35,56 @@ def write_text(path: Path, content: str) -> Path:
 
 
 def write_json(path: Path, value: object) -> Path:
-    """Write strict JSON in one step, see `strict`."""
-    return write_text(path, json.dumps(strict(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    """Write strict JSON in one step, see `to_json`."""
+    return write_text(path, json.dumps(to_json(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def strict(value: Any) -> Any:
-    """`value` as plain JSON types; NaN and the infinities, which JSON has not, become null.
+def to_json(value: Any) -> Any:
+    """Convert `value` to plain JSON types.
+
+    A dataclass becomes an object with its fields, and with the properties that its class names in `JSON_PROPERTIES`.
+    NaN, the infinities and integers beyond the range of a double become null, because JSON has no such numbers.
 
     Raises:
-        TypeError: for a type that has no JSON form, rather than writing its `repr`.
+        TypeError: the type has no JSON form.
     """
     if value is None or isinstance(value, str | bool):
         return value
-    if isinstance(value, np.ndarray):
-        return [strict(item) for item in value.tolist()]
-    if isinstance(value, np.generic):
-        return strict(value.item())
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if is_dataclass(value):
+        names = [*(field.name for field in fields(value)), *getattr(value, "JSON_PROPERTIES", ())]
+        return {name: to_json(getattr(value, name)) for name in names}
+    # An array or a number of NumPy, which this module does not import: an audit needs none.
+    if hasattr(value, "tolist"):
+        return to_json(value.tolist())
+    if isinstance(value, int | float):
+        # A comparison with NaN is false.
+        return value if abs(value) <= sys.float_info.max else None
     if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
+        return [to_json(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
+
+
+def from_json(cls: type[Value], value: object, name: str) -> Value:
+    """Build the dataclass `cls` from JSON types; the inverse of `to_json`. Unknown keys are ignored.
+
+    Args:
+        cls: a dataclass.
+        value: as read from JSON.
+        name: what the document should be, for the message.
+
+    Raises:
+        InputError: a key is missing or a value has another type.
+    """
+    try:
+        # JSON lists are tuples here and whole numbers may be floats, which only the strict JSON mode allows.
+        made = TypeAdapter(cls).validate_json(json.dumps(to_json(value)), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(
+            f"This is not a {name}: {where}: {message} (it is {first['input']!r:.80})."
+        ) from error
+    return made

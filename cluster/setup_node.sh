@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Makes a machine ready: the pinned packages in ~/interplay-env, and the cluster's environment in every shell.
-# Run by `ray up` on the head where a file or the configuration has changed, and once on every worker; where all is there
-# it ends within a second.
+# Set up a machine: the pinned packages in ~/interplay-env, and the cluster's environment in every shell.
+# `ray up` runs it on the head after a change of a file or of the configuration, and once on every worker. On a machine
+# that is set up, it ends within a second.
 #
-# An environment that is there already is taken, and no package fetched, if it has all that pyproject.toml wants in the
-# versions of constraints.txt: INTERPLAY_ENV=/path (its bin/python), which an image may set in /etc/environment, else the
-# python that PATH finds.
+# An existing environment is used, and nothing is downloaded, if it has all packages of pyproject.toml in the versions
+# of constraints.txt: INTERPLAY_ENV=/path (its bin/python), which an image may set in /etc/environment, else the python
+# on PATH.
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 environment=$HOME/interplay-env
 stamp=$HOME/.interplay-env.stamp
 
-# Whether a python has every package that Interplay needs on a cluster, each in its pinned version; else names the first.
+# Check that a python has every package for a cluster in its pinned version; print the first that it has not.
 complete() {
   "$1" - "$repository" <<'PYTHON'
 import sys
@@ -53,7 +53,7 @@ for wanted in (project["name"], *project["dependencies"], *project["optional-dep
 PYTHON
 }
 
-# Python 3.11 is what the versions of constraints.txt were chosen with.
+# The versions of constraints.txt were chosen with Python 3.11.
 new_python() {
   local candidate
   for candidate in python3.11 python3.12 python3.13 python3; do
@@ -88,12 +88,12 @@ install() {
 exec 9>"$HOME/.interplay-env.lock"
 flock 9
 
-# Before the line of ~/.bashrc that ends it for shells without a terminal, as `ray exec` and the start commands have.
+# First in ~/.bashrc, which returns early in shells without a terminal, such as those of `ray exec`.
 line='if [ -f ~/interplay/cluster/environment.sh ]; then source ~/interplay/cluster/environment.sh; fi'
 touch ~/.bashrc
 if ! grep -qxF "$line" ~/.bashrc; then
   profile=$(readlink -f ~/.bashrc)
-  # A copy first, for its owner and mode; and whole or not at all.
+  # Replace the file in one step, with its owner and mode.
   cp -p "$profile" "$profile.part"
   { echo "$line" && cat "$profile"; } >"$profile.part"
   mv "$profile.part" "$profile"
@@ -106,7 +106,7 @@ ready() {
 }
 if ! ready; then
   rm -f "$stamp"
-  # The link that an earlier run has made is no environment of its own: PATH, without it, says what there is.
+  # Search PATH without the link that an earlier run has made.
   offered=${INTERPLAY_ENV:+$INTERPLAY_ENV/bin/python}
   offered=${offered:-$(PATH=${PATH//"$environment/bin:"/} type -P python python3 | head -n 1 || true)}
   if [ -n "$offered" ] && reason=$(complete "$offered" 2>&1); then
@@ -129,7 +129,7 @@ if ! ready; then
   echo "$wanted" >"$stamp"
 fi
 
-# Only the head has it: Ray writes the whole configuration there.
+# Ray writes the configuration on the head only.
 if [ -r ~/ray_bootstrap_config.yaml ]; then
   "$environment/bin/python" - <<'PYTHON' >~/interplay-cluster.sh.part
 import shlex

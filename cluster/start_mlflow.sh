@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# MLflow's tracking server on the head, started again whenever it dies.
+# Run MLflow's tracking server on the head, and restart it whenever it dies.
 #
 #   start_mlflow.sh             start it unless it runs, and wait until it answers
 #   start_mlflow.sh --no-wait   the same, without waiting
-#   start_mlflow.sh --stop      end it
+#   start_mlflow.sh --stop      stop it
 #
 # Settings, from the environment or ~/interplay-settings.sh:
 #   INTERPLAY_MLFLOW_STORE      SQLAlchemy's URI of the store, e.g. postgresql+psycopg2://user@host/mlflow with PGPASSFILE;
 #                               SQLite in INTERPLAY_MLFLOW_HOME if unset
-#   INTERPLAY_MLFLOW_ARTIFACTS  where artifacts go; the bucket of INTERPLAY_STORAGE, or INTERPLAY_MLFLOW_HOME, if unset
-#   INTERPLAY_MLFLOW_AUTH=1     ask for a name and a password: admin, and what INTERPLAY_MLFLOW_HOME/admin_password says
+#   INTERPLAY_MLFLOW_ARTIFACTS  folder or URI of the artifacts; by default the bucket of INTERPLAY_STORAGE, or
+#                               INTERPLAY_MLFLOW_HOME
+#   INTERPLAY_MLFLOW_AUTH=1     require the user admin and the password in INTERPLAY_MLFLOW_HOME/admin_password
 #   INTERPLAY_MLFLOW_HOME       ~/mlflow: log, store, passwords
-#   INTERPLAY_MLFLOW_COPY       how often, in seconds, the SQLite store is copied beside the artifacts of a bucket (60);
-#                               a head without a store begins with that copy, because the old head's disk went with it
-#   MLFLOW_HOST, MLFLOW_PORT    127.0.0.1 and 5000; with another host only the names in MLFLOW_SERVER_ALLOWED_HOSTS
-#                               (default: loopback and this machine's own address) are answered
+#   INTERPLAY_MLFLOW_COPY       seconds between copies of the SQLite store to the bucket of the artifacts (60); a new
+#                               head starts from that copy, because the disk of the old one is deleted
+#   MLFLOW_HOST, MLFLOW_PORT    127.0.0.1 and 5000; with another host, only requests to the names in
+#                               MLFLOW_SERVER_ALLOWED_HOSTS (default: loopback and this machine's address) are answered
 set -euo pipefail
 umask 077
 # shellcheck source-path=SCRIPTDIR source=environment.sh
@@ -25,13 +26,13 @@ port=${MLFLOW_PORT:-5000}
 log=$home/server.log
 mkdir -p "$home"
 
-# The server and all it started carry this variable, and so does the loop that watches it. A process id could have been
-# given to somebody else meanwhile; a variable of ours cannot.
+# The server, its children and the loop that watches it have this variable in their environment. Unlike a process id, it
+# cannot belong to another program.
 mark=INTERPLAY_MLFLOW_OF=$home
 family() {
   grep -lszxF "$mark" /proc/[0-9]*/environ | tr -dc '0-9\n' | grep -vx "$$" || true
 }
-# SIGKILL: an orphan of uvicorn keeps the port, and SQLite and PostgreSQL bear it.
+# SIGKILL, because an orphan of uvicorn keeps the port; SQLite and PostgreSQL survive it.
 end_family() {
   local pids
   pids=$(family)
@@ -53,13 +54,13 @@ case ${INTERPLAY_STORAGE:-} in
   *) artifacts=$home/artifacts ;;
 esac
 artifacts=${INTERPLAY_MLFLOW_ARTIFACTS:-$artifacts}
-# One a cluster: two of them would overwrite each other's.
+# One per cluster, so that clusters do not overwrite each other's copies.
 copied=
 if [ -z "${INTERPLAY_MLFLOW_STORE:-}" ] && [[ $artifacts == *://* ]]; then
   copied=$artifacts/${INTERPLAY_CLUSTER:-interplay}.db
 fi
 
-# Copy the SQLite store to the bucket, or, where there is none here, from it.
+# Copy the SQLite store to the bucket, or from it if the head has none.
 copy_store() {
   python - "$1" "$home/mlflow.db" "$copied" <<'PYTHON'
 import shutil
@@ -75,7 +76,7 @@ system, path = fs.FileSystem.from_uri(uri)
 part = store.with_suffix(f".{direction}")
 part.unlink(missing_ok=True)
 if direction == "there":
-    # SQLite's own copy is whole though the server writes.
+    # SQLite's own backup is consistent while the server writes.
     with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(part)) as target:
         source.backup(target)
     with part.open("rb") as source, system.open_output_stream(path) as target:
@@ -91,7 +92,7 @@ PYTHON
 
 keep_copy() {
   while sleep "${INTERPLAY_MLFLOW_COPY:-60}"; do
-    # Before the first copy, what `find` says is that it has nothing to compare with.
+    # Before the first copy, `find` prints that the file to compare with is missing.
     if [ -e "$home/mlflow.db" ] && [ -n "$(find "$home" -name 'mlflow.db*' -newer "$home/copied" 2>&1)" ]; then
       touch "$home/copying"
       if reason=$(copy_store there 2>&1); then
@@ -105,15 +106,15 @@ keep_copy() {
 
 serve() {
   local arguments
-  # Not knowing whether there is a copy, a new store would overwrite it a minute later: then rather none, and again.
-  # In a list after which `||` stands, as this function's call does, bash does not end by itself at a failure.
+  # If it is unknown whether there is a copy, make no new store, which would overwrite the copy a minute later; retry.
+  # bash ignores `set -e` in this function, because its call is followed by `||`.
   if [ -n "$copied" ] && [ ! -e "$home/mlflow.db" ]; then copy_store here || exit 1; fi
   arguments=(--host "$host" --port "$port" --workers 1 --uvicorn-opts --no-access-log
     --artifacts-destination "$artifacts")
   if [ "$host" != 127.0.0.1 ] && [ -z "${MLFLOW_SERVER_ALLOWED_HOSTS:-}" ]; then
     arguments+=(--allowed-hosts "localhost:*,127.0.0.1:*,$(hostname -I | awk '{print $1}'):$port")
   fi
-  # In the environment and not among the arguments, which any user of the machine sees in `ps`: it may hold a password.
+  # In the environment, because `ps` shows arguments to every user, and the URI may hold a password.
   export MLFLOW_BACKEND_STORE_URI=${INTERPLAY_MLFLOW_STORE:-sqlite:///$home/mlflow.db}
   if [ "${INTERPLAY_MLFLOW_AUTH:-}" = 1 ]; then
     MLFLOW_AUTH_ADMIN_PASSWORD=$(<"$home/admin_password")
@@ -121,9 +122,9 @@ serve() {
     export MLFLOW_AUTH_ADMIN_PASSWORD MLFLOW_FLASK_SERVER_SECRET_KEY
     arguments+=(--app-name basic-auth)
   fi
-  # Seven processes of 235 MiB otherwise, for evaluations that a study does not ask for (mlflow 3.17).
+  # Otherwise seven processes of 235 MiB run for evaluations that no study uses (mlflow 3.17).
   export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
-  # The users of basic authentication are in a file of the working folder.
+  # Basic authentication keeps its users in a file of the working folder.
   cd "$home"
   exec mlflow server "${arguments[@]}"
 }
@@ -137,7 +138,7 @@ watch() {
     if [ -n "$copied" ]; then keep_copy >>"$log" 2>&1 </dev/null 8>&- & fi
     (serve) >>"$log" 2>&1 </dev/null 8>&- || status=$?
     end_family
-    # At once after a long life; ever slower where it cannot start at all.
+    # Restart at once after a long run, and with growing pauses if it cannot start.
     if [ $((SECONDS - began)) -ge 300 ]; then pause=1; fi
     echo "$(date -Is) MLflow ended with status $status; again in $pause s" >>"$log"
     sleep "$pause" 8>&-
@@ -145,7 +146,7 @@ watch() {
   done
 }
 
-# By Python, which is there where MLflow is, as curl need not be; and by no proxy, which would be asked for loopback too.
+# By Python, because curl may be missing; without a proxy, which may be set for loopback too.
 until_it_answers() {
   python - "http://${host/#0.0.0.0/127.0.0.1}:$port/health" <<'PYTHON'
 import sys
@@ -153,7 +154,7 @@ import time
 import urllib.request
 
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# 27 to 90 s where the cores are busy.
+# A start takes 27 to 90 s on busy cores.
 deadline = time.monotonic() + 180
 while True:
     try:
@@ -169,7 +170,7 @@ PYTHON
 case ${1:-} in
   --watch) watch ;;
   --stop)
-    # Twice: what the loop was just starting may not have been seen.
+    # Twice, because the loop may just have started a process.
     end_family
     sleep 0.2
     end_family
@@ -186,7 +187,7 @@ if [ "${INTERPLAY_MLFLOW_AUTH:-}" = 1 ]; then
   secret admin_password
   secret secret_key
 fi
-# One that runs with other settings is no answer to this call; also not one of another version of this script.
+# A server with other settings, or of another version of this script, is restarted.
 settings=$(printf '%s\n' "$host" "$port" "${INTERPLAY_MLFLOW_STORE:-}" "${INTERPLAY_MLFLOW_AUTH:-}" "$artifacts" "$copied" \
   "${MLFLOW_SERVER_ALLOWED_HOSTS:-}" "${INTERPLAY_MLFLOW_COPY:-}" "$(type -P mlflow)" | cat - "$0" | sha256sum)
 exec 7>"$home/start.lock"
@@ -197,11 +198,11 @@ if [ "$(cat "$home/settings" 2>/dev/null)" != "$settings" ]; then
   patience=5
   echo "$settings" >"$home/settings"
 fi
-# The loop inherits the lock and holds it while it lives: whoever gets it may start another.
+# The loop inherits the lock and holds it while it runs; a call that gets the lock starts another loop.
 exec 8>"$home/watch.lock"
-# What was just killed lets go of it a moment later.
+# A killed loop releases it a moment later.
 if flock -w "$patience" 8; then
-  # A server whose loop was killed would still answer below.
+  # End a server whose loop was killed: it would still answer below.
   end_family
   env "$mark" setsid nohup bash "$0" --watch >>"$log" 2>&1 </dev/null 7>&- &
 fi

@@ -168,12 +168,12 @@ def plan(
         return
     from study.commands.power import plan_power, power_view
 
-    foreseen = plan_power(made, assume or (), pilot, studies, Console(stderr=True, quiet=as_json))
+    found = plan_power(made, assume or (), pilot, studies, Console(stderr=True, quiet=as_json))
     if as_json:
-        _print_json(made.to_json() | {"power": foreseen.to_json()})
+        _print_json(made.to_json() | {"power": found.to_json()})
     else:
         Console().print(plan_table(made))
-        Console(highlight=False).print(power_view(foreseen))
+        Console(highlight=False).print(power_view(found))
 
 
 @app.command()
@@ -249,7 +249,7 @@ def _say_failed(console: Console, failed: Mapping[str, str], again: str) -> None
 
 @app.command()
 def presets(as_json: JsonOption = False) -> None:
-    """List the studies that come with Interplay: what each asks, what it costs, what was seen here and when."""
+    """List the built-in studies: question, cost and recorded result."""
     from study.commands.presets import catalogue, catalogue_view
 
     records = catalogue()
@@ -329,8 +329,11 @@ def fit(
     results: ResultsOption = RESULTS,
     uri: UriOption = None,
     level: LevelOption = 0.95,
-    refits: Annotated[
-        int, typer.Option("--refits", metavar="K", help="repeat the whole pipeline on K simulated studies")
+    parametric_bootstrap: Annotated[
+        int,
+        typer.Option(
+            "--parametric-bootstrap", metavar="K", help="repeat the whole pipeline on K simulated studies"
+        ),
     ] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="also write the fit to this file")] = None,
     as_json: JsonOption = False,
@@ -338,17 +341,23 @@ def fit(
     """Find the crossings of a table of runs and fit the threshold law."""
     from analysis.files import write_json
     from analysis.fit.document import fit as fit_runs
-    from study.results.answer import fit_table, refits_text
+    from study.results.answer import bootstrap_text, fit_table
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
     series = _series(runs, overrides, column, uri, count)
     if series is not None:
-        _fit_series(series, results, level, tokens, refits, out, as_json=as_json)
+        _fit_series(series, results, level, tokens, parametric_bootstrap, out, as_json=as_json)
         return
     source = _runs(runs, overrides, column, results, uri, count)
     result = source.compared(
-        fit_runs(source.table, level=level, tokens=tokens, refits=refits, entropy=source.known.get("entropy"))
+        fit_runs(
+            source.table,
+            level=level,
+            tokens=tokens,
+            parametric_bootstrap=parametric_bootstrap,
+            entropy=source.known.get("entropy"),
+        )
     )
     document = result.to_json()
     if out:
@@ -357,8 +366,8 @@ def fit(
         _print_json(document)
     else:
         Console().print(fit_table(result))
-        if refits:
-            Console(highlight=False).print(refits_text(result))
+        if parametric_bootstrap:
+            Console(highlight=False).print(bootstrap_text(result))
 
 
 @app.command()
@@ -442,7 +451,7 @@ def audit(
     ] = "nonembedding",
     as_json: JsonOption = False,
 ) -> None:
-    """Say where an existing model stands on the law: too deep, too shallow, or within the band."""
+    """Say where an existing model stands on the law: too deep, too shallow, or within the interval."""
     from study.commands.audit import audit_json, audit_models, audit_view
 
     audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, count)
@@ -521,7 +530,7 @@ def _fit_series(
     results: Path,
     level: float,
     tokens: float | None,
-    refits: int,
+    parametric_bootstrap: int,
     out: Path | None,
     *,
     as_json: bool,
@@ -531,7 +540,9 @@ def _fit_series(
     from study.commands.series import fits_json, read_series
     from study.results.answer import fit_table
 
-    compared = read_series(spec, results, level=level, tokens=tokens, refits=refits)
+    compared = read_series(
+        spec, results, level=level, tokens=tokens, parametric_bootstrap=parametric_bootstrap
+    )
     document = fits_json(spec, compared)
     if out:
         write_json(out, document)

@@ -6,10 +6,10 @@ from typing import TextIO
 
 
 def open_private(path: Path) -> TextIO:
-    """Make a file to write to, with mode 0600 before its first byte: one closed to others later could be read before.
+    """Create a text file with mode 0600 from the start, so that no other user can read it at any time.
 
     Raises:
-        FileExistsError: it is there already.
+        FileExistsError: the file exists.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     return os.fdopen(handle, "w", encoding="ascii")

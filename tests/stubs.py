@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from study.plan.plan import PlannedCell
+from study.plan.cells import PlannedCell
 from study.search import Outcome
 from trainables.progress import Result
 

@@ -1,14 +1,17 @@
-"""Two pillars and a roof: `analysis` and `trainables` import nothing of ours, `study` imports both."""
+"""The structure of the code: which package, folder and module may import which, and how light some imports are."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"study", "trainables", "analysis", "tests"}
+PACKAGES = ("analysis", "study", "trainables")
+MOST_MODULES = 12
+
 #: What a package may never import, at the top of a module or inside a function.
 FORBIDDEN = {
     "analysis": {
@@ -26,36 +29,155 @@ FORBIDDEN = {
     "study": {"tests"},
 }
 
+#: The floors of each folder, from the top. A module imports only from its own room and from rooms on lower floors.
+FLOORS = {
+    "study": [
+        {"__main__"},
+        {"cli"},
+        {"commands"},
+        {"run"},
+        {"results", "submit"},
+        {"tracking", "cluster"},
+        {"search", "workers"},
+        {"plan"},
+        {"spec"},
+        {"errors", "private_file"},
+    ],
+    "analysis": [
+        {"report"},
+        {"fit", "design", "audit", "theory"},
+        {"law"},
+        {"curves"},
+        {"runs"},
+        {"groups", "threads", "tables"},
+        {"files", "numbers"},
+        {"errors"},
+    ],
+    "analysis/report": [
+        {"study_page", "series_page"},
+        {"html", "catalogue"},
+        {"extras"},
+        {"tables", "answers"},
+        {"figures"},
+    ],
+    "trainables": [
+        {"__main__"},
+        {"train"},
+        {"export", "checkpoint", "diagnostics"},
+        {"record", "model"},
+        {"layout"},
+        {"cell"},
+        {"data", "deepspeed_options"},
+        {"storage", "ranks"},
+        {"progress", "errors"},
+    ],
+    "trainables/data": [{"store"}, {"packing"}, {"sources"}, {"spec"}, {"tasks"}],
+}
 
-def imported(path):
+
+def modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name; a package is its `__init__`."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+MODULES = modules()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """What a module imports anywhere: at its top, inside functions and for types only."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module.split(".")[0]
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+
+
+IMPORTS = {name: sorted({item for item in imported(path) if item != name}) for name, path in MODULES.items()}
 
 
 @pytest.mark.parametrize("package", sorted(FORBIDDEN))
-def test_a_package_imports_only_what_its_place_allows(package):
-    modules = sorted((ROOT / package).rglob("*.py"))
-    assert len(modules) > 5
-    wrong = {str(path): bad for path in modules if (bad := set(imported(path)) & FORBIDDEN[package])}
+def test_a_package_imports_only_what_its_place_allows(package: str) -> None:
+    inside = [name for name in MODULES if name.split(".")[0] == package]
+    assert len(inside) > 5
+    wrong = {
+        name: bad
+        for name in inside
+        if (bad := {item.split(".")[0] for item in IMPORTS[name]} & FORBIDDEN[package])
+    }
     assert not wrong
+
+
+def room_of(folder: str, name: str) -> str | None:
+    """The first part of a module's name below a folder, `spec` of `study.spec.study` below `study`."""
+    prefix = folder.replace("/", ".") + "."
+    return name.removeprefix(prefix).split(".")[0] if name.startswith(prefix) else None
+
+
+@pytest.mark.parametrize("folder", sorted(FLOORS))
+def test_imports_go_down_the_floors(folder: str) -> None:
+    floor = {room: number for number, rooms in enumerate(FLOORS[folder]) for room in rooms}
+    found = {room for name in MODULES if (room := room_of(folder, name))}
+    assert found <= set(floor), "a room without a floor"
+    upward = [
+        f"{name} imports {other}"
+        for name, others in IMPORTS.items()
+        for other in others
+        if (mine := room_of(folder, name))
+        and (its := room_of(folder, other))
+        and mine != its
+        and floor[mine] >= floor[its]
+    ]
+    assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Lazy and type-only imports count: each hides a circle from Python and none from a reader."""
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " > ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for other in IMPORTS[name]:
+                if other in MODULES:
+                    visit(other, (*path, name))
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+def test_no_folder_is_crowded() -> None:
+    sizes: dict[str, int] = {}
+    for path in MODULES.values():
+        if path.name != "__init__.py":
+            folder = str(path.parent.relative_to(ROOT))
+            sizes[folder] = sizes.get(folder, 0) + 1
+    crowded = {folder: size for folder, size in sizes.items() if size > MOST_MODULES}
+    assert not crowded
 
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
         ("study.cli", {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed"}),
-        ("study.plan.plan", {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed"}),
+        ("study.spec", {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed", "datasets"}),
+        ("study.plan", {"torch", "ray", "mlflow", "optuna", "pandas", "deepspeed"}),
         ("trainables.cell", {"torch", "numpy", "transformers", "datasets"}),
+        ("trainables.data", {"torch", "numpy", "transformers", "datasets"}),
         ("analysis.fit.document", {"torch", "ray", "mlflow"}),
-        # Its trials need them, in processes of their own.
+        ("analysis.law.projection", {"torch", "ray", "mlflow"}),
+        # The processes of its trials load these.
         ("study.run.runner", {"torch", "deepspeed", "transformers"}),
     ],
 )
-def test_light_modules_stay_light(module, heavy):
-    """A plan or a fit answers in a second: nothing heavy is imported before it is needed."""
+def test_light_modules_stay_light(module: str, heavy: set[str]) -> None:
+    """A plan or a fit takes about a second, so nothing heavy is imported before it is needed."""
     program = f"import {module}, sys; print(*sorted(set(sys.modules) & {heavy!r}))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT

@@ -19,6 +19,7 @@ from trainables.cell import Cell
 from trainables.diagnostics.names import DIAGNOSTICS
 from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
+from trainables.model.family import family
 from trainables.progress import Progress
 from trainables.record import Keep, refuse_filled
 
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="sequences a group of ranks works on at once; by default all of its share",
     )
     parser.add_argument(
-        "--activation_checkpointing", action="store_true", help="keep no activations inside a layer"
+        "--activation-checkpointing", action="store_true", help="keep no activations inside a layer"
     )
     parser.add_argument(
         "--shard-vocabulary", action="store_true", help="also share the embedding among tensor-parallel ranks"
@@ -68,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cell = read_cell(options.cell)
         if options.weights:
             refuse_filled(options.weights, "--weights")
-            if not cell.recipe.is_gpt2:
+            if not family(cell.recipe.network).is_huggingface(cell.recipe):
                 raise InputError(
-                    "--weights keeps a plain GPT-2, and a model with this cell's `network` or `residual` is none; leave "
-                    "it out."
+                    "--weights writes a HuggingFace model, and HuggingFace has no class for this cell's `network` or "
+                    "`residual`; leave it out."
                 )
         from trainables.ranks.process_group import leave
         from trainables.train.loop import train

@@ -1,4 +1,4 @@
-"""Cell: everything that can change a loss, and its key (the hash of exactly that)."""
+"""Cell: everything that can change a loss, and the key that hashes it."""
 
 import functools
 import hashlib
@@ -28,7 +28,6 @@ Initialisation = Literal["fan_in", "gpt2"]
 Precision = Literal["fp32", "bf16"]
 Parametrisation = Literal["sp", "mup", "completep"]
 Residual = Literal["pre", "sqrt", "linear", "scaled_norm", "post", "admin"]
-Network = Literal["gpt2", "analysed"]
 
 
 class Frozen(BaseModel):
@@ -57,44 +56,19 @@ class Shape(Frozen):
 
 
 class Base(Frozen):
-    """The shape at which all parametrisations are the same, and whose learning rate a cell is given."""
+    """The shape at which all parametrisations are the same; the learning rate of a cell is given for it."""
 
     depth: int = Field(default=2, ge=1, description="layers of the base shape, L0")
     width: int = Field(default=64, ge=1, description="its width, d0")
     head_width: float = Field(default=32.0, gt=0, description="width of one of its heads, d_h0")
 
 
-def check_model(
-    parametrisation: Parametrisation, residual: Residual, network: Network, dropout: float
-) -> None:
-    """Refuse a model that is changed in two ways at once.
+class RecipeFields(BaseModel):
+    """The fields that `Recipe` and the section `training` of a spec share."""
 
-    Raises:
-        ValueError: names the keys that exclude each other.
-    """
-    changes = {
-        "parametrisation": (parametrisation, "sp"),
-        "residual": (residual, "pre"),
-        "network": (network, "gpt2"),
-    }
-    given = [f"`{name}: {value}`" for name, (value, default) in changes.items() if value != default]
-    if len(given) > 1:
-        raise ValueError(
-            f"{' and '.join(given)} exclude each other, because each says itself how a branch is scaled; keep one"
-        )
-    if network == "analysed" and dropout:
-        raise ValueError("`network: analysed` has no dropout; set `dropout: 0`")
-
-
-class Recipe(Frozen):
-    """How a cell is trained, apart from its shape, data, learning rate and seed. Compared cells share one recipe."""
-
-    steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, description="sequences of one step, over all ranks")
     context: int = Field(ge=2, description="tokens of a sequence, T")
     optimizer: Literal["adamw"] = "adamw"
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
@@ -104,43 +78,67 @@ class Recipe(Frozen):
     grad_clip: float = Field(
         default=1.0, ge=0, description="largest norm of the gradient; 0 switches clipping off"
     )
-    precision: Precision = "fp32"
     init: Initialisation = Field(
         default="fan_in",
-        description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L), embeddings 0.02; gpt2: 0.02",
+        description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L), embeddings 0.02; gpt2: std 0.02",
     )
     parametrisation: Parametrisation = Field(
         default="sp",
-        description="what follows width (mup, completep) and depth (completep): start, rate, decay, epsilon",
+        description="sp: the same settings for every shape; mup: initialisation, learning rates, weight decay and "
+        "epsilon follow the width; completep: width and depth. The learning-rate rule is then read at the base shape",
     )
-    base: Base = Field(default_factory=Base, description="where mup and completep are what sp is")
     residual: Residual = Field(
         default="pre",
-        description="how branches join the residual stream (`trainables.model.residual`): pre is GPT-2's own",
+        description="how branches join the residual stream: pre (GPT-2); sqrt, linear: times 1/sqrt(L), 1/L; "
+        "scaled_norm: norms times 1/sqrt(layer); post: norms behind the sum; admin: post with weights on the stream",
     )
-    network: Network = Field(
+    network: str = Field(
         default="gpt2",
-        description="analysed: attention alone, without softmax, ReLU or norm (`trainables.model.analysed`)",
+        description="model family (`trainables.model.families`): gpt2, or analysed: attention alone, without softmax, "
+        "ReLU or norm",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1)
     deepspeed: dict[str, Any] = Field(
-        default_factory=dict, description="options for DeepSpeed itself; some change the rounding of a loss"
+        default_factory=dict,
+        description="options for DeepSpeed itself, such as {zero_optimization: {overlap_comm: true}}; part of every "
+        "cell, because some change the rounding of a loss",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_base_without_need(cls, values: Any) -> Any:
-        # Nothing of a cell under sp depends on it, so recipes that differ in it alone are equal.
-        if isinstance(values, Mapping) and values.get("parametrisation", "sp") == "sp":
-            Base.model_validate(values.get("base", {}))
-            return {key: value for key, value in values.items() if key != "base"}
-        return values
 
     @field_validator("deepspeed")
     @classmethod
     def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
         check_names(options)
         return options
+
+    @model_validator(mode="after")
+    def _one_change_of_the_model(self) -> Self:
+        if self.parametrisation != "sp" and self.residual != "pre":
+            raise ValueError(
+                f"`parametrisation: {self.parametrisation}` and `residual: {self.residual}` exclude each other, because "
+                "each scales the branches its own way; keep one"
+            )
+        return self
+
+
+class Recipe(Frozen, RecipeFields):
+    """How a cell is trained, apart from its shape, data, learning rate and seed. Compared cells share one recipe."""
+
+    steps: int = Field(ge=1, description="optimizer steps")
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    precision: Precision = "fp32"
+    base: Base = Field(
+        default_factory=Base, description="shape at which mup and completep are the same as sp"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_base_without_need(cls, values: Any) -> Any:
+        # Under sp nothing depends on the base shape, so recipes that differ in it alone are equal.
+        if isinstance(values, Mapping) and values.get("parametrisation", "sp") == "sp":
+            Base.model_validate(values.get("base", {}))
+            return {key: value for key, value in values.items() if key != "base"}
+        return values
 
     @model_serializer(mode="wrap")
     def _without_empty_options(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -156,16 +154,6 @@ class Recipe(Frozen):
                 values.pop(name)
         return values
 
-    @model_validator(mode="after")
-    def _one_change_of_the_model(self) -> Self:
-        check_model(self.parametrisation, self.residual, self.network, self.dropout)
-        return self
-
-    @property
-    def is_gpt2(self) -> bool:
-        """Whether the trained model is HuggingFace's own GPT-2, which can be exported."""
-        return self.network == "gpt2" and self.residual not in ("post", "admin")
-
     @property
     def tokens(self) -> int:
         """Training tokens of the whole cell."""
@@ -175,8 +163,8 @@ class Recipe(Frozen):
 class Cell(Frozen):
     """One training run, completely described.
 
-    `data_key` is the identity of the data's *content* (`trainables.data.data_key`); `data` only says where to
-    find it, so a moved file keeps its cells and an edited file gets new ones.
+    `data_key` identifies the *content* of the data (`trainables.data.data_key`); `data` is where to find it. A moved
+    file keeps its cells and an edited file gets new ones.
     """
 
     shape: Shape

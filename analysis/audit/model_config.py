@@ -1,8 +1,7 @@
-"""The shape of a model from its HuggingFace `config.json`, by the key names of the common families.
+"""The shape of a model from its HuggingFace `config.json`, by the key names of common families.
 
-Read as plain JSON: no model library is needed, and nothing of the file is executed. Besides depth and width, which
-every file has under some name, the exact number of parameters in the blocks is counted for the families whose blocks
-are known (`analysis.audit.block_parameters`); the others say why they have none.
+The file is read as plain JSON, without a model library, and nothing in it is executed. The exact number of parameters
+in the blocks is counted for the families of `analysis.audit.block_parameters`.
 """
 
 import json
@@ -15,16 +14,16 @@ from typing import Any, TypeGuard
 from analysis.audit.block_parameters import BLOCKS, Block, Sizes, count_blocks
 from analysis.errors import InputError
 
-#: Key names, the commonest first.
+#: Key names, the most common first.
 DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
 WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "dim", "model_dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _D_FF = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "hidden_dim")
 _VOCABULARY = ("vocab_size",)
-#: No size of a model reaches this; a number beyond is a fault of the file, and would end in one of the arithmetic.
+#: Larger than any size of a model; a larger number is an error in the file.
 _BEYOND = 10**9
-#: Where a multimodal model keeps its language part.
+#: Language part of a multimodal model.
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 
@@ -34,7 +33,7 @@ _ENCODERS = {
     "modernbert", "mpnet", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
 }
 # fmt: on
-#: Models in which depth and width do not mean what the law means by them.
+#: Families whose depth and width have another meaning than in the law.
 _NOT_STACKS = {
     "albert": "shares one block among its layers, so N is not 12·L·d²",
     **dict.fromkeys(
@@ -46,20 +45,20 @@ _NOT_STACKS = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a config file says about a model's shape.
+    """The shape of a model.
 
     Attributes:
-        name: of the model, or where it was read from.
-        family: `model_type` of the (language) model, "" where the file has none.
+        name: of the model, or of its file.
+        family: `model_type` of the (language) model, or "".
         depth, width: L and d.
-        heads, kv_heads, head_dim, d_ff: of a block; None where the file does not say.
-        gated: whether the feed-forward part has three matrices (SwiGLU and the like); None if not known.
+        heads, kv_heads, head_dim, d_ff: of a block; None if unknown.
+        gated: whether the feed-forward part has three matrices (such as SwiGLU); None if unknown.
         vocabulary: number of tokens.
-        embedding_width: width of the token table, other than `width` where the model projects it.
-        tied: whether the token table is the output layer too.
-        exact_params: parameters of the blocks and the norm after them, with biases and norms: all but embeddings
+        embedding_width: width of the token table; differs from `width` if the model projects it.
+        tied: whether the token table is also the output layer.
+        exact_params: parameters of the blocks and the norm after them, with biases and norms, without embeddings
             and output layer; None with `exact_reason`.
-        notes: sentences a reader must see.
+        notes: sentences for the reader.
     """
 
     name: str
@@ -80,20 +79,15 @@ class ModelConfig:
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """Read a `config.json`, or that of a folder.
+    """Read a `config.json` or a folder that holds one.
 
     Raises:
-        InputError: there is no such file, it is no JSON object, or the model cannot be placed on the law: see
-            `model_config`.
+        InputError: the file cannot be read or is no JSON object; and see `model_config`.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: no UTF-8, no JSON, or too many digits
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON or too many digits
         raise InputError(
             f"The model config {file} cannot be read: {error}. Give a HuggingFace config.json, a folder that holds "
             "one, or the shape itself: --depth L --width D."
@@ -106,16 +100,15 @@ def read_model_config(path: Path) -> ModelConfig:
 
 
 def model_config(document: Mapping[str, Any], name: str) -> ModelConfig:
-    """Read the shape out of a config.
+    """Read the shape from a config.
 
     Args:
         document: the parsed `config.json`.
-        name: where it came from, for messages; the document's own `_name_or_path` is what it was made from and
-            is not used.
+        name: source of the config, for messages; `_name_or_path` is the model it was made from and is not used.
 
     Raises:
-        InputError: depth or width is missing or no positive whole number; the model has two stacks (encoder and
-            decoder), experts, shared blocks or no self-attention, so that the law says nothing about it.
+        InputError: depth or width is missing or no positive whole number; or the law does not apply, because the model
+            has two stacks (encoder and decoder), experts, shared blocks or no self-attention.
     """
     part, values = _language_part(document)
     family = _text(values.get("model_type")) or (_text(document.get("model_type")) if part is None else "")
@@ -152,7 +145,7 @@ def model_config(document: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def _language_part(document: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the name and content of the nested part that has the shape; None and the whole where it is flat."""
+    """Return the name and content of the nested part that has the shape, or None and the document itself."""
     if not any(key in document for key in DEPTH_KEYS):
         for key in _LANGUAGE_PARTS:
             if isinstance(nested := document.get(key), Mapping):
@@ -164,17 +157,14 @@ def _refuse_other_kinds(
     document: Mapping[str, Any], values: Mapping[str, Any], family: str, name: str
 ) -> None:
     whole = _text(document.get("model_type")) or family or "unknown kind"
-    way_out = (
-        "To place one shape on the law all the same, as if dense and decoder-only, give --depth L --width D"
+    way_out = "To compare one shape anyway, as if dense and decoder-only, give --depth L --width D"
+    stacks = (
+        True in (document.get("is_encoder_decoder"), values.get("is_encoder_decoder")),
+        {"encoder_layers", "decoder_layers"} <= set(values),
+        "num_decoder_layers" in values,
+        isinstance(document.get("encoder"), Mapping) and isinstance(document.get("decoder"), Mapping),
     )
-    two = {"encoder_layers", "decoder_layers"} <= set(values) or "num_decoder_layers" in values
-    nested = isinstance(document.get("encoder"), Mapping) and isinstance(document.get("decoder"), Mapping)
-    if (
-        document.get("is_encoder_decoder") is True
-        or values.get("is_encoder_decoder") is True
-        or two
-        or nested
-    ):
+    if any(stacks):
         raise InputError(
             f"{name} is an encoder-decoder ({whole}): it has two stacks, and the law was measured on one decoder "
             f"stack. {way_out} (of its decoder)."
@@ -191,7 +181,7 @@ def _refuse_other_kinds(
             if isinstance(experts, int) and experts > 1:
                 raise InputError(
                     f"{name} is a mixture of experts ({whole}, {key} = {experts}): the law was measured on dense "
-                    "models, and neither all parameters nor the active ones of such a model are known to be its N. "
+                    "models, and it is unknown whether all parameters or the active ones count as N. "
                     f"{way_out}."
                 )
 
@@ -204,22 +194,18 @@ def _required(values: Mapping[str, Any], keys: tuple[str, ...], what: str, name:
         if not _is_size(value):
             raise InputError(
                 f"{name}: {key} is {reprlib.repr(value)}; the {what} must be a positive whole number. "
-                "Mend the file, or give --depth L --width D."
+                "Correct the file, or give --depth L --width D."
             )
         return value
     raise InputError(
-        f"{name} does not say its {what}: none of {', '.join(keys)} is in the file (nor in a part named "
+        f"{name} has no {what}: none of {', '.join(keys)} is in the file (nor in a part named "
         f"{', '.join(_LANGUAGE_PARTS)}). Give the shape itself: --depth L --width D."
     )
 
 
 def _whole(values: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    """The first of the keys that holds one positive whole number; lists (one value a layer) are not one number."""
-    for key in keys:
-        value = values.get(key)
-        if _is_size(value):
-            return value
-    return None
+    """The first positive whole number among the keys; a list (one value per layer) is not one number."""
+    return next((value for key in keys if _is_size(value := values.get(key))), None)
 
 
 def _is_size(value: object) -> TypeGuard[int]:
@@ -236,7 +222,7 @@ def _kv_heads(values: Mapping[str, Any], family: str, heads: int | None) -> int 
         # Falcon ignores its number of key-value heads unless it is of the new architecture.
         return 1 if values.get("multi_query", True) else heads
     nested = values.get("attn_config")
-    # A list (one value a layer) or nonsense is not one number, and not the default either.
+    # A list (one value per layer) or nonsense is neither one number nor the default.
     if any(values.get(key) is not None and not _is_size(values[key]) for key in _KV_HEADS):
         return None
     inner = _whole(nested, ("kv_n_heads",)) if isinstance(nested, Mapping) else None
@@ -248,9 +234,9 @@ def _d_ff(values: Mapping[str, Any], family: str, width: int, block: Block | Non
         return given
     if any(values.get(key) is not None for key in _D_FF):
         return None
-    # MPT's. The file is believed; transformers' own class of MPT takes 4 whatever it says.
+    # MPT. Transformers' own class ignores the file and takes 4.
     if (ratio := values.get("expansion_ratio")) is not None:
-        # NaN and the infinities, which Python reads in JSON, are not between these.
+        # NaN and infinities, which Python reads from JSON, fail these comparisons.
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < _BEYOND:
             return None
         inner = int(ratio * width)
@@ -268,18 +254,18 @@ def _tied(document: Mapping[str, Any], values: Mapping[str, Any], block: Block |
 def _notes(values: Mapping[str, Any], part: str | None, found: ModelConfig) -> list[str]:
     notes = []
     if part is not None:
-        notes.append(f"A model of several parts; its language part ({part}) is what is audited.")
+        notes.append(f"A model of several parts; its language part ({part}) is audited.")
     if found.family in _ENCODERS and values.get("is_decoder") is not True:
         notes.append(
-            "An encoder: the law was measured on decoders, so this is a comparison and no prediction."
+            "An encoder: the law was measured on decoders, so this is a comparison, not a prediction."
         )
     if found.vocabulary is None:
-        notes.append("The file names no vocabulary; the law was measured on text.")
+        notes.append("The file has no vocabulary; the law was measured on text.")
     kinds = values.get("layer_types") or values.get("layers_block_type")
     if isinstance(kinds, list):
         other = sorted({str(kind) for kind in kinds if "attention" not in str(kind) or "linear" in str(kind)})
         if other:
             notes.append(
-                f"Some layers are no softmax attention ({', '.join(other)}); the law knows none such."
+                f"Some layers are not softmax attention ({', '.join(other)}); the law has no such layers."
             )
     return notes

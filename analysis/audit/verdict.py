@@ -1,7 +1,7 @@
-"""Where an existing model stands on a threshold law: too deep, too shallow, or as the law would have it.
+"""Compare an existing model with a threshold law: too deep, too shallow, or within the interval of the best depth.
 
-The reading of the rule (Levine et al. 2020): a model with N above N_transition(L) is too shallow for its size, one
-below it too deep. At fixed N that is the same as comparing L with the best depth L*, which is what the band is of.
+Levine et al. 2020: a model with N above N_transition(L) is too shallow for its size, one below it too deep. At fixed N
+this is the same as comparing L with the best depth L*.
 """
 
 import math
@@ -10,27 +10,29 @@ from typing import Any, Literal
 
 from analysis.audit.model_config import ModelConfig
 from analysis.errors import InputError
+from analysis.files import to_json
 from analysis.law.projection import Interval, Law, Transition, n_transition, recommend
 
 Count = Literal["nonembedding", "exact"]
-Verdict = Literal["too deep", "too shallow", "within the band"]
+Verdict = Literal["too deep", "too shallow", "within the interval"]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """One model beside a law.
+    """The verdict on one model by one law.
 
     Attributes:
-        model: its shape and where it was read from.
-        params: the N that entered the law; `count` says which: 12·L·d², the law's own count (`nonembedding`), or
-            the parameters of the blocks as they are (`exact`).
-        verdict: the band at fixed N holds its depth or not; the best whole depth counts as within.
-        ratio: L/L*, with `ratio_interval`, of which an end is None where the law sets no limit; None, and so both ends,
-            where L* is less than one layer.
-        layers: L - L*: positive where it has too many.
-        best: what `recommend` says for the same N.
+        model: its shape and source.
+        law: source of the law.
+        params: the N that entered the law.
+        count: how N was counted: 12·L·d², as in the law (`nonembedding`), or the parameters of the blocks (`exact`).
+        verdict: whether the interval of L* at fixed N contains its depth; the best whole depth counts as within.
+        ratio: L/L*; None if L* is less than one layer. `ratio_interval`: an end is None if the law sets no limit.
+        layers: L - L*.
+        best: the recommendation for the same N.
         transition: N_transition of its own depth.
-        warnings, notes: sentences a reader must see: of what makes the answer doubtful, and of how it was read.
+        extrapolated: whether its depth or L* lies outside the depths of the law.
+        warnings, notes: sentences for the reader: doubts about the answer, and how the model was read.
     """
 
     model: ModelConfig
@@ -49,45 +51,38 @@ class Audit:
 
     @property
     def law_params(self) -> int:
-        """The law's own count, 12·L·d²."""
+        """N as the law counts it, 12·L·d²."""
         return 12 * self.model.depth * self.model.width**2
 
     def to_json(self) -> dict[str, Any]:
-        """Strict JSON types."""
-        model, best = self.model, self.best
-        return {
-            "model": model.name,
-            "family": model.family or None,
-            "depth": model.depth,
-            "width": model.width,
-            "heads": model.heads,
-            "kv_heads": model.kv_heads,
-            "head_dim": model.head_dim,
-            "d_ff": model.d_ff,
-            "gated": model.gated,
-            "vocabulary": model.vocabulary,
-            "tied": model.tied,
-            "params": self.params,
-            "count": self.count,
-            "nonembedding_params": self.law_params,
-            "exact_params": model.exact_params,
-            "exact_reason": model.exact_reason,
-            "verdict": self.verdict,
-            "ratio": self.ratio,
-            "ratio_interval": list(self.ratio_interval),
-            "layers": self.layers,
-            "best": {key: best[key] for key in _BEST},
-            "n_transition": self.transition.to_json(),
-            "extrapolated": self.extrapolated,
-            "level": best["level"],
-            "law": self.law,
-            "error_quoted": best["error_quoted"],
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
-        }
+        """Strict JSON types, the fields of the model among those of the audit."""
+        model = {name: getattr(self.model, name) for name in _MODEL}
+        own = {name: getattr(self, name) for name in _OWN}
+        document: dict[str, Any] = to_json(
+            {
+                **model,
+                **own,
+                "model": self.model.name,
+                "family": self.model.family or None,
+                "nonembedding_params": self.law_params,
+                "best": {key: self.best[key] for key in _BEST},
+                "n_transition": self.transition,
+                "level": self.best["level"],
+                "error_quoted": self.best["error_quoted"],
+            }
+        )
+        return document
 
 
-#: Of a recommendation, what an audit repeats.
+#: Keys of the JSON of an audit: from the model, from the audit, and from the recommendation.
+_MODEL = (
+    *("depth", "width", "heads", "kv_heads", "head_dim", "d_ff", "gated", "vocabulary", "tied"),
+    *("exact_params", "exact_reason"),
+)
+_OWN = (
+    *("params", "count", "verdict", "ratio", "ratio_interval", "layers", "extrapolated", "law"),
+    *("warnings", "notes"),
+)
 _BEST = (
     *("depth", "width", "depth_exact", "width_exact", "depth_interval", "width_interval"),
     *("depth_error", "width_error", "unbounded"),
@@ -95,7 +90,7 @@ _BEST = (
 
 
 def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConfig:
-    """A model of which only the shape is known.
+    """A model known by its shape only.
 
     Raises:
         InputError: a number that is not positive.
@@ -114,15 +109,15 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
 
 
 def audit(model: ModelConfig, law: Law, count: Count = "nonembedding") -> Audit:
-    """Place a model on a law.
+    """Compare a model with a law.
 
     Args:
         model: from `read_model_config` or `shape_of`.
         law: fitted or published.
-        count: which N enters the law, see `Audit.params`. The law was fitted with `nonembedding`.
+        count: see `Audit.count`. The law was fitted with `nonembedding`.
 
     Raises:
-        InputError: no exact count although it is asked for, a law with b <= 0, or a depth beyond its numbers.
+        InputError: `exact` without an exact count, a law with b <= 0, or a depth out of range.
     """
     if count == "exact" and model.exact_params is None:
         raise InputError(
@@ -133,7 +128,7 @@ def audit(model: ModelConfig, law: Law, count: Count = "nonembedding") -> Audit:
     (best,) = recommend(law, [params])
     transition = n_transition(law, model.depth)
     star, (low, high) = best["depth_exact"], best["depth_interval"]
-    # A share of less than a layer would be a large number that says nothing.
+    # A ratio to less than one layer is meaningless.
     some = star >= 1
     return Audit(
         model=model,
@@ -142,7 +137,7 @@ def audit(model: ModelConfig, law: Law, count: Count = "nonembedding") -> Audit:
         count=count,
         verdict=_verdict(model.depth, best["depth"], low, high),
         ratio=model.depth / star if some else None,
-        # The deepest best shape makes the model look shallowest.
+        # The largest L* gives the smallest ratio.
         ratio_interval=(
             model.depth / high if some and high else None,
             model.depth / low if some and low else None,
@@ -158,12 +153,12 @@ def audit(model: ModelConfig, law: Law, count: Count = "nonembedding") -> Audit:
 
 def _verdict(depth: int, best: int, low: float | None, high: float | None) -> Verdict:
     if depth == best:
-        return "within the band"
+        return "within the interval"
     if high is not None and depth > high:
         return "too deep"
     if low is not None and depth < low:
         return "too shallow"
-    return "within the band"
+    return "within the interval"
 
 
 def _warnings(model: ModelConfig) -> tuple[str, ...]:
@@ -174,7 +169,7 @@ def _warnings(model: ModelConfig) -> tuple[str, ...]:
     what = "vocabulary" if vocabulary == rank else "embedding, which is projected,"
     return (
         f"The width {model.width:,} exceeds the rank {rank:,} of its {what}: width beyond that rank adds less, so the "
-        "best shape is deeper than the law says (Wies et al. 2021).",
+        "best shape is deeper than by the law (Wies et al. 2021).",
     )
 
 
@@ -182,27 +177,27 @@ def _notes(
     model: ModelConfig, law: Law, best: dict[str, Any], params: float, count: Count
 ) -> tuple[str, ...]:
     notes = list(model.notes)
-    best_extrapolates = best["extrapolated"]
     if best["depth_exact"] < 1:
-        notes.append(f"The law has no depth of one layer or more at N = {params:,.0f}: there is no L/L*.")
+        notes.append(f"The law has no depth of one layer or more at N = {params:,.0f}, so there is no L/L*.")
     low, high = law.depth_range
     if math.isnan(low):
         notes.append(
-            "The file does not say on which depths the law was fitted: every answer is an extrapolation."
+            "The file does not contain the depths of the law's fit: every answer is an extrapolation."
         )
-    elif best_extrapolates or law.extrapolates(model.depth):
-        which = "Its best depth lies" if best_extrapolates else "Its depth lies"
-        if best_extrapolates and law.extrapolates(model.depth):
-            which = "Its depth and its best depth lie"
+    elif outside := [
+        name
+        for name, far in (("depth", law.extrapolates(model.depth)), ("best depth", best["extrapolated"]))
+        if far
+    ]:
         notes.append(
-            f"{which} outside the depths {low:g} to {high:g} that the law was fitted on: an extrapolation."
+            f"Its {' and its '.join(outside)} lie{'s' * (len(outside) == 1)} outside the depths {low:g} to {high:g} "
+            "that the law was fitted on: an extrapolation."
         )
-    ours = 12 * model.depth * model.width**2
-    off = model.exact_params / ours - 1 if model.exact_params else 0.0
+    off = model.exact_params / (12 * model.depth * model.width**2) - 1 if model.exact_params else 0.0
     if abs(off) > 0.05 and count == "nonembedding":
         notes.append(
-            f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; --count exact "
-            "asks the law about those."
+            f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; use --count "
+            "exact to count those."
         )
     elif count == "exact":
         notes.append("N is the exact count of its blocks; the law was fitted with 12·L·d².")

@@ -1,8 +1,7 @@
 """The best depth of each measured budget, straight from the data: no law, no extrapolation."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -52,21 +51,6 @@ class BestShape:
     loss: float
     near: tuple[int, ...] | None
     shapes: tuple[DepthAt, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "BestShape":
-        """The inverse of `to_json`."""
-        return cls(
-            **{
-                **value,
-                "near": None if value["near"] is None else tuple(value["near"]),
-                "shapes": tuple(DepthAt(**item) for item in value["shapes"]),
-            }
-        )
 
 
 def best_shapes(used: pd.DataFrame, curves: Curves) -> tuple[BestShape, ...]:

@@ -35,13 +35,13 @@ class Curves:
         sd: sample standard deviation of each point (NaN with one seed), for display; tests use `noise`.
         incidence: (points, seeds), 1/count where the point has that seed, else 0.
         noise: the pooled seed noise.
-        stray: standard deviation of the points about the curves beyond the seed noise, over the noise of one seed; 0
-            where the noise explains all, and where there is no estimate beside the scatter itself.
-        lack_p: probability of scatter as large as this from seed noise alone; None without replicates.
+        misfit_sd_ratio: standard deviation of the points about the curves beyond the seed noise, over the noise of one
+            seed; 0 where the noise explains all, and where there is no estimate beside the scatter itself.
+        misfit_p: probability of scatter as large as this from seed noise alone; None without replicates.
         smooth: the curves.
         solve: (parameters, points): how the parameters follow the mean losses.
         forecast: standard error that forecasts among its runs bring to each point's mean, nats a token.
-        foretold: runs of each point that are forecasts.
+        forecast_count: runs of each point that are forecasts.
     """
 
     depth: npt.NDArray[np.int64]
@@ -51,12 +51,12 @@ class Curves:
     sd: Floats
     incidence: Floats
     noise: Noise
-    stray: float
-    lack_p: float | None
+    misfit_sd_ratio: float
+    misfit_p: float | None
     smooth: Smooth
     solve: Floats
     forecast: Floats
-    foretold: npt.NDArray[np.int64]
+    forecast_count: npt.NDArray[np.int64]
 
     @cached_property
     def depths(self) -> list[int]:
@@ -69,16 +69,18 @@ class Curves:
         return np.hypot(self.noise.sd_at(self.mean) / np.sqrt(self.count), self.forecast)
 
     @cached_property
-    def lacks(self) -> Floats:
+    def misfit_sd(self) -> Floats:
         """Standard deviation of each point about the curves beyond the seed noise, nats a token."""
         return np.asarray(
-            self.stray * self.noise.sd_at(self.mean) if self.stray else np.zeros_like(self.mean)
+            self.misfit_sd_ratio * self.noise.sd_at(self.mean)
+            if self.misfit_sd_ratio
+            else np.zeros_like(self.mean)
         )
 
     @property
-    def lack(self) -> float:
-        """Root mean square of `lacks`."""
-        return float(np.sqrt(np.mean(self.lacks**2)))
+    def misfit_rms(self) -> float:
+        """Root mean square of `misfit_sd`."""
+        return float(np.sqrt(np.mean(self.misfit_sd**2)))
 
     @cached_property
     def residual(self) -> Floats:
@@ -91,10 +93,10 @@ class Curves:
 
         By the rule of Welch and Satterthwaite for a sum of two estimated variances.
         """
-        if not self.noise.known or self.stray == 0:
+        if not self.noise.known or self.misfit_sd_ratio == 0:
             return self.noise.dof
         spare = max(len(self.x) - self.smooth.parameters, 1)
-        share = float(np.mean(self.lacks**2 / (self.lacks**2 + self.se**2)))
+        share = float(np.mean(self.misfit_sd**2 / (self.misfit_sd**2 + self.se**2)))
         return float(1 / ((1 - share) ** 2 / self.noise.dof + share**2 / spare))
 
     @cached_property
@@ -113,7 +115,7 @@ class Curves:
         rho = self.noise.correlation
         sd = self.noise.sd_at(self.mean)
         shared = np.sqrt(rho) * sd[:, None] * self.incidence
-        return shared, np.sqrt((1 - rho) * sd**2 / self.count + self.lacks**2 + self.forecast**2)
+        return shared, np.sqrt((1 - rho) * sd**2 / self.count + self.misfit_sd**2 + self.forecast**2)
 
     @cached_property
     def _roots(self) -> Floats:
@@ -182,7 +184,7 @@ class Curves:
         scale = np.sqrt(self.dof / generator.chisquare(self.dof, size=(count, 1)))
         return np.asarray(scale * (generator.standard_normal((count, len(values))) @ root.T))
 
-    def to_json(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """For the fit file: family, exponents, lack of fit."""
         alphas = {str(depth): curve.alpha for depth, curve in self.smooth.curves.items()}
         return {
@@ -191,8 +193,8 @@ class Curves:
             "exponents": {depth: alpha for depth, alpha in alphas.items() if alpha is not None},
             "parameters": self.smooth.parameters,
             "points": len(self.x),
-            "lack_of_fit": self.lack,
-            "lack_of_fit_p": self.lack_p,
+            "lack_of_fit": self.misfit_rms,
+            "lack_of_fit_p": self.misfit_p,
             "rms_residual": float(np.sqrt(np.mean(self.residual**2))),
         }
 
@@ -215,17 +217,17 @@ def build_curves(rows: pd.DataFrame) -> Curves:
     incidence = present / np.maximum(count, 1)[:, None] if table.paired else np.zeros((len(x), 1))
     square = noise.sd_at(mean) ** 2
     own = (1 - noise.correlation) * square / np.maximum(count, 1) + table.forecast**2
-    stray, lack_p = 0.0, None
+    misfit_sd_ratio, misfit_p = 0.0, None
     if noise.known:
         # Equal numbers of seeds, as in most studies, need one round: weights then change by a common factor only.
         for _ in range(3 if len(set(count.tolist())) > 1 or table.forecast.any() else 1):
-            smooth = fit_smooth(depth, x, mean, 1 / (own + stray**2 * square))
-            before = stray
-            stray, lack_p = _stray(smooth, depth, x, mean, own, square)
-            if stray == before:
+            smooth = fit_smooth(depth, x, mean, 1 / (own + misfit_sd_ratio**2 * square))
+            before = misfit_sd_ratio
+            misfit_sd_ratio, misfit_p = _misfit(smooth, depth, x, mean, own, square)
+            if misfit_sd_ratio == before:
                 # The same weights again would give the same curves.
                 break
-        weight = 1 / (own + stray**2 * square)
+        weight = 1 / (own + misfit_sd_ratio**2 * square)
     else:
         size = np.maximum(np.abs(mean), np.finfo(float).tiny) ** 2
         weight, total, spare = 1 / size, 0.0, 0
@@ -235,7 +237,7 @@ def build_curves(rows: pd.DataFrame) -> Curves:
             # A choice among families fits the noise a little as well; it is counted as one parameter more, with which
             # the intervals of simulated one-seed studies covered as they should (issue 3).
             spare = len(x) - smooth.parameters - (len(smooth.press) > 1)
-            total = _unforetold(square, size, table.forecast, spare)
+            total = _without_forecast_errors(square, size, table.forecast, spare)
             if spare > 0 and total > 0:
                 weight = 1 / (size + table.forecast**2 * spare / total)
         # Residuals at the level of rounding are those of a table without noise, not a small noise.
@@ -248,12 +250,12 @@ def build_curves(rows: pd.DataFrame) -> Curves:
         sd=np.sqrt(variance),
         incidence=incidence,
         noise=noise,
-        stray=stray,
-        lack_p=lack_p,
+        misfit_sd_ratio=misfit_sd_ratio,
+        misfit_p=misfit_p,
         smooth=smooth,
         solve=solution(smooth, depth, x, weight)[0],
         forecast=table.forecast,
-        foretold=table.foretold,
+        forecast_count=table.forecast_count,
     )
 
 
@@ -293,7 +295,7 @@ class LossTable:
         return np.asarray(np.sqrt((self.errors**2).sum(axis=1)) / np.isfinite(self.losses).sum(axis=1))
 
     @cached_property
-    def foretold(self) -> npt.NDArray[np.int64]:
+    def forecast_count(self) -> npt.NDArray[np.int64]:
         """Runs of each shape that are forecasts."""
         return np.asarray((self.errors > 0).sum(axis=1), dtype=np.int64)
 
@@ -341,10 +343,10 @@ def _means(values: Floats, first: npt.NDArray[np.int64]) -> Floats:
         )
 
 
-def _stray(
+def _misfit(
     smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, mean: Floats, own: Floats, square: Floats
 ) -> tuple[float, float | None]:
-    """`Curves.stray`, at which the weighted squared residuals equal their degrees of freedom, and the p value of 0.
+    """`Curves.misfit_sd_ratio`, at which the weighted squared residuals equal their degrees of freedom, and the p value of 0.
 
     Args:
         smooth: the curves.
@@ -370,7 +372,7 @@ def _stray(
     return math.sqrt(brentq(excess, 0.0, high)), p
 
 
-def _unforetold(square: Floats, size: Floats, forecast: Floats, spare: int) -> float:
+def _without_forecast_errors(square: Floats, size: Floats, forecast: Floats, spare: int) -> float:
     """Sum of the squared residuals over the losses, without what the errors of forecasts explain of them.
 
     Args:

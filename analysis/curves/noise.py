@@ -56,7 +56,7 @@ class Noise:
             return np.full_like(loss, np.nan, dtype=float)
         return np.asarray(np.exp(self.log_sd + self.slope * (np.log(loss) - self.centre)), dtype=float)
 
-    def to_json(self) -> dict[str, object]:
+    def summary(self) -> dict[str, object]:
         """For the fit file; `sd` is at the geometric mean `loss`, `sd_relative` over that loss."""
         sd, loss = float(np.exp(self.log_sd)), float(np.exp(self.centre))
         return {

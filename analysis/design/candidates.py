@@ -1,4 +1,4 @@
-"""The cells a search may choose among, and those it has."""
+"""Options of a search, and the shapes it has given up."""
 
 import math
 from collections import Counter
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 #: Depth and N of a shape.
 Key = tuple[int, float]
-#: Runs that must have diverged before a shape is given up.
+#: Cells that must have diverged before a shape is given up.
 LOST_RUNS = 2
 
 
@@ -23,7 +24,7 @@ class Option:
         depth, width: of the shape.
         params: N = 12·L·d².
         lr_factor: multiple of the rule's learning rate; 1 where rates are not searched.
-        seed: of the run.
+        seed: of the cell.
         cost: training FLOPs.
     """
 
@@ -36,20 +37,20 @@ class Option:
 
 
 def in_order(options: Iterable[Option]) -> list[Option]:
-    """Cheapest first, the rule's own rate before others, low seeds before high ones."""
+    """Sort options: cheapest first, the rule's own rate before others, low seeds before high ones."""
 
     def order(item: Option) -> tuple[float, ...]:
         factor = item.lr_factor
         return item.cost, item.depth, item.params, abs(math.log(factor)), factor, item.seed
 
     options = list(options)
-    # Thousands of options, mostly of one factor: a key that needs no call of Python then.
+    # There are thousands of options, mostly with one factor: `attrgetter` is a faster key.
     same = all(item.lr_factor == options[0].lr_factor for item in options)
     return sorted(options, key=attrgetter("cost", "depth", "params", "seed") if same else order)
 
 
 def ended(rows: pd.DataFrame) -> list[tuple[int, float, float, int]]:
-    """(depth, N, factor, seed) of every row."""
+    """Return (depth, N, factor, seed) of every row."""
     columns = (rows[name].tolist() for name in ("depth", "params", "lr_factor", "seed"))
     return [
         (int(depth), float(params), float(factor), int(seed))
@@ -57,16 +58,24 @@ def ended(rows: pd.DataFrame) -> list[tuple[int, float, float, int]]:
     ]
 
 
-def lost_shapes(rows: pd.DataFrame) -> dict[Key, float]:
-    """Shape -> the smallest factor of the rate at which it is given up: several runs diverged and none has a loss.
+def diverged(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Mark rows without a loss, except those whose column `status` names another reason than divergence."""
+    missing = ~np.isfinite(rows["loss"].to_numpy(dtype=float))
+    return np.asarray(
+        missing if "status" not in rows else missing & (rows["status"] == "diverged"), dtype=bool
+    )
 
-    One run may diverge by its seed, and one that failed for another reason (a column `status` says so) says nothing of
-    its shape: in a trainer that loses every third cell, shapes given up at once were most of the small ones.
+
+def lost_shapes(rows: pd.DataFrame) -> dict[Key, float]:
+    """Return shape -> the smallest learning-rate factor at which it is given up.
+
+    A shape is given up once `LOST_RUNS` of its cells diverged and none has a loss. One cell may diverge by its seed,
+    and one that failed for another reason is no evidence: with a trainer that fails every third cell, giving up at
+    once lost most of the small shapes.
     """
     finite = np.isfinite(rows["loss"].to_numpy(dtype=float))
-    diverged = ~finite if "status" not in rows else ~finite & (rows["status"] == "diverged").to_numpy()
     alive = {cell[:3] for cell in ended(rows[finite])}
-    gone = Counter(cell[:3] for cell in ended(rows[diverged]))
+    gone = Counter(cell[:3] for cell in ended(rows[diverged(rows)]))
     found: dict[Key, float] = {}
     for (depth, params, factor), runs in gone.items():
         if runs >= LOST_RUNS and (depth, params, factor) not in alive:
@@ -75,5 +84,5 @@ def lost_shapes(rows: pd.DataFrame) -> dict[Key, float]:
 
 
 def is_lost(item: Option, lost: dict[Key, float]) -> bool:
-    """Whether a shape was given up at this rate or a lower one."""
+    """Return whether the shape was given up at this rate or a lower one."""
     return item.lr_factor >= lost.get((item.depth, item.params), math.inf)

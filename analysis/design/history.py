@@ -1,11 +1,11 @@
-"""How a search went: what was known after each of its cells, and what a grid would have known for the same work.
+"""History of a search: the estimate after each of its cells, and that of a simulated grid of the same cost.
 
-Nothing of this is stored: it is computed again from the run table, in the order in which the rows ended.
+It is computed from the run table, in the order in which the rows ended.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -17,20 +17,20 @@ from analysis.runs.columns import FORECAST_ERROR
 from analysis.runs.table import STOPPED, RunTable
 from analysis.threads import single_threaded
 
-#: Points of a history; each is a fit of some hundredths of a second.
+#: Most points of a history; each is a fit that takes some hundredths of a second.
 MOST_POINTS = 40
-#: Simulated grids whose median is told, and their seeds at most. With three studies it rose with more seeds, by chance.
+#: Simulated grids, and most seeds of each. With three studies the median rose with more seeds, by chance.
 STUDIES, MOST_SEEDS = 15, 8
-#: A grid is followed until it costs so many times what the search did.
+#: Largest cost of a simulated grid over that of the search.
 REACH = 4.0
-#: Lowest loss of a simulated grid, as a share of the lowest that the search measured.
+#: Lowest loss of a simulated grid, as a share of the lowest loss that the search measured.
 LEAST_SHARE = 0.5
-#: Training FLOPs of one token for a parameter, where a table does not say its own (Kaplan et al. 2020, section 2.1).
+#: Training FLOPs per token and parameter where the table has none (Kaplan et al. 2020, section 2.1).
 _FLOPS = 6
 
 
 class Step(NamedTuple):
-    """What was known after so many cells and so many training FLOPs."""
+    """Estimate after so many cells and training FLOPs."""
 
     cells: int
     flops: float
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 class GridStep(NamedTuple):
-    """What a grid is expected to know after so many whole seeds."""
+    """Expected half-width of a grid with so many seeds."""
 
     seeds: int
     flops: float
@@ -47,13 +47,13 @@ class GridStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """What a report is told of a search beside its rows.
+    """Input of a report on a search besides its rows.
 
     Attributes:
-        objective: what it looked for.
-        stop_when: the half-width asked for, None without.
-        grid: the spec's own grid, one row a shape: depth, params, flops of one cell.
-        ended: why it ended, a sentence; empty where that is not known.
+        objective: objective of the search.
+        stop_when: the half-width that ends the search, None without.
+        grid: the grid of the spec, one row per shape: depth, params, flops of one cell.
+        ended: why the search ended, a sentence; empty where unknown.
     """
 
     objective: Objective
@@ -64,15 +64,15 @@ class Search:
 
 @dataclass(frozen=True)
 class SearchData:
-    """How a search went.
+    """History of a search as tables.
 
     Attributes:
-        cells: order, flops (summed up to the cell's end), depth, params, seed, loss, outcome (`done`, `forecast`,
-            or what else its status says).
+        cells: order, flops (summed up to the cell's end), depth, params, seed, loss, outcome (`forecast`
+            for a stopped cell, else its status).
         steps: cells, flops, value, low, high, halfwidth; NaN where there is none.
-        grid: seeds, flops, halfwidth a grid is expected to reach (NaN: open); empty where it cannot be simulated.
-        objective: what was sought.
-        stop_when: the half-width asked for.
+        grid: seeds, flops, expected halfwidth of a grid (NaN: open); empty where it cannot be simulated.
+        objective: objective of the search.
+        stop_when: the half-width that ends the search.
     """
 
     cells: pd.DataFrame
@@ -82,7 +82,7 @@ class SearchData:
     stop_when: float | None
 
     def table(self) -> pd.DataFrame:
-        """For the CSV: told apart by the column `what`."""
+        """Return all tables as one for the CSV, distinguished by the column `what`."""
         parts = {"cell": self.cells, "step": self.steps, "grid": self.grid}
         present = [part.assign(what=name) for name, part in parts.items() if len(part)]
         table = pd.concat(present, ignore_index=True)
@@ -90,10 +90,10 @@ class SearchData:
 
 
 def rows_in_order(runs: RunTable) -> pd.DataFrame | None:
-    """The rows of the study itself as they ended; None where the table does not say the order.
+    """Return the rows of the study itself in the order in which they ended; None where the table has no order.
 
     Returns:
-        depth, width, params, lr, seed, loss (NaN without one), status, flops (those spent), order, in this order.
+        depth, width, params, lr, seed, loss (NaN without one), status, flops (spent), order.
     """
     frame = runs.frame
     if "order" not in frame.columns:
@@ -125,12 +125,12 @@ def rows_in_order(runs: RunTable) -> pd.DataFrame | None:
 def history(
     rows: pd.DataFrame, objective: Objective, *, points: int = MOST_POINTS, level: float = 0.95
 ) -> list[Step]:
-    """What was known after each cell, thinned to so many evenly spaced ones and the last.
+    """Estimate the objective after each cell, at evenly spaced cells and the last.
 
     Args:
-        rows: one a cell in the order they ended, see `rows_in_order`.
-        objective: what was sought.
-        points: at most so many.
+        rows: one per cell in the order in which they ended, see `rows_in_order`.
+        objective: objective of the search.
+        points: most estimates.
         level: of the intervals.
     """
     if rows.empty:
@@ -150,22 +150,18 @@ def grid_steps(
     objective: Objective,
     *,
     most_seeds: int = MOST_SEEDS,
-    studies: int = STUDIES,
-    seed: int = 0,
     level: float = 0.95,
 ) -> list[GridStep]:
-    """What a grid would be expected to know, one whole seed after the other, simulated from what the search found.
+    """Simulate a grid with one more seed at a time, from the fit of the search.
 
     Losses at the grid's shapes are drawn from the curves, the seed noise and the lack of fit of `rows`; the half-width
     is the median of the simulated studies. Empty without a noise estimate, or where a depth of the grid has no curve.
 
     Args:
-        rows: of the search.
+        rows: rows of the search.
         grid: depth, params and flops of one cell of each of its shapes.
-        objective: what was sought.
-        most_seeds: of the grid; fewer where it costs `REACH` times the search before.
-        studies: how many are simulated.
-        seed: of the simulation.
+        objective: objective of the search.
+        most_seeds: most seeds of the grid; fewer where they cost more than `REACH` times the search.
         level: of the intervals.
     """
     used, _ = compared(rows)
@@ -177,9 +173,9 @@ def grid_steps(
     cost = float(grid["flops"].sum())
     reach = max(1, math.ceil(REACH * float(rows["flops"].sum()) / cost))
     seeds = min(most_seeds, reach)
-    generator = np.random.default_rng(seed)
-    widths = np.empty((studies, seeds))
-    for study in range(studies):
+    generator = np.random.default_rng(0)
+    widths = np.empty((STUDIES, seeds))
+    for study in range(STUDIES):
         table = _simulated(curves, grid, seeds, generator)
         for count in range(1, seeds + 1):
             part = table[table["seed"] < count]
@@ -192,19 +188,19 @@ def grid_steps(
 def _simulated(
     curves: Curves, grid: pd.DataFrame, seeds: int, generator: np.random.Generator
 ) -> pd.DataFrame:
-    """Losses of a grid as they might come out: depth, params, lr, seed, loss."""
+    """Simulate the losses of a grid: depth, params, lr, seed, loss."""
     depth, params = grid["depth"].to_numpy(dtype=int), grid["params"].to_numpy(dtype=float)
-    # Beyond the sizes trained a curve is only its formula, which is what there is to expect from.
+    # Beyond the trained sizes the formula of the curve is extrapolated.
     loss = np.empty(len(grid))
     for value in sorted(set(depth.tolist())):
         loss[depth == value] = curves.smooth.loss(value, np.log(params[depth == value]))
-    # Far outside a curve may fall below zero, and no loss does.
+    # Far outside a curve may fall below zero, which no loss does.
     loss = np.maximum(loss, float(curves.mean.min()) * LEAST_SHARE)
     sd = curves.noise.sd_at(loss)
-    stray = curves.stray * sd * generator.standard_normal(len(grid))
+    misfit = curves.misfit_sd_ratio * sd * generator.standard_normal(len(grid))
     rho = curves.noise.correlation
     common, own = generator.standard_normal(seeds), generator.standard_normal((len(grid), seeds))
-    losses = (loss + stray)[:, None] + sd[:, None] * (math.sqrt(rho) * common + math.sqrt(1 - rho) * own)
+    losses = (loss + misfit)[:, None] + sd[:, None] * (math.sqrt(rho) * common + math.sqrt(1 - rho) * own)
     return pd.DataFrame(
         {
             "depth": np.repeat(depth, seeds),
@@ -219,51 +215,30 @@ def _simulated(
 def search_data(
     runs: RunTable, search: Search, *, level: float = 0.95, points: int = MOST_POINTS
 ) -> SearchData | None:
-    """How a search went; None where the table does not say in which order its rows ended.
+    """Compute the history of a search; None where the table has no order of its rows.
 
     Args:
         runs: the run table.
-        search: what it was for.
+        search: the search.
         level: of the intervals.
-        points: of the history at most.
+        points: most points of the history.
     """
     rows = rows_in_order(runs)
     if rows is None or rows.empty:
         return None
     outcome = rows["status"].where(rows["status"] != STOPPED, "forecast")
-    cells = pd.DataFrame(
-        {
-            "order": rows["order"],
-            "flops": np.cumsum(rows["flops"].to_numpy(dtype=float)),
-            "depth": rows["depth"],
-            "params": rows["params"],
-            "seed": rows["seed"],
-            "loss": rows["loss"],
-            "outcome": outcome,
-        }
-    )
+    cells = rows.assign(flops=np.cumsum(rows["flops"].to_numpy(dtype=float)), outcome=outcome)
+    found = [
+        (step.cells, step.flops, *attrgetter("value", "low", "high", "halfwidth")(step.estimate))
+        for step in history(rows, search.objective, level=level, points=points)
+    ]
+    floats = dict.fromkeys(("flops", "value", "low", "high", "halfwidth"), float)
+    steps = pd.DataFrame(found, columns=["cells", *floats]).astype(floats)
+    grid = grid_steps(rows, search.grid, search.objective, level=level)
     return SearchData(
-        cells,
-        _steps(history(rows, search.objective, level=level, points=points)),
-        pd.DataFrame(
-            grid_steps(rows, search.grid, search.objective, level=level), columns=GridStep._fields
-        ).replace(np.inf, np.nan),
+        cells[["order", "flops", "depth", "params", "seed", "loss", "outcome"]],
+        steps.replace([np.inf, -np.inf], np.nan),
+        pd.DataFrame(grid, columns=GridStep._fields).replace(np.inf, np.nan),
         search.objective,
         search.stop_when,
     )
-
-
-def _steps(steps: Sequence[Step]) -> pd.DataFrame:
-    lines = [
-        {
-            "cells": step.cells,
-            "flops": step.flops,
-            "value": step.estimate.value,
-            "low": step.estimate.low,
-            "high": step.estimate.high,
-            "halfwidth": step.estimate.halfwidth,
-        }
-        for step in steps
-    ]
-    floats = dict.fromkeys(("flops", "value", "low", "high", "halfwidth"), float)
-    return pd.DataFrame(lines).astype(floats).replace([np.inf, -np.inf], np.nan)

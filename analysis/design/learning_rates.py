@@ -1,11 +1,12 @@
-"""What is known of the best learning rate of every shape, for choosing cells where several rates are searched.
+"""Estimate of the best learning rate of every shape, for choosing cells where several rates are searched.
 
-One parabola in the logarithm of the learning rate for all shapes, with a bottom that moves with width and depth:
+All shapes share one parabola in z, the logarithm of the factor on the rule's rate; its minimum moves with width and
+depth:
 
-    loss = best loss of shape and seed + curvature · (z - o0 - o1·ln d - o2·ln L)²,
+    loss = best loss of shape and seed + curvature · (z - o0 - o1·ln d - o2·ln L)².
 
-z the logarithm of the factor on the rule's rate. It only guides the choice; the fit lays a parabola of its own for each
-shape with three rates (`analysis.runs.learning_rates`), and takes other shapes at the rate they have.
+It only guides the choice of cells. The fit has a separate parabola for each shape with three rates
+(`analysis.runs.learning_rates`), and uses other shapes at the rate they have.
 """
 
 import math
@@ -20,11 +21,10 @@ from analysis.curves.noise import Floats
 from analysis.design.candidates import Key, Option, ended, in_order
 from analysis.runs.learning_rates import BOTTOM, LEAST_RATES
 
-#: What twice the best rate costs, as a share of the loss, before it is known; as uncertain as large. In the pilot of
-#: these models it was 2 to 8 %.
+#: Prior loss increase at twice the best rate, as a share of the loss; its standard deviation is as large. In the pilot
+#: it was 2 to 8 %.
 TWICE = 0.03
-#: Standard deviations before anything is known: of the best factor's logarithm, and of how it moves with an e-fold of
-#: width or depth beyond the rule.
+#: Prior standard deviations of the logarithm of the best factor, and of its change per e-fold of width or depth.
 PLACE, MOVE = 0.5, 0.2
 
 Flags = npt.NDArray[np.bool_]
@@ -38,8 +38,8 @@ class Rates:
     """The common parabola.
 
     Attributes:
-        curvature: nats a token for an e-fold of the rate, squared.
-        bottom: of o0, o1 and o2, at the `centre` (ln d, ln L).
+        curvature: nats per token for an e-fold of the rate, squared.
+        bottom: o0, o1 and o2, relative to the `centre` (ln d, ln L).
         covariance: of `bottom`.
     """
 
@@ -49,23 +49,23 @@ class Rates:
     centre: tuple[float, float]
 
     def best(self, depth: Floats, params: Floats) -> tuple[Floats, Floats]:
-        """Ln of the best factor of each shape, and its standard deviation."""
+        """Return the logarithm of the best factor of each shape, and its standard deviation."""
         design = _design(depth, params, self.centre)
         variance = np.einsum("ki,ij,kj->k", design, self.covariance, design)
         return design @ self.bottom, np.sqrt(variance)
 
     def excess(self, depth: Floats, params: Floats, factor: Floats) -> Floats:
-        """Nats a token by which shapes trained at these factors are expected to miss their best loss."""
+        """Return the expected loss increase of shapes trained at these factors over their best, nats per token."""
         place, error = self.best(depth, params)
         return np.asarray(self.curvature * ((np.log(factor) - place) ** 2 + error**2))
 
 
 def common_rates(rows: pd.DataFrame, sd: float) -> Rates:
-    """The parabola from all runs that differ in their rate alone.
+    """Fit the parabola to all cells that differ only in their rate.
 
     Args:
         rows: with a finite loss: depth, params, lr_factor, seed, loss.
-        sd: of one run beside what its seed shares with others, nats a token.
+        sd: noise of one cell without the part shared by its seed, nats per token.
     """
     rows = rows.sort_values(["depth", "params", "seed", "lr_factor"], kind="stable").reset_index(drop=True)
     depth, params = (rows[name].to_numpy(dtype=float) for name in ("depth", "params"))
@@ -92,7 +92,7 @@ def common_rates(rows: pd.DataFrame, sd: float) -> Rates:
 
 
 def _near_best(rows: pd.DataFrame) -> Flags:
-    """Whether runs, sorted by rate, are near the bottom of their bowl (as in `analysis.runs.learning_rates`) or next to the best."""
+    """Mark cells, sorted by rate, near the lowest loss (as in `analysis.runs.learning_rates`) or next to it."""
     keys = ["depth", "params", "seed"]
     group = rows.groupby(keys, sort=True)
     lowest = group["loss"].transform("min")
@@ -108,7 +108,7 @@ def _design(depth: Floats, params: Floats, centre: tuple[float, float]) -> Float
 
 
 def _within(values: Floats, group: Integers) -> Floats:
-    """Values less the mean of their group."""
+    """Subtract the mean of each group."""
     count = np.bincount(group)
     means = np.column_stack([np.bincount(group, weights=column) / count for column in values.T])
     return np.asarray(values - means[group])
@@ -116,13 +116,13 @@ def _within(values: Floats, group: Integers) -> Floats:
 
 @dataclass(frozen=True)
 class RatePlan:
-    """At which rate the runs of each shape are, and what it would take to know its best rate.
+    """Rates of the shapes, and the cells that would determine their best rates.
 
     Attributes:
-        single: (options,), whether an option is a run of its shape at the rate of its other runs.
-        excess: (shapes,), nats a token by which a shape may miss its best loss; 0 where it has a parabola, or where
+        single: (options,), whether an option is a new seed of its shape at the rate of its other cells.
+        excess: (shapes,), loss by which a shape may miss its best, nats per token; 0 where it has a parabola, or where
             rates are not searched.
-        probes: shape -> the options that complete a parabola of it, all of one seed.
+        probes: shape -> the options that complete its parabola, all of one seed.
     """
 
     single: Flags
@@ -133,14 +133,14 @@ class RatePlan:
 def plan_rates(
     rows: pd.DataFrame, waiting: list[Option], able: list[Option], shapes: list[Key], sd: float
 ) -> RatePlan:
-    """How the learning rate enters the choice.
+    """Determine how the learning rate enters the choice of cells.
 
     Args:
         rows: every ended cell.
-        waiting: cells that run.
+        waiting: cells that are running.
         able: the options.
         shapes: (depth, N) of all of these.
-        sd: of one run beside what its seed shares, nats a token.
+        sd: noise of one cell without the part shared by its seed, nats per token.
     """
     frame = rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]
     seeds, both = _seeds(frame, []), _seeds(frame, waiting)
@@ -166,7 +166,7 @@ def plan_rates(
         if rates_of and max(rates_of) >= LEAST_RATES:
             continue
         excess[i] = float(rates.excess(depth[i : i + 1], params[i : i + 1], np.array([main[shape]]))[0])
-        # Only of what is measured: a shape that is merely begun may turn out to matter no more.
+        # Only for measured shapes: one that has merely begun may become irrelevant.
         cells = _completing(shape, window, both, at) if _all(seeds, shape, factors) else ()
         if cells:
             probes[i] = cells
@@ -178,7 +178,7 @@ def plan_rates(
 def corner_rates(
     rows: pd.DataFrame, waiting: list[Option], able: list[Option], corners: list[Key]
 ) -> list[Option]:
-    """What is missing for three rates of one seed in each of these shapes: to say where the best rate lies."""
+    """Return the options missing for three rates of one seed in each of these shapes, which locate the best rate."""
     seeds = _seeds(rows[np.isfinite(rows["loss"].to_numpy(dtype=float))], waiting)
     factors = sorted({factor for _, factor in seeds} | {item.lr_factor for item in able})
     if len(factors) == 1:
@@ -203,7 +203,7 @@ def _all(seeds: _Seeds, shape: Key, factors: list[float]) -> set[int]:
 
 
 def _window(factors: list[float], main: float, place: float) -> list[float]:
-    """Three neighbouring factors with the main one among them, the middle one nearest to the best; or all there are."""
+    """Return three neighbouring factors that include the main one, the middle one nearest to the best; or all."""
     index = factors.index(main)
     starts = range(max(0, index - LEAST_RATES + 1), min(index, max(0, len(factors) - LEAST_RATES)) + 1)
     begin = min(starts, key=lambda k: (abs(math.log(factors[min(k + 1, len(factors) - 1)]) - place), k))
@@ -213,7 +213,7 @@ def _window(factors: list[float], main: float, place: float) -> list[float]:
 def _completing(
     shape: Key, window: list[float], seeds: _Seeds, at: dict[tuple[Key, float, int], int]
 ) -> tuple[int, ...]:
-    """Options that give one seed of a shape all rates of the window; none where that is done, or cannot be."""
+    """Return the options that give one seed of a shape all rates of the window; none if that is done or impossible."""
     known = {
         seed: sum(seed in seeds.get((shape, f), ()) for f in window) for seed in _all(seeds, shape, window)
     }

@@ -1,14 +1,13 @@
-"""The final loss of a run foretold from its losses so far, by the finished curves of others under the same schedule.
+"""Forecast of a cell's final loss from its losses so far and the finished curves of others under the same schedule.
 
-Under one schedule the curves of a study fall alike. What a run still has to fall after a step is regressed, over the
-runs that finished, on ln N, ln L and the loss at that step; runs of one shape share an error of their own, so that a
-finished seed says most about the next. The interval is that of leaving one out: runs and whole shapes are left out in
-turn, and the errors of their forecasts set its scale.
+Under one schedule the curves of a study have similar shapes. The remaining fall of the loss after a step is regressed,
+over the finished cells, on ln N, ln L and the loss at that step. Cells of one shape share an error, so that a finished
+seed informs most about the next. The interval comes from leaving out single cells and whole shapes in turn: the errors
+of their forecasts set its scale.
 
-A run may be stopped by its loss at the step: the regression is of what comes after on what was seen there, which such a
-choice does not bend (missing at random, Rubin 1976). Where runs are chosen at several steps, those that finished were
-also chosen by what came after the first, so their curves must not be regressed on it: the forecast then goes from each
-step to the next, over all runs that came so far, and on from there (`Line.then`).
+Stopping a cell by its loss at the step does not bias the regression, which is conditional on that loss (missing at
+random, Rubin 1976). If cells are stopped at several steps, the finished ones were also selected by their losses after
+the first. The forecast then goes from each step to the next, over all cells that reached it (`LossForecast.then`).
 """
 
 import math
@@ -23,34 +22,33 @@ from scipy.special import chdtri
 from analysis.curves.noise import Floats
 from analysis.groups import numbered
 
-#: Finished runs beyond the parameters of the regression, without which nothing is foretold.
+#: Least finished cells beyond the parameters of the regression for a forecast.
 LEAST_SPARE = 6
-#: Finished runs that are used, the latest: beyond it the error of the regression is a tenth of that of one run.
+#: Most finished cells used, the latest: with them the error of the regression is a tenth of that of one cell.
 MOST_RUNS = 100
-#: Variance of what the runs of a shape share, over that of one run: the values that are tried.
+#: Values tried for the variance of the error shared by the cells of a shape, over that of one cell.
 SHARED = (0.0, 0.3, 1.0, 4.0, 16.0, 64.0)
-#: Prior standard deviation of the exponent of N in the variance; noise that falls as 1/sqrt(N) has -1.
+#: Prior standard deviation of the exponent of N in the variance; noise proportional to 1/sqrt(N) has -1.
 TREND = 1.0
 #: Variance of ln chi² with one degree of freedom.
 _LOG_CHI2 = math.pi**2 / 2
-#: Confidence of the upper bound that is taken for the variance of a forecast. A run ends as soon as the variance seems
-#: small enough, and is looked at after every evaluation with the fits of that hour: with the estimate itself, and
-#: twelve finished runs, what ended a run was as a rule an estimate that was low by chance, and its forecast erred by
-#: twice what it said.
+#: Confidence of the upper bound used as the variance of a forecast. A cell ends as soon as the variance is small
+#: enough, and is checked after every evaluation. With the plain estimate and twelve finished cells it was usually an
+#: estimate low by chance that ended a cell, and the error of its forecast was twice the stated one.
 CAUTION = 0.9
 
 
 @dataclass(frozen=True)
-class Line:
-    """The forecast of one run from its loss at one step, straight in that loss.
+class LossForecast:
+    """Forecast of one cell's final loss, linear in its loss at one step.
 
     Attributes:
-        step: at which the loss is seen.
-        centre: a loss at that step, nats a token.
+        step: the step.
+        centre: a loss at that step, nats per token.
         loss: forecast of the final loss where the loss at the step is `centre`.
-        slope: of the forecast.
-        variance: of the forecast, as a polynomial in the loss less `centre`; an upper bound, see `CAUTION`.
-        runs: finished runs behind it.
+        slope: slope of the forecast.
+        variance: of the forecast, as a polynomial in the loss minus `centre`; an upper bound, see `CAUTION`.
+        runs: number of finished cells it was fitted to.
     """
 
     step: int
@@ -61,14 +59,14 @@ class Line:
     runs: int
 
     def at(self, loss: float) -> tuple[float, float]:
-        """Forecast and its standard error, nats a token, for a run with this loss at the step."""
+        """Return the forecast and its standard error, nats per token, for a cell with this loss at the step."""
         away = loss - self.centre
         constant, linear, square = self.variance
         variance = constant + linear * away + square * away**2
         return self.loss + self.slope * away, math.sqrt(max(variance, 0.0))
 
-    def then(self, later: "Line") -> "Line":
-        """The forecast by way of the loss at a later step, which is what this line foretells."""
+    def then(self, later: "LossForecast") -> "LossForecast":
+        """Combine with the line of a later step, if this one forecasts the loss at that step."""
         start = self.loss - later.centre
         constant, linear, square = later.variance
         passed = (
@@ -79,7 +77,7 @@ class Line:
         ours, theirs, both = (
             own * later.slope**2 + on for own, on in zip(self.variance, passed, strict=True)
         )
-        return Line(
+        return LossForecast(
             step=self.step,
             centre=self.centre,
             loss=later.loss + later.slope * start,
@@ -91,19 +89,19 @@ class Line:
 
 @dataclass(frozen=True)
 class StepFit:
-    """The regression at one step; `line` makes of it the forecast of a run.
+    """Regression at one step; `line` gives the forecast for a shape.
 
     Attributes:
-        step: at which losses are seen.
-        runs: finished runs it was fitted to.
-        scale, new_scale: variance of a run of the middle size, nats², upper bounds: for a shape with a run among them,
-            by leaving out runs, and for one that has none, by leaving out shapes as well.
-        shared: variance of what the runs of a shape share, over that of one run.
-        trend: of ln variance in ln N.
+        step: the step.
+        runs: number of finished cells it was fitted to.
+        scale, new_scale: upper bounds of the variance of a cell of the middle size, nats²: for a shape with a finished
+            cell, by leaving out cells; for another one, by leaving out shapes as well.
+        shared: variance of the error shared by the cells of a shape, over that of one cell.
+        trend: slope of ln variance in ln N.
         middle: mean ln N, ln L and loss at the step.
-        named: whether ln N and ln L are in the regression; not where all runs have the same.
+        named: whether ln N and ln L are in the regression; a constant one is not.
         coefficients, covariance: of the regression; the covariance is to be multiplied by the scale.
-        shapes: by (depth, N): number of runs, sums of their errors and of their regressors over their spread.
+        shapes: by (depth, N): number of cells, sums of their errors and of their regressors over their spread.
     """
 
     step: int
@@ -118,8 +116,8 @@ class StepFit:
     covariance: Floats
     shapes: dict[tuple[int, float], tuple[int, float, Floats]]
 
-    def line(self, depth: int, params: float) -> Line:
-        """The forecast of a run of a shape, which need not be among the finished ones."""
+    def line(self, depth: int, params: float) -> LossForecast:
+        """Return the forecast for a cell of a shape, which need not be among the finished ones."""
         x, layers, centre = self.middle
         sizes = [math.log(params) - x, math.log(depth) - layers]
         regressors = np.array(
@@ -134,7 +132,7 @@ class StepFit:
         in_loss = self.covariance[-1]
         own = spread**2 * (1 + weight) + float(regressors @ self.covariance @ regressors)
         variance = (own, 2 * float(in_loss @ regressors), float(in_loss[-1]))
-        return Line(
+        return LossForecast(
             step=self.step,
             centre=centre,
             loss=centre + fall,
@@ -145,13 +143,13 @@ class StepFit:
 
 
 def fit_forecasts(finished: pd.DataFrame, steps: Sequence[int], last: int) -> tuple[StepFit, ...]:
-    """The regressions at those of `steps` that enough finished runs have a loss at.
+    """Fit the regressions at those of `steps` where enough finished cells have a loss.
 
     Args:
-        finished: the curves of runs under one schedule, a line an evaluation, the runs in the order in which they
-            ended: run (any name), depth, params, step, loss in nats a token; not used without one at `last`.
-        steps: at which runs may be stopped.
-        last: the step whose loss is foretold, as a rule the last.
+        finished: curves of cells under one schedule, one row per evaluation, cells in the order in which they ended:
+            run (any name), depth, params, step, loss in nats per token. Cells without a loss at `last` are not used.
+        steps: steps at which cells may be stopped.
+        last: the step whose loss is forecast, usually the last.
     """
     depth, params, losses = _curves(finished, [*steps, last])
     ended = np.flatnonzero(~np.isnan(losses[:, -1]))[-MOST_RUNS:]
@@ -161,14 +159,14 @@ def fit_forecasts(finished: pd.DataFrame, steps: Sequence[int], last: int) -> tu
         if len(seen) and step < last:
             found = _fit(step, depth[seen], params[seen], losses[seen, place], losses[seen, -1])
             fits += [] if found is None else [found]
-    # What is left to fall gets less, and so does its variance: an estimate below that of a later step is low by chance.
+    # The remaining fall shrinks, and so does its variance: an estimate below that of a later step is low by chance.
     scales = np.array([(fit.scale, fit.new_scale) for fit in fits]).reshape(-1, 2)
     worst = np.maximum.accumulate(scales[::-1])[::-1].tolist()
     return tuple(replace(fit, scale=a, new_scale=b) for fit, (a, b) in zip(fits, worst, strict=True))
 
 
 def _curves(finished: pd.DataFrame, steps: Sequence[int]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """Depth and N of every run in the order of the lines, and its losses at these steps, NaN where it has none."""
+    """Return depth and N of every cell in the order of the rows, and its losses at these steps, NaN where missing."""
     finished = finished[finished["loss"].notna()]
     depth, params = finished["depth"].to_numpy(dtype=np.int64), finished["params"].to_numpy(dtype=float)
     number = numbered(pd.factorize(finished["run"])[0], depth, params)
@@ -179,7 +177,7 @@ def _curves(finished: pd.DataFrame, steps: Sequence[int]) -> tuple[npt.NDArray[n
     losses = np.full((len(first), len(steps)), np.nan)
     for place, step in enumerate(steps):
         here = at == step
-        # Several losses of one run and step are averaged.
+        # Several losses of one cell and step are averaged.
         count = np.bincount(run[here], minlength=len(first))
         total = np.bincount(run[here], weights=loss[here], minlength=len(first))
         losses[count > 0, place] = (total / np.maximum(count, 1))[count > 0]
@@ -189,7 +187,7 @@ def _curves(finished: pd.DataFrame, steps: Sequence[int]) -> tuple[npt.NDArray[n
 def _fit(
     step: int, depth: npt.NDArray[np.int64], params: Floats, loss: Floats, final: Floats
 ) -> StepFit | None:
-    """The regression of the fall to the final loss; None with too few runs."""
+    """Regress the fall to the final loss; None with too few cells."""
     runs = len(loss)
     if runs < LEAST_SPARE + 2:
         return None
@@ -237,17 +235,17 @@ def _fit(
 
 
 def _caution(spare: int) -> float:
-    """The upper bound of a variance over its estimate with so many degrees of freedom."""
+    """Return the upper bound of a variance over its estimate with so many degrees of freedom."""
     return spare / float(chdtri(spare, CAUTION))
 
 
 def _trend(design: Floats, fall: Floats, x: Floats) -> float:
-    """Slope of the ln variance in ln N, from the errors of leaving one out; drawn to 0 where they say little."""
+    """Estimate the slope of ln variance in ln N from leave-one-out errors, shrunk towards 0."""
     solve = np.linalg.pinv(design)
     leverage = np.einsum("pk,kp->p", design, solve)
     error = (fall - design @ (solve @ fall)) / np.maximum(1 - leverage, 1e-6)
     size = np.abs(error)
-    # Errors at the level of rounding have no logarithm worth a slope.
+    # Errors at the level of rounding have no meaningful logarithm.
     level = np.log(np.maximum(size, 1e-3 * max(float(size.max()), np.finfo(float).tiny)) ** 2)
     information = float(x @ x) / _LOG_CHI2
     return float(x @ (level - level.mean())) / _LOG_CHI2 / (information + 1 / TREND**2)
@@ -255,13 +253,13 @@ def _trend(design: Floats, fall: Floats, x: Floats) -> float:
 
 @dataclass(frozen=True)
 class _Solved:
-    """Generalised least squares where the runs of a shape share an error of `ratio` times the variance of one run.
+    """Generalised least squares where the cells of a shape share an error of `ratio` times the variance of one cell.
 
     Attributes:
         ratio: `StepFit.shared`.
         coefficients, covariance: of the regression, for a variance of 1.
         likelihood: restricted, the scale profiled out (Patterson and Thompson 1971).
-        shares: (runs, runs), what is taken off the unit matrix in the inverse of the runs' covariance.
+        shares: (runs, runs), the identity minus the inverse of the covariance of the cells.
         weighted: (runs, parameters), that inverse times the design.
         projected: Q y, see `leave_out`.
     """
@@ -290,7 +288,7 @@ class _Solved:
         return cls(ratio, coefficients, covariance, likelihood, shares, weighted, projected)
 
     def leave_out(self, shape: npt.NDArray[np.int64]) -> tuple[float, float]:
-        """Mean squares of the errors of leaving out one run, and all runs of a shape, over their variances.
+        """Compute mean squares of the errors of leaving out one cell, and all cells of a shape, over their variances.
 
         The errors of a set that is left out are Q_set^-1 (Q y)_set, with the covariance Q_set^-1.
         """
@@ -300,7 +298,7 @@ class _Solved:
         count = np.bincount(shape)
         start = np.cumsum(count) - count
         squares = np.zeros(len(count))
-        # All shapes with as many runs in one go.
+        # All shapes with the same number of cells at once.
         for runs in np.unique(count[count > 0]):
             those = np.flatnonzero(count == runs)
             mine = order[start[those][:, None] + np.arange(runs)]

@@ -1,17 +1,17 @@
-"""Which cells to train next: those that most reduce the variance of the objective for each FLOP they cost.
+"""Choose the next cells: those that most reduce the variance of the objective per FLOP.
 
-Until every depth has a few sizes and shapes enough two seeds, cells are chosen to fill the cheap part of the sizes: the
-first design. After that the fit so far is a linear model with Gaussian errors, whose variances after any further cell
-are known before it is trained (`analysis.design.variance_model`): from the curves of the depths follow the places of the
-crossings, and from these the slope of the law or the projected depth. Cells are taken one by one, each as if those
-before had come out as the curves say; cells that still run count the same way. So another seed is asked for where noise
-rules, and another size where shapes stray from the curves, without a rule for either.
+Until every depth has a few sizes and enough shapes have two seeds, cells fill the cheap part of the sizes: the first
+design. After that the fit is treated as a linear model with Gaussian errors, whose variances after any further cell can
+be computed before the cell is trained (`analysis.design.variance_model`). The curves of the depths give the crossings,
+and these the slope of the law or the projected depth. Cells are chosen one by one; chosen and running cells count as
+measured with the losses that the curves predict. The result is another seed where noise dominates, and another size
+where shapes deviate from the curves.
 
-A crossing counts only where both depths are measured on both sides of it, as far out as the gap is clear of its error.
-What is missing for that is priced as one step with all the cells it takes.
+A crossing counts only if both depths are measured on both sides of it, up to where the gap exceeds its error. All cells
+missing for that are compared with the others as one step.
 
-Source: sequential design for one combination of the parameters, c-optimality (Atkinson, Donev and Tobias 2007, chapters
-10 and 17), for each unit of cost.
+Source: sequential c-optimal design for one combination of the parameters, per unit of cost (Atkinson, Donev and Tobias
+2007, chapters 10 and 17).
 """
 
 import math
@@ -30,26 +30,26 @@ from analysis.threads import single_threaded
 
 __all__ = ["Choice", "Objective", "Option", "propose"]
 
-#: The first design: places as shares of the range of ln N, and seeds of each. By far the most FLOPs lie above the first
-#: places. A round is a size of every depth at all places so far; it is filled before the next.
+#: Rounds of the first design: places as shares of the range of ln N, and seeds. A round has one size of every depth at
+#: all places so far, and is filled before the next. The first places cost by far the fewest FLOPs.
 ROUNDS = (((0.0, 0.25, 0.5), 2), ((0.125, 0.375), 2), ((), 3), ((0.625, 0.75), 3))
-#: Sizes of every depth, and degrees of freedom of the noise, from which the fit so far is a guide.
+#: Least sizes of every depth, and least degrees of freedom of the noise, for the fit to guide the choice.
 LEAST_SIZES = 3
 LEAST_DOF = 12
-#: Cells of a depth after which the search no longer waits for its sizes.
+#: Cells of a depth after which the search stops waiting for `LEAST_SIZES`.
 IN_VAIN = 16
-#: What a cell costs beside its FLOPs, as a share of the dearest one: a thousand tiny cells are no bargain.
+#: Fixed cost of a cell, as a share of the dearest one: a thousand tiny cells are not cheap.
 OVERHEAD = 0.01
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An option that is worth training, how much, and why.
+    """A chosen option.
 
     Attributes:
         option: the cell.
-        gain: expected relative drop of the variance of the objective; NaN in the first design, which has no estimate yet.
-        reason: in words.
+        gain: expected relative reduction of the variance of the objective; NaN in the first design.
+        reason: why it was chosen, in words.
     """
 
     option: Option
@@ -65,17 +65,17 @@ def propose(
     objective: Objective,
     count: int,
 ) -> list[Choice]:
-    """The next cells, best first: `count` of them, fewer only where options run out.
+    """Choose the next cells, best first: `count` of them, fewer only if options run out.
 
-    A pure function: equal input, equal output, whatever the order of rows, pending cells and options. To ask for n is
-    to ask n times for one, with those chosen before among the pending ones.
+    A pure function that does not depend on the order of rows, pending cells and options. Asking for n gives the same
+    cells as asking n times for one, with those chosen before among the pending ones.
 
     Args:
-        rows: one row an ended cell: depth, width, params, lr_factor, lr, seed, loss (NaN: diverged or failed for good).
-        pending: cells that run.
+        rows: one row per ended cell: depth, width, params, lr_factor, lr, seed, loss (NaN: diverged or failed).
+        pending: cells that are running.
         options: to choose among; none is a row or pending.
-        objective: what the search wants to know.
-        count: how many are asked for.
+        objective: objective of the search.
+        count: how many to choose.
     """
     lost = lost_shapes(rows)
     able = in_order(item for item in options if not is_lost(item, lost)) if lost else in_order(options)
@@ -90,10 +90,10 @@ def propose(
 
 
 def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:
-    """The fit so far, or None while it is no guide.
+    """Fit the curves, or return None while there is too little for the fit to guide the choice.
 
-    A depth that can have no more sizes, or of which many cells were tried in vain, does not hold up the others: it is
-    taken as it is, or left out if it has fewer than two sizes.
+    A depth that can have no more sizes, or with many cells tried in vain, does not delay the others: it is used as it
+    is, or left out if it has fewer than two sizes.
     """
     sizes: dict[int, set[float]] = {}
     for depth, params, _, _ in ended(used):
@@ -120,7 +120,7 @@ def _best(
     objective: Objective,
     count: int,
 ) -> list[Choice]:
-    """The cells that lower the variance of the objective most for their cost."""
+    """Choose the cells that reduce the variance of the objective most for their cost."""
     known = set(curves.depths)
     able = [item for item in able if item.depth in known]
     if not able:
@@ -139,7 +139,7 @@ def _best(
             table[row[depth, params], column[seed]] = 1
     sd = float(np.median(curves.noise.sd_at(curves.mean))) * math.sqrt(1 - sure_noise(curves)[0])
     overhead = OVERHEAD * max(item.cost for item in (*able, *waiting))
-    # Rows do not say what they cost; for equal tokens it is in proportion to N.
+    # Rows have no cost; for equal tokens it is proportional to N.
     rate = float(np.median([item.cost / item.params for item in (*able, *waiting)]))
     spent = rate * float(rows["params"].sum()) + sum(item.cost for item in waiting)
     spent += overhead * (len(rows) + len(waiting))
@@ -159,7 +159,7 @@ def _best(
     )
     chosen: list[Choice] = []
     while len(chosen) < count and (step := model.best()) is not None:
-        # One at a time even where several belong together, so that asking for n is asking n times for one.
+        # One at a time even if several belong together, so that asking for n equals asking n times for one.
         item = able[step.option]
         first = not model.taken[model.shape_of[step.option]].any()
         chosen.append(Choice(item, step.gain, _why(item, step, first)))
@@ -172,7 +172,7 @@ def _why(item: Option, step: Step, first: bool) -> str:
     crossing = f"the crossing {step.pair[0]} → {step.pair[1]}"
     words = {
         "side": f"{crossing} is not yet measured on both sides",
-        "rate": f"{item.lr_factor:g} times the learning rate, because its best is not known for {crossing}",
+        "rate": f"{item.lr_factor:g} times the learning rate, because the best rate is unknown for {crossing}",
         "run": f"a new size for {crossing}" if first else f"another seed for {crossing}",
     }
     return f"{what}: {words[step.kind]}"
@@ -183,7 +183,7 @@ def _named(item: Option) -> str:
 
 
 def _first(rows: pd.DataFrame, waiting: list[Option], able: list[Option], count: int) -> list[Choice]:
-    """What is missing of the first design; after it its further rounds, then whatever is cheapest."""
+    """Choose what is missing of the first design, then its further rounds, then the cheapest options."""
     have = _have(rows, waiting)
     found: list[Option] = []
     rest = able
@@ -217,7 +217,7 @@ def _ends(shapes: list[Key], depth: int) -> tuple[float, float]:
 
 
 def _have(rows: pd.DataFrame, waiting: list[Option]) -> dict[Key, set[int]]:
-    """Shape -> the seeds that have a loss or run."""
+    """Return shape -> the seeds that have a loss or are running."""
     have: dict[Key, set[int]] = {}
     for depth, params, _, seed in ended(rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]):
         have.setdefault((depth, params), set()).add(seed)
@@ -227,9 +227,9 @@ def _have(rows: pd.DataFrame, waiting: list[Option]) -> dict[Key, set[int]]:
 
 
 def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
-    """For every depth a shape near each of the places, by depth.
+    """Return for every depth the shape nearest to each of the places, by depth.
 
-    A shape that was lost is neither an option nor measured, and the next one stands for it.
+    A shape that was given up is neither an option nor measured, and the next one replaces it.
     """
     logs = [math.log(params) for _, params in shapes]
     low, high = min(logs), max(logs)
@@ -244,7 +244,7 @@ def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
 
 
 def _missing(wanted: list[Key], have: dict[Key, set[int]], able: list[Option], seeds: int) -> list[Option]:
-    """The options that give every wanted shape so many seeds, seed after seed, cheapest first."""
+    """Return the options that give every wanted shape so many seeds, seed after seed, cheapest first."""
     by_shape: dict[Key, list[Option]] = {}
     for item in able:
         by_shape.setdefault((item.depth, item.params), []).append(item)

@@ -1,8 +1,8 @@
-"""Simulated studies with a known truth: to test intervals, and to plan a study before it is run.
+"""Simulated studies with a known truth, to test intervals and to plan studies.
 
-Every depth is a power law with offset, loss_L(N) = E_L + A_L·N^-α, and neighbouring depths cross exactly on the
-threshold law: where depth L is exp(a + b·L) wide. Beyond its crossing the gap of a pair rises towards E_L - E_(L+1),
-below it the deeper model is the worse, as in trained studies.
+Each depth follows a power law with offset, loss_L(N) = E_L + A_L·N^-α. Neighbouring depths cross exactly on the
+threshold law, where depth L has the width exp(a + b·L). Above the crossing the gap of a pair rises towards
+E_L - E_(L+1); below it the deeper model has the higher loss, as in trained studies.
 """
 
 import math
@@ -18,7 +18,7 @@ from analysis.errors import InputError
 
 @dataclass(frozen=True)
 class Truth:
-    """A world in which the law holds exactly.
+    """True values of a simulated study, in which the law holds exactly.
 
     Attributes:
         a, b: ln d = a + b·L at the crossings of neighbouring depths.
@@ -26,11 +26,11 @@ class Truth:
         asymptote: loss of the shallowest depth at infinite width, nats a token.
         drop: loss of the shallowest depth above its asymptote at its first crossing, nats.
         exponent: α.
-        slope: of every neighbours' gap at its crossing, nats for an e-fold of N.
+        slope: slope of the gap of neighbours at their crossing, nats per e-fold of N.
         noise: standard deviation of one seed over the loss.
         shared: ρ, share of the variance common to the shapes of one seed.
-        lack: standard deviation of the shapes about the curves, nats: the same for all seeds of a shape, as that of
-            whole widths and of learning rates by a rule, so that no number of seeds averages it out.
+        lack: standard deviation of the shapes about the curves, nats. It is common to all seeds of a shape, so more
+            seeds do not average it out; whole widths and learning rates by a rule cause such deviations.
     """
 
     a: float
@@ -45,11 +45,11 @@ class Truth:
     lack: float = 0.0
 
     def crossing(self, depth: int) -> float:
-        """N at which the next deeper depth overtakes `depth`."""
+        """Return N at which the next deeper depth overtakes `depth`."""
         return 12 * depth * math.exp(2 * (self.a + self.b * depth))
 
     def loss(self, depth: int, params: Floats) -> Floats:
-        """Expected loss of a depth of `self.depths` at N, nats a token."""
+        """Return the expected loss of a depth of `self.depths` at N, nats per token."""
         rank = self.depths.index(depth)
         x = np.log(np.asarray(params, dtype=float))
         first = math.log(self.crossing(self.depths[0]))
@@ -63,7 +63,7 @@ class Truth:
 def shapes_of(
     depths: Iterable[int], budgets: Iterable[float], multiple: int = 2
 ) -> list[tuple[int, int, float]]:
-    """(depth, width, budget) of every shape: for each budget the width nearest to sqrt(N/(12·L)), a whole multiple."""
+    """Return (depth, width, budget) per depth and budget, the width being the multiple nearest to sqrt(N/(12·L))."""
     return [
         (depth, max(multiple, multiple * round(math.sqrt(budget / (12 * depth)) / multiple)), budget)
         for depth in depths
@@ -74,36 +74,36 @@ def shapes_of(
 def simulate(
     truth: Truth, shapes: Sequence[tuple[int, int, float]], seeds: int, generator: np.random.Generator
 ) -> pd.DataFrame:
-    """Rows of one study: depth, width, params, budget, seed, loss.
+    """Simulate the rows of one study: depth, width, params, budget, seed, loss.
 
     Args:
-        truth: the world.
+        truth: true values.
         shapes: (depth, width, budget).
-        seeds: of every shape, shared by all.
+        seeds: number of seeds, the same for all shapes.
         generator: of the noise.
 
     Raises:
-        InputError: the world gives a shape a loss that is not positive.
+        InputError: the truth gives a shape a loss that is not positive.
     """
     common = generator.standard_normal(seeds)
     own = generator.standard_normal((len(shapes), seeds))
-    stray = generator.standard_normal(len(shapes)) if truth.lack else np.zeros(len(shapes))
-    return _rows(truth, shapes, common, own, stray)
+    misfit = generator.standard_normal(len(shapes)) if truth.lack else np.zeros(len(shapes))
+    return _rows(truth, shapes, common, own, misfit)
 
 
 def simulate_matched(
     truth: Truth, shapes: Sequence[tuple[int, int, float]], seeds: int, key: Sequence[int]
 ) -> pd.DataFrame:
-    """`simulate` with noise that belongs to the shape and the seed: what two designs of one `key` share, they share.
+    """Simulate a study with noise that depends only on `key`, shape and seed (common random numbers).
 
-    A shape in both designs has the same losses for the seeds in both, so that the designs are compared without most of
-    the chance of either (common random numbers).
+    A shape in two designs has the same losses for the seeds in both, which removes most of the chance from comparing
+    the designs.
 
     Args:
-        truth: the world.
+        truth: true values.
         shapes: (depth, width, budget), each (depth, width) once.
-        seeds: of every shape, shared by all.
-        key: of the study, whole numbers that are not negative.
+        seeds: number of seeds, the same for all shapes.
+        key: non-negative integers that identify the study.
     """
     common = np.random.default_rng([*key]).standard_normal(seeds)
     draws = [
@@ -114,9 +114,9 @@ def simulate_matched(
 
 
 def _rows(
-    truth: Truth, shapes: Sequence[tuple[int, int, float]], common: Floats, own: Floats, stray: Floats
+    truth: Truth, shapes: Sequence[tuple[int, int, float]], common: Floats, own: Floats, misfit: Floats
 ) -> pd.DataFrame:
-    """Losses from standard normals: (seeds,) of the seeds, (shapes, seeds), and (shapes,) of the lack of fit."""
+    """Compute losses from standard normals: (seeds,), (shapes, seeds), and (shapes,) for the lack of fit."""
     depth = np.array([shape[0] for shape in shapes])
     width = np.array([shape[1] for shape in shapes])
     seeds = len(common)
@@ -124,12 +124,12 @@ def _rows(
     mean = np.empty(len(shapes))
     for value in set(depth.tolist()):
         mean[depth == value] = truth.loss(value, params[depth == value])
-    mean = mean + truth.lack * stray
+    mean = mean + truth.lack * misfit
     if mean.min() <= 0:
         worst = int(mean.argmin())
         raise InputError(
-            f"The assumed world gives {depth[worst]} layers of width {width[worst]} (N = {params[worst]:.3g}) a loss "
-            f"of {mean[worst]:.3g} nats, and a loss is positive: assume a larger loss, or a smaller slope or lack."
+            f"The assumed truth gives {depth[worst]} layers of width {width[worst]} (N = {params[worst]:.3g}) a loss "
+            f"of {mean[worst]:.3g} nats, and a loss is positive. Assume a larger loss, or a smaller slope or lack."
         )
     noise = math.sqrt(truth.shared) * common + math.sqrt(1 - truth.shared) * own
     losses = mean[:, None] * (1 + truth.noise * noise)

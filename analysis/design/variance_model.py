@@ -1,10 +1,10 @@
-"""What cells that are not trained yet would do to the variance of an objective: the algebra behind `analysis.design.next_cells`.
+"""Variance of an objective after further cells: the algebra behind `analysis.design.next_cells`.
 
-The curves of a fit are linear in their parameters near the fit, and the fit weighs the mean loss of each shape by its
-own noise and lack of fit. So the covariance of the parameters is known for any set of runs: M^-1 from the shapes' own
-errors, and beside it one term a seed for what all shapes of that seed share (`Curves.covariance` of the study as it
-would be). One more run of a shape changes the weight of that shape only, a change of rank one, so that the gain of all
-options is had in one go.
+Near the fit its curves are linear in their parameters, and the fit weights the mean loss of each shape by its own noise
+and lack of fit. So the covariance of the parameters can be computed for any set of cells: M^-1 from the shapes' own
+errors, plus one term per seed for the noise that all shapes of that seed share (as in `Curves.covariance`). One more
+cell of a shape changes only the weight of that shape. This is a change of rank one, so the gains of all options are
+computed at once.
 """
 
 import itertools
@@ -28,37 +28,37 @@ from analysis.law.projection import solve_depth
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-#: Places in ln N at which gaps are looked at.
+#: Number of places in ln N at which gaps are evaluated.
 PLACES = 121
-#: A prior as weak as one loss at so many standard deviations of a seed: it only keeps the first steps finite.
+#: Standard deviation of the prior over that of a seed: so weak that it only keeps the first steps finite.
 VAGUE = 30.0
-#: Standard deviation in ln d of a crossing before it is measured, and about the line through the others.
+#: Standard deviation in ln d of a crossing that is not measured, and of a crossing about the line through the others.
 UNKNOWN, ABOUT = 1.0, 0.25
-#: Scatter of ln d about the law that is never ruled out.
+#: Least scatter of ln d about the law.
 SCATTER = 0.01
-#: Mean weighted square of the crossings about the line from which they are looked into; from 1 on the fit takes it for
-#: a scatter.
+#: Mean weighted square of the crossings about the line from which they are measured further; from 1 on the fit counts
+#: it as scatter.
 DOUBTFUL = 0.7
-#: Probability that the variance of the noise is below what is allowed for when shapes are said to stray.
+#: Confidence of the bounds on the noise in `sure_noise`.
 SURE = 0.8
-#: How far a gap must be from zero at the ends of what is measured, in standard errors, and how far out that is looked
-#: for, in ln N. 2 would be the test itself; half of the crossings would then fail it when the losses come in.
+#: Required distance of a gap from zero at the ends of the measured sizes, in standard errors, and largest distance of
+#: these ends from the crossing, in ln N. 2 would be the test itself, which half of the crossings would then fail.
 CLEAR = 2.5
 FARTHEST = 0.9
-#: Largest cost of what a side lacks, as a share of what was spent before: where the side lies is better known later.
+#: Largest cost of completing a side, as a share of what was spent before: later its position is known better.
 AFFORDED = 0.5
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next best thing to do.
+    """The next step of a search.
 
     Attributes:
-        option: its index. Where several are worth something only together it is the first of them, and when that is
-            taken the next are the more worth their cost.
-        gain: relative drop of the variance of the objective.
+        option: its index. If several options help only together it is the first of them; once that is taken, the next
+            ones gain more per cost.
+        gain: relative reduction of the variance of the objective.
         pair: the crossing it is for: the one that weighs most in the objective, or that lacks a side.
-        kind: a `run` at the rate of its shape's others, one for a `side` of the crossing that lacks, or one at another
+        kind: a `run` at the rate of its shape's others, one for a missing `side` of the crossing, or one at another
             learning `rate`.
     """
 
@@ -70,16 +70,15 @@ class Step:
 
 @dataclass(frozen=True)
 class _State:
-    """What follows from a set of runs.
+    """Quantities that follow from a set of cells.
 
     Attributes:
         inverse: M^-1, (parameters, parameters).
-        loads: (shapes, seeds), how the weighted losses carry what each seed shares; `moved` M^-1 J' loads.
-        weight, runs: (shapes,).
-        lacking: by pair, for each side of the crossing that is not measured as far as it must be: (depth, side, ln N to
-            reach).
-        law: weights of the crossings in the objective, (objectives, pairs), and the objectives' variances.
-        value: what is to be made small, every crossing being measured on both sides; `stated` with those that are.
+        loads: (shapes, seeds), weights of the shared noise of each seed in the weighted losses; `moved` M^-1 J' loads.
+        weight, runs: (shapes,), inverse variance and number of cells.
+        lacking: by pair, each side of the crossing that is not measured far enough: (depth, side, ln N to reach).
+        parts: weights of the crossings in the objective, (objectives, pairs).
+        value: the variance to minimise if every crossing were measured on both sides; `stated` with those that are.
     """
 
     inverse: Floats
@@ -94,7 +93,7 @@ class _State:
 
 
 class Model:
-    """A study, its options, and the objective."""
+    """A linearised study, its options, and the objective."""
 
     def __init__(
         self,
@@ -114,16 +113,16 @@ class Model:
 
         Args:
             curves: the fit so far; the noise must be known, and every depth of `shapes` have a curve.
-            shapes: (depth, N) of all that is measured, runs, or may be chosen.
-            measured: (shapes, seeds), 1 where a run has a loss.
-            begun: the same of runs under way.
-            shape_of: of every option, its row in these.
-            seed_of: of every option, its column there.
-            cost: of every option, FLOPs.
-            overhead: what any option costs besides.
-            spent: cost of all that is measured or begun.
-            objective: what is asked for.
-            rates: at which learning rate each shape is, and what that may cost it.
+            shapes: (depth, N) of all cells that are measured, running, or options.
+            measured: (shapes, seeds), 1 where a cell has a loss.
+            begun: the same for running cells.
+            shape_of: row of every option in these.
+            seed_of: column of every option in these.
+            cost: FLOPs of every option.
+            overhead: fixed cost of an option.
+            spent: cost of all that is measured or running.
+            objective: objective of the search.
+            rates: learning rates of the shapes.
         """
         self.objective, self.shape_of, self.seed_of = objective, shape_of, seed_of
         self.taken = np.maximum(measured, begun)
@@ -135,16 +134,10 @@ class Model:
         self.depth = np.array([depth for depth, _ in shapes])
         self.x = np.log(np.array([params for _, params in shapes]))
         smooth, noise = curves.smooth, curves.noise
-        self.jacobian = np.vstack(
-            [
-                smooth.jacobian(depth, np.array([x]))
-                for depth, x in zip(self.depth.tolist(), self.x, strict=True)
-            ]
-        )
-        loss = np.array(
-            [smooth.loss(d, np.array([x]))[0] for d, x in zip(self.depth.tolist(), self.x, strict=True)]
-        )
-        # A curve that is followed beyond its points may fall below zero; the noise is not followed that far.
+        every = list(zip(self.depth.tolist(), self.x, strict=True))
+        self.jacobian = np.vstack([smooth.jacobian(depth, np.array([x])) for depth, x in every])
+        loss = np.array([smooth.loss(depth, np.array([x]))[0] for depth, x in every])
+        # An extrapolated curve may fall below zero; the noise is not extrapolated that far.
         loss = np.clip(loss, curves.mean.min() / 2, curves.mean.max() * 2)
         self.sd = noise.sd_at(loss)
         sums = dict(
@@ -152,11 +145,9 @@ class Model:
                 zip(curves.depth.tolist(), curves.x, strict=True), curves.forecast * curves.count, strict=True
             )
         )
-        #: Sum of the squared errors of the losses of a shape that are forecasts.
-        self.foretold = np.array(
-            [sums.get(place, 0.0) ** 2 for place in zip(self.depth.tolist(), self.x, strict=True)]
-        )
-        self.rho, self.stray = sure_noise(curves)
+        #: Sum of the squared standard errors of the forecasts among the losses of a shape.
+        self.forecast_square = np.array([sums.get(place, 0.0) ** 2 for place in every])
+        self.rho, self.misfit = sure_noise(curves)
         self.places = np.linspace(float(self.x.min()), float(self.x.max()), PLACES)
         tables = {depth: smooth.jacobian(depth, self.places) for depth in curves.depths}
         values = {depth: smooth.loss(depth, self.places) for depth in curves.depths}
@@ -166,15 +157,15 @@ class Model:
         self.table = np.stack([tables[s] - tables[d] for s, d in self.pairs])
         vague = np.vstack(list(tables.values())) / (VAGUE * float(np.median(self.sd)) * math.sqrt(PLACES))
         prior = vague.T @ vague
-        # An exponent at the end of its range and a coefficient of a spline at zero do not move: no loss tells of them.
+        # An exponent at the end of its range or a spline coefficient at zero has no derivative; M stays invertible.
         self.prior = prior + 1e-9 * float(np.mean(np.diag(prior))) * np.eye(len(prior))
         self._locate(measured)
         self.state = self._follow(self.taken)
 
     def _locate(self, measured: Floats) -> None:
-        """Where each pair crosses, its slope there, and the law: the fit, drawn to the line where it says little.
+        """Compute the crossing of each pair, its slope there, and the law, shrinking uncertain crossings to the line.
 
-        From what is measured alone, so that a choice does not depend on which cells happen to be under way.
+        Only measured cells are used, so that a choice does not depend on which cells happen to be running.
         """
         inverse, _, moved, _, _ = self._covariance(measured, np.zeros(len(measured)))
         found = roots(self.places, self.gap).x
@@ -196,12 +187,12 @@ class Model:
         log_width = (x - offset) / 2
         own = np.where(inside, np.diag(joint), np.inf)
         a, b = self._line(log_width, own)
-        said = a + b * self.shallow
+        by_law = a + b * self.shallow
         share = ABOUT**2 / (ABOUT**2 + own)
         share = np.where(inside, share, 0.0) if inside.sum() >= 2 else np.ones(len(x))
-        log_width = share * log_width + (1 - share) * said
+        log_width = share * log_width + (1 - share) * by_law
         self.cross = np.clip(offset + 2 * log_width, low, high)
-        # A pair that cannot cross at any size allowed takes no part.
+        # A pair that cannot cross at any allowed size takes no part.
         self.possible = (offset + 2 * log_width >= low - 1e-9) & (offset + 2 * log_width <= high + 1e-9)
         self.rise = np.maximum(rise[pair, at(self.cross)], least)
         self.rows = self.table[pair, at(self.cross)] / (2 * self.rise)[:, None]
@@ -209,10 +200,10 @@ class Model:
         self.doubt = self._doubt(np.flatnonzero(inside), (found - offset) / 2, joint)
 
     def _doubt(self, inside: Integers, log_width: Floats, joint: Floats) -> Floats:
-        """(pairs,): the combination of crossings in which they leave the line most, in standard errors; else 0.
+        """Return (pairs,) the combination of crossings that deviates most from the line, in standard errors, or zeros.
 
-        Where they stray by more than their errors the fit must take it for a scatter, and its intervals become twice as
-        wide and more. Most often it is chance, and only better crossings tell: those that stray.
+        Deviations larger than the errors count as scatter, which makes the intervals of the fit twice as wide or more.
+        They are mostly chance; better measurements of those crossings decide.
         """
         result = np.zeros(len(self.pairs))
         if len(inside) < 3:
@@ -229,7 +220,7 @@ class Model:
         return result
 
     def _line(self, log_width: Floats, variance: Floats) -> tuple[float, float]:
-        """Ln d = a + b·L through the crossings there are; b positive, for only then is a depth projected."""
+        """Fit ln d = a + b·L to the crossings, with a positive b, because only then a depth can be projected."""
         weight = 1 / (variance + ABOUT**2)
         spread = float(np.ptp(self.shallow)) or float(self.pairs[0][1] - self.pairs[0][0])
         flattest = 0.2 / spread
@@ -245,7 +236,7 @@ class Model:
         return float(a), float(b)
 
     def _covariance(self, taken: Floats, excess: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Return M^-1, the seeds' loads, M^-1 J' loads, weights and runs."""
+        """Return M^-1, the loads of the seeds, M^-1 J' loads, weights and numbers of cells."""
         runs = np.asarray(taken.sum(axis=1))
         weight = self._weights(runs, excess)
         inverse = np.asarray(
@@ -255,9 +246,11 @@ class Model:
         return inverse, loads, inverse @ (self.jacobian.T @ loads), weight, runs
 
     def _weights(self, runs: Floats, excess: Floats) -> Floats:
-        """Inverse variance of a shape's mean about its curve, without what seeds share; 0 without runs."""
-        seeds = ((1 - self.rho) * self.sd**2 + self.foretold / np.maximum(runs, 1)) / np.maximum(runs, 1)
-        own = seeds + (self.stray * self.sd) ** 2 + excess**2
+        """Return the inverse variance of each shape's mean about its curve, without shared noise; 0 without cells."""
+        seeds = ((1 - self.rho) * self.sd**2 + self.forecast_square / np.maximum(runs, 1)) / np.maximum(
+            runs, 1
+        )
+        own = seeds + (self.misfit * self.sd) ** 2 + excess**2
         return np.asarray(np.where(runs > 0, 1 / own, 0.0))
 
     def _load(self, weight: Floats, runs: Floats) -> Floats:
@@ -266,21 +259,21 @@ class Model:
     def _follow(self, taken: Floats) -> _State:
         inverse, loads, moved, weight, runs = self._covariance(taken, self.excess)
         covered, lacking = self._sides(inverse, moved, runs)
-        crossings = self.rows @ inverse @ self.rows.T + (self.rows @ moved) @ (self.rows @ moved).T
-        parts, value = self._aims(crossings, self.possible)
-        _, stated = self._aims(crossings, covered)
+        crossings = self._crossing_covariance(inverse, moved)
+        parts, value = self._objective_parts(crossings, self.possible)
+        _, stated = self._objective_parts(crossings, covered)
         return _State(inverse, loads, moved, weight, runs, lacking, parts, value, stated)
 
     def _sides(
         self, inverse: Floats, moved: Floats, runs: Floats
     ) -> tuple[Flags, tuple[tuple[tuple[int, int, float], ...], ...]]:
-        """Which crossings are measured on both sides, and what the others lack."""
+        """Return which crossings are measured on both sides, and the missing sides of the others."""
         variance = np.vecdot(self.table @ (inverse + moved @ moved.T), self.table)
         z = self.gap / np.sqrt(variance)
         there = runs > 0
         open_to = there.copy()
         open_to[self.shape_of[self.free]] = True
-        # Smallest and largest ln N of each depth: what is measured, and what may be.
+        # Smallest and largest ln N of each depth: of measured shapes, and of possible ones.
         ends = {}
         for depth in {depth for pair in self.pairs for depth in pair}:
             ours = self.depth == depth
@@ -304,8 +297,8 @@ class Model:
             lacking.append(tuple(missing))
         return np.array(covered), tuple(lacking)
 
-    def _aims(self, crossings: Floats, covered: Flags) -> tuple[Floats, float]:
-        """How the crossings enter the objective, (objectives, pairs), scaled so that the squares add up to what is made small.
+    def _objective_parts(self, crossings: Floats, covered: Flags) -> tuple[Floats, float]:
+        """Return the weights of the crossings in the objective, (objectives, pairs), and the variance to minimise.
 
         Args:
             crossings: (pairs, pairs), covariance of ln d at the crossings.
@@ -315,7 +308,7 @@ class Model:
         if self.objective.kind == "crossings":
             variance = np.where(covered, np.diag(crossings), UNKNOWN**2)
             variance = variance / (1 + variance / UNKNOWN**2)
-            # The largest counts; the fourth power of the others keeps a step towards it from being worth nothing.
+            # A smooth maximum of the variances: with the largest alone, most steps would gain nothing.
             value = float(np.sum(variance**4) ** 0.25)
             share = np.where(covered, (variance / value) ** 1.5 / (1 + np.diag(crossings)), 0.0)
             return np.diag(share), value
@@ -324,37 +317,37 @@ class Model:
         weighted = np.linalg.solve(matrix, design).T
         every = np.column_stack([np.ones_like(self.shallow), self.shallow])
         vague = every.T @ every / (UNKNOWN**2 * len(self.shallow))
-        # Two crossings with one slope say nothing of each other without it.
+        # Keeps the matrix invertible if there is only one crossing.
         vague[np.diag_indices(2)] += 1e-9
         covariance = np.linalg.inv(weighted @ design + vague)
         towards = self._direction()
         value = float(towards @ covariance @ towards)
         parts = np.zeros((2, len(covered)))
         parts[0, used] = towards @ covariance @ weighted
-        # What is doubtful counts as much as the objective itself at first, and less with every run that tells of it.
+        # The doubtful combination counts as much as the objective at first, and less with every cell that measures it.
         parts[1] = math.sqrt(value) * self.doubt
         return parts, value * (1 + float(self.doubt @ crossings @ self.doubt))
 
     def _direction(self) -> Floats:
-        """Derivative of the objective with respect to (a, b), up to a factor."""
+        """Return the derivative of the objective with respect to (a, b), up to a factor."""
         if self.objective.kind == "b":
             return np.array([0.0, 1.0])
         depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
-        # From 12·L·exp(2(a + b·L)) = N; a law still unknown may put the best depth anywhere.
+        # From 12·L·exp(2(a + b·L)) = N; an uncertain law may put the best depth anywhere.
         return np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
 
-    # -- steps -----------------------------------------------------------------------------------------------------
-
     def best(self) -> Step | None:
-        """The step with the largest gain for its cost; None where no option is left."""
+        """Return the step with the largest gain per cost; None if no option is left."""
         state = self.state
-        weight = np.abs(state.parts).sum(axis=0) * np.sqrt(np.maximum(np.diag(self._places_of(state)), 0))
+        weight = np.abs(state.parts).sum(axis=0) * np.sqrt(
+            np.maximum(np.diag(self._crossing_covariance(state.inverse, state.moved)), 0)
+        )
         heavy = self.pairs[int(np.argmax(weight))]
         runs, rates = self._drops()
         steps: list[tuple[float, Step]] = []
         if self.free.any():
             rate = np.where(self.free, runs / state.value / self.cost, -np.inf)
-            # Equal to nine digits is equal: the first then, which is the cheapest with the lowest seed.
+            # Among rates equal to nine digits the first, which is the cheapest with the lowest seed.
             single = int(np.argmax(rate >= float(rate.max()) - 1e-9 * abs(float(rate.max()))))
             steps.append((float(rate[single]), Step(single, float(runs[single]) / state.value, heavy, "run")))
         for index, missing in enumerate(state.lacking):
@@ -371,12 +364,13 @@ class Model:
             steps.append((gain / float(self.cost[list(cells)].sum()), Step(cells[0], gain, heavy, "rate")))
         return max(steps, key=lambda item: item[0])[1] if steps else None
 
-    def _places_of(self, state: _State) -> Floats:
-        carried = self.rows @ state.moved
-        return np.asarray(self.rows @ state.inverse @ self.rows.T + carried @ carried.T)
+    def _crossing_covariance(self, inverse: Floats, moved: Floats) -> Floats:
+        """Return the covariance of ln d at the crossings, (pairs, pairs)."""
+        carried = self.rows @ moved
+        return np.asarray(self.rows @ inverse @ self.rows.T + carried @ carried.T)
 
     def _reach(self, missing: tuple[tuple[int, int, float], ...]) -> tuple[int, ...]:
-        """For every side that lacks, the cheapest option that reaches it."""
+        """Return the cheapest option that reaches each missing side, or nothing if one cannot be reached."""
         cells: list[int] = []
         x = self.x[self.shape_of]
         for depth, side, there in missing:
@@ -384,27 +378,27 @@ class Model:
             found = np.flatnonzero(far)
             if not len(found):
                 return ()
-            # Below the crossing the largest size that is far enough: it is nearer to what is asked.
+            # Below the crossing the largest size that is far enough, which is nearest to the place to reach.
             key = self.cost[found] if side > 0 else -self.cost[found]
             cells.append(int(found[np.lexsort((self.seed_of[found], key))[0]]))
         return tuple(dict.fromkeys(cells))
 
     def _drops(self) -> tuple[Floats, Floats]:
-        """By how much a step lowers the value, the crossings' part in the objective held.
+        """Compute by how much a step reduces the variance, with the weights of the crossings held fixed.
 
         Returns:
-            (options,) for one more run of each; (shapes,) for knowing the best rate of each.
+            (options,) for one more cell of each; (shapes,) for determining the best rate of each.
         """
         state = self.state
         towards = state.parts @ self.rows
         moved = self.jacobian @ (state.inverse @ towards.T)
         lever = np.sum((self.jacobian @ state.inverse) * self.jacobian, axis=1)
-        # What seeds share, (objectives, seeds), and how it reaches each shape, (shapes, seeds).
+        # Shared noise of the seeds in the objectives, (objectives, seeds), and in each shape, (shapes, seeds).
         shared = moved.T @ state.loads
         carried = self.jacobian @ state.moved
 
         def changed(weight: Floats, load: Floats) -> tuple[Floats, Floats, Floats]:
-            """The drop by shape where its weight and load become these; its load beside the drop's, and its move."""
+            """Return the reduction by shape for a new weight and load of it, and the terms that depend on the seed."""
             more = weight - state.weight
             after = moved / (1 + more * lever)[:, None]
             base = (
@@ -427,7 +421,7 @@ class Model:
         return np.asarray(runs), changed(weight, self._load(weight, state.runs))[0]
 
     def take(self, option: int) -> None:
-        """Count an option as if it had come out as its curve says."""
+        """Count an option as measured with the loss that its curve predicts."""
         shape = int(self.shape_of[option])
         self.spent += float(self.cost[option])
         if self.free[option]:
@@ -443,21 +437,21 @@ class Model:
 
 
 def sure_noise(curves: Curves) -> tuple[float, float]:
-    """What shapes of a seed share, and `Curves.stray`, as far as they are more than few replicates make them by chance.
+    """Bound the shared noise and the misfit of the shapes from below, so that few replicates do not suggest them.
 
-    A search that takes noise for stray asks for sizes only, and then no further seed ever tells it better. The same
-    holds where a share that is too large leaves too little noise for the rest: with three seeds it is known to two
-    degrees of freedom, however many shapes there are, and one study in ten spent several times what its grid did. The
-    seeds are those of the shape that has most.
+    A search that mistakes noise for misfit asks only for new sizes, and no further seed corrects it. A shared part that
+    is too large has the same effect. With three seeds it has two degrees of freedom, whatever the number of shapes, and
+    without this bound one study in ten cost several times as much as its grid. The seeds are those of the shape that
+    has most.
 
     Returns:
-        The share of the variance that shapes of a seed have in common, and a stray over the noise of one seed.
+        The share of the variance that shapes of a seed have in common, and the misfit over the noise of one seed.
     """
     noise = curves.noise
     if noise.source != "seeds":
-        return noise.correlation, curves.stray
+        return noise.correlation, curves.misfit_sd_ratio
     rho = noise.correlation * min(1.0, (noise.seeds - 1) / float(chi2.ppf(SURE, noise.seeds - 1)))
     larger = noise.dof / float(chi2.ppf(1 - SURE, noise.dof))
     runs = float(np.mean(1 / curves.count))
-    found = (1 - noise.correlation) * runs + curves.stray**2
+    found = (1 - noise.correlation) * runs + curves.misfit_sd_ratio**2
     return rho, math.sqrt(max(found / larger - (1 - rho) * runs, 0.0))

@@ -1,20 +1,20 @@
-"""From a run table to the answer: noise, crossings, law, rivals and best shapes, as one JSON document."""
+"""The fit of a run table: noise, crossings, law, rivals and best shapes, as one JSON document."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import PlainValidator
 
 from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
-from analysis.files import strict
-from analysis.fit.crossing_shift import Contrast
+from analysis.files import from_json, to_json
+from analysis.fit.crossing_shift import ChangedStudy, paired_shifts, split_sensitivity_runs
 from analysis.fit.kaplan import Kaplan, kaplan
-from analysis.fit.learning_rate_shift import Shift, shifts, split
 from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.held_out import (
     Advice,
@@ -27,23 +27,27 @@ from analysis.law.held_out import (
     surface_trainers,
 )
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
-from analysis.law.parametric_bootstrap import ParametricBootstrap, refit
+from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
 from analysis.law.projection import Law, law_of, solve_depth
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, TokenRule, compare
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 
-#: Draws of the bootstrap: the ends of a 95 % interval then stray by about 2 % of its length from one seed to another.
+#: Draws of the bootstrap; with 1,000 the ends of a 95 % interval vary by about 2 % of its length between seeds.
 DRAWS = 1000
 LEAST_DRAWS = 100
-#: Relative gap of the second crossing: deeper is better by half a percent.
+#: Relative gap of the second crossing: the deeper model is better by half a percent.
 DELTA = 0.005
+
+_NAME = "fit file (`interplay fit RUNS --json` writes one)"
+#: Defaults of a rival whose file has only the form.
+_UNKNOWN_LAW = {"status": "insufficient", "reason": "not in the file", "level": 0.95}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a fit was made from, for whoever draws it: the rows, the curves through them, and the gaps of the pairs."""
+    """The inputs of a fit, for figures: the rows, the curves through them, and the gaps of the pairs."""
 
     comparison: Comparison
     curves: Curves
@@ -52,91 +56,70 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run table says.
+    """The fit of a run table.
 
     Attributes:
-        crossings: of every pair of depths; those of adjacent depths are flagged.
-        law: ln d = a + b·L through the crossings of adjacent depths, or why there is none.
+        crossings: of every pair of depths; adjacent depths are flagged.
+        law: ln d = a + b·L through the crossings of adjacent depths, or the reason why there is none.
         rivals: other forms through the same crossings.
-        surfaces: other laws, of the loss itself, through the same points.
-        held_out: how well each law chose the depth of sizes it had not seen.
-        parting: where the rivals' depths part from the law's.
-        best: the best depth of each measured budget, which needs no law.
-        noise, curves: the seed noise and the curves, see `Noise.to_json` and `Curves.to_json`.
-        tokens: what was compared where rows differ in training tokens.
-        diverged: shapes with runs that diverged: depth, width, params, diverged, of.
+        surfaces: laws of the loss itself, through the same points.
+        held_out: how well each law chose the depth at sizes it had not seen.
+        disagreements: sizes at which the depths of the rivals differ from the law's.
+        best: the best depth of each measured budget; needs no law.
+        noise, curves: the seed noise and the curves, see `Noise.summary` and `Curves.summary`.
+        tokens: which training tokens were compared.
+        diverged: shapes with diverged runs: depth, width, params, diverged, of.
         count: how N is counted, see `RunTable.count`.
         used, left_out: number of rows used, and every other row with its reason.
-        warnings: sentences a reader must see.
+        warnings: sentences for the reader.
         level, draws, seed: of the intervals and the bootstrap.
-        refits: intervals of the whole pipeline repeated; None where it was not asked for, or without a noise estimate.
-        sensitivity: how the crossings move with the learning rate; empty without a sensitivity arm.
-        contrasts: the crossings beside those of the same study under other parametrisations.
-        kaplan: the loss by aspect ratio and by count of parameters; None with one depth, and in older files.
-        evidence: None when read from a file.
+        parametric_bootstrap: intervals from repeating the whole pipeline; None if not requested or without a noise
+            estimate.
+        shifts: how far the crossings move with the learning rate (sensitivity runs) and under other parametrisations.
+        kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
+        evidence: None if read from a file.
     """
 
     crossings: tuple[Crossing, ...]
     law: ThresholdFit
     rivals: tuple[ThresholdFit, ...]
     surfaces: tuple[SurfaceFit, ...]
-    held_out: tuple[HeldOut, ...]
-    disagreements: tuple[Disagreement, ...]
-    best: tuple[BestShape, ...]
-    noise: Mapping[str, Any]
-    curves: Mapping[str, Any]
     tokens: TokenRule
-    diverged: tuple[Mapping[str, Any], ...]
-    count: str
     used: int
-    left_out: tuple[Mapping[str, Any], ...]
-    warnings: tuple[str, ...]
+    left_out: tuple[dict[str, Any], ...]
     level: float
-    draws: int
-    seed: int
-    refits: ParametricBootstrap | None = None
-    sensitivity: tuple[Shift, ...] = ()
-    contrasts: tuple[Contrast, ...] = ()
+    held_out: tuple[HeldOut, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
+    best: tuple[BestShape, ...] = ()
+    noise: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, Any] = field(default_factory=dict)
+    diverged: tuple[dict[str, Any], ...] = ()
+    count: str = "nonembedding"
+    warnings: tuple[str, ...] = ()
+    draws: int = 0
+    seed: int = 0
+    parametric_bootstrap: ParametricBootstrap | None = None
+    shifts: tuple[ChangedStudy, ...] = ()
     kaplan: Kaplan | None = None
-    evidence: Evidence | None = field(default=None, compare=False, repr=False)
+    # A file has no evidence: data frames are not read.
+    evidence: Annotated[Evidence | None, PlainValidator(lambda _: None)] = field(
+        default=None, compare=False, repr=False
+    )
 
     def projection_law(self) -> Law | None:
-        """The law to `recommend` with, or None; then `best` is what the data say."""
+        """The law to `recommend` with, or None."""
         return law_of(self.law)
 
     def advices(self) -> dict[str, Advice]:
-        """Form -> the depth it gives for N, of the law and of every rival that has one."""
+        """Form -> depth as a function of N, for the law and every usable rival."""
         return _choosers((self.law, *self.rivals), self.surfaces)
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN."""
-        document: dict[str, Any] = strict(
-            {
-                "crossings": [item.to_json() for item in self.crossings],
-                "law": self.law.to_json(),
-                "rivals": [
-                    *(item.to_json() for item in self.rivals),
-                    *(item.to_json() for item in self.surfaces),
-                ],
-                "held_out": [item.to_json() for item in self.held_out],
-                "parting": [item.to_json() for item in self.disagreements],
-                "best": [item.to_json() for item in self.best],
-                "noise": self.noise,
-                "curves": self.curves,
-                "tokens": asdict(self.tokens),
-                "diverged": self.diverged,
-                "count": self.count,
-                "rows": {"used": self.used, "left_out": self.left_out},
-                "warnings": self.warnings,
-                "level": self.level,
-                "draws": self.draws,
-                "seed": self.seed,
-                "refits": None if self.refits is None else self.refits.to_json(),
-                "sensitivity": [item.to_json() for item in self.sensitivity],
-                "contrasts": [item.to_json() for item in self.contrasts],
-                "kaplan": None if self.kaplan is None else self.kaplan.to_json(),
-            }
-        )
+        document: dict[str, Any] = to_json(replace(self, evidence=None))
+        del document["evidence"]
+        document["rivals"] += document.pop("surfaces")
+        document["rows"] = {"used": document.pop("used"), "left_out": document.pop("left_out")}
         return document
 
     @classmethod
@@ -147,38 +130,20 @@ class Fit:
             InputError: not a fit file.
         """
         try:
-            rivals = [item for item in value["rivals"] if "points" not in item]
-            surfaces = [item for item in value["rivals"] if "points" in item]
-            tokens = value.get("tokens", {"rule": "unknown", "compared": None, "levels": (), "sentence": ""})
-            return cls(
-                crossings=tuple(Crossing.from_json(item) for item in value["crossings"]),
-                law=ThresholdFit.from_json(value["law"]),
-                rivals=tuple(ThresholdFit.from_json(item) for item in rivals),
-                surfaces=tuple(SurfaceFit.from_json(item) for item in surfaces),
-                held_out=tuple(HeldOut.from_json(item) for item in value.get("held_out", ())),
-                disagreements=tuple(Disagreement.from_json(item) for item in value.get("parting", ())),
-                best=tuple(BestShape.from_json(item) for item in value.get("best", ())),
-                noise=value.get("noise", {}),
-                curves=value.get("curves", {}),
-                tokens=TokenRule(**{**tokens, "levels": tuple(tokens["levels"])}),
-                diverged=tuple(value.get("diverged", ())),
-                count=str(value.get("count", "nonembedding")),
-                used=int(value["rows"]["used"]),
-                left_out=tuple(value["rows"]["left_out"]),
-                warnings=tuple(value.get("warnings", ())),
-                level=float(value.get("level", value["law"]["level"])),
-                draws=int(value.get("draws", 0)),
-                seed=int(value.get("seed", 0)),
-                refits=ParametricBootstrap.from_json(value["refits"]) if value.get("refits") else None,
-                sensitivity=tuple(Shift.from_json(item) for item in value.get("sensitivity", ())),
-                contrasts=tuple(Contrast.from_json(item) for item in value.get("contrasts", ())),
-                kaplan=Kaplan.from_json(value["kaplan"]) if value.get("kaplan") else None,
-            )
+            known = {name: item for name, item in value.items() if item is not None}
+            rivals = [dict(item) for item in known.pop("rivals")]
+            document = {
+                "tokens": {"rule": "unknown", "compared": None, "levels": (), "sentence": ""},
+                "level": known["law"]["level"],
+                **known,
+                **known.pop("rows"),
+                "crossings": [{"adjacent": True, **item} for item in known["crossings"]],
+                "rivals": [_UNKNOWN_LAW | item for item in rivals if "points" not in item],
+                "surfaces": [item for item in rivals if "points" in item],
+            }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"This is not a fit file: {type(error).__name__} at {error}. "
-                "Make one with `interplay fit RUNS --json`."
-            ) from error
+            raise InputError(f"This is not a {_NAME}: {type(error).__name__} at {error}.") from error
+        return from_json(cls, document, _NAME)
 
 
 @single_threaded
@@ -189,19 +154,20 @@ def fit(
     draws: int = DRAWS,
     seed: int = 0,
     tokens: float | None = None,
-    refits: int = 0,
+    parametric_bootstrap: int = 0,
     entropy: float | None = None,
 ) -> Fit:
-    """Fit a run table; the answer depends neither on the order of the rows nor on duplicates.
+    """Fit a run table; the result depends neither on the order of the rows nor on duplicates.
 
     Args:
         runs: see `analysis.runs.table`.
         level: of all intervals, between 0 and 1.
         draws: of the bootstrap over seeds.
         seed: of the bootstrap.
-        tokens: at which the checkpoints of a table are compared; by default the most that all shapes have.
-        refits: how often the whole pipeline is repeated on simulated losses, see `analysis.law.parametric_bootstrap`; a fit each.
-        entropy: entropy of the data in nats a token, where known: no law of the loss goes below it.
+        tokens: training tokens at which checkpoints are compared; by default the most that all shapes have.
+        parametric_bootstrap: number of simulated studies on which the whole pipeline is repeated, see
+            `analysis.law.parametric_bootstrap`.
+        entropy: of the data in nats per token, if known; a lower bound of the loss.
 
     Raises:
         InputError: no usable rows, or a level or number of draws out of range, or no rows at `tokens`.
@@ -210,9 +176,9 @@ def fit(
         raise InputError(f"The level is {level:g}; it must lie between 0 and 1, as 0.95.")
     if draws < LEAST_DRAWS:
         raise InputError(f"The number of draws is {draws}; an interval needs at least {LEAST_DRAWS}.")
-    if refits < 0:
-        raise InputError(f"The number of refits is {refits}; it cannot be negative.")
-    runs, arm = split(runs)
+    if parametric_bootstrap < 0:
+        raise InputError(f"The parametric bootstrap needs zero or more studies, not {parametric_bootstrap}.")
+    runs, again = split_sensitivity_runs(runs)
     comparison = compare(runs, tokens=tokens)
     rows = comparison.rows
     curves = build_curves(rows)
@@ -238,8 +204,8 @@ def fit(
         if law.form in advices
         else (),
         best=best,
-        noise=curves.noise.to_json(),
-        curves=curves.to_json(),
+        noise=curves.noise.summary(),
+        curves=curves.summary(),
         tokens=comparison.tokens,
         diverged=tuple({str(key): row[key] for key in row} for row in comparison.diverged.to_dict("records")),
         count=runs.count,
@@ -249,15 +215,15 @@ def fit(
         level=level,
         draws=draws,
         seed=seed,
-        refits=refit(curves, refits, level=level, seed=seed),
-        sensitivity=() if arm is None else shifts(arm, rows, curves, found.items, level),
+        parametric_bootstrap=run_bootstrap(curves, parametric_bootstrap, level=level, seed=seed),
+        shifts=() if again is None else paired_shifts(again, rows, curves, found.items, level),
         kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
         evidence=Evidence(comparison, curves, found),
     )
 
 
 def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
-    """(depth, N, runs) of the shapes of which no run has a loss."""
+    """(depth, N, runs) of the shapes whose runs all diverged."""
     whole = diverged[diverged["diverged"] == diverged["of"]]
     return tuple(
         (int(depth), float(params), int(runs))
@@ -267,12 +233,12 @@ def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
 
 @dataclass(frozen=True)
 class _Line:
-    """The advice of a law through crossings: ln d = a + b·L, or a + b·ln L."""
+    """The best depth by a law through crossings: ln d = a + b·L, or a + b·ln L."""
 
     fitted: ThresholdFit
 
     def __call__(self, params: float) -> float | None:
-        """L with 12·L·d(L)² = N; None where the width does not rise with the depth."""
+        """L with 12·L·d(L)² = N; None if the width does not rise with the depth."""
         a, b = self.fitted.a, self.fitted.b
         if a is None or b is None or b <= 0:
             return None
@@ -281,21 +247,21 @@ class _Line:
         return math.exp((math.log(params / 12) - 2 * a) / (1 + 2 * b))
 
     def why(self, params: float) -> str | None:
-        """Why it names no depth; the same at every N."""
+        """The reason for no depth; the same at every N."""
         if self.fitted.b is None:
             return self.fitted.reason
         return None if self.fitted.b > 0 else "the width at the crossing does not rise with the depth"
 
 
 def _choosers(fitted: tuple[ThresholdFit, ...], surfaces: tuple[SurfaceFit, ...]) -> dict[str, Advice]:
-    """Form -> the depth it gives for N."""
+    """Form -> depth as a function of N."""
     lines: dict[str, Advice] = {item.form: _Line(item) for item in fitted if item.a is not None}
     return lines | {item.form: SurfaceChooser(item) for item in surfaces if item.usable}
 
 
 def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
-    """How the law and its rivals chose at sizes they had not seen."""
-    # Both forms are asked about the same rows, one after the other.
+    """How the law and its rivals choose at sizes they have not seen."""
+    # Both forms use the same rows, one after the other: keep the last crossings.
     last: list[tuple[pd.DataFrame, Crossings]] = []
 
     def crossings(seen: pd.DataFrame) -> Crossings:
@@ -310,8 +276,8 @@ def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
 
         return train
 
-    # The typical lack of fit, not its mean square: that of the smallest models can be many times that of the others.
-    surfaces = surface_trainers(float(np.median(curves.lacks)))
+    # The median, not the mean square: the misfit of the smallest models can be many times that of the others.
+    surfaces = surface_trainers(float(np.median(curves.misfit_sd)))
     return held_out(rows, {"log-linear": trainer("log-linear"), "power": trainer("power"), **surfaces})
 
 
@@ -320,8 +286,8 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
     source = curves.noise.source
     if source == "residuals":
         found.append(
-            "One seed: the noise is the scatter about the curves, which takes what the curves lack for noise and "
-            "cannot see what is common to all shapes of the seed."
+            "One seed: noise is estimated from residuals, so curve misfit is counted as noise and errors common to all "
+            "shapes of the seed are not."
         )
     elif source == "none" and curves.noise.seeds < 2:
         found.append(
@@ -329,20 +295,20 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
         )
     elif source == "none":
         found.append(
-            "All seeds of a shape have the same loss; that is no estimate of noise. Are the seeds real?"
+            "All seeds of a shape have the same loss, so there is no noise estimate. Check the seed column."
         )
     per_shape = rows.groupby(["depth", "params"])["seed"].nunique()
     if per_shape.nunique() > 1:
         found.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
-    if curves.lack_p is not None and curves.lack_p < 0.01:
+    if curves.misfit_p is not None and curves.misfit_p < 0.01:
         found.append(
-            f"The losses stray from smooth curves by {curves.lack:.2g} nats beyond the seed noise "
-            f"(p = {curves.lack_p:.1g}); every interval allows for it."
+            f"The losses deviate from smooth curves by {curves.misfit_rms:.2g} nats beyond the seed noise "
+            f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
         )
     lost = sorted({item for crossing in crossings for item in crossing.diverged})
     if lost:
         shapes = ", ".join(f"{depth} layers at N = {params:,.0f}" for depth, params, _ in lost[:5])
         found.append(
-            f"Every run diverged of {shapes}{' and others' if len(lost) > 5 else ''}: these shapes lost there."
+            f"Every run of {shapes}{' and others' if len(lost) > 5 else ''} diverged; these shapes count as worse."
         )
     return found

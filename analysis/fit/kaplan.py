@@ -1,21 +1,20 @@
-"""The questions of Kaplan et al. 2020 (arXiv 2001.08361, figures 5 and 6), asked of a study's own runs.
+"""Figures 5 and 6 of Kaplan et al. 2020 (arXiv 2001.08361) for a study's own runs.
 
-- How much does the shape matter at equal N? The loss above that of the best shape measured, in percent, against the
-  aspect ratio d/L. Theirs: a few percent over a factor of 40.
-- How does the loss fall with N? L(N) = (N_c/N)^α for the best shapes and for each depth. Theirs: α_N = 0.076 and
-  N_c = 8.8e13 in non-embedding parameters. Data of known entropy E have (N_c/N)^α above it; where E is not known it is
-  fitted with the best shapes.
-- Which count of parameters? With the embedding counted in, depths that fell on one line no longer do.
+- Shape: loss over the best shape at equal N, in percent, against the aspect ratio d/L. Kaplan et al. found a few
+  percent over a factor of 40.
+- Size: the power law L(N) = (N_c/N)^α for the best shapes and for each depth. They found α = 0.076 and N_c = 8.8e13 in
+  non-embedding parameters. With an entropy E of the data the law is E + (N_c/N)^α; an unknown E is fitted.
+- Count: with embeddings counted, depths no longer fall on one line.
 
-Nothing is fitted a second time: losses at equal N, best shapes, noise and the exponents of the depths' own curves are
-those of the fit; only the power laws without an offset, or with a known one, are new.
+Losses at equal N, best shapes, noise and the exponents of the curves come from the fit. Only the power laws without an
+offset, or with a known one, are fitted here.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,20 +28,22 @@ from analysis.curves.noise import Floats
 from analysis.curves.smooth import fit_family, solution
 from analysis.law.crossings import Interval
 
-#: Which parameters are counted: as the fit counts N, or all of them.
+#: Parameters counted: N as in the fit, or all.
 Counted = Literal["own", "total"]
-#: (N_c/N)^α; E + (N_c/N)^α with the E of the data; the same with an E that is fitted.
+#: (N_c/N)^α; E + (N_c/N)^α with the E of the data; the same with a fitted E.
 Form = Literal["power", "entropy", "offset"]
-#: What the law goes through: the best shape of each budget, one depth, or all depths with one exponent.
+#: Points of the law: the best shape of each budget, one depth, or all depths with one exponent.
 Scope = Literal["best", "depth", "all"]
 
 #: α_N and N_c of Kaplan et al. 2020, equation 1.1: English web text, 768 to 1.5e9 non-embedding parameters.
 PUBLISHED_ALPHA, PUBLISHED_SCALE = 0.076, 8.8e13
-#: Percent above the best shape within which Kaplan et al. 2020 (figure 5) saw aspect ratios differ by a factor of 40.
+#: Percent above the best shape within which Kaplan et al. 2020 (figure 5) found aspect ratios over a factor of 40.
 NEAR = 3.0
-#: Points that a law of two parameters needs, and one of three.
+#: Least number of points for a law of two and of three parameters.
 LEAST_POINTS, LEAST_FOR_OFFSET = 3, 4
-#: Sizes that differ by less in ln N are one.
+#: Reason of a law without a range of sizes.
+ONE_SIZE = "its points are of one size"
+#: Sizes closer than this in ln N count as equal.
 SAME = 1e-9
 
 
@@ -51,10 +52,10 @@ class Aspect:
     """One depth at one budget.
 
     Attributes:
-        budget: as planned; params: the N at which its depths are compared.
+        budget: the planned N; params: the N at which its depths are compared.
         depth, width, aspect: L, d and d/L.
-        increase: of the loss over the best depth there, percent of the best loss; 0 for that depth itself.
-        interval: of the increase, from the paired difference; None for the best depth, and without a noise estimate.
+        increase: loss over that of the best depth, percent of the best loss; 0 for the best depth.
+        interval: of the increase, from the paired difference; None for the best depth and without a noise estimate.
     """
 
     budget: float
@@ -68,11 +69,11 @@ class Aspect:
 
 @dataclass(frozen=True)
 class AspectRange:
-    """The aspect ratios of one budget that cost little.
+    """The aspect ratios of one budget whose loss is within `NEAR` percent of the best.
 
     Attributes:
         budget, params: as in `Aspect`.
-        low, high: smallest and largest d/L of the shapes within `NEAR` percent of the best.
+        low, high: smallest and largest d/L within `NEAR` percent.
         least, most: smallest and largest d/L measured.
     """
 
@@ -90,13 +91,13 @@ class Exponent:
 
     Attributes:
         counted, form, scope: see the types.
-        depth: of the scope `depth`, else None.
-        points: it goes through; for a scope of curves those of the curves.
-        alpha, interval: the exponent; None where there is none, `reason` says why. The interval follows from the noise
-            of the points; without a noise estimate from their scatter about the law.
+        depth: for the scope `depth`, else None.
+        points: number of points fitted; for the curves' own exponents those of the curves.
+        alpha, interval: the exponent. The interval follows from the noise of the points, or without a noise estimate
+            from their residuals.
         scale: N_c.
-        offset: E, nats a token; None without one.
-        rms: root mean square of loss less law, nats a token; None for a scope of curves.
+        offset: E, nats per token; None without one.
+        rms: root mean square residual, nats per token; None for the curves' own exponents.
         reason: why there is no exponent.
     """
 
@@ -113,7 +114,7 @@ class Exponent:
     reason: str | None = None
 
     def loss(self, params: npt.ArrayLike) -> Floats:
-        """Nats a token at N.
+        """Nats per token at N.
 
         Raises:
             ValueError: there is no exponent, or no scale.
@@ -126,11 +127,11 @@ class Exponent:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far apart depths lie at one count: (highest - lowest) / lowest loss, percent, mean over the budgets.
+    """Difference between the depths at equal size: (highest - lowest) / lowest loss, percent, mean over the budgets.
 
     Attributes:
         own, total: at equal N, and at equal total parameters, over the same depths.
-        budgets: so many.
+        budgets: number of budgets.
     """
 
     own: float
@@ -140,16 +141,18 @@ class Spread:
 
 @dataclass(frozen=True)
 class Kaplan:
-    """All of it for one study.
+    """Shape, size and count of one study.
 
     Attributes:
-        entropy: entropy of the data in nats a token, where known.
+        entropy: of the data in nats per token, if known.
         aspects: by budget, then aspect ratio.
         ranges: by budget.
-        exponents: the best shapes first, then all depths, then each.
-        spread: None without a total count, or without two depths that are compared at equal counts of both kinds.
+        exponents: of the best shapes, then of all depths, then of each depth.
+        spread: None without total counts, or without two depths comparable at equal counts of both kinds.
         level: of the intervals.
     """
+
+    JSON_PROPERTIES: ClassVar = ("published",)
 
     entropy: float | None
     aspects: tuple[Aspect, ...]
@@ -158,39 +161,29 @@ class Kaplan:
     spread: Spread | None
     level: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, and beside ours the published law."""
-        return {**asdict(self), "published": {"alpha": PUBLISHED_ALPHA, "scale": PUBLISHED_SCALE}}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Kaplan":
-        """The inverse of `to_json`."""
-        return cls(
-            entropy=value["entropy"],
-            aspects=tuple(Aspect(**_with_tuple(item)) for item in value["aspects"]),
-            ranges=tuple(AspectRange(**item) for item in value["ranges"]),
-            exponents=tuple(Exponent(**_with_tuple(item)) for item in value["exponents"]),
-            spread=None if value["spread"] is None else Spread(**value["spread"]),
-            level=float(value["level"]),
-        )
+    @property
+    def published(self) -> dict[str, float]:
+        """The law of Kaplan et al. 2020."""
+        return {"alpha": PUBLISHED_ALPHA, "scale": PUBLISHED_SCALE}
 
     def exponent(
         self, counted: Counted, form: Form, scope: Scope = "best", depth: int | None = None
     ) -> Exponent | None:
-        """The exponent asked for, or None."""
-        for item in self.exponents:
-            if (item.counted, item.form, item.scope, item.depth) == (counted, form, scope, depth):
-                return item
-        return None
+        """The exponent of this kind, or None."""
+        wanted = (counted, form, scope, depth)
+        return next(
+            (item for item in self.exponents if (item.counted, item.form, item.scope, item.depth) == wanted),
+            None,
+        )
 
 
 @dataclass(frozen=True)
 class Totals:
-    """All parameters of each shape, beside its N.
+    """Total parameters of each shape.
 
     Attributes:
         log: ln of the total parameters of each point of the curves.
-        own: depth -> ln N on its curve as a function of ln total; for depths of two or more sizes.
+        own: depth -> ln N as a function of ln total; for depths with two or more sizes.
     """
 
     log: Floats
@@ -199,7 +192,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class _Losses:
-    """Losses of a power law to be: ln of the count, nats a token, and their covariance (NaN if not known)."""
+    """Points of a power law: ln of the count, nats per token, and their covariance (NaN if unknown)."""
 
     size: Floats
     loss: Floats
@@ -214,13 +207,13 @@ def kaplan(
     entropy: float | None = None,
     level: float = 0.95,
 ) -> Kaplan | None:
-    """Shape, size and count of a study; None where it has one depth only.
+    """Shape, size and count of a study; None with only one depth.
 
     Args:
-        rows: those that are compared (columns depth, params, width, total_params).
+        rows: the rows compared (columns depth, params, width, total_params).
         curves: through their losses.
         best: the best shape of each budget.
-        entropy: entropy of the data in nats a token, where known.
+        entropy: of the data in nats per token, if known.
         level: of the intervals.
     """
     if len(curves.depths) < 2:
@@ -244,7 +237,7 @@ def kaplan(
         start = Exponent(counted, "power", scope, where, len(losses.size))
         exponents.append(_straight(start, losses, 0.0, curves, level))
         if entropy:
-            # Above an entropy of 0, that of a task, it would be the same law again.
+            # With entropy 0 (tasks) it would be the power law again.
             start = Exponent(counted, "entropy", scope, where, len(losses.size))
             exponents.append(_straight(start, losses, entropy, curves, level))
         if scope == "best":
@@ -257,10 +250,10 @@ def kaplan(
 
 
 def totals_of(rows: pd.DataFrame, curves: Curves) -> Totals | None:
-    """Total parameters of the points; None where a shape has none, or they do not grow with N in some depth.
+    """Total parameters of the points; None if a shape has none, or if they do not grow with N in some depth.
 
     Args:
-        rows: those the curves were built from.
+        rows: the rows of the curves.
         curves: through their losses.
     """
     if "total_params" not in rows:
@@ -282,7 +275,7 @@ def totals_of(rows: pd.DataFrame, curves: Curves) -> Totals | None:
 def _aspects(
     rows: pd.DataFrame, curves: Curves, best: tuple[BestShape, ...], quantile: float
 ) -> tuple[Aspect, ...]:
-    # By the measured widths, not by sqrt(N / 12L): N may be counted in another way.
+    # From the measured widths, not sqrt(N / 12L): N may be counted differently.
     widths = np.log(rows.groupby(["depth", "params"], sort=True)["width"].first().to_numpy(dtype=float))
     found = []
     for item in best:
@@ -330,7 +323,7 @@ def _at_best(curves: Curves, best: tuple[BestShape, ...]) -> _Losses:
 
 
 def _at_totals(curves: Curves, best: tuple[BestShape, ...], totals: Totals) -> tuple[_Losses, Spread | None]:
-    """The lowest losses at equal total counts, those of the best shapes; and how far the depths lie apart there."""
+    """The lowest losses at equal total counts, at those of the best shapes; and the spread of the depths there."""
     sizes: list[float] = []
     depths: list[int] = []
     places: list[float] = []
@@ -370,28 +363,28 @@ def _loss(curves: Curves, depth: int, x: float) -> float:
 
 
 def _inside(curves: Curves, depth: int, x: float) -> float:
-    """`x`, on the end of the curve's range where rounding has put it beyond."""
+    """`x`, clipped to the range of the curve (rounding may have put it beyond)."""
     low, high = curves.range(depth)
     return min(max(x, low), high)
 
 
 def _straight(start: Exponent, losses: _Losses, entropy: float, curves: Curves, level: float) -> Exponent:
-    """α and N_c of (N_c/N)^α through losses above a floor: a weighted line through the logarithms."""
+    """α and N_c of (N_c/N)^α through losses above an entropy: a weighted line through the logarithms."""
     above = losses.loss - entropy
     kept = above > 0
     count = int(kept.sum())
     if count < LEAST_POINTS:
         low = len(above) - count
         why = f"{count} point{'s' * (count != 1)} of {LEAST_POINTS} needed"
-        return _without(start, why + (f"; {low} at or below the entropy of the data" if low else ""))
+        return replace(start, reason=why + (f"; {low} at or below the entropy of the data" if low else ""))
     size, y = losses.size[kept], np.log(above[kept])
     if np.ptp(size) < SAME:
-        return _without(start, "its points are of one size")
+        return replace(start, reason=ONE_SIZE)
     slope = 1 / above[kept]
     covariance = losses.covariance[np.ix_(kept, kept)] * np.outer(slope, slope)
     weight = _weights(covariance, curves.noise.known)
     centre = float(np.average(size, weights=weight))
-    # Both coefficients at the centre of the sizes, where they hardly depend on each other.
+    # At the centre of the sizes the two coefficients are nearly uncorrelated.
     design = np.column_stack([np.ones(count), centre - size])
     solve = np.linalg.solve((design.T * weight) @ design, design.T * weight)
     level_at, alpha = (float(value) for value in solve @ y)
@@ -402,12 +395,12 @@ def _straight(start: Exponent, losses: _Losses, entropy: float, curves: Curves, 
 
 
 def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float) -> Exponent:
-    """α, N_c and E of E + (N_c/N)^α, by the family of curves that has these three parameters."""
+    """α, N_c and E of E + (N_c/N)^α, with the family of curves that has these three parameters."""
     count = len(losses.size)
     if count < LEAST_FOR_OFFSET:
-        return _without(start, f"{count} point{'s' * (count != 1)} of {LEAST_FOR_OFFSET} needed")
+        return replace(start, reason=f"{count} point{'s' * (count != 1)} of {LEAST_FOR_OFFSET} needed")
     if np.ptp(losses.size) < SAME:
-        return _without(start, "its points are of one size")
+        return replace(start, reason=ONE_SIZE)
     weight = _weights(losses.covariance, curves.noise.known)
     order = np.argsort(losses.size, kind="stable")
     size, loss, weight = losses.size[order], losses.loss[order], weight[order]
@@ -416,29 +409,29 @@ def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float)
     curve = smooth.curves[0]
     if curve.alpha is None or curve.alpha_at is None:
         steep = (curve.alpha or 0.0) > 1
-        return _without(start, "the loss falls like a step" if steep else "the loss falls like ln N")
+        return replace(start, reason="the loss falls like a step" if steep else "the loss falls like ln N")
     solve, _ = solution(smooth, one, size, weight)
     residual = loss - smooth.loss(0, size)
     covariance = losses.covariance[np.ix_(order, order)]
     reach = _reach(solve[curve.alpha_at], covariance, residual, count - 3, curves, level)
     scale, offset = _constants(curve.coefficients, curve.alpha, curve.centre)
     if scale is None:
-        return _without(start, "the loss does not fall with N")
+        return replace(start, reason="the loss does not fall with N")
     rms = float(np.sqrt(np.mean(residual**2)))
     return _found(start, curve.alpha, reach, curve.alpha * scale, offset, rms, count)
 
 
 def _of_curves(curves: Curves, quantile: float) -> list[Exponent]:
-    """The exponents of the curves themselves, where these are power laws with an offset."""
+    """The exponents of the curves, if these are power laws with an offset."""
     found = []
     own = curves.smooth.family == "power-own"
     for depth, curve in curves.smooth.curves.items():
         if curve.alpha is None or curve.alpha_at is None:
             continue
-        # NaN, as the quantile, where the noise is not known.
+        # NaN without a noise estimate, like the quantile.
         reach = quantile * math.sqrt(max(float(curves.covariance[curve.alpha_at, curve.alpha_at]), 0.0))
         if not own:
-            # One exponent, and a level and a slope for each depth: no single scale or offset.
+            # One exponent for all depths, but a level and a slope for each: no single scale or offset.
             start = Exponent("own", "offset", "all", None, len(curves.x))
             return [_found(start, curve.alpha, reach, None, None, None, len(curves.x))]
         start = Exponent("own", "offset", "depth", depth, len(curves.at(depth)))
@@ -449,13 +442,13 @@ def _of_curves(curves: Curves, quantile: float) -> list[Exponent]:
 
 
 def _constants(coefficients: tuple[float, ...], alpha: float, centre: float) -> tuple[float | None, float]:
-    """Ln N_c and E of level + slope·(1 - exp(-α·s))/α with s = ln N - centre; no N_c where the loss rises with N."""
+    """Ln N_c and E of level + slope·(1 - exp(-α·s))/α with s = ln N - centre; no N_c if the loss rises with N."""
     level, slope = coefficients[0], coefficients[1]
     return (centre + math.log(-slope / alpha) / alpha if slope < 0 else None), level + slope / alpha
 
 
 def _weights(covariance: Floats, known: bool) -> Floats:
-    """Inverse variances, and equal ones where the noise is not known or nothing at all."""
+    """Inverse variances; equal weights if the noise is unknown or zero."""
     variance = np.diag(covariance)
     if not known or not (variance > 0).all():
         return np.ones(len(variance))
@@ -465,19 +458,16 @@ def _weights(covariance: Floats, known: bool) -> Floats:
 def _reach(
     row: Floats, covariance: Floats, residual: Floats, spare: int, curves: Curves, level: float
 ) -> float:
-    """Half of the interval of a coefficient that is `row` times the losses: by the noise, else by the residuals."""
+    """Half of the interval of the coefficient `row` @ losses: from the noise, else from the residuals."""
     if curves.noise.known:
-        return _error(row, covariance) * _quantile(level, curves.dof)
+        error = math.sqrt(max(float(row @ covariance @ row), 0.0))
+        return error * _quantile(level, curves.dof)
     return math.sqrt(float(residual @ residual) / spare * float(row @ row)) * _quantile(level, spare)
 
 
 @cache
 def _quantile(level: float, dof: float) -> float:
     return float(student.ppf((1 + level) / 2, dof))
-
-
-def _error(row: Floats, covariance: Floats) -> float:
-    return math.sqrt(max(float(row @ covariance @ row), 0.0))
 
 
 def _found(
@@ -489,27 +479,15 @@ def _found(
     rms: float | None,
     points: int,
 ) -> Exponent:
-    """An exponent with its interval; `height` is α·ln N_c."""
+    """The exponent with its interval; `height` is α·ln N_c."""
     log_scale = None if height is None or alpha <= 0 else height / alpha
-    return Exponent(
-        start.counted,
-        start.form,
-        start.scope,
-        start.depth,
-        points,
-        alpha,
-        (alpha - reach, alpha + reach) if math.isfinite(reach) else None,
-        # Beyond the largest float it says nothing; a nearly flat law has such a scale.
-        math.exp(log_scale) if log_scale is not None and abs(log_scale) < 700 else None,
-        offset,
-        rms,
+    return replace(
+        start,
+        points=points,
+        alpha=alpha,
+        interval=(alpha - reach, alpha + reach) if math.isfinite(reach) else None,
+        # The scale of a nearly flat law exceeds the largest float.
+        scale=math.exp(log_scale) if log_scale is not None and abs(log_scale) < 700 else None,
+        offset=offset,
+        rms=rms,
     )
-
-
-def _without(start: Exponent, reason: str) -> Exponent:
-    return Exponent(start.counted, start.form, start.scope, start.depth, start.points, reason=reason)
-
-
-def _with_tuple(value: Mapping[str, Any]) -> dict[str, Any]:
-    interval = value["interval"]
-    return {**value, "interval": None if interval is None else tuple(interval)}

@@ -1,4 +1,4 @@
-"""A measure of models against their depth, for each value of what makes a task harder or is varied in a series."""
+"""A measure against depth, for each difficulty of a task or each value of a series."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ import pandas as pd
 
 Value = str | int | float
 
-#: What a measure has to reach, where nothing else is said.
+#: Default target of a measure.
 TARGETS: Mapping[str, float] = {"accuracy": 0.9}
-#: Positive values that span more than this factor stand on a log axis.
+#: Positive values that span more than this factor are drawn on a log axis.
 LOG_SPAN = 4.0
 
 
@@ -21,8 +21,9 @@ class ValueAxis:
 
     Attributes:
         labels: as text.
-        places: the values where all are numbers, else 0, 1, 2 ...
-        numeric, log: all are numbers; these are positive and span more than `LOG_SPAN`.
+        places: the values if all are numbers, else 0, 1, 2 ...
+        numeric: whether all are numbers.
+        log: whether they are positive and span more than `LOG_SPAN`.
     """
 
     labels: tuple[str, ...]
@@ -33,16 +34,16 @@ class ValueAxis:
 
 @dataclass(frozen=True)
 class MeasureData:
-    """A measure by depth, and the depth that a target needs, by value.
+    """A measure by depth, and the depth needed for a target, by value.
 
     Attributes:
         name: of the measure, a column of the run tables.
-        lower: less of it is better.
-        target: what is to be reached, where something is.
-        shapes: one row a shape: value, place, depth, width, heads, head_width (m, with m·heads = width), params,
+        lower: whether lower is better.
+        target: the target, if any.
+        shapes: one row per shape: value, place, depth, width, heads, head_width (m, with m·heads = width), params,
             total_params, budget, seeds, mean, low, high (over the seeds), best (of all widths of this depth).
-        needed: one row a value: value, place, depth, width, heads, head_width, params, mean, low, high, seeds of the
-            shallowest shape that reaches the target, NaN where none does; deepest (the largest depth trained) and best
+        needed: one row per value: value, place, depth, width, heads, head_width, params, mean, low, high, seeds of the
+            shallowest shape that reaches the target (NaN if none does); deepest (the largest depth trained) and best
             (the best mean of any shape). Empty without a target.
     """
 
@@ -55,21 +56,21 @@ class MeasureData:
 
     @property
     def caption(self) -> str:
-        """What its figure shows."""
+        """Caption of the figure."""
         objective = (
-            " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model of "
-            "a value where none does."
+            " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model "
+            "if none does."
             if self.target is not None
             else ""
         )
         return (
-            f"Mean over the seeds of the width with the {'lowest' if self.lower else 'highest'} mean of each depth; "
-            f"bars run from the lowest to the highest seed, small dots are the other widths.{objective} The best of several "
-            "widths is chosen by the same runs, so it flatters a little."
+            f"Mean over seeds for the width with the {'lowest' if self.lower else 'highest'} mean at each depth; bars "
+            f"run from the lowest to the highest seed, small dots are the other widths.{objective} The best width is "
+            "chosen from the same runs, so it is slightly too good."
         )
 
     def table(self) -> pd.DataFrame:
-        """For the CSV: every shape, and the shape each value needs, told apart by the column `what`."""
+        """For the CSV: every shape, and the shape each value needs, by the column `what`."""
         parts = [self.shapes.assign(what="shape")]
         if len(self.needed):
             parts.append(self.needed.rename(columns={"best": "best_mean"}).assign(what="needed"))
@@ -83,7 +84,7 @@ def are_numbers(values: Sequence[Value]) -> bool:
 
 
 def value_axis(values: Sequence[Value]) -> ValueAxis:
-    """Where values, that are in order, stand on an axis."""
+    """The places of ordered values on an axis."""
     labels = tuple(label(value) for value in values)
     if not are_numbers(values):
         return ValueAxis(labels, tuple(float(place) for place in range(len(values))), False, False)
@@ -92,19 +93,19 @@ def value_axis(values: Sequence[Value]) -> ValueAxis:
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether less of a measure is better: losses and errors."""
+    """Whether lower is better: losses, errors and perplexities."""
     return name.lower().endswith(("loss", "error", "perplexity"))
 
 
 def measure_by_value(
     tables: Sequence[tuple[Value, pd.DataFrame | None]], name: str, target: float | None = None
 ) -> MeasureData | None:
-    """A measure against depth; None where no value has it.
+    """A measure against depth; None if no value has it.
 
     Args:
-        tables: each value, in order, and its rows of runs, with the measure as finite numbers; None where it has none.
+        tables: each value, in order, and its rows with a finite measure, if any.
         name: of the measure, a column of the tables.
-        target: that a shape is to reach: at least so much of it, at most where less is better.
+        target: the least value a shape has to reach, or the largest if lower is better.
     """
     axis = value_axis([value for value, _ in tables])
     lower = lower_is_better(name)
@@ -126,7 +127,7 @@ def measure_by_value(
 
 
 def _shapes(rows: pd.DataFrame, name: str, lower: bool) -> pd.DataFrame:
-    """`MeasureData.shapes` of one member, without its value."""
+    """`MeasureData.shapes` of one value, without the value."""
     shape = ["depth", "width", "heads"]
     table = (
         rows.groupby(shape, dropna=False, sort=True)
@@ -148,7 +149,7 @@ def _shapes(rows: pd.DataFrame, name: str, lower: bool) -> pd.DataFrame:
 
 
 def _needed(shapes: pd.DataFrame, lower: bool, target: float) -> dict[str, Any]:
-    """The shallowest shape of one value that reaches the target; of several of that depth the best."""
+    """The shallowest shape of one value that reaches the target (the best width of that depth)."""
     best = shapes[shapes["best"]].sort_values("depth")
     reached = best[best["mean"] <= target] if lower else best[best["mean"] >= target]
     names = (
@@ -175,7 +176,7 @@ def _needed(shapes: pd.DataFrame, lower: bool, target: float) -> dict[str, Any]:
 
 
 def label(value: Value) -> str:
-    """A value as people write it: 1,000,000 rather than 1000000.0."""
+    """A value as text, such as `1,000,000` for 1000000.0."""
     if isinstance(value, bool | str):
         return str(value)
     if float(value).is_integer() and abs(value) < 1e15:

@@ -1,7 +1,7 @@
-"""Numbers and findings in plain words: what a person reads first."""
+"""The findings of a fit in sentences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis.fit.document import Fit
@@ -9,36 +9,38 @@ from analysis.law.crossings import NO_NOISE, Crossing, Interval
 from analysis.law.held_out import APART, BASELINE
 from analysis.numbers import digits, human, short
 
-#: Pairs whose crossing is told among the headlines; a study of twelve depths has eleven.
+#: Most pairs of depths with a sentence of their own among the headlines.
 MAX_SENTENCES = 4
-#: Depths from which the response surface is told at the top: through three, a quadratic goes whatever they are.
+#: Least depths for a sentence about the response surface: a quadratic goes through any three.
 DEPTHS_FOR_SURFACE = 5
 
 
-def human_range(interval: Interval | None) -> str:
-    """An interval of counts in words; open ends are said, not hidden."""
+def _open_or(interval: Interval | None, text: Callable[[float], str], none: str, both: str) -> str | None:
+    """The text of an interval without or with an open end; None if both ends are known."""
     if interval is None:
-        return "no interval"
+        return none
     low, high = interval
-    if low is None and high is None:
-        return "anywhere"
     if low is None:
-        return f"below {human(high or 0.0)}"
-    if high is None:
-        return f"above {human(low)}"
-    first, last = human(low), human(high)
-    unit = last.partition(" ")[2]
-    return f"{first.partition(' ')[0] if first.partition(' ')[2] == unit else first}–{last}"
+        return both if high is None else f"below {text(high)}"
+    return f"above {text(low)}" if high is None else None
+
+
+def human_range(interval: Interval | None) -> str:
+    """An interval of counts in words, such as `2.7–3.9 thousand`."""
+    if (text := _open_or(interval, human, "no interval", "anywhere")) is not None:
+        return text
+    assert interval is not None
+    first, last = (human(end or 0.0) for end in interval)
+    number, _, unit = first.partition(" ")
+    return f"{number if unit and unit == last.partition(' ')[2] else first}–{last}"
 
 
 def short_range(interval: Interval | None) -> str:
-    """An interval for a table, such as `2.7k–3.9k`; open ends are said."""
-    if interval is None:
-        return "none"
-    low, high = interval
-    if low is None:
-        return "open" if high is None else f"below {short(high)}"
-    return f"above {short(low)}" if high is None else f"{short(low)}–{short(high)}"
+    """An interval for a table, such as `2.7k–3.9k`."""
+    if (text := _open_or(interval, short, "none", "open")) is not None:
+        return text
+    assert interval is not None
+    return "–".join(short(end or 0.0) for end in interval)
 
 
 def layers(depth: int) -> str:
@@ -58,7 +60,7 @@ def seeds_phrase(noise: Mapping[str, Any]) -> str:
 
 
 def count_phrase(count: str) -> str:
-    """How N is counted: the paper's rule, or the table's own column."""
+    """How N is counted: 12·L·d², or the column of the table."""
     if count == "table":
         return "N is the table's own parameter count"
     return "N counts non-embedding parameters, 12·L·d²"
@@ -71,19 +73,19 @@ def noise_sentence(fit: Fit) -> str:
         return "There is no noise estimate, so there are no intervals and no tests."
     size = f"±{digits(noise['sd'])} nats"
     if noise.get("source") == "residuals":
-        return f"One seed a shape: the noise ({size}) is estimated from the scatter about the curves."
+        return f"One seed per shape: the noise ({size}) is estimated from the residuals of the curves."
     return f"The noise of one seed is {size}, pooled over all shapes."
 
 
 def crossing_sentence(item: Crossing, level: float) -> str:
-    """What was found about one pair, in one sentence."""
+    """The finding for one pair of depths."""
     pair = f"Depth {item.deep} overtakes depth {item.shallow}"
     match item.status:
         case "bracketed":
-            width = f", where the shallower model is {digits(item.width or 0.0)} wide"
-            where = f"at N ≈ {human(item.params or 0.0)}"
-            interval = human_range(item.params_interval)
-            return f"{pair} {where} ({percent(level)}: {interval}){width}."
+            return (
+                f"{pair} at N ≈ {human(item.params or 0.0)} ({percent(level)}: {human_range(item.params_interval)}), "
+                f"where the shallower model is {digits(item.width or 0.0)} wide."
+            )
         case "left_censored":
             low = item.range[0] if item.range else 0.0
             return (
@@ -101,13 +103,13 @@ def crossing_sentence(item: Crossing, level: float) -> str:
                 return (
                     f"Whether depth {item.deep} overtakes depth {item.shallow} is not settled: {item.reason}."
                 )
-            return f"{pair} perhaps near N ≈ {human(item.params)}, but this is not settled: {item.reason}."
+            return f"{pair} perhaps near N ≈ {human(item.params)}, which is not settled: {item.reason}."
         case "insufficient":
             return f"Depths {item.shallow} and {item.deep} cannot be compared: {item.reason}."
 
 
 def law_sentence(fit: Fit) -> str:
-    """The threshold law, or why there is none."""
+    """The threshold law, or the reason why there is none."""
     law = fit.law
     if law.a is None or law.b is None or law.b_interval is None:
         return f"No threshold law: {law.reason}."
@@ -116,16 +118,15 @@ def law_sentence(fit: Fit) -> str:
         return f"{text}, but the fit did not converge ({law.reason}): do not use it."
     text += f", slope {percent(law.level)}: {ends(law.b_interval)}"
     if holds_zero(law.b_interval):
-        text += "; the slope cannot be told from zero"
+        text += "; the slope is compatible with zero"
     if law.status == "open":
-        # The note says the same again, and adds the number of crossings where there are but two.
-        few = "; two crossings do not test its form" if len(law.depths) < 3 else ""
+        few = "; two crossings cannot test its form" if len(law.depths) < 3 else ""
         return f"{text}. The data bound it on one side only{few}."
     return f"{text} ({law.note})." if law.note else f"{text}."
 
 
 def holds_zero(interval: Interval) -> bool:
-    """Whether an interval, open ends included, has zero inside or on its edge."""
+    """Whether an interval contains zero; an open end is unbounded."""
     low, high = interval
     return (low is None or low <= 0) and (high is None or high >= 0)
 
@@ -136,18 +137,17 @@ def law_formula(a: float, b: float) -> str:
 
 
 def ends(interval: Interval, significant: int = 2) -> str:
-    """An interval of any two numbers, `0.2 to 0.31`; open ends are said."""
+    """An interval of any two numbers, such as `0.2 to 0.31`."""
     low, high = interval
-    # An interval of two equal numbers would look like a certainty.
+    # Two equal numbers would look like a certainty: add digits until they differ.
     while low is not None and high is not None and low != high and significant < 6:
         if digits(low, significant) != digits(high, significant):
             break
         significant += 1
-    if low is None:
-        return "no limit" if high is None else f"below {digits(high, significant)}"
-    if high is None:
-        return f"above {digits(low, significant)}"
-    return f"{digits(low, significant)} to {digits(high, significant)}"
+    text = _open_or(interval, lambda end: digits(end, significant), "", "no limit")
+    return (
+        f"{digits(low or 0.0, significant)} to {digits(high or 0.0, significant)}" if text is None else text
+    )
 
 
 #: Form of a law -> its name and its formula.
@@ -162,18 +162,18 @@ LAWS = {
 
 
 def law_name(form: str) -> str:
-    """The name of a form, as in a legend."""
+    """The name of a form of law."""
     return LAWS[form][0] if form in LAWS else form
 
 
-def parting_sentence(fit: Fit) -> str:
-    """Where the rivals' advice leaves that of the threshold law for good, towards larger sizes.
+def disagreement_sentence(fit: Fit) -> str:
+    """From which size on the depths of the rivals differ from the threshold law's.
 
-    Two laws that part below the sizes measured and meet again are no news; `Parting.spans` has those too.
+    Disagreements that end below the largest size are left out; `Disagreement.spans` has them.
     """
     law = next((item for item in fit.disagreements if item.law == fit.law.form), None)
     if law is None:
-        return "Without a threshold law there is nothing for the rivals to part from."
+        return "Without a threshold law the rivals cannot be compared with it."
     apart, close, silent = [], [], []
     for item in fit.disagreements:
         name = f"the {law_name(item.law)}"
@@ -202,7 +202,7 @@ def parting_sentence(fit: Fit) -> str:
 
 
 def lead_sentence(fit: Fit) -> str:
-    """Where the deeper model of each pair is ahead by a fixed share of the loss; empty where that is nowhere settled."""
+    """Where the deeper model of each pair leads by a fixed share of the loss; empty if that is settled for no pair."""
     items = [item for item in fit.crossings if item.adjacent and item.delta_status == "bracketed"]
     parts = [
         f"{human(item.delta_params)} ({item.shallow} → {item.deep} layers; {human_range(item.delta_interval)})"
@@ -217,9 +217,9 @@ def lead_sentence(fit: Fit) -> str:
 
 
 def best_sentence(fit: Fit) -> str:
-    """The best measured depth of each budget, in runs of equal depth."""
+    """The best measured depth of each budget; neighbouring budgets with the same depth are joined."""
     if not fit.best:
-        return "No budget has two depths that can be compared at one N, so no best shape can be named."
+        return "No budget has two depths that can be compared at one N, so there is no best shape."
     groups: list[tuple[int, list[float]]] = []
     for item in fit.best:
         if groups and groups[-1][0] == item.depth:
@@ -229,7 +229,7 @@ def best_sentence(fit: Fit) -> str:
     parts = [f"{layers(depth)} at {_sizes(sizes)}" for depth, sizes in groups]
     depths = {depth for item in fit.crossings for depth in (item.shallow, item.deep)}
     compared = max(len(item.shapes) for item in fit.best)
-    # In a table of one size a depth next to none can be compared at one N, and the best of two is no best depth.
+    # In a table with one size per depth few depths can be compared at one N.
     among = (
         ""
         if 2 * compared >= len(depths)
@@ -239,14 +239,14 @@ def best_sentence(fit: Fit) -> str:
 
 
 def surface_sentence(fit: Fit) -> str:
-    """What the response surface says where there is no law; nothing where it has no best depth with an interval."""
+    """The best depths by the response surface if there is no law; empty without a best depth with an interval."""
     surface = next((item for item in fit.surfaces if item.form == "response" and item.usable), None)
     if fit.law.a is not None or surface is None or surface.params_range is None:
         return ""
     if len({depth for item in fit.crossings for depth in (item.shallow, item.deep)}) < DEPTHS_FOR_SURFACE:
         return ""
     low, high = (math.log10(end) for end in surface.params_range)
-    # Powers of ten inside the data, and the first beyond.
+    # The powers of ten inside the data, and the next one.
     parts = []
     for power in range(math.ceil(low), math.floor(high) + 2):
         depth = surface.best_depth(10.0**power)
@@ -266,8 +266,8 @@ def headlines(fit: Fit) -> list[str]:
     about = [text for text in (_noise_headline(fit), fit.tokens.sentence) if text]
     adjacent = [item for item in fit.crossings if item.adjacent]
     if not adjacent:
-        return ["One depth only: a crossing needs two.", best_sentence(fit), *about]
-    # What is settled comes first; within that, from shallow to deep.
+        return ["There is one depth only; a crossing needs two.", best_sentence(fit), *about]
+    # Settled pairs first, then from shallow to deep.
     ordered = sorted(adjacent, key=lambda item: (item.status != "bracketed", item.shallow))
     missing = [item for item in ordered if item.status == "insufficient"]
     few = len(missing) <= 2
@@ -275,17 +275,13 @@ def headlines(fit: Fit) -> list[str]:
     if len(told) > MAX_SENTENCES:
         more = f"{len(told) - MAX_SENTENCES} more pairs of neighbouring depths are in the table of crossings."
         told = [*told[:MAX_SENTENCES], more]
-    lacking = (
-        []
-        if few
-        else [
-            f"{len(missing)} of {len(adjacent)} pairs of neighbouring depths cannot be compared: "
-            "each depth needs two sizes, and the two a common range."
-        ]
-    )
+    lacking = [
+        f"{len(missing)} of {len(adjacent)} pairs of neighbouring depths cannot be compared: each depth needs two "
+        "sizes, and both need a common range."
+    ] * (not few)
     surface = surface_sentence(fit)
     if surface and not any(_settled(item) for item in adjacent):
-        # Nothing is settled about any pair, so what is best known comes from all losses together.
+        # No pair is settled, so the surface through all losses is the best answer.
         return [surface, *told, best_sentence(fit), law_sentence(fit), *lacking, *about]
     middle = [text for text in (best_sentence(fit), law_sentence(fit), surface) if text]
     lead = [text for text in (lead_sentence(fit),) if text]
@@ -293,7 +289,7 @@ def headlines(fit: Fit) -> list[str]:
 
 
 def _settled(item: Crossing) -> bool:
-    """Whether a crossing, or a clear lead, is between two sizes or beyond all of them by more than the noise."""
+    """Whether a crossing or a clear lead lies between two sizes, or beyond all sizes by more than the noise."""
     return (
         item.status == "bracketed"
         or item.delta_status == "bracketed"
@@ -302,7 +298,7 @@ def _settled(item: Crossing) -> bool:
 
 
 def _noise_headline(fit: Fit) -> str:
-    """Said at the top only where replicates do not speak for themselves."""
+    """The noise, if it is estimated without replicates."""
     return noise_sentence(fit) if fit.noise.get("source") == "residuals" else ""
 
 

@@ -1,29 +1,26 @@
-"""A series of studies that differ in one key: how the crossings, the best depth and a measure change with its value.
+"""A series of studies that differ in one key: crossings, best depth and measures by its value.
 
-A crossing is a property of the data, the tokens and the recipe together. A series changes one of these: the
-training tokens (Murray 2019, Van Biljon 2020), the vocabulary (Wies et al. 2021), the difficulty of a task (Sanford et
-al. 2024). Nothing is fitted across the members: every number here is one of a member's own fit or run table, beside
-its value.
+A crossing depends on the data, the tokens and the recipe. A series changes one of these: the training tokens (Murray
+2019, Van Biljon 2020), the vocabulary (Wies et al. 2021), the difficulty of a task (Sanford et al. 2024). Nothing is
+fitted across members; every number comes from one member's fit or run table.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.fit.crossing_shift import Moved, contrast
+from analysis.fit.crossing_shift import ChangedStudy, compare_fits, split_sensitivity_runs
 from analysis.fit.document import Fit
-from analysis.fit.learning_rate_shift import split
 from analysis.fit.measures import (
     MeasureData,
     Value,
     ValueAxis,
     are_numbers,
-    label,
     measure_by_value,
     value_axis,
 )
@@ -31,7 +28,7 @@ from analysis.law.crossings import Crossing
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
 
-#: Measures that are looked for where none are named, the first first.
+#: Measures shown by default, in this order.
 MEASURES = ("accuracy", "loss")
 
 
@@ -42,8 +39,8 @@ class Member:
     Attributes:
         value: of the key that differs.
         runs: its run table.
-        fit: of these rows; None where nothing could be fitted.
-        report: relative link to its own report; None where it has none.
+        fit: of these rows; None if nothing could be fitted.
+        report: relative link to its own report, if any.
     """
 
     value: Value
@@ -53,15 +50,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class CrossingData:
-    """Where the deeper model takes the lead, by value.
-
-    Attributes:
-        rows: value, place (on the axis), shallow, deep, status, reason, params (N), low, high (its interval), width,
-            width_low, width_high (of the shallower model), measured_low, measured_high (the common range of N). NaN where
-            open or not known. Neighbouring depths only.
-    """
-
+class _ByValue:
     rows: pd.DataFrame
     axis: ValueAxis
 
@@ -70,43 +59,27 @@ class CrossingData:
         return self.rows.drop(columns="place")
 
 
-@dataclass(frozen=True)
-class BestData:
+class CrossingData(_ByValue):
+    """Crossings by value.
+
+    Attributes:
+        rows: one row per value and pair of neighbouring depths: value, place (on the axis), shallow, deep, status,
+            reason, params (N), low, high (its interval), width, width_low, width_high (of the shallower model),
+            measured_low, measured_high (the common range of N). NaN if open or unknown.
+    """
+
+
+class BestData(_ByValue):
     """The best depth of each budget, by value.
 
     Attributes:
-        rows: value, place, budget, params (the N compared), depth, width, loss, near_low, near_high (the depths that
-            cannot be told from it, NaN without a noise estimate), near (the same as text).
+        rows: value, place, budget, params (the N compared), depth, width, loss, near_low, near_high (range of
+            the depths statistically tied with it, NaN without a noise estimate), near (the tied depths as text).
     """
-
-    rows: pd.DataFrame
-    axis: ValueAxis
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.rows.drop(columns="place")
-
-
-@dataclass(frozen=True)
-class Move:
-    """The crossings at a value against those at the first value that has a fit.
-
-    Attributes:
-        first, value: the two values.
-        pairs: neighbouring depths that both have, see `analysis.fit.crossing_shift.Moved`.
-    """
-
-    first: Value
-    value: Value
-    pairs: tuple[Moved, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def in_order(members: Sequence[Member]) -> list[Member]:
-    """The members by value where all values are numbers, else as given.
+    """The members sorted by value if all values are numbers, else as given.
 
     Raises:
         ValueError: there is no member, or two have the same value.
@@ -122,12 +95,12 @@ def in_order(members: Sequence[Member]) -> list[Member]:
 
 
 def axis_of(members: Sequence[Member]) -> ValueAxis:
-    """Where the values of members, that are in order, stand on an axis."""
+    """The axis of the values of ordered members."""
     return value_axis([member.value for member in members])
 
 
 def crossing_data(members: Sequence[Member]) -> CrossingData | None:
-    """The crossings of neighbouring depths; None where no member has any that is not `insufficient`."""
+    """The crossings of neighbouring depths; None if all are `insufficient`."""
     members = in_order(members)
     axis = axis_of(members)
     rows = [
@@ -140,7 +113,7 @@ def crossing_data(members: Sequence[Member]) -> CrossingData | None:
 
 
 def best_data(members: Sequence[Member]) -> BestData | None:
-    """The best depth of each budget; None where no member has two depths at one N."""
+    """The best depth of each budget; None if no member has two depths at one N."""
     members = in_order(members)
     axis = axis_of(members)
     rows = [
@@ -162,23 +135,25 @@ def best_data(members: Sequence[Member]) -> BestData | None:
     return BestData(pd.DataFrame(rows), axis) if rows else None
 
 
-def moves(members: Sequence[Member]) -> tuple[Move, ...]:
-    """Each member's crossings against those of the first that has a fit."""
+def shifts_by_value(key: str, members: Sequence[Member]) -> tuple[ChangedStudy, ...]:
+    """How far each member's crossings lie from those of the first member that has a fit."""
     fitted = [(member, member.fit) for member in in_order(members) if member.fit is not None]
     if not fitted:
         return ()
     first, own = fitted[0]
     found = []
     for member, other in fitted[1:]:
-        pairs = contrast(own, other, (label(first.value), label(member.value))).pairs
-        known = tuple(item for item in pairs if item.shift_interval != (None, None) or item.shift is not None)
+        study = compare_fits(own, other, key, first.value, member.value)
+        known = tuple(
+            item for item in study.pairs if item.shift_interval is not None or item.shift is not None
+        )
         if known:
-            found.append(Move(first.value, member.value, known))
+            found.append(replace(study, pairs=known))
     return tuple(found)
 
 
 def measures_of(members: Sequence[Member]) -> list[str]:
-    """Those of `MEASURES` that some row that counts has."""
+    """Those of `MEASURES` that a usable row of some member has."""
     return [
         name
         for name in MEASURES
@@ -187,27 +162,27 @@ def measures_of(members: Sequence[Member]) -> list[str]:
 
 
 def measure_data(members: Sequence[Member], name: str, target: float | None = None) -> MeasureData | None:
-    """A measure against depth; None where no member has a row with it.
+    """A measure against depth; None if no member has a row with it.
 
-    The rows are those that are compared (`analysis.runs.comparison`): equal tokens, one learning rate a shape. A run that
-    was stopped early has a forecast of its loss and of nothing else.
+    Uses the rows compared by `analysis.runs.comparison`: equal tokens, one learning rate per shape. Runs stopped early
+    have a forecast of the loss only.
 
     Args:
         members: of the series.
-        name: of a column of the run tables.
-        target: that a shape is to reach: at least so much of it, at most where less is better.
+        name: column of the run tables.
+        target: see `analysis.fit.measures.measure_by_value`.
     """
     tables = [(member.value, _measured(member, name)) for member in in_order(members)]
     return measure_by_value(tables, name, target)
 
 
 def _measured(member: Member, name: str) -> pd.DataFrame | None:
-    """The compared rows of a member that have the measure as a finite number."""
+    """The compared rows of a member with a finite measure."""
     if member.fit is not None and member.fit.evidence is not None:
         rows = member.fit.evidence.comparison.rows
     else:
         try:
-            rows = compare(split(member.runs)[0]).rows
+            rows = compare(split_sensitivity_runs(member.runs)[0]).rows
         except InputError:
             return None
     if name not in rows.columns:
@@ -220,17 +195,14 @@ def _measured(member: Member, name: str) -> pd.DataFrame | None:
 
 
 def _crossing(item: Crossing) -> dict[str, Any]:
-    intervals = {
-        "params": (item.params, *(item.params_interval or (None, None))),
-        "width": (item.width, *(item.width_interval or (None, None))),
-    }
-    (params, low, high), (width, width_low, width_high) = intervals["params"], intervals["width"]
+    params_low, params_high = item.params_interval or (None, None)
+    width_low, width_high = item.width_interval or (None, None)
     measured_low, measured_high = item.range or (None, None)
     numbers = {
-        "params": params,
-        "low": low,
-        "high": high,
-        "width": width,
+        "params": item.params,
+        "low": params_low,
+        "high": params_high,
+        "width": item.width,
         "width_low": width_low,
         "width_high": width_high,
         "measured_low": measured_low,

@@ -20,8 +20,8 @@ constant sign is `left_censored` or `right_censored` by sign alone, always with 
 
 import itertools
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -107,22 +107,6 @@ class Crossing:
     first_significant: FirstSignificant | None = None
     diverged: tuple[tuple[int, float, int], ...] = ()
     contradicted: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Crossing":
-        """The inverse of `to_json`; keys of a later version are ignored."""
-        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        for name in ("params_interval", "width_interval", "bootstrap_interval", "delta_interval", "range"):
-            if known.get(name) is not None:
-                known[name] = tuple(known[name])
-        if known.get("first_significant") is not None:
-            known["first_significant"] = FirstSignificant(**known["first_significant"])
-        known["diverged"] = tuple(tuple(item) for item in known.get("diverged", ()))
-        return cls(**{"adjacent": True, **known})
 
 
 @dataclass(frozen=True)
@@ -358,15 +342,12 @@ def _with_delta(item: Crossing, delta: float, gap: Gap, drawn: Roots, quantile: 
     z = gap.value / gap.se if known else np.full_like(gap.value, np.nan)
     interval = inverted_test(gap, quantile) if known else None
     status, _ = _verdict(point, z, drawn, interval, quantile)
-    known_fields = {name: getattr(item, name) for name in item.__dataclass_fields__}
-    return Crossing(
-        **known_fields
-        | {
-            "delta": delta,
-            "delta_params": _params(float(point.x[0])),
-            "delta_interval": _params_interval(interval),
-            "delta_status": status,
-        }
+    return replace(
+        item,
+        delta=delta,
+        delta_params=_params(float(point.x[0])),
+        delta_interval=_params_interval(interval),
+        delta_status=status,
     )
 
 

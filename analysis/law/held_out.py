@@ -13,8 +13,8 @@ beside the number of such answers (`HeldOut.outside`).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from analysis.curves.budgets import LINE_REACH, SHIFT, budget_of, budgets, commo
 from analysis.curves.curves import loss_table
 from analysis.curves.noise import Floats, Noise
 from analysis.errors import InputError
-from analysis.files import strict
 from analysis.law.loss_surfaces import (
     SurfaceFit,
     SurfaceForm,
@@ -90,11 +89,11 @@ class SurfaceChooser:
         return self.fit.loss(params, depth)
 
 
-def surface_trainers(lack: float = 0.0) -> dict[str, Trainer]:
+def surface_trainers(misfit_sd: float = 0.0) -> dict[str, Trainer]:
     """One trainer a surface, by its form. A surface that cannot be fitted answers nothing and says why.
 
     Args:
-        lack: scatter of the shapes beyond the seed noise (`analysis.curves.curves.Curves.lack`), nats a token; it
+        misfit_sd: scatter of the shapes beyond the seed noise (`analysis.curves.curves.Curves.misfit_rms`), nats a token; it
             belongs to the weights.
     """
     fits: dict[SurfaceForm, Callable[[pd.DataFrame], SurfaceFit]] = {
@@ -104,7 +103,7 @@ def surface_trainers(lack: float = 0.0) -> dict[str, Trainer]:
     }
 
     def trainer(fit: Callable[[pd.DataFrame], SurfaceFit]) -> Trainer:
-        return lambda rows: SurfaceChooser(fit(_Shapes.of(rows).frame(lack)))
+        return lambda rows: SurfaceChooser(fit(_Shapes.of(rows).frame(misfit_sd)))
 
     return {form: trainer(fit) for form, fit in fits.items()}
 
@@ -247,8 +246,8 @@ class _Shapes:
         """(rows, rows): of `matrix` times the mean losses, from seed noise, what seeds share, and forecasts."""
         scaled, rho = matrix * self.noise.sd_at(self.mean), self.noise.correlation
         shared = scaled @ self.incidence
-        foretold = matrix * self.forecast
-        own = (1 - rho) * (scaled / self.count) @ scaled.T + foretold @ foretold.T
+        errors = matrix * self.forecast
+        own = (1 - rho) * (scaled / self.count) @ scaled.T + errors @ errors.T
         return np.asarray(rho * shared @ shared.T + own)
 
     def at(self, depth: int) -> npt.NDArray[np.int64]:
@@ -272,12 +271,12 @@ class _Shapes:
         result[index[right]] += share
         return result
 
-    def frame(self, lack: float = 0.0) -> pd.DataFrame:
+    def frame(self, misfit_sd: float = 0.0) -> pd.DataFrame:
         """For `analysis.law.loss_surfaces`: depth, params, loss, and weight where the noise is known."""
         frame = pd.DataFrame({"depth": self.depth, "params": np.exp(self.x), "loss": self.mean})
         if self.noise.known:
             variance = self.noise.sd_at(self.mean) ** 2 / self.count + self.forecast**2
-            frame["weight"] = 1 / (variance + lack**2)
+            frame["weight"] = 1 / (variance + misfit_sd**2)
         return frame
 
 
@@ -321,6 +320,8 @@ class HeldOut:
         rmse: of the predicted losses of all shapes held out, nats a token; None for a law that predicts none.
     """
 
+    JSON_PROPERTIES: ClassVar = ("sizes", "regrets", "mean_regret", "outside", "unanswered", "reasons")
+
     law: str
     trials: tuple[Trial, ...]
     rmse: float | None
@@ -354,28 +355,6 @@ class HeldOut:
     def reasons(self) -> tuple[str, ...]:
         """Why, each reason once."""
         return tuple(dict.fromkeys(trial.reason for trial in self.trials if trial.reason is not None))
-
-    def to_json(self) -> dict[str, Any]:
-        """Strict JSON types."""
-        document: dict[str, Any] = strict(
-            {
-                "law": self.law,
-                "sizes": self.sizes,
-                "regrets": self.regrets,
-                "mean_regret": self.mean_regret,
-                "outside": self.outside,
-                "rmse": self.rmse,
-                "unanswered": self.unanswered,
-                "reasons": self.reasons,
-                "trials": [asdict(trial) for trial in self.trials],
-            }
-        )
-        return document
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "HeldOut":
-        """The inverse of `to_json`; what follows from the trials is computed again."""
-        return cls(value["law"], tuple(Trial(**trial) for trial in value["trials"]), value["rmse"])
 
 
 def held_out(
@@ -464,6 +443,8 @@ class Disagreement:
         reason: why it names no depth at the smallest N where it names none, where it can tell.
     """
 
+    JSON_PROPERTIES: ClassVar = ("parts_at", "direction")
+
     law: str
     params: tuple[float, ...]
     depths: tuple[float | None, ...]
@@ -479,23 +460,6 @@ class Disagreement:
     def direction(self) -> Direction | None:
         """Whether the law is deeper or shallower than the reference at `parts_at`."""
         return self.spans[0].direction if self.spans else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Strict JSON types."""
-        first = {"parts_at": self.parts_at, "direction": self.direction}
-        document: dict[str, Any] = strict({**asdict(self), **first})
-        return document
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Disagreement":
-        """The inverse of `to_json`."""
-        return cls(
-            law=value["law"],
-            params=tuple(value["params"]),
-            depths=tuple(value["depths"]),
-            spans=tuple(DisagreementSpan(**span) for span in value["spans"]),
-            reason=value["reason"],
-        )
 
 
 def disagreements(

@@ -17,7 +17,7 @@ starts; the sum of squares, not its mean, is minimised from each; what the optim
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +31,6 @@ from scipy.stats import t as student
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
-from analysis.files import strict
 
 SurfaceForm = Literal["additive", "aspect", "response"]
 SurfaceStatus = Literal["ok", "bound_hit", "not_converged", "insufficient"]
@@ -167,21 +166,6 @@ class SurfaceFit:
         # the estimate can hold it.
         return (high, None) if best >= ends[1] else (None, low)
 
-    def to_json(self) -> dict[str, Any]:
-        """Strict JSON types, no NaN."""
-        document: dict[str, Any] = strict(asdict(self))
-        return document
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "SurfaceFit":
-        """The inverse of `to_json`; keys of a later version are ignored."""
-        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        for name in ("depth_range", "params_range"):
-            known[name] = None if known.get(name) is None else tuple(known[name])
-        if known.get("covariance") is not None:
-            known["covariance"] = tuple(tuple(row) for row in known["covariance"])
-        return cls(**known)
-
     def _best(self, params: float) -> tuple[float | None, str | None]:
         if not (math.isfinite(params) and params > 0):
             raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
@@ -265,11 +249,11 @@ def points_of(curves: Curves) -> pd.DataFrame:
     """One row a shape, for the fits here: depth, params, width (of the count), loss, se and weight.
 
     `loss` is the mean over seeds and `se` its standard error from the pooled noise (NaN when not known). `weight` is
-    1/(se² + λ²) with λ the scatter of real shapes about any curve (`Curves.lacks`), which weighs most where seeds agree
+    1/(se² + λ²) with λ the scatter of real shapes about any curve (`Curves.misfit_sd`), which weighs most where seeds agree
     well; it is 1 where the noise is not known.
     """
     params, depth = np.exp(curves.x), curves.depth
-    weight = 1 / (curves.se**2 + curves.lacks**2) if curves.noise.known else np.ones_like(params)
+    weight = 1 / (curves.se**2 + curves.misfit_sd**2) if curves.noise.known else np.ones_like(params)
     columns = {"depth": depth, "params": params, "width": np.sqrt(params / (12 * depth))}
     return pd.DataFrame({**columns, "loss": curves.mean, "se": curves.se, "weight": weight})
 

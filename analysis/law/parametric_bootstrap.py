@@ -5,7 +5,7 @@ each draw is a table of new losses, and all is done anew: the choice of the fami
 crossings, scatter and law. It costs a fit a draw, so it is made on demand.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,19 +39,10 @@ class ParametricBootstrap:
     b_interval: Interval | None
     crossings: dict[str, Interval]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "ParametricBootstrap":
-        """The inverse of `to_json`."""
-        pairs = {name: (interval[0], interval[1]) for name, interval in value["crossings"].items()}
-        laws = {name: value[name] and tuple(value[name]) for name in ("a_interval", "b_interval")}
-        return cls(**{**value, **laws, "crossings": pairs})
-
-
-def refit(curves: Curves, count: int, *, level: float = 0.95, seed: int = 0) -> ParametricBootstrap | None:
+def run_bootstrap(
+    curves: Curves, count: int, *, level: float = 0.95, seed: int = 0
+) -> ParametricBootstrap | None:
     """So many studies simulated from the curves, each fitted from its losses on; None without a noise estimate.
 
     Args:
@@ -91,7 +82,7 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     noise = curves.noise
     fitted = curves.mean - curves.residual
     sd = noise.sd_at(curves.mean)
-    centre = fitted + curves.lacks * generator.standard_normal(len(fitted))
+    centre = fitted + curves.misfit_sd * generator.standard_normal(len(fitted))
     common = generator.standard_normal(max(curves.incidence.shape[1], int(curves.count.max())))
     centre = centre + curves.forecast * generator.standard_normal(len(fitted))
     point = np.repeat(np.arange(len(fitted)), curves.count)
@@ -106,12 +97,12 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
             "loss": centre[point] + sd[point] * error,
         }
     )
-    if not curves.foretold.any():
+    if not curves.forecast_count.any():
         return rows
     # The last runs of each shape are its forecasts, with one standard error that gives the mean its own.
     place = np.arange(len(point)) - np.repeat(np.cumsum(curves.count) - curves.count, curves.count)
-    each = curves.forecast * curves.count / np.sqrt(np.maximum(curves.foretold, 1))
-    foretold = place >= (curves.count - curves.foretold)[point]
+    each = curves.forecast * curves.count / np.sqrt(np.maximum(curves.forecast_count, 1))
+    foretold = place >= (curves.count - curves.forecast_count)[point]
     return rows.assign(**{FORECAST_ERROR: np.where(foretold, each[point], 0.0)})
 
 

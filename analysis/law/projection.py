@@ -7,7 +7,7 @@ nominal size). Plain `math` on purpose: a recommendation from a published law lo
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -117,15 +117,6 @@ class Transition:
     width: float
     relative_error: float
     params_interval: Interval
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields but for `width`, which follows from them."""
-        return {
-            "depth": self.depth,
-            "params": self.params,
-            "relative_error": self.relative_error,
-            "params_interval": list(self.params_interval),
-        }
 
 
 def law_of(fit: "ThresholdFit", source: str = "this study") -> Law | None:
@@ -262,7 +253,7 @@ def _recommend_one(law: Law, params: float) -> dict[str, Any]:
         "depth_error": depth_error,
         "width_error": depth_error / 2,
         "unbounded": low is None or high is None,
-        "n_transition": transition.to_json(),
+        "n_transition": asdict(transition),
         "level": law.level,
         "law": law.source,
         "error_quoted": f"{100 * law.level:.3g} % bands at fixed N; n_transition has its own error",

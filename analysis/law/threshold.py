@@ -21,13 +21,12 @@ crossings less two, so where there is one, Student's t of so few stands for that
 """
 
 import math
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, Field
 from scipy.optimize import brentq, minimize
 from scipy.stats import chi2
 from scipy.stats import t as student
@@ -38,6 +37,7 @@ from analysis.law.crossings import Crossings, Gap
 Form = Literal["log-linear", "power"]
 Status = Literal["ok", "open", "not_converged", "insufficient"]
 Interval = tuple[float | None, float | None]
+Covariance = tuple[tuple[float, float], tuple[float, float]]
 TWO_POINTS = "two crossings: no test of the form"
 
 #: Directions in which the edge of the region is looked for, and how far: in units of the edge of a normal likelihood. A
@@ -73,6 +73,14 @@ class LeftOut:
     z: float
 
 
+def _is_covariance(value: Covariance) -> Covariance:
+    """Return `value` if it is symmetric to rounding and no variance is negative."""
+    (va, above), (below, vb) = value
+    if va < 0 or vb < 0 or not math.isclose(above, below, rel_tol=1e-6):
+        raise ValueError("must be a symmetric matrix of 2 × 2 numbers without a negative variance")
+    return value
+
+
 @dataclass(frozen=True)
 class ThresholdFit:
     """One law through the crossings of adjacent depths.
@@ -99,10 +107,10 @@ class ThresholdFit:
 
     form: Form
     status: Status
-    level: float
+    level: Annotated[float, Field(gt=0, lt=1)]
     a: float | None = None
     b: float | None = None
-    covariance: tuple[tuple[float, float], tuple[float, float]] | None = None
+    covariance: Annotated[Covariance, AfterValidator(_is_covariance)] | None = None
     a_interval: Interval | None = None
     b_interval: Interval | None = None
     reason: str | None = None
@@ -111,7 +119,7 @@ class ThresholdFit:
     widths: tuple[float, ...] = ()
     pairs: int = 0
     params_range: tuple[float, float] | None = None
-    residuals: tuple[float, ...] = field(default=())
+    residuals: tuple[float, ...] = ()
     scatter: float | None = None
     chi2: float | None = None
     dof: int | None = None
@@ -121,29 +129,13 @@ class ThresholdFit:
     draws_used: float | None = None
     region: tuple[tuple[float, float, bool], ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "ThresholdFit":
-        """The inverse of `to_json`; keys of a later version are ignored, and those that may be missing are.
-
-        An entry with nothing but its form is a law of which the file says nothing.
-
-        Raises:
-            KeyError, TypeError, ValueError: a key that must be there is missing, or a value has another type or shape
-                than `to_json` gives it.
-        """
-        known = {name: _tuples(value[name]) for name in cls.__dataclass_fields__ if name in value}
-        if "form" in known and not {"status", "a", "b"} & set(known):
-            known |= {"status": "insufficient", "reason": "the file does not say"}
-            known.setdefault("level", 0.95)
-        _check(known)
-        known["leave_one_out"] = tuple(LeftOut(**item) for item in known.get("leave_one_out", ()))
-        if known.get("bootstrap"):
-            known["bootstrap"] = {name: _tuples(item) for name, item in known["bootstrap"].items()}
-        return cls(**known)
+    def __post_init__(self) -> None:
+        """Refuse a law of a file without the coefficients that its status promises."""
+        if self.status in ("ok", "open"):
+            needed = ("a", "b", "covariance") if self.form == "log-linear" else ("a", "b")
+            missing = [name for name in needed if getattr(self, name) is None]
+            if missing:
+                raise ValueError(f"{' and '.join(missing)} missing from a law of status {self.status}")
 
 
 @dataclass(frozen=True)
@@ -580,86 +572,3 @@ def _leave_one_out(points: _Points, scatter: float, items: list[Any]) -> tuple[L
             )
         )
     return tuple(found)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _check(known: dict[str, Any]) -> None:
-    """Refuse a law of a file whose values are not what its name says, with the name and the value."""
-    for name in ("form", "status", "level"):
-        if name not in known:
-            raise KeyError(name)
-    for name, allowed in (("form", get_args(Form)), ("status", get_args(Status))):
-        if known[name] not in allowed:
-            raise ValueError(f"{name} = {known[name]!r}, which must be one of {', '.join(allowed)}")
-    if not (_is_number(known["level"]) and 0 < known["level"] < 1):
-        raise ValueError(f"level = {known['level']!r}, which must be a number between 0 and 1")
-    for name, words, of in _SHAPES:
-        if known.get(name) is not None and not of(known[name]):
-            raise ValueError(f"{name} = {str(known[name])[:80]}, which must be {words}")
-    needed = ("a", "b", "covariance") if known["form"] == "log-linear" else ("a", "b")
-    if known["status"] in ("ok", "open"):
-        for name in needed:
-            if known.get(name) is None:
-                raise ValueError(f"{name}, which is missing from a law of status {known['status']}")
-    # These are sequences or not there at all; null is neither.
-    for name in ("depths", "widths", "residuals", "region", "leave_one_out"):
-        if name in known and known[name] is None:
-            raise ValueError(f"{name} = null, which must be a list")
-
-
-def _is_number(value: Any) -> bool:
-    """Whether `value` is a finite number that fits into a double; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, tuple) and all(_is_number(item) for item in value)
-
-
-def _is_interval(value: Any) -> bool:
-    return (
-        isinstance(value, tuple) and len(value) == 2 and all(end is None or _is_number(end) for end in value)
-    )
-
-
-def _is_covariance(value: Any) -> bool:
-    """Whether `value` is two rows of two numbers, symmetric to rounding, with no negative variance."""
-    if not isinstance(value, tuple) or [_are_numbers(row) and len(row) for row in value] != [2, 2]:
-        return False
-    (va, above), (below, vb) = value
-    return va >= 0 and vb >= 0 and math.isclose(above, below, rel_tol=1e-6)
-
-
-def _is_region(value: Any) -> bool:
-    return isinstance(value, tuple) and all(
-        isinstance(point, tuple)
-        and len(point) == 3
-        and _are_numbers(point[:2])
-        and isinstance(point[2], bool)
-        for point in value
-    )
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-#: Name, what it must be in words, and the test of it; null is allowed besides.
-_SHAPES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    *((name, "a number", _is_number) for name in ("a", "b", "scatter", "chi2", "p_value", "draws_used")),
-    *((name, "a whole number", lambda value: type(value) is int) for name in ("pairs", "dof")),
-    *((name, "a list of numbers", _are_numbers) for name in ("depths", "widths", "residuals")),
-    *((name, "two numbers or null", _is_interval) for name in ("a_interval", "b_interval")),
-    ("params_range", "two numbers", lambda value: _are_numbers(value) and len(value) == 2),
-    ("covariance", "a symmetric matrix of 2 × 2 numbers without a negative variance", _is_covariance),
-    ("region", "a list of [a, b, true or false]", _is_region),
-    *((name, "text", _is_text) for name in ("reason", "note")),
-    (
-        "bootstrap",
-        "intervals by name",
-        lambda value: isinstance(value, dict) and all(_is_interval(_tuples(item)) for item in value.values()),
-    ),
-)

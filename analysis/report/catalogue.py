@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import matplotlib as mpl
@@ -17,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from analysis.design.history import SearchData
+from analysis.fit.crossing_shift import LEARNING_RATE
 from analysis.fit.document import Fit
 from analysis.fit.kaplan import NEAR
 from analysis.fit.sentences import count_phrase, percent, seeds_phrase
@@ -28,7 +30,7 @@ from analysis.report.extras.accuracy import accuracy_data, graded_accuracy
 from analysis.report.extras.diagnostics import diagnostics_data
 from analysis.report.extras.drawing_kaplan import is_steep
 from analysis.report.extras.kaplan import KaplanData, kaplan_data, no_kaplan
-from analysis.report.extras.shifts import contrast_data, sensitivity_data
+from analysis.report.extras.shifts import by_key, draw_shifts, shift_caption, shift_data
 from analysis.report.figures import canvas as drawing
 from analysis.report.figures import frontier_map as drawing_map
 from analysis.report.figures import palette
@@ -123,14 +125,17 @@ TITLES = {
     "health": "Run health",
     "training": "Loss during training",
     "sensitivity": "The crossings at other learning rates",
-    "contrast": "The crossings under other parametrisations",
+    "parametrisation": "The crossings under other parametrisations",
     "search": "How the search went",
     "diagnostics": "Inside the models, layer by layer",
 }
 
+#: Changed key -> its figure.
+SHIFT_FIGURES = {LEARNING_RATE: "sensitivity", "training.parametrisation": "parametrisation"}
+
 #: Figures of what only some studies have; where they are absent nothing is missing.
 OCCASIONAL = frozenset(
-    {"accuracy", "accuracy_graded", "training", "sensitivity", "contrast", "search", "diagnostics"}
+    {"accuracy", "accuracy_graded", "training", "sensitivity", "parametrisation", "search", "diagnostics"}
 )
 
 
@@ -315,35 +320,18 @@ def make_figures(
             inside,
             lambda: drawing_diagnostics.draw_diagnostics(inside, colours),
         )
-    _add_moves(fit, add)
+    _add_shifts(fit, add)
     if search is not None:
         add("search", search_caption(search), search, lambda: drawing_search.draw_search(search, colours))
     return figures
 
 
-def _add_moves(fit: Fit, add: Callable[[str, str, Data, Callable[[], Canvas]], None]) -> None:
-    """The crossings beside those at other learning rates, and those under other parametrisations."""
-    open_words = (
-        "a bar that reaches the frame is open there, a broken one belongs to a crossing that is not settled."
-    )
-    sensitivity = sensitivity_data(fit.crossings, fit.sensitivity)
-    if sensitivity is not None:
-        add(
-            "sensitivity",
-            f"Each crossing at the study's own rate with its {percent(fit.level)} interval, and where it is at others; "
-            f"the bars of these are the error of the move alone; {open_words}",
-            sensitivity,
-            lambda: drawing_search.draw_moves(sensitivity),
-        )
-    contrast = contrast_data(fit.contrasts)
-    if contrast is not None:
-        add(
-            "contrast",
-            f"Each crossing with its {percent(fit.level)} interval under every parametrisation that has rows of the "
-            f"same data and recipe; {open_words}",
-            contrast,
-            lambda: drawing_search.draw_moves(contrast),
-        )
+def _add_shifts(fit: Fit, add: Callable[[str, str, Data, Callable[[], Canvas]], None]) -> None:
+    """The crossings at other learning rates, and those under other parametrisations."""
+    for key, studies in by_key(fit.shifts).items():
+        data = shift_data(studies)
+        if data is not None:
+            add(SHIFT_FIGURES[key], shift_caption(studies), data, partial(draw_shifts, data))
 
 
 def search_caption(search: SearchData) -> str:
@@ -454,13 +442,15 @@ def curves_phrase(fit: Fit) -> str:
     spare = len(curves.x) - curves.smooth.parameters
     if spare < 1:
         return f"{text}, with as many parameters as points: their fit cannot be tested."
-    if curves.noise.source != "seeds" or curves.lack_p is None:
+    if curves.noise.source != "seeds" or curves.misfit_p is None:
         return f"{text}; the points stray from them by {float((curves.residual**2).mean()) ** 0.5:.2g} nats (rms)."
-    if curves.lack == 0:
-        return f"{text}; the points stray from them by no more than the seed noise (p = {curves.lack_p:.2g})."
+    if curves.misfit_rms == 0:
+        return (
+            f"{text}; the points stray from them by no more than the seed noise (p = {curves.misfit_p:.2g})."
+        )
     return (
-        f"{text}; the points stray from them by {curves.lack:.2g} nats beyond the seed noise "
-        f"(lack of fit, p = {curves.lack_p:.2g}), which every interval allows for."
+        f"{text}; the points stray from them by {curves.misfit_rms:.2g} nats beyond the seed noise "
+        f"(lack of fit, p = {curves.misfit_p:.2g}), which every interval allows for."
     )
 
 

@@ -10,11 +10,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis.files import write_bytes, write_text
+from analysis.fit.crossing_shift import LEARNING_RATE
+from analysis.fit.measures import label
 from analysis.fit.sentences import ends, percent, short_range
 from analysis.law.crossings import Interval
 from analysis.numbers import digits, human, short
-from analysis.report.answers import factor_interval, factor_phrase
 from analysis.report.catalogue import Figure, inline_svg
+from analysis.report.extras.shifts import factor_interval
 from analysis.report.tables import hours, named_depth
 
 
@@ -68,12 +70,13 @@ def environment() -> Environment:
         "hours": hours,
         "named": named_depth,
         "unbroken": _unbroken,
-        "factor_phrase": factor_phrase,
+        "label": label,
         "times": _times,
         "factors": _factors,
         "ends": ends,
         "scale": _scale,
     }
+    made.globals["learning_rate"] = LEARNING_RATE
     return made
 
 

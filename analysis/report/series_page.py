@@ -9,21 +9,21 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis.errors import InputError
-from analysis.files import strict, write_json, write_text
+from analysis.files import to_json, write_json, write_text
+from analysis.fit.crossing_shift import ChangedStudy
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.sentences import law_formula, percent
 from analysis.fit.series import (
     BestData,
     CrossingData,
     Member,
-    Move,
     axis_of,
     best_data,
     crossing_data,
     in_order,
     measure_data,
     measures_of,
-    moves,
+    shifts_by_value,
 )
 from analysis.report.catalogue import Data, Figure
 from analysis.report.extras import series as drawing_series
@@ -72,15 +72,16 @@ def write_series(
     folder = Path(out)
     ordered = in_order(members)
     level = _level(ordered)
-    crossings, best, moved = crossing_data(ordered), best_data(ordered), moves(ordered)
+    crossings, best = crossing_data(ordered), best_data(ordered)
+    shifts = shifts_by_value(key, ordered)
     wanted = measures_of(ordered) if measures is None else list(measures)
     objectives = TARGETS if targets is None else targets
     shown = [_measure(ordered, name, objectives.get(name)) for name in wanted]
     figures = _figures(key, level, crossings, best, shown)
     colours = _colours(ordered, crossings, best)
     drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
-    words = series_sentences(key, ordered, crossings, best, moved, shown, level, comparable=comparable)
-    document = series_json(ordered, key, title, crossings, best, moved, shown, facts or {})
+    words = series_sentences(key, ordered, crossings, best, shifts, shown, level, comparable=comparable)
+    document = series_json(ordered, key, title, crossings, best, shifts, shown, facts or {})
     document["answers"] = words
     write_json(folder / "series.json", document)
     page = (
@@ -97,7 +98,7 @@ def write_series(
             colours=colours,
             crossings=document["crossings"],
             best=document["best"],
-            moves=moved,
+            studies=shifts,
             measures=shown,
             # What a task is about comes first.
             aimed=any(data.target is not None for data in shown),
@@ -117,18 +118,18 @@ def series_json(
     title: str,
     crossings: CrossingData | None,
     best: BestData | None,
-    moved: Sequence[Move],
+    shifts: Sequence[ChangedStudy],
     measures: Sequence[MeasureData],
     facts: Mapping[str, str],
 ) -> dict[str, Any]:
     """Every number of the page as strict JSON types; absent numbers are null."""
-    document: dict[str, Any] = strict(
+    document: dict[str, Any] = to_json(
         {
             "title": title,
             "key": key,
             "members": [_about(member) for member in members],
             "crossings": _records(None if crossings is None else crossings.table()),
-            "moves": [move.to_json() for move in moved],
+            "shifts": shifts,
             "best": _records(None if best is None else best.table()),
             "measures": {
                 data.name: {

@@ -12,12 +12,13 @@ from analysis.files import write_json, write_text
 from analysis.fit.document import Fit
 from analysis.fit.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
 from analysis.fit.measures import label
-from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, parting_sentence
+from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, disagreement_sentence
 from analysis.law.crossings import Crossing
-from analysis.report.answers import answers, contrast_sentence, search_sentence, sensitivity_sentence
-from analysis.report.catalogue import TITLES, Figure, absent_figures, make_figures
+from analysis.report.answers import answers, search_sentence
+from analysis.report.catalogue import SHIFT_FIGURES, TITLES, Figure, absent_figures, make_figures
 from analysis.report.extras.accuracy import graded_accuracy
 from analysis.report.extras.diagnostics import diagnostics_data
+from analysis.report.extras.shifts import by_key, shift_sentence
 from analysis.report.extras.wording_diagnostics import rank_sentence
 from analysis.report.extras.wording_kaplan import exponent_rows, kaplan_sentences
 from analysis.report.figures import palette
@@ -121,9 +122,10 @@ def write_report(
             more=[figure.name for figure in more],
             graded=graded,
             label=label,
-            sensitivity=fit.sensitivity,
-            sensitivity_words=sensitivity_sentence(fit.sensitivity, fit.level),
-            contrasts=[(item, contrast_sentence(item)) for item in fit.contrasts],
+            shifts=[
+                (SHIFT_FIGURES[key], shift_sentence(studies), studies)
+                for key, studies in by_key(fit.shifts).items()
+            ],
             inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
             search_words="" if told is None or search is None else search_sentence(told, search.ended),
             colours=colours,
@@ -131,7 +133,7 @@ def write_report(
             hidden=len(fit.crossings) - len(shown),
             law=law_sentence(fit),
             rivals=rivals_table(fit),
-            disagreements=parting_sentence(fit),
+            disagreements=disagreement_sentence(fit),
             noise=noise_sentence(fit),
             kaplan_words=kaplan_sentences(fit.kaplan),
             exponents=exponent_rows(fit.kaplan),

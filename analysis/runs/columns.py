@@ -36,7 +36,7 @@ OPTIONAL_NUMBERS = ("vocabulary", "context")
 FORECAST_ERROR = "loss_se"
 #: Columns that are read as text when present. `protocol` is a digest of all that compared rows must share: data,
 #: recipe and the rule of the learning rate. `arm` is empty for a row of the study itself, and else says what the row is
-#: for (`analysis.fit.learning_rate_shift`).
+#: for (`analysis.fit.crossing_shift`).
 OPTIONAL_TEXT = ("protocol", "arm")
 #: The table's own count of parameters, kept where N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"

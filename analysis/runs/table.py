@@ -275,9 +275,9 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
     mark((status == "diverged") & (why == NOT_FINITE), say(f"{NOT_FINITE}: diverged"))
     known = {"done", "diverged"} | WITHOUT_RESULT
     errors = typed[FORECAST_ERROR].to_numpy(dtype=float) if FORECAST_ERROR in typed else np.zeros(len(typed))
-    foretold = (status == STOPPED) & np.isfinite(errors) & (errors > 0)
+    is_forecast = (status == STOPPED) & np.isfinite(errors) & (errors > 0)
     mark(
-        (status != "done") & ~foretold,
+        (status != "done") & ~is_forecast,
         lambda at: np.array([_status_reason(status[i], why[i], status[i] in known) for i in at], object),
     )
     for name in ("depth", "width", "params"):
@@ -293,7 +293,7 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
     mark(np.isnan(loss), say("loss is missing or not a number"))
     mark(loss <= 0, value("loss", "loss is {:g}; a loss in nats a token is positive"))
     good = np.flatnonzero(found == "")
-    found[good] = _repeats(typed.iloc[good], own[good], foretold[good])
+    found[good] = _repeats(typed.iloc[good], own[good], is_forecast[good])
     left = found != ""
     return pd.Series(found[left], index=typed.index[left])
 
@@ -304,7 +304,7 @@ def _status_reason(status: str, why: str, known: bool) -> str:
 
 
 def _repeats(
-    rows: pd.DataFrame, own: npt.NDArray[np.float64], foretold: npt.NDArray[np.bool_]
+    rows: pd.DataFrame, own: npt.NDArray[np.float64], is_forecast: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.object_]:
     """Reason of rows that repeat another, empty for all others.
 
@@ -324,11 +324,11 @@ def _repeats(
     keys = keys.assign(own=own_count, cell=rows["cell"], tokens=rows["tokens"])
     run = keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup().to_numpy()
     ended = np.zeros(int(run.max()) + 1, dtype=bool)
-    ended[run[~foretold]] = True
-    outdone = foretold & ended[run]
+    ended[run[~is_forecast]] = True
+    outdone = is_forecast & ended[run]
     if outdone.any():
         found[outdone] = "a forecast of a run that another row has to its end"
-        found[~outdone] = _repeats(rows[~outdone], own[~outdone], foretold[~outdone])
+        found[~outdone] = _repeats(rows[~outdone], own[~outdone], is_forecast[~outdone])
         return found
     loss, number = rows["loss"].to_numpy(dtype=float), rows.index.to_numpy()
     order = np.lexsort((number, loss, run))

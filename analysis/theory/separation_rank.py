@@ -1,72 +1,58 @@
-"""The separation rank of the network of eq. 3 (Levine et al. 2020), measured on random weights.
+"""Exact separation rank of the network of eq. 3 (Levine et al. 2020) with random weights.
 
-y^{l,i} = sum_j sum_h <W^Q x^i, W^K x^j> W^O W^V x^j, layer upon layer, without softmax, normalisation and ReLU. With
-half of the positions in A and the others in B, M[i, j] = y(A_i, B_j) for random inputs A_i, B_j is a matrix whose rank
-is at most the separation rank of y, and equals it (with a probability next to 1) once it is less than the grid's size.
+One layer is y^i = sum_j sum_h <W^Q x^i, W^K x^j> W^O W^V x^j, without softmax, normalisation and ReLU. Half of the
+positions form A, the others B. For random inputs A_i, B_j the matrix M[i, j] = y(A_i, B_j) has at most the separation
+rank of y, and with a probability close to 1 exactly that rank once its rank is less than its size.
 
-y is a polynomial of degree 3^L in its inputs, so the singular values of M in float64 fade into rounding for L >= 3. The
-rank is therefore computed in the field of integers modulo the prime 2^31 - 1, where arithmetic is exact: there a rank
-never comes out too high, and too low only by bad luck of the draw, with the probability `odds_too_low` at most.
+y is a polynomial of degree 3^L in its inputs, so in float64 the small singular values of M drown in rounding from L = 3
+on. The rank is therefore computed modulo the prime 2^31 - 1, where arithmetic is exact. The result is never too high,
+and too low with a probability of at most `odds_too_low`.
 """
 
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from analysis.errors import InputError
-from analysis.theory.theorems import Bounds, bounds, equation_7, log3
+from analysis.theory.theorems import check_shape, log3
 
-Arithmetic = Literal["exact", "float64", "both"]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 #: A Mersenne prime: a remainder is two shifts and adds, and a product of two residues stays below 2^62.
 PRIME = 2**31 - 1
-#: Beyond this depth the degree of y and its weights, 3^(L+1) - 2, passes the prime, and no draw can be relied on.
+#: Beyond this depth the degree of y in weights and inputs, 3^(L+1) - 2, exceeds the prime, and `odds_too_low` is 1.
 DEEPEST = 18
-#: The first grid; doubled until the rank is less than it.
+#: Size of the first matrix; doubled until the rank is less than it.
 FIRST_GRID = 32
-#: Float64 tells the rank up to this depth only: 3^L is 9 at L = 2, and 27 at L = 3, where it finds about 80 of 232.
-FLOAT_DEPTH = 2
-#: The largest grid given to the float64 SVD: seconds at this size, and eight times as many at each doubling.
-FLOAT_GRID = 2048
-#: Singular values below this times the largest one times the grid's size count as zero (as `numpy.linalg.matrix_rank`).
-FLOAT_TOLERANCE = float(np.finfo(np.float64).eps)
-#: Why a sweep passes over a shape that is no network.
-UNDIVIDED = "the heads do not divide the width, so there is no such network"
-#: More partitions than this are not run one by one.
+#: Most partitions measured by one call.
 MOST_PARTITIONS = 100
 
 #: Rows eliminated at once. 64 products of a residue and its 16-bit half sum to at most 2^53: exact in float64.
 _PANEL = 64
 #: Rows below a panel that are updated at once, so that temporaries stay small beside M.
 _ROWS = 128
-#: Pairs of inputs evaluated at once, times d²: what stays in a core's cache.
+#: Pairs of inputs evaluated at once, times d²: fits into the cache of a core.
 _CHUNK = 1 << 17
-#: Copies of M that are alive at once in elimination and in the SVD.
-_COPIES = 4
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Network:
-    """Random weights of the network, as the two products that eq. 3 holds of them.
+    """Random weights as the two products that eq. 3 contains, residues modulo `PRIME`.
 
     Attributes:
         value: W^O W^V of each layer and head, (L, H, d, d).
         score: (W^K)^T W^Q, (L, H, d, d).
-        exact: residues modulo `PRIME`; else float64.
     """
 
-    value: npt.NDArray[Any]
-    score: npt.NDArray[Any]
-    exact: bool
+    value: Ints
+    score: Ints
 
 
 @dataclass(frozen=True)
@@ -76,15 +62,12 @@ class SeparationRank:
     Attributes:
         depth, width, heads, tokens: L, d, H and the number of positions.
         partition: positions in A, from 0; all others are in B. The output is that at position 0.
-        rank: the one to use, see `trusted`.
-        exact: modulo `PRIME`; None where it was not asked for.
-        float64: by singular values; None where it was not asked for, or the grid is beyond `FLOAT_GRID`.
-        trusted: `exact`, or `float64` where only that was asked for and the depth is at most 2, or `none`.
-        grid: inputs on each side.
-        saturated: the rank is the grid's size, so the separation rank is at least that and may be any more.
-        stopped_by: why the grid was not doubled further where it is saturated: `memory`, `time` or `grid`.
-        odds_too_low: bound of the probability that bad luck of the draw made the exact rank too low (Schwartz-Zippel).
-        seconds: taken.
+        rank: rank of M.
+        grid: inputs on each side, the size of M.
+        saturated: the rank equals the grid, so it is only a lower bound of the separation rank.
+        stopped_by: why a saturated grid was not doubled: `memory`, `time` or `grid` (a given size).
+        odds_too_low: bound of the probability that the random draw made the rank too low (Schwartz-Zippel).
+        seconds: wall time.
     """
 
     depth: int
@@ -93,23 +76,16 @@ class SeparationRank:
     tokens: int
     partition: tuple[int, ...]
     rank: int
-    exact: int | None
-    float64: int | None
-    trusted: Literal["exact", "float64", "none"]
     grid: int
     saturated: bool
     stopped_by: Literal["memory", "time", "grid"] | None
-    odds_too_low: float | None
+    odds_too_low: float
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**asdict(self), "partition": list(self.partition)}
 
 
 @dataclass(frozen=True)
 class Held:
-    """Whether a rank respects bounds given as log3; None where the bound is missing or a saturated grid leaves it open.
+    """Whether a rank respects bounds; None where the bound is missing or a saturated grid leaves it open.
 
     A measured rank is never above the separation rank, so one above `upper` disproves it, saturated or not.
     """
@@ -118,48 +94,11 @@ class Held:
     upper: bool | None
 
 
-@dataclass(frozen=True)
-class SweepRow:
-    """One shape of a sweep: its rank beside the theorem that covers it.
-
-    Attributes:
-        measured: None where it was not run, with `reason`.
-        bounds: by the theorem that covers the shape.
-        held: whether they hold.
-        formula_7: equation 7's bounds as formulas; outside L < log3 d its lower one is not claimed by any theorem.
-        formula_7_held: whether those hold.
-    """
-
-    depth: int
-    width: int
-    heads: int
-    tokens: int
-    measured: SeparationRank | None
-    reason: str | None
-    bounds: Bounds
-    held: Held | None
-    formula_7: tuple[float | None, float]
-    formula_7_held: Held | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        measured = self.measured.to_json() if self.measured else None
-        return {**asdict(self), "measured": measured, "formula_7": list(self.formula_7)}
-
-
-class _OutOfTimeError(Exception):
-    """A grid was not finished in time; the one before it is the answer."""
-
-
-class _Matmul(Protocol):
-    def __call__(self, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]: ...
-
-
 def default_tokens(width: int) -> int:
-    """Positions with which more change nothing, 2·(d + 1).
+    """Return 2·(d + 1), the number of positions beyond which the rank does not change.
 
-    The network sees its inputs only through x^0 and the sum of x x^T over the positions (see `_matrix`), and d + 1
-    positions a side already give every such pair that more would.
+    The network depends on its inputs only through x^0 and the sum of x x^T over the positions (see `grid_matrix`), and
+    d + 1 positions on each side already reach every such pair.
     """
     return 2 * (width + 1)
 
@@ -171,7 +110,6 @@ def separation_rank(
     tokens: int | None = None,
     *,
     partition: Sequence[int] | None = None,
-    arithmetic: Arithmetic = "both",
     grid: int | None = None,
     memory: float = 2.0,
     seconds: float = 120.0,
@@ -183,88 +121,64 @@ def separation_rank(
         depth: L.
         width: d.
         heads: H, which divides d.
-        tokens: positions, even; `default_tokens` where None.
+        tokens: number of positions, even; `default_tokens` where None.
         partition: positions in A (half of them); the first half where None.
-        arithmetic: `exact`, `float64`, or both. Both use the same grid, and each its own draw of weights.
         grid: inputs on each side; None doubles from `FIRST_GRID` until the rank is less than the grid.
         memory: limit in GiB; the grid is not doubled beyond it.
-        seconds: limit of time; the grid is not doubled into it.
-        seed: of weights and inputs.
+        seconds: limit of time; the grid is not doubled if the next one would exceed it.
+        seed: seed of weights and inputs.
 
     Raises:
-        InputError: a value that describes no such network or partition, or one that fits neither memory nor time.
+        InputError: a value that describes no such network or partition, or one that does not fit into memory.
     """
-    _check(depth, width, heads, memory, seconds)
+    _check(depth, width, heads)
     tokens = default_tokens(width) if tokens is None else tokens
     inside = _check_partition(tokens, partition)
-    began = time.monotonic()
-    largest = _largest_grid(depth, width, heads, tokens, memory)
-    if grid is not None and grid < 1:
+    size = FIRST_GRID if grid is None else grid
+    if size < 1:
         raise InputError(f"The grid is {grid}; it must be a whole number of at least 1.")
-    if (grid or min(FIRST_GRID, largest)) > largest or largest < 1:
-        raise _does_not_fit(depth, width, heads, tokens, grid or 1, memory, largest)
-    if arithmetic != "exact" and (grid or 0) > FLOAT_GRID:
+    if (need := _gibibytes(depth, width, heads, tokens, size)) > memory:
         raise InputError(
-            f"A grid of {grid} is too large for the float64 SVD, which takes up to {FLOAT_GRID}."
+            f"A grid of {size:,} for depth {depth}, width {width}, heads {heads} and {tokens} tokens needs {need:.3g} "
+            "GiB, and --memory allows "
+            f"{memory:g}. Allow more, or take a smaller grid or width."
         )
-    by_float = arithmetic == "float64"
-    limit = min(largest, FLOAT_GRID) if by_float else largest
-    deadline = began + seconds
-
-    size = min(FIRST_GRID, limit) if grid is None else grid
-    done: tuple[int, int] | None = None
+    began = time.monotonic()
+    network = random_network(depth, width, heads, seed=seed)
     stopped: Literal["memory", "time", "grid"] | None = None
     while True:
         started = time.monotonic()
-        try:
-            found = _rank(depth, width, heads, tokens, inside, size, seed, not by_float, deadline)
-        except _OutOfTimeError:
-            if done is None:
-                raise InputError(
-                    f"A grid of {size} for depth {depth}, width {width} was not finished in {seconds:g} s; allow more "
-                    "time (--seconds), or take a smaller width, depth or grid."
-                ) from None
-            stopped = "time"
+        # Each partition gets its own inputs: the same ones would give the same matrix, and equal ranks show nothing.
+        generator = np.random.default_rng([seed, 1, *inside])
+        inputs = generator.integers(0, PRIME, (2, size, tokens // 2, width), dtype=np.int64)
+        rank = modular_rank(grid_matrix(network, inputs[0], inputs[1], first_inside=0 in inside))
+        now = time.monotonic()
+        if rank < size:
             break
-        done = (size, found)
-        if found < size:
-            break
-        if grid is not None or size >= limit:
-            stopped = "memory" if grid is None and limit == largest else "grid"
-            break
+        if grid is not None:
+            stopped = "grid"
+        elif _gibibytes(depth, width, heads, tokens, 2 * size) > memory:
+            stopped = "memory"
         # The next grid has four times the entries and eight times the elimination, so it takes four times at least.
-        if time.monotonic() + 4 * (time.monotonic() - started) > deadline:
+        elif now + 4 * (now - started) > began + seconds:
             stopped = "time"
+        if stopped:
             break
-        size = min(2 * size, limit)
-    size, found = done
-    other = None
-    if arithmetic == "both" and size <= FLOAT_GRID:
-        other = _rank(depth, width, heads, tokens, inside, size, seed, False, math.inf)
-    # A minor of M is a polynomial of this degree in weights and inputs: 2·(3^L - 1) for the weights, 3^L for inputs.
-    odds = min(1.0, size * (3.0 ** (depth + 1) - 2) / PRIME) if depth < 600 else 1.0
+        size *= 2
     return SeparationRank(
         depth=depth,
         width=width,
         heads=heads,
         tokens=tokens,
         partition=inside,
-        rank=found,
-        exact=None if by_float else found,
-        float64=found if by_float else other,
-        trusted="exact" if not by_float else "float64" if depth <= FLOAT_DEPTH else "none",
+        rank=rank,
         grid=size,
-        saturated=found == size,
+        saturated=rank == size,
         stopped_by=stopped,
-        odds_too_low=None if by_float else odds,
-        seconds=time.monotonic() - began,
+        # A minor of M is a polynomial of degree 2·(3^L - 1) in the weights and 3^L in the inputs, for each of its rows.
+        odds_too_low=min(1.0, size * (3.0 ** (depth + 1) - 2) / PRIME),
+        seconds=now - began,
     )
-
-
-def balanced_partitions(tokens: int) -> Iterator[tuple[int, ...]]:
-    """Every half of the positions, as A; position 0, whose output is looked at, is in A for the first half of them."""
-    _check_partition(tokens, None)
-    return itertools.combinations(range(tokens), tokens // 2)
 
 
 def partition_ranks(
@@ -274,61 +188,55 @@ def partition_ranks(
     tokens: int | None = None,
     *,
     count: int | None = None,
-    arithmetic: Arithmetic = "both",
     grid: int | None = None,
     memory: float = 2.0,
     seconds: float = 120.0,
     seed: int = 0,
 ) -> tuple[SeparationRank, ...]:
-    """The ranks with respect to several balanced partitions; by Proposition 1 they are equal.
+    """Measure the rank with respect to several balanced partitions; by Proposition 1 all ranks are equal.
 
-    Each partition has inputs of its own and the weights of the others. Position 0 is in A for some and in B for others:
-    the rank is the same, because swapping A and B transposes M, and because y does not change when positions other
-    than 0 trade places.
+    All partitions share the weights, and each has its own inputs. Position 0 is in A for some and in B for others: the
+    rank is the same, because swapping A and B transposes M, and y does not change when other positions trade places.
 
     `count` partitions are drawn without replacement, the first two being the first half of the positions and its
-    complement; None runs all. The other arguments are those of `separation_rank`.
+    complement; None measures all. The other arguments are those of `separation_rank`.
 
     Raises:
-        InputError: as `separation_rank`; also where all are more than `MOST_PARTITIONS`, or `count` is not a number of
-            partitions.
+        InputError: see `separation_rank`; also if there are more than `MOST_PARTITIONS`, or `count` is out of range.
     """
-    _check(depth, width, heads, memory, seconds)
+    _check(depth, width, heads)
     tokens = default_tokens(width) if tokens is None else tokens
     first = _check_partition(tokens, None)
     total = math.comb(tokens, tokens // 2)
     if (total if count is None else count) > MOST_PARTITIONS:
         raise InputError(
-            f"{tokens} tokens have {total:,} balanced partitions; up to {MOST_PARTITIONS} are run. Ask for fewer, as "
-            "--partitions 6, or take fewer tokens (8 have 70)."
+            f"{tokens} tokens have {total:,} balanced partitions; at most {MOST_PARTITIONS} are measured. Ask for "
+            "fewer, as --partitions 6, or take fewer tokens (8 have 70)."
         )
     if count is not None and not 1 <= count <= total:
         raise InputError(
             f"{count} partitions were asked for; {tokens} tokens have {total:,}, so ask for 1 to "
             f"{min(total, MOST_PARTITIONS)}, or for all."
         )
-    chosen = (
-        list(balanced_partitions(tokens)) if count is None else _draw_partitions(tokens, first, count, seed)
-    )
+    if count is None:
+        chosen = list(itertools.combinations(range(tokens), tokens // 2))
+    else:
+        chosen = [first, tuple(range(tokens // 2, tokens))][:count]
+        generator = np.random.default_rng([seed, 2])
+        while len(chosen) < count:
+            drawn = tuple(sorted(generator.choice(tokens, tokens // 2, replace=False).tolist()))
+            if drawn not in chosen:
+                chosen.append(drawn)
     return tuple(
         separation_rank(
-            depth,
-            width,
-            heads,
-            tokens,
-            partition=inside,
-            arithmetic=arithmetic,
-            grid=grid,
-            memory=memory,
-            seconds=seconds,
-            seed=seed,
+            depth, width, heads, tokens, partition=part, grid=grid, memory=memory, seconds=seconds, seed=seed
         )
-        for inside in chosen
+        for part in chosen
     )
 
 
 def held(rank: int, saturated: bool, lower: float | None, upper: float | None) -> Held:
-    """Whether a measured rank respects bounds of the separation rank given as log3."""
+    """Check a measured rank against bounds of the separation rank given as log3."""
     value = log3(rank) if rank > 0 else -math.inf
     # A bound that is met with equality, as d + H at L = 1, must not fail by the last bit.
     slack = 1e-9
@@ -337,88 +245,32 @@ def held(rank: int, saturated: bool, lower: float | None, upper: float | None) -
     return Held(above, below)
 
 
-def sweep(
-    depths: Sequence[int],
-    widths: Sequence[int],
-    heads: Sequence[int] = (1,),
-    tokens: int | None = None,
-    *,
-    memory: float = 2.0,
-    seconds: float = 30.0,
-    seed: int = 0,
-) -> tuple[SweepRow, ...]:
-    """The exact rank of every combination, beside the bounds of the theorem that covers it.
-
-    What cannot be run (heads that do not divide the width, a shape that fits neither memory nor time) has no rank and
-    the reason. `tokens` is for all shapes, `default_tokens` of each width where None; `memory`, `seconds` and `seed`
-    are those of `separation_rank`, for each shape.
-
-    Raises:
-        InputError: a list is empty, or has a value below 1; tokens that have no balanced partition.
-    """
-    for name, values in (("depths", depths), ("widths", widths), ("heads", heads)):
-        if not values:
-            raise InputError(f"A sweep needs {name}; none are given.")
-    if tokens is not None:
-        _check_partition(tokens, None)
-    rows = []
-    for depth, width, head in itertools.product(depths, widths, heads):
-        limits = bounds(depth, width, head)
-        seven = equation_7(depth, width, head)
-        positions = default_tokens(width) if tokens is None else tokens
-        measured, reason = None, None
-        if width % head:
-            rows.append(SweepRow(depth, width, head, positions, None, UNDIVIDED, limits, None, seven, None))
-            continue
-        try:
-            measured = separation_rank(
-                depth, width, head, positions, arithmetic="exact", memory=memory, seconds=seconds, seed=seed
-            )
-        except InputError as error:
-            reason = str(error)
-        checked, checked_7 = None, None
-        if measured:
-            checked = held(measured.rank, measured.saturated, limits.lower, limits.upper)
-            checked_7 = held(measured.rank, measured.saturated, *seven)
-        rows.append(
-            SweepRow(depth, width, head, positions, measured, reason, limits, checked, seven, checked_7)
-        )
-    return tuple(rows)
-
-
-def random_network(depth: int, width: int, heads: int, *, exact: bool, seed: int = 0) -> Network:
-    """Draw weights: uniform residues modulo `PRIME`, or Gaussian with variance 1/fan-in in float64."""
+def random_network(depth: int, width: int, heads: int, *, seed: int = 0) -> Network:
+    """Draw weights: uniform residues modulo `PRIME`."""
     generator = np.random.default_rng([seed, 0])
     inner = width // heads
-    fan_in = {"key": width, "query": width, "value": width, "output": inner}
-    drawn: list[npt.NDArray[Any]] = []
-    for name, size in fan_in.items():
-        shape = (depth, heads, width, inner) if name == "output" else (depth, heads, inner, width)
-        drawn.append(
-            generator.integers(0, PRIME, shape, dtype=np.int64)
-            if exact
-            else generator.normal(0, size**-0.5, shape)
+
+    def draw(*shape: int) -> Ints:
+        # The last two axes are multiplied, so they go first, as `_product` wants them.
+        return np.moveaxis(
+            generator.integers(0, PRIME, (depth, heads, *shape), dtype=np.int64), (0, 1), (2, 3)
         )
-    key, query, into, out = drawn
-    product: _Matmul = _modular_product if exact else _float_product
-    # (d, d) as batch axes last, as the products below want them.
-    last = [np.moveaxis(part, (0, 1), (2, 3)) for part in (out, into, key.swapaxes(2, 3), query)]
-    value, score = product(last[0], last[1]), product(last[2], last[3])
-    return Network(np.moveaxis(value, (2, 3), (0, 1)), np.moveaxis(score, (2, 3), (0, 1)), exact)
+
+    key, query, into, out = draw(inner, width), draw(inner, width), draw(inner, width), draw(width, inner)
+    value, score = _product(out, into), _product(key.swapaxes(0, 1), query)
+    return Network(np.moveaxis(value, (2, 3), (0, 1)), np.moveaxis(score, (2, 3), (0, 1)))
 
 
-def modular_rank(matrix: Ints, deadline: float = math.inf) -> int:
-    """The rank of a matrix of residues modulo `PRIME`, exactly.
+def modular_rank(matrix: Ints) -> int:
+    """Compute the exact rank of a matrix of residues modulo `PRIME`.
 
-    Panels of rows are brought to reduced echelon form and their pivot columns struck out of all rows below by one
+    Panels of rows are brought to reduced echelon form, and their pivot columns are removed from all rows below by one
     matrix product, so nearly all work is BLAS: a residue times the upper and the lower half of another, in float64,
     where sums of up to 64 such products are whole numbers below 2^53.
     """
     rest = np.asarray(matrix, dtype=np.int64) % PRIME
     rank = 0
     while rest.any():
-        if time.monotonic() > deadline:
-            raise _OutOfTimeError
         panel, pivots = _reduced_echelon(rest[:_PANEL])
         rest = rest[_PANEL:]
         if not pivots:
@@ -434,120 +286,71 @@ def modular_rank(matrix: Ints, deadline: float = math.inf) -> int:
     return rank
 
 
-def float_rank(matrix: Floats) -> int:
-    """The number of singular values above `FLOAT_TOLERANCE` times the larger dimension times the largest one."""
-    return int(np.linalg.matrix_rank(matrix, rtol=FLOAT_TOLERANCE * max(matrix.shape)))
+def grid_matrix(network: Network, inside: Ints, outside: Ints, *, first_inside: bool) -> Ints:
+    """Compute M[i, j]: coordinate 0 of the output at position 0 for the i-th input of A and the j-th of B.
 
-
-def grid_matrix(
-    network: Network,
-    inside: Floats | Ints,
-    outside: Floats | Ints,
-    *,
-    first_inside: bool,
-    deadline: float = math.inf,
-) -> npt.NDArray[Any]:
-    """M[i, j]: coordinate 0 of the output at position 0 for the i-th input of A and the j-th of B.
-
-    The network of eq. 3 sees its inputs through S = sum_j x^j (x^j)^T only, for one layer is
+    The network of eq. 3 depends on its inputs only through x^0 and S = sum_j x^j (x^j)^T, because one layer is
 
         y^i = P x^i,  P = sum_h W^O W^V S (W^K)^T W^Q,
 
-    and then the next layer's sum is P S P^T. So S starts as S_A + S_B and each pair costs the same for any number of
-    positions; the last layer needs one row of P.
+    and the next layer's sum is P S P^T. S starts as S_A + S_B, so the cost of a pair does not depend on the number of
+    positions. The last layer needs one row of P.
 
-    `inside` and `outside` are the inputs of A and of B, (inputs, positions, d); position 0 is the first of A, or the
-    first of B where `first_inside` is false. The result is (inputs of A, inputs of B), residues or float64 as the
-    weights are.
+    `inside` and `outside` are the inputs of A and of B, (inputs, positions, d). Position 0 is the first of A, or the
+    first of B if `first_inside` is false.
     """
-    product: _Matmul = _modular_product if network.exact else _float_product
     width = network.value.shape[-1]
     # Pairs are the last axis: each product below then works on long rows.
-    sums = [product(x.transpose(2, 1, 0), x.transpose(1, 2, 0)) for x in (inside, outside)]
-    # The first P is linear in S, so each side gives its part once and not in every pair. One layer needs no P.
+    sums = [_product(x.transpose(2, 1, 0), x.transpose(1, 2, 0)) for x in (inside, outside)]
+    # The first P is linear in S, so it is computed once for each side and not for each pair. One layer needs no P.
     deeper = network.value.shape[0] > 1
-    sides = [(part, _mix(network, 0, part, product) if deeper else part) for part in sums]
+    sides = [(part, _mix(network, 0, part) if deeper else part) for part in sums]
     first = (inside if first_inside else outside)[:, 0].T[:, None]
     rows, columns = len(inside), len(outside)
-    result = np.empty((rows, columns), dtype=np.int64 if network.exact else np.float64)
+    result = np.empty((rows, columns), dtype=np.int64)
     high = max(1, _CHUNK // (width**2 * columns))
     wide = min(columns, max(1, _CHUNK // width**2))
-    for top in range(0, rows, high):
-        for left in range(0, columns, wide):
-            if time.monotonic() > deadline:
-                raise _OutOfTimeError
-            up, across = slice(top, top + high), slice(left, left + wide)
-            total, mix = (
-                _reduced(network, a[:, :, up, None] + b[:, :, None, across])
-                for a, b in zip(sides[0], sides[1], strict=True)
-            )
-            token = first[:, :, up, None] if first_inside else first[:, :, None, across]
-            result[up, across] = _forward(network, total, mix, token, product)
+    for top, left in itertools.product(range(0, rows, high), range(0, columns, wide)):
+        up, across = slice(top, top + high), slice(left, left + wide)
+        total, mix = (
+            _fold(a[:, :, up, None] + b[:, :, None, across]) for a, b in zip(sides[0], sides[1], strict=True)
+        )
+        token = first[:, :, up, None] if first_inside else first[:, :, None, across]
+        result[up, across] = _forward(network, total, mix, token)
     return result
 
 
-def _forward(
-    network: Network,
-    total: npt.NDArray[Any],
-    mix: npt.NDArray[Any],
-    token: npt.NDArray[Any],
-    product: _Matmul,
-) -> npt.NDArray[Any]:
-    """Coordinate 0 of the output for S and P of the first layer (d, d, …) and x (d, 1, …)."""
+def _forward(network: Network, total: Ints, mix: Ints, token: Ints) -> Ints:
+    """Compute coordinate 0 of the output for S and P of the first layer (d, d, …) and x (d, 1, …)."""
     layers, heads = network.value.shape[:2]
     for layer in range(1, layers):
-        token = product(mix, token)
+        token = _product(mix, token)
         if layer < layers - 1:
-            total = product(product(mix, total), np.swapaxes(mix, 0, 1))
-            mix = _mix(network, layer, total, product)
+            total = _product(_product(mix, total), np.swapaxes(mix, 0, 1))
+            mix = _mix(network, layer, total)
     output: Any = 0
     for head in range(heads):
         row = network.value[-1, head, :1, :, None, None]
         # The last S is P S P^T; a row of it is three products of a row, not two of matrices.
-        past = (mix, total, np.swapaxes(mix, 0, 1)) if layers > 1 else (total,)
-        for factor in past:
-            row = product(row, factor)
-        scored = product(network.score[-1, head, :, :, None, None], token)
-        output = _reduced(network, output + product(row, scored))
+        for factor in (mix, total, np.swapaxes(mix, 0, 1)) if layers > 1 else (total,):
+            row = _product(row, factor)
+        scored = _product(network.score[-1, head, :, :, None, None], token)
+        output = _fold(output + _product(row, scored))
     return np.asarray(output[0, 0])
 
 
-def _mix(network: Network, layer: int, total: npt.NDArray[Any], product: _Matmul) -> npt.NDArray[Any]:
-    """P of a layer for S of shape (d, d, …)."""
+def _mix(network: Network, layer: int, total: Ints) -> Ints:
+    """Compute P of a layer for S of shape (d, d, …)."""
     mix: Any = 0
     for value, score in zip(network.value[layer], network.score[layer], strict=True):
         ones = (1,) * (total.ndim - 2)
-        left = product(value.reshape(*value.shape, *ones), total)
-        mix = _reduced(network, mix + product(left, score.reshape(*score.shape, *ones)))
+        left = _product(value.reshape(*value.shape, *ones), total)
+        mix = _fold(mix + _product(left, score.reshape(*score.shape, *ones)))
     return np.asarray(mix)
 
 
-def _reduced(network: Network, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return _fold(value) if network.exact else value
-
-
-def _rank(
-    depth: int,
-    width: int,
-    heads: int,
-    tokens: int,
-    inside: tuple[int, ...],
-    grid: int,
-    seed: int,
-    exact: bool,
-    deadline: float,
-) -> int:
-    network = random_network(depth, width, heads, exact=exact, seed=seed)
-    # Other partitions get other inputs: the same ones would make the same matrix, and equal ranks no finding.
-    generator = np.random.default_rng([seed, 1, *inside])
-    shape = (2, grid, tokens // 2, width)
-    inputs = generator.integers(0, PRIME, shape, dtype=np.int64) if exact else generator.normal(size=shape)
-    matrix = grid_matrix(network, inputs[0], inputs[1], first_inside=0 in inside, deadline=deadline)
-    return modular_rank(matrix, deadline) if exact else float_rank(matrix)
-
-
 def _fold(value: Ints) -> Ints:
-    """Residues of non-negative numbers, in place: 2^31 is 1 modulo 2^31 - 1, so upper bits are added to lower ones."""
+    """Reduce non-negative numbers to residues, in place: 2^31 is 1 modulo `PRIME`, so upper bits are added to lower."""
     _half_fold(value)
     _half_fold(value)
     np.subtract(value, PRIME, out=value, where=value >= PRIME)
@@ -555,14 +358,14 @@ def _fold(value: Ints) -> Ints:
 
 
 def _half_fold(value: Ints) -> None:
-    """Bring numbers below 2^63 below 2^33, in place."""
+    """Reduce numbers below 2^63 to numbers below 2^33, in place."""
     upper = value >> 31
     value &= PRIME
     value += upper
 
 
-def _modular_product(left: Ints, right: Ints) -> Ints:
-    """Matrix products of residues over the first two axes, elementwise over the rest: (i, k, …)·(k, j, …)."""
+def _product(left: Ints, right: Ints) -> Ints:
+    """Multiply residues as matrices over the first two axes, elementwise over the rest: (i, k, …)·(k, j, …)."""
     total = left[:, 0, None] * right[None, 0]
     term = np.empty_like(total)
     for k in range(1, left.shape[1]):
@@ -572,15 +375,8 @@ def _modular_product(left: Ints, right: Ints) -> Ints:
     return _fold(total)
 
 
-def _float_product(left: Floats, right: Floats) -> Floats:
-    total = left[:, 0, None] * right[None, 0]
-    for k in range(1, left.shape[1]):
-        total = total + left[:, k, None] * right[None, k]
-    return np.asarray(total)
-
-
 def _reduced_echelon(panel: Ints) -> tuple[Ints, list[int]]:
-    """Bring rows to reduced echelon form; return the rows that have a pivot, and their pivots' columns."""
+    """Bring rows to reduced echelon form; return the rows that have a pivot, and the columns of the pivots."""
     panel = panel.copy()
     rows, pivots = [], []
     for index in range(len(panel)):
@@ -599,92 +395,32 @@ def _reduced_echelon(panel: Ints) -> tuple[Ints, list[int]]:
 
 
 def _subtract_product(target: Ints, factors: Ints, rows: Floats) -> Ints:
-    """`target` - `factors` @ `rows` modulo `PRIME`; see `modular_rank` for why float64 is exact here."""
+    """Compute `target` - `factors` @ `rows` modulo `PRIME`; `modular_rank` explains why float64 is exact here."""
     upper = _fold(((factors >> 16).astype(np.float64) @ rows).astype(np.int64))
     lower = ((factors & 0xFFFF).astype(np.float64) @ rows).astype(np.int64)
     return _fold(target + PRIME - _fold((upper << 16) + lower))
 
 
-def _draw_partitions(tokens: int, first: tuple[int, ...], count: int, seed: int) -> list[tuple[int, ...]]:
-    chosen = [first, tuple(range(tokens // 2, tokens))][:count]
-    generator = np.random.default_rng([seed, 2])
-    while len(chosen) < count:
-        drawn = tuple(sorted(generator.choice(tokens, tokens // 2, replace=False).tolist()))
-        if drawn not in chosen:
-            chosen.append(drawn)
-    return chosen
+def _gibibytes(depth: int, width: int, heads: int, tokens: int, grid: int) -> float:
+    """Bound the memory of a grid: copies of M, numbers per input, weights and the temporaries of one chunk."""
+    per_input = 2 * (tokens // 2 * width + 6 * width**2) + 6 * (_ROWS + _PANEL)
+    fixed = 8 * depth * heads * width**2 + 10 * max(_CHUNK, width**2)
+    return 8 * (4 * grid**2 + per_input * grid + fixed) / 2**30
 
 
-def _bytes(width: int, heads: int, depth: int, tokens: int, grid: int) -> int:
-    """Memory of a grid: copies of M, what grows with its side, and what does not."""
-    return 8 * (_COPIES * grid**2 + _per_input(width, tokens) * grid + _fixed(width, heads, depth))
-
-
-def _per_input(width: int, tokens: int) -> int:
-    """Numbers held for each input: both sides' tokens, S and P with their temporaries; rows in elimination."""
-    return 2 * (tokens // 2 * width + 6 * width**2) + 6 * (_ROWS + _PANEL)
-
-
-def _fixed(width: int, heads: int, depth: int) -> int:
-    """Numbers held whatever the grid: weights, and the temporaries of one chunk of pairs."""
-    return 8 * depth * heads * width**2 + 10 * max(_CHUNK, width**2)
-
-
-def _largest_grid(depth: int, width: int, heads: int, tokens: int, memory: float) -> int:
-    """The largest grid that fits, 0 where none does: _COPIES·G² + per_input·G + fixed = room."""
-    room = memory * _GIB / 8 - _fixed(width, heads, depth)
-    if room <= 0:
-        return 0
-    half = _per_input(width, tokens) / 2
-    grid = int((math.sqrt(half**2 + _COPIES * room) - half) / _COPIES)
-    return grid if _bytes(width, heads, depth, tokens, grid) <= memory * _GIB else max(0, grid - 1)
-
-
-def _does_not_fit(
-    depth: int, width: int, heads: int, tokens: int, grid: int, memory: float, largest: int
-) -> InputError:
-    need = _bytes(width, heads, depth, tokens, grid) / _GIB
-    what = f"A grid of {grid:,} for depth {depth}, width {width}, heads {heads} and {tokens} tokens"
-    text = f"{what} needs {need:.3g} GiB, and --memory allows {memory:g}. "
-    if largest >= 1:
-        return InputError(
-            text + f"A grid of up to {largest:,} fits; or allow --memory {_ceil_digit(need):g}."
-        )
-    fitting = width
-    while fitting > 1 and not _largest_grid(depth, fitting, 1, 2, memory):
-        fitting //= 2
-    if not _largest_grid(depth, fitting, 1, 2, memory):
-        return InputError(text + f"No width fits at this depth; allow --memory {_ceil_digit(need):g}.")
-    return InputError(
-        text
-        + f"With 2 tokens and one head a width of {fitting:,} fits; or allow --memory {_ceil_digit(need):g}."
-    )
-
-
-def _ceil_digit(value: float) -> float:
-    """`value` rounded up to two digits."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{math.ceil(value / unit) * unit:.3g}")
-
-
-def _check(depth: int, width: int, heads: int, memory: float, seconds: float) -> None:
-    for name, value in (("depth", depth), ("width", width), ("heads", heads)):
-        if value < 1:
-            raise InputError(f"The {name} is {value}; it must be a whole number of at least 1.")
+def _check(depth: int, width: int, heads: int) -> None:
+    check_shape(depth, width, heads)
     if depth > DEEPEST:
         raise InputError(
-            f"The depth is {depth}; a rank can be measured up to depth {DEEPEST}, where the network is a polynomial of "
-            "too high a degree for the arithmetic. The bounds are known for every depth."
+            f"The depth is {depth}; a rank can be measured up to depth {DEEPEST}, beyond which the polynomial has too "
+            "high a degree for the arithmetic. The bounds are defined for every depth."
         )
     if width % heads:
         divisors = [str(h) for h in range(1, min(width, 64) + 1) if width % h == 0]
         raise InputError(
             f"{heads} heads do not divide the width {width}, so there is no such network to measure (each head has "
-            f"width/heads rows); use one of {', '.join(divisors)}. The bounds alone do not need this."
+            f"width/heads rows); use one of {', '.join(divisors)}. The bounds do not need this."
         )
-    for name, limit in (("memory", memory), ("seconds", seconds)):
-        if not (math.isfinite(limit) and limit > 0):
-            raise InputError(f"--{name} is {limit:g}; it must be a positive number.")
 
 
 def _check_partition(tokens: int, partition: Sequence[int] | None) -> tuple[int, ...]:
@@ -693,16 +429,13 @@ def _check_partition(tokens: int, partition: Sequence[int] | None) -> tuple[int,
             f"{tokens} tokens have no balanced partition, which puts half of the positions on each side; "
             "take an even number of at least 2."
         )
+    half = tokens // 2
     if partition is None:
-        return tuple(range(tokens // 2))
-    inside = tuple(sorted(partition))
-    if (
-        len(set(inside)) != tokens // 2
-        or len(inside) != tokens // 2
-        or not all(0 <= p < tokens for p in inside)
-    ):
+        return tuple(range(half))
+    inside = tuple(sorted(set(partition)))
+    if not len(inside) == len(partition) == half or inside[0] < 0 or inside[-1] >= tokens:
         raise InputError(
-            f"The partition {list(partition)} is not balanced: it must name {tokens // 2} different positions "
-            f"from 0 to {tokens - 1}."
+            f"The partition {list(partition)} is not balanced: it must name {half} different positions from 0 to "
+            f"{tokens - 1}."
         )
     return inside

@@ -1,23 +1,22 @@
-"""What the theory says of a shape: bounds of its separation rank, and the depth that a width or a size calls for.
+"""Bounds of the separation rank of a shape, and the depth that a width or a size calls for by the theory.
 
 Levine et al. 2020 (arXiv 2006.12467) bound the separation rank of self-attention without softmax, normalisation and
 ReLU (eq. 3), for almost all weights. Below the threshold L = log3 d the rank grows doubly exponentially with depth
-(Theorem 1), above it only exponentially, and with width as much as with depth (Theorem 2). Bounds are given as log3 of
-the rank, because the rank itself has up to 10^47 digits.
+(Theorem 1), above it only exponentially, with width as much as with depth (Theorem 2). Bounds are log3 of the rank,
+because the rank itself has up to 10^47 digits.
 
-The text of the third version was not at hand: the theorems are those of its earlier revision, but for one constant of
-Theorem 2, see `equation_8`.
+The theorems are those of an earlier revision of the paper, with one constant of Theorem 2 restored, see `equation_8`.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from scipy.special import wrightomega
 
 from analysis.errors import InputError
 
-#: On which side of L = log3 d a shape lies: below it depth multiplies the exponent, above it depth adds like width.
+#: The side of L = log3 d on which a shape lies. Below it depth multiplies the exponent, above it depth adds like width.
 Regime = Literal["depth-efficient", "boundary", "depth-inefficient"]
 
 #: The slope of the theory's threshold ln d = L·ln 3.
@@ -26,15 +25,15 @@ THEORY_SLOPE = math.log(3)
 DEEPEST, WIDEST = 10**6, 10**100
 #: Equation 7 beyond its regime is 3^L itself, and 3^646 is the last that a float holds.
 DEEPEST_EQUATION_7 = 600
-#: Corollary 1's example, a model like BERT-large: depth, width, heads.
+#: Example of Corollary 1, a model like BERT-large: depth, width, heads.
 EXAMPLE = (6, 1000, 16)
-#: The widths the earlier revision prints for that example, by the depth of the shallower net. They do not follow from
-#: equation 7: it gives 7.34e15 and 7.61e4.
+#: Widths that the earlier revision prints for the example, by the depth of the shallower model. They do not follow from
+#: equation 7, which gives 7.34e15 and 7.61e4.
 EXAMPLE_PRINTED = {2: 2e17, 3: 2e5}
 #: What Corollary 2 leaves open.
 COROLLARY_2 = (
-    "A model of depth β1·L + β2 and width 3^β2·d then has a higher separation rank. The theorem only says that such a "
-    "β2 = O(log H · log d · log L) exists; it gives no value, so no shape follows from it."
+    "A model of depth β1·L + β2 and width 3^β2·d then has a higher separation rank. The theorem only proves that such "
+    "a β2 = O(log H · log d · log L) exists; it gives no value, so no shape follows from it."
 )
 
 
@@ -47,8 +46,7 @@ class Bounds:
         lower: None where it is undefined (d <= H) or no theorem applies.
         upper: None where no theorem applies.
         regime: the side of L = log3 d.
-        vacuous: the lower bound says nothing: it is undefined, or not above 0 (a rank of 1, which every function has
-            that is not zero).
+        vacuous: the lower bound is undefined or at most 0; every function but zero has rank 1, whose log3 is 0.
         theorem: 1 or 2, or None on the boundary L = log3 d, which neither covers.
         reason: why a bound is missing.
     """
@@ -63,19 +61,15 @@ class Bounds:
     theorem: Literal[1, 2] | None
     reason: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class MinimalDepth:
-    """The least depth that does not waste width, for a size: the L at which d = 3^L and 12·L·d² = N.
+    """The smallest depth that does not waste width at a size: the L at which d = 3^L and 12·L·d² = N.
 
     Attributes:
         params: N.
         exact: L as a real number; `width` is 3^L there.
-        ceil: the least whole depth at or above it (at least 1); `ceil_width` is sqrt(N/(12·L)) there.
+        ceil: the smallest whole depth at or above it (at least 1); `ceil_width` is sqrt(N/(12·L)) there.
         nearest: the whole depth nearest to it (at least 1), with `nearest_width`.
     """
 
@@ -87,23 +81,19 @@ class MinimalDepth:
     nearest: int
     nearest_width: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class MatchingWidth:
     """The width at which a shallower model's upper bound reaches a deeper model's lower bound.
 
     Attributes:
-        shallow: depth of the shallower net.
+        shallow: depth of the shallower model.
         needed: the deeper model's lower bound, log3.
         log10_width: None where every width is enough.
-        width: the same as a number; None where every width is enough, or where it is beyond a float.
-        binding: the width is larger than the deeper model's, and large enough for Theorem 1 to hold of the shallower
-            net. Where it is not, the two bounds do not separate the nets.
-        printed: what the earlier revision prints, where this is its example.
+        width: the same as a number; None where every width is enough, or where it is too large for a float.
+        binding: the width is larger than the deeper model's, and large enough for Theorem 1 to cover the shallower
+            model. Otherwise the bounds do not separate the two models.
+        printed: the width in the earlier revision of the paper, for its own example.
     """
 
     shallow: int
@@ -112,10 +102,6 @@ class MatchingWidth:
     width: float | None
     binding: bool
     printed: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -137,10 +123,6 @@ class SlopeComparison:
     ratio_interval: tuple[float, float | None] | None
     agrees: bool | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
 
 def log3(value: float) -> float:
     """Logarithm to base 3, exact for the powers of 3 (a quotient of logarithms gives 4.999… for 243)."""
@@ -150,14 +132,14 @@ def log3(value: float) -> float:
 
 
 def threshold(width: int) -> float:
-    """The depth log3 d up to which depth is efficient at this width."""
-    _check(1, width, 1)
+    """Return the depth log3 d up to which depth is efficient at this width."""
+    check_shape(1, width, 1)
     return log3(width)
 
 
 def threshold_params(depth: int) -> int:
-    """The size N = 12·L·9^L of the model of this depth whose width is 3^L, exactly."""
-    _check(depth, 1, 1)
+    """Return the exact size N = 12·L·9^L of the model of this depth with width 3^L."""
+    check_shape(depth, 1, 1)
     if depth > DEEPEST_EQUATION_7:
         raise InputError(
             f"The threshold size of depth {depth:,} has hundreds of digits; ask for a depth up to {DEEPEST_EQUATION_7}."
@@ -166,9 +148,9 @@ def threshold_params(depth: int) -> int:
 
 
 def regime(depth: int, width: int) -> Regime:
-    """The side of L = log3 d on which a shape lies, decided in whole numbers."""
-    _check(depth, width, 1)
-    # 3^L > 2^L > d; spares a power with a million digits.
+    """Return the side of L = log3 d on which a shape lies, computed in whole numbers."""
+    check_shape(depth, width, 1)
+    # 3^L > 2^L > d: avoids a power with a million digits.
     if depth > width.bit_length():
         return "depth-inefficient"
     power = 3**depth
@@ -178,14 +160,14 @@ def regime(depth: int, width: int) -> Regime:
 
 
 def equation_7(depth: int, width: int, heads: int) -> tuple[float | None, float]:
-    """The bounds of Theorem 1 as formulas, without asking whether L < log3 d.
+    """Evaluate the formulas of Theorem 1, whether or not L < log3 d.
 
     3^(L-2)·(log3(d - H) - L + 2 - log3 2) <= log3 sep <= (3^L - 1)/2 · log3(d + H).
 
     Returns:
         Lower bound (None for d <= H, where log3(d - H) does not exist) and upper bound, log3 of the rank.
     """
-    _check(depth, width, heads)
+    check_shape(depth, width, heads)
     if depth > DEEPEST_EQUATION_7:
         raise InputError(
             f"Equation 7 at depth {depth:,} is beyond what a float holds; the limit is {DEEPEST_EQUATION_7}. "
@@ -198,18 +180,18 @@ def equation_7(depth: int, width: int, heads: int) -> tuple[float | None, float]
 
 
 def equation_8(depth: int, width: int, heads: int) -> tuple[float | None, float]:
-    """The bounds of Theorem 2 as formulas, without asking whether L > log3 d.
+    """Evaluate the formulas of Theorem 2, whether or not L > log3 d.
 
     d·L/2 + b1 + b2 <= log3 sep <= 2·d·L + c1 + c2 with b1 = -L·(H/2 + 1), b2 = -d·(1 + log3((d - H)/2)/2), c1 = L and
     c2 = -2·d·log3(d / (2·sqrt(2e))) + log3 d.
 
-    c2 is not as the stored text of the earlier revision has it: there a fraction has lost its bar, and read as a
-    product it puts the upper bound below the lower one (-413 < 2071 at L = 12, d = 1000, H = 16).
+    c2 differs from the available text of the earlier revision, where a fraction has lost its bar. Read as a product it
+    puts the upper bound below the lower one (-413 < 2071 at L = 12, d = 1000, H = 16).
 
     Returns:
         Lower bound (None for d <= H) and upper bound, log3 of the rank.
     """
-    _check(depth, width, heads)
+    check_shape(depth, width, heads)
     lower = None
     if heads < width:
         b1 = -depth * (heads / 2 + 1)
@@ -220,15 +202,14 @@ def equation_8(depth: int, width: int, heads: int) -> tuple[float | None, float]
 
 
 def bounds(depth: int, width: int, heads: int = 1) -> Bounds:
-    """Bounds of the separation rank by the theorem that covers the shape.
+    """Bound the separation rank by the theorem that covers the shape.
 
-    The heads need not divide the width: the formulas do not ask for it, and the paper's own example (d = 1000, H = 16)
-    does not either.
+    The heads need not divide the width; in the paper's own example (d = 1000, H = 16) they do not.
 
     Raises:
-        InputError: depth, width or heads below 1, or beyond what a float can follow.
+        InputError: depth, width or heads below 1, or too large for a float.
     """
-    _check(depth, width, heads)
+    check_shape(depth, width, heads)
     side = regime(depth, width)
     if side == "boundary":
         reason = f"width is 3^{depth} exactly: Theorem 1 needs a depth below log3(width), Theorem 2 one above"
@@ -243,10 +224,9 @@ def bounds(depth: int, width: int, heads: int = 1) -> Bounds:
 
 
 def minimal_depth(params: float) -> MinimalDepth:
-    """The least depth that a size calls for, from N = 12·L·d² and d = 3^L.
+    """Compute the smallest depth that does not waste width at a size, from N = 12·L·d² and d = 3^L.
 
-    Shallower models of that size lie where depth is efficient and should be deeper; deeper ones gain nothing over wider
-    ones. `ceil` and `nearest` differ, so each has its name.
+    By the theory, shallower models of that size should be deeper, and deeper ones gain nothing over wider ones.
 
     Raises:
         InputError: a size that is not positive and finite.
@@ -266,20 +246,20 @@ def minimal_depth(params: float) -> MinimalDepth:
 
 
 def matching_width(shallow: int, depth: int, width: int, heads: int) -> MatchingWidth:
-    """The width a shallower model needs so that its upper bound reaches the deeper model's lower bound (Corollary 1).
+    """Compute the width at which a shallower model's upper bound reaches the deeper model's lower bound (Corollary 1).
 
     Solves (3^Ls - 1)/2 · log3(w + H) = lower bound of (7) at the deeper model for w; the heads are the same in both.
 
     Args:
-        shallow: depth Ls of the shallower net.
-        depth: of the deeper model, below log3(width).
-        width: of the deeper net.
-        heads: of both.
+        shallow: depth Ls of the shallower model.
+        depth: depth of the deeper model, below log3(width).
+        width: width of the deeper model.
+        heads: heads of both models.
 
     Raises:
         InputError: the shallower model is not shallower, or Theorem 1 has no lower bound for the deeper one.
     """
-    _check(shallow, width, heads)
+    check_shape(shallow, width, heads)
     deep = bounds(depth, width, heads)
     if shallow >= depth:
         raise InputError(
@@ -304,21 +284,8 @@ def matching_width(shallow: int, depth: int, width: int, heads: int) -> Matching
     return MatchingWidth(shallow, deep.lower, log10_width, found, binding, printed)
 
 
-def beta1(depth: int, width: int) -> float:
-    """Corollary 2's share β1 = log3(d)/L of a depth beyond the threshold; what it leaves open is in `COROLLARY_2`.
-
-    Raises:
-        InputError: the depth is not above log3(width), where the corollary says nothing.
-    """
-    if regime(depth, width) != "depth-inefficient":
-        raise InputError(
-            f"Corollary 2 is about depths above log3(width) = {threshold(width):.2f}; the depth is {depth}."
-        )
-    return threshold(width) / depth
-
-
 def compare_slope(b: float, b_interval: tuple[float, float] | None = None) -> SlopeComparison:
-    """Set a fitted slope b of ln d = a + b·L beside the theory's ln 3.
+    """Compare a fitted slope b of ln d = a + b·L with the theory's ln 3.
 
     Raises:
         InputError: a slope or an end of its interval that is not a number, or ends in the wrong order.
@@ -346,9 +313,10 @@ def _width(params: float, depth: int) -> float:
     return math.sqrt(params / (12 * depth))
 
 
-def _check(depth: int, width: int, heads: int) -> None:
+def check_shape(depth: int, width: int, heads: int) -> None:
+    """Raise `InputError` unless depth, width and heads are positive and not too large for a float."""
     for name, value, most in (("depth", depth, DEEPEST), ("width", width, WIDEST), ("heads", heads, WIDEST)):
         if value < 1:
             raise InputError(f"The {name} is {value}; it must be a whole number of at least 1.")
         if value > most:
-            raise InputError(f"The {name} is too large: the formulas are followed up to {most:.0e}.")
+            raise InputError(f"The {name} is too large: the formulas are evaluated up to {most:.0e}.")

@@ -1,1 +1,1 @@
-"""The laptop's side of a cluster: its file is checked, its token made, a study sent to it. Starts no machine."""
+"""Check a Ray cluster file, price a study on it and make its token. Starts no machine."""

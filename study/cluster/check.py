@@ -1,25 +1,28 @@
-"""`interplay cluster check`: all that can be said of a cluster file without asking the network."""
+"""`interplay cluster check`: the mistakes in a cluster file and the price of a study on it, without the network."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from study.cluster.cluster_file import read
-from study.cluster.extra import need
-from study.cluster.findings import Finding, Report
-from study.cluster.pools import Pool, head_hour, pools
-from study.cluster.rules import check_all, check_local, check_pools
+from study.cluster.cluster_file import ADDRESS, read
+from study.cluster.findings import Finding, Report, need
+from study.cluster.prices import Pool, head_hour, pools
+from study.cluster.rules import check_any, check_local
 from study.cluster.study_price import StudyPrice, price_study
 from study.errors import SpecError
 
-#: Kinds of machines whose rules are known here.
+#: Values of `provider.type` that this command supports.
 PROVIDERS = ("aws", "local")
+NO_CREDENTIALS = (
+    "this machine has no AWS credentials in its environment or ~/.aws; run `aws configure`, or set AWS_PROFILE. A role "
+    f"of the machine itself is not looked up: with one, run `ray dashboard` and submit with --address {ADDRESS}"
+)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in a file, and what its machines cost."""
+    """The findings about a file and the prices of its machines."""
 
     file: str
     errors: tuple[Finding, ...]
@@ -27,22 +30,22 @@ class Checked:
     notes: tuple[str, ...]
     head_machine: str | None
     head_hour: float | None
-    """Dollars for an hour of the head, its disk counted; None where it cannot be priced."""
+    """Dollars per hour of the head with its disk; None if it has no known price."""
     pools: tuple[Pool, ...]
     study: StudyPrice | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the whole as one JSON document."""
+        """Return one JSON document."""
         return {
             "file": self.file,
-            "errors": [found.to_json() for found in self.errors],
-            "warnings": [found.to_json() for found in self.warnings],
+            "errors": [asdict(found) for found in self.errors],
+            "warnings": [asdict(found) for found in self.warnings],
             "notes": list(self.notes),
             "price": {
                 "head_machine": self.head_machine,
                 "head_hour": self.head_hour,
                 "pools": [pool.to_json() for pool in self.pools],
-                "study": None if self.study is None else self.study.to_json(),
+                "study": None if self.study is None else asdict(self.study),
             },
         }
 
@@ -56,18 +59,18 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
         overrides: `section.key=value` for the spec.
 
     Raises:
-        SpecError: the file cannot be read, or is for machines of another kind; or the spec is wrong.
+        SpecError: the file cannot be read or has another provider, or the spec is wrong.
     """
     if overrides and spec is None:
-        raise SpecError("--set changes a spec, and none is given; write it after the file.")
+        raise SpecError("--set changes a spec, and none is given; write the spec after the file.")
     file = read(name)
     if file.provider not in PROVIDERS:
         raise SpecError(
-            f"{name} has `provider.type: {file.get('provider', 'type')}`; this command knows {' and '.join(PROVIDERS)}."
+            f"{name} has `provider.type: {file.provider}`; this command supports {' and '.join(PROVIDERS)}."
         )
     report = Report(file)
     _machines(report)
-    check_all(report)
+    check_any(report)
     found = pools(file)
     study = None if spec is None else price_study(report, found, spec, overrides)
     return Checked(
@@ -75,7 +78,7 @@ def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> 
         errors=tuple(sorted(report.errors)),
         warnings=tuple(sorted(report.warnings)),
         notes=tuple(dict.fromkeys(report.notes)),
-        head_machine=file.get("available_node_types", file.head or "", "node_config", "InstanceType"),
+        head_machine=file.get("available_node_types", file.head, "node_config", "InstanceType"),
         head_hour=head_hour(file),
         pools=tuple(found),
         study=study,
@@ -91,41 +94,27 @@ def _machines(report: Report) -> None:
     if report.file.provider == "local":
         check_local(report)
         return
-    check_pools(report)
     check_aws(report)
     if not has_credentials():
-        report.warning(
-            ("provider",),
-            "no credentials of AWS are set up on this machine (environment, ~/.aws); run `aws configure`, or set "
-            "AWS_PROFILE. A role that this machine itself may have was not asked for",
-        )
+        report.warning(("provider",), NO_CREDENTIALS)
     report.notes.append(
-        "whether your account's quotas allow so many machines cannot be known here: see Service Quotas in the console, "
-        "Amazon EC2, `Running On-Demand …` and `All … Spot Instance Requests`"
+        "the quotas of your account are not checked: see Service Quotas in the console, Amazon EC2, "
+        "`Running On-Demand …` and `All … Spot Instance Requests`"
     )
 
 
 def has_credentials() -> bool:
-    """Whether credentials of AWS are set up here, by environment and files alone: no server is asked."""
+    """Whether this machine has AWS credentials in its environment or files; uses no network."""
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
 
-    if {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI"} & set(
-        os.environ
-    ):
+    # botocore would fetch these from a server.
+    if {"AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"} & set(os.environ):
         return True
     session = Session()
-    name = session.get_config_variable("profile") or "default"
     try:
-        profile = session.full_config["profiles"].get(name, {})
+        # The last provider, which asks the metadata server of a machine of EC2.
+        session.get_component("credential_provider").remove("iam-role")
+        return session.get_credentials() is not None
     except BotoCoreError:
         return False
-    keys = {
-        "aws_access_key_id",
-        "role_arn",
-        "credential_process",
-        "sso_session",
-        "sso_start_url",
-        "login_session",
-    }
-    return bool(keys & set(profile))

@@ -1,4 +1,4 @@
-"""`interplay cluster`: what is done about a cluster file before `ray up`."""
+"""`interplay cluster`: check a cluster file and make its token, before `ray up`."""
 
 import json
 from typing import Annotated
@@ -21,7 +21,8 @@ FileArgument = Annotated[
 def check_verb(
     file: FileArgument,
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help="also: does this study fit, and what will it cost")
+        str | None,
+        typer.Argument(metavar="[SPEC]", help="also check that this study fits, and estimate its price"),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key of SPEC")
@@ -30,7 +31,7 @@ def check_verb(
         bool, typer.Option("--json", help="one JSON document on stdout and nothing else")
     ] = False,
 ) -> None:
-    """Find what is wrong with a cluster file before it costs money. Asks nothing of the network."""
+    """Find mistakes in a cluster file before they cost money, and price a study. Uses no network."""
     from study.cluster.check import check
     from study.cluster.view import check_view
 
@@ -45,7 +46,7 @@ def check_verb(
 
 @app.command("token")
 def token_verb(file: FileArgument) -> None:
-    """Make the token of a cluster, which only you can read; one that is there is kept."""
+    """Make the token of a cluster, readable by you alone; an existing one is kept."""
     from study.cluster.cluster_file import read
     from study.cluster.token import make_token
 
@@ -53,10 +54,10 @@ def token_verb(file: FileArgument) -> None:
     console = Console(highlight=False)
     done = "Made" if token.made else "Kept"
     console.print(f"{done} the token {token.path}.", markup=False, soft_wrap=True)
-    if token.mended:
+    if token.corrected:
         console.print(
-            "Others could read it, and cannot any more. Somebody may have: to be sure, delete it, make a new one "
-            "and run `ray up` again.",
+            "Other users could read it until now. If one of them may have, delete it, make a new one and run "
+            "`ray up` again.",
             markup=False,
             soft_wrap=True,
         )

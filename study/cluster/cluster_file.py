@@ -1,8 +1,7 @@
-"""A cluster file as Ray reads it, and the line each of its keys stands on."""
+"""Read a Ray cluster file, with the line of each key."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -10,36 +9,35 @@ import yaml
 
 from study.errors import SpecError
 
-#: Keys and places of lists from the top of the document.
+#: Keys and list indices from the top of the document.
 Path = tuple[str | int, ...]
 
-#: Where Ray looks for its token on every machine.
+#: Where Ray reads its token on every machine.
 TOKEN = "~/.ray/auth_token"
+#: Where `ray dashboard` makes the dashboard of the head available by default.
+ADDRESS = "http://127.0.0.1:8265"
 
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 @dataclass(frozen=True)
 class ClusterFile:
-    """The file that `ray up` is given."""
+    """The file that `ray up` reads."""
 
     name: str
-    """As the user wrote it."""
+    """Path as the user wrote it."""
     document: dict[str, Any]
-    """Its content by the rules of Ray's own loader (YAML 1.1)."""
     lines: dict[Path, int]
-    """Line of each key and each item of a list, from 1."""
-    repeated: tuple[tuple[Path, int], ...]
-    """Keys written again in one mapping, where the last one silently wins."""
+    """Line of each key and of each list item, from 1."""
 
     def line(self, path: Path) -> int:
-        """Line of a path; of the nearest one above it where the key itself is not there."""
+        """Line of a path, or of its nearest ancestor if the key is not in the file."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def get(self, *path: str | int) -> Any:
-        """The value at a path; None where there is none."""
+        """The value at a path; None if there is none."""
         here: Any = self.document
         for part in path:
             if isinstance(here, dict):
@@ -51,157 +49,90 @@ class ClusterFile:
         return here
 
     def mapping(self, *path: str | int) -> dict[str, Any]:
-        """The mapping at a path; empty where there is something else, which the schema tells of."""
+        """The mapping at a path; empty if the value has another type, which the schema reports."""
         found = self.get(*path)
         return found if isinstance(found, dict) else {}
 
     def sequence(self, *path: str | int) -> list[Any]:
-        """The list at a path; empty where there is something else, which the schema tells of."""
+        """The list at a path; empty if the value has another type, which the schema reports."""
         found = self.get(*path)
         return found if isinstance(found, list) else []
 
-    def commands(self, key: str) -> list[str]:
-        """A top-level list of shell commands; what is no text is left out, and the schema tells of it."""
-        return [item for item in self.sequence(key) if isinstance(item, str)]
-
     @property
     def provider(self) -> str:
-        """Kind of the machines, such as aws or local."""
+        """Type of the provider, such as aws or local."""
         return str(self.get("provider", "type"))
 
-    @cached_property
-    def head(self) -> str | None:
+    @property
+    def head(self) -> str:
         """Name of the head's node type."""
-        name = self.document.get("head_node_type")
-        return name if isinstance(name, str) and name in self.mapping("available_node_types") else None
+        return str(self.get("head_node_type"))
 
-    @cached_property
+    @property
     def workers(self) -> list[str]:
         """Names of the node types of workers."""
-        return [
-            name
-            for name in self.mapping("available_node_types")
-            if name != self.document.get("head_node_type")
-        ]
+        return [name for name in self.mapping("available_node_types") if name != self.head]
 
     @property
     def token(self) -> FilePath | None:
-        """The file here that the machines have as their Ray token; None where none is mounted."""
-        return self.local(TOKEN)
-
-    def local(self, remote: str) -> FilePath | None:
-        """What is here of a path on the machines, by the longest of `file_mounts` that holds it."""
-        target = _home(remote, self.user)
-        best = None
-        for mount, local in self.mapping("file_mounts").items():
-            there = _home(str(mount), self.user).rstrip("/")
-            inside = target == there or target.startswith(f"{there}/")
-            if inside and isinstance(local, str) and (best is None or len(there) > len(best[0])):
-                best = (there, local)
-        return None if best is None else FilePath(best[1]).expanduser() / target[len(best[0]) :].lstrip("/")
-
-    @property
-    def user(self) -> str:
-        """Who logs in on the machines."""
-        return str(self.get("auth", "ssh_user") or "ubuntu")
-
-
-def _home(path: str, user: str) -> str:
-    for start in (f"/home/{user}/", "/root/", "$HOME/"):
-        if path.startswith(start):
-            return "~/" + path.removeprefix(start)
-    return path
+        """The local file that is mounted as Ray's token; None if none is mounted."""
+        user = self.get("auth", "ssh_user") or "ubuntu"
+        names = [TOKEN, *(f"{home}/.ray/auth_token" for home in (f"/home/{user}", "/root", "$HOME"))]
+        mounts = self.mapping("file_mounts")
+        found = next((mounts[name] for name in names if isinstance(mounts.get(name), str)), None)
+        return None if found is None else FilePath(found).expanduser()
 
 
 def read(name: str) -> ClusterFile:
     """Read a cluster file.
 
     Raises:
-        SpecError: there is no such file, or it is not YAML, or no mapping; the line is in the message.
+        SpecError: there is no such file, or it is not a YAML mapping; the message names the line.
     """
-    path = FilePath(name)
-    if not path.is_file():
-        raise SpecError(
-            f"there is no cluster file {name}; name one such as cluster/aws.yaml, from the top of the repository."
-        )
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SpecError(
-            f"{name} is not a text file in UTF-8 ({error.reason} at byte {error.start})."
-        ) from error
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        text = FilePath(name).read_text(encoding="utf-8")
+        # The first entry of a path wins: the file's own keys come before those merged in by `<<`.
+        lines = dict(reversed(list(_lines(yaml.compose(text, Loader=yaml.SafeLoader), ()))))
         document = yaml.safe_load(text)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise SpecError(
+            f"there is no cluster file {name}; give a path such as cluster/aws.yaml, relative to this folder."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{name} is not a UTF-8 text file ({error.reason} at byte {error.start}).") from error
     except yaml.YAMLError as error:
-        raise SpecError(f"{name} is not YAML{_where(error)}: {_problem(error)}.") from error
-    if not isinstance(document, dict) or not isinstance(root, yaml.MappingNode):
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+        raise SpecError(f"{name} is not YAML{where}: {getattr(error, 'problem', error)}.") from error
+    if not isinstance(document, dict):
         found = "empty" if document is None else f"a {type(document).__name__}"
         raise SpecError(f"{name} is {found}; a cluster file is a mapping with `cluster_name` and `provider`.")
-    odd = next(_odd_keys(root), None)
-    if odd is not None:
-        raise SpecError(
-            f"{name} has the key `{odd.value}` on line {odd.start_mark.line + 1}, which YAML does not read "
-            "as text, and all keys of a cluster file are texts; write it in quotes, or mend it."
-        )
-    lines = dict(reversed(list(_walk(root, ()))))
-    repeated = tuple((path, line) for path, line in _repeated(root, ()))
-    return ClusterFile(name, document, lines, repeated)
+    return ClusterFile(name, document, lines)
 
 
-def _walk(node: yaml.Node, path: Path) -> Iterator[tuple[Path, int]]:
-    """Every path below a node with its line. What is merged in by `<<` comes last, so that the file's own wins."""
+def _lines(node: yaml.Node | None, path: Path) -> Iterator[tuple[Path, int]]:
+    """Every path below a node with its line, merged keys last; a repeated key or one that is not text is an error."""
     merged: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if key.tag == _MERGE:
-                merged.extend(value.value if isinstance(value, yaml.SequenceNode) else [value])
-                continue
-            here = (*path, _key(key))
-            yield here, key.start_mark.line + 1
-            yield from _walk(value, here)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield (*path, index), item.start_mark.line + 1
-            yield from _walk(item, (*path, index))
-    for other in merged:
-        yield from _walk(other, path)
-
-
-def _repeated(node: yaml.Node, path: Path) -> Iterator[tuple[Path, int]]:
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            here = (*path, _key(key))
-            if here in seen:
-                yield here, key.start_mark.line + 1
-            seen.add(here)
-            yield from _repeated(value, here)
+            if key.tag == _MERGE:
+                merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
+                continue
+            problem = (
+                "is written twice; remove one" if key.value in seen else "is not text; write it in quotes"
+            )
+            if key.value in seen or key.tag != "tag:yaml.org,2002:str":
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key `{key.value}` {problem}", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+            here = (*path, str(key.value))
+            yield here, key.start_mark.line + 1
+            yield from _lines(value, here)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _repeated(item, (*path, index))
-
-
-def _odd_keys(node: yaml.Node) -> Iterator[yaml.Node]:
-    """Keys that YAML reads as numbers, truth values or nothing."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if key.tag not in ("tag:yaml.org,2002:str", _MERGE):
-                yield key
-            yield from _odd_keys(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _odd_keys(item)
-
-
-def _key(node: yaml.Node) -> str:
-    return str(node.value)
-
-
-def _where(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _problem(error: yaml.YAMLError) -> str:
-    return getattr(error, "problem", None) or str(getattr(error, "reason", error))
+            yield (*path, index), item.start_mark.line + 1
+            yield from _lines(item, (*path, index))
+    for other in merged:
+        yield from _lines(other, path)

@@ -1,13 +1,17 @@
-"""What machines of AWS are and about what they cost, from a dated table; asks nothing of the network."""
+"""Machines of AWS, their approximate prices from a dated table, and the pools of a cluster file."""
 
 import datetime
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-#: A month as AWS counts it for disks, in hours.
+from study.cluster.cluster_file import ClusterFile
+
+#: Hours per month in AWS's disk prices.
 MONTH_HOURS = 730
 
 
@@ -20,10 +24,10 @@ class Machine(BaseModel):
     memory_gib: int
     gpus: int = 0
     device: str = "cpu"
-    """What `resources.device` of a spec calls one of its GPUs."""
+    """Name of its GPU in `resources.device` of a spec."""
     efa_cards: int | None = None
     hour: float | None = None
-    """Dollars on demand; None where it is sold by reservation only."""
+    """Dollars per hour on demand; None if it is sold by reservation only."""
 
 
 class Prices(BaseModel):
@@ -42,6 +46,86 @@ class Prices(BaseModel):
 
 @cache
 def prices() -> Prices:
-    """Return the table; its file says where each number is from and which are assumptions."""
+    """Return the table; comments in the file name the sources and the assumptions."""
     text = (resources.files("study") / "cluster" / "prices.yaml").read_text(encoding="utf-8")
     return Prices.model_validate(yaml.safe_load(text))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One node type of workers."""
+
+    name: str
+    """Its name in `resources.pool` of a spec."""
+    node_type: str
+    machine: str
+    """The instance type."""
+    most: int
+    """Maximum number of machines at a time."""
+    spot: bool
+    what: Machine | None
+    """None if the table does not have the type."""
+    hour: float | None
+    """Dollars per hour of one machine with its disk; None if the table has no price."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the pool as a record."""
+        return {
+            "pool": self.name,
+            "machine": self.machine,
+            "most": self.most,
+            "spot": self.spot,
+            "hour": self.hour,
+            "holds": None if self.what is None else self.what.model_dump(exclude={"hour"}),
+        }
+
+
+def pools(file: ClusterFile) -> list[Pool]:
+    """Return the pools of a file for AWS; existing machines have no price and no pools."""
+    return [_pool(file, name) for name in file.workers] if file.provider == "aws" else []
+
+
+def head_hour(file: ClusterFile) -> float | None:
+    """Dollars per hour of the head with its disk; None if it has no known price."""
+    return _hour(file, file.head) if file.provider == "aws" else None
+
+
+def disk_sizes(file: ClusterFile, node_type: str) -> list[int]:
+    """Sizes in GB of the disks of a node type."""
+    place = ("available_node_types", node_type, "node_config", "BlockDeviceMappings")
+    sizes = [file.get(*place, index, "Ebs", "VolumeSize") for index in range(len(file.sequence(*place)))]
+    return [size for size in sizes if isinstance(size, int)]
+
+
+def is_spot(file: ClusterFile, node_type: str) -> bool:
+    """Whether a node type asks for spot machines."""
+    place = ("available_node_types", node_type, "node_config", "InstanceMarketOptions", "MarketType")
+    return bool(file.get(*place) == "spot")
+
+
+def instance_type(file: ClusterFile, node_type: str) -> str:
+    """The instance type of a node type."""
+    return str(file.get("available_node_types", node_type, "node_config", "InstanceType"))
+
+
+def _pool(file: ClusterFile, name: str) -> Pool:
+    bounds = [file.get("available_node_types", name, "max_workers"), file.get("max_workers")]
+    machine = instance_type(file, name)
+    return Pool(
+        name=str(file.get("available_node_types", name, "labels", "pool") or name),
+        node_type=name,
+        machine=machine,
+        most=min((count for count in bounds if isinstance(count, int)), default=0),
+        spot=is_spot(file, name),
+        what=prices().types.get(machine),
+        hour=_hour(file, name),
+    )
+
+
+def _hour(file: ClusterFile, name: str) -> float | None:
+    table = prices()
+    what = table.types.get(instance_type(file, name))
+    if what is None or what.hour is None:
+        return None
+    share = table.spot_share if is_spot(file, name) else 1.0
+    return what.hour * share + sum(disk_sizes(file, name)) * table.gp3_gb_month / MONTH_HOURS

@@ -1,30 +1,27 @@
-"""Ray's own check of a cluster file, with every mistake it finds and not the first alone."""
+"""Check a cluster file against Ray's schema, and each `node_config` against botocore's model of EC2."""
 
 import contextlib
 import copy
 import io
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
+from pathlib import Path as FilePath
 from typing import Any
 
+from study.cluster.cluster_file import Path
 from study.cluster.findings import Report, near
 
-_KINDS = {
-    "string": "text",
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "object": "a mapping",
-    "array": "a list",
-}
+#: Keys that Ray sets for every machine, and its own key for a choice of subnets.
+_RAY_KEYS = {"MinCount": 1, "MaxCount": 1}
+_RAY_ONLY = "SubnetIds"
 
 
 def check_schema(report: Report) -> None:
-    """Prepare and validate a copy of the file as `ray up` does, in that order; asks nothing of the network.
+    """Prepare and validate a copy of the file as `ray up` does; uses no network.
 
-    `prepare_config` fills in what Ray adds, and `validate_config` refuses a file without it.
+    All mistakes are reported, where Ray stops at the first. `prepare_config` fills in defaults that
+    `validate_config` requires.
     """
     import jsonschema
     import ray.autoscaler
@@ -32,47 +29,73 @@ def check_schema(report: Report) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     document = copy.deepcopy(report.file.document)
-    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
-    wrong = list(jsonschema.Draft7Validator(schema).iter_errors(document))
-    for error in wrong:
-        for path, text in _sentences(error):
-            report.error((*error.absolute_path, *path), text)
-    if wrong:
+    schema = json.loads((FilePath(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
+    mistakes = list(jsonschema.Draft7Validator(schema).iter_errors(document))
+    for error in mistakes:
+        path = tuple(error.absolute_path)
+        known = error.schema.get("properties", {}) if error.validator == "additionalProperties" else ()
+        unknown = [key for key in error.instance if key not in known] if known else []
+        for key in unknown:
+            report.error((*path, key), f"`{key}` is not a key here{near(key, known) or '; remove it'}")
+        if not unknown:
+            report.error(path, f"Ray's schema refuses this value: {error.message}")
+    if mistakes:
         return
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        # Ray prints what it refuses, and ends with an exception that does not repeat it.
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        # Ray prints its reason and then raises an exception without it.
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             validate_config(prepare_config(document))
-    except SilentClickException:
-        report.error((), f"`ray up` would refuse it: {_plain(said.getvalue())}")
-    except Exception as error:  # noqa: BLE001 - whatever `ray up` would end with is what the user is told
-        report.error((), f"`ray up` would refuse it: {_plain(str(error) or type(error).__name__)}")
+    except Exception as error:  # noqa: BLE001 - report any exception that would end `ray up`
+        text = (
+            output.getvalue()
+            if isinstance(error, SilentClickException)
+            else str(error) or type(error).__name__
+        )
+        plain = re.sub(r"\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", text)).strip().rstrip(".")
+        report.error((), f"`ray up` would refuse it: {plain}")
 
 
-def _plain(text: str) -> str:
-    """One paragraph of what Ray prints: without colours, line breaks and the end of its last sentence."""
-    return re.sub(r"\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", text)).strip().rstrip(".")
+@cache
+def ec2() -> Any:
+    """Return botocore's description of EC2."""
+    from botocore.loaders import Loader
+    from botocore.model import ServiceModel
+
+    return ServiceModel(Loader().load_service_model("ec2", "service-2"))
 
 
-def _sentences(error: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What one finding of the schema says: the key below its place, if it is about one, and the words."""
-    here = str(error.absolute_path[-1]) if error.absolute_path else "the file"
-    match error.validator:
-        case "additionalProperties":
-            known = error.schema.get("properties", {})
-            for key in error.instance:
-                if key not in known:
-                    yield (str(key),), f"Ray knows no `{key}` here{near(str(key), known) or '; take it out'}"
-        case "required":
-            for key in error.validator_value:
-                if key not in error.instance:
-                    yield (), f"`{key}` is missing here, and Ray needs it; add it"
-        case "type":
-            wanted = error.validator_value
-            kinds = wanted if isinstance(wanted, str) else " or ".join(wanted)
-            yield (), f"`{here}` is {error.instance!r}, and Ray wants {_KINDS.get(kinds, kinds)}"
-        case "minimum":
-            yield (), f"`{here}` is {error.instance}, and the least is {error.validator_value}"
-        case _:
-            yield (), f"Ray refuses `{here}`: {error.message}"
+@cache
+def regions() -> frozenset[str]:
+    """Return the regions in which the installed botocore has EC2."""
+    from botocore.session import Session
+
+    return frozenset(Session().get_available_regions("ec2"))
+
+
+def check_node_configs(report: Report) -> None:
+    """Check each `node_config` by botocore's own parameter validation, which Ray's schema does not do."""
+    from botocore.validate import ParamValidator
+
+    types = ec2().shape_for("InstanceType").enum
+    shape = ec2().operation_model("RunInstances").input_shape
+    for name in report.file.mapping("available_node_types"):
+        place: Path = ("available_node_types", name, "node_config")
+        config = {key: value for key, value in report.file.mapping(*place).items() if key != _RAY_ONLY}
+        for reason, where, details in ParamValidator().validate({**config, **_RAY_KEYS}, shape)._errors:
+            parts = re.findall(r"\w+", where)
+            path = (*place, *(int(part) if part.isdecimal() else part for part in parts))
+            if reason == "unknown field":
+                key = details["unknown_param"]
+                hint = near(key, [*details["valid_names"], _RAY_ONLY]) or "; remove it"
+                report.error((*path, key), f"EC2 has no parameter `{key}` here{hint}")
+            elif reason == "missing required field":
+                report.error(path, f"`{details['required_name']}` is missing, which EC2 requires; add it")
+            else:
+                wanted = " or ".join(re.findall(r"'(\w+)'", str(details.get("valid_types"))))
+                fix = f"; EC2 requires {wanted}" if wanted else ""
+                report.error(path, f"`{path[-1]}` has an {reason}: {details.get('param')!r}{fix}")
+        kind = config.get("InstanceType")
+        if "LaunchTemplate" not in config and kind not in types:
+            hint = near(str(kind), types) or "; give a type such as g6.xlarge"
+            report.error((*place, "InstanceType"), f"EC2 has no instance type {kind}{hint}")

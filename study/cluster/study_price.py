@@ -1,68 +1,63 @@
-"""Whether a study fits the machines of a cluster file, and about what it will cost on them."""
+"""Check that a study fits the machines of a cluster file, and estimate its price on them."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from study.cluster.findings import Report
-from study.cluster.pools import Pool, head_hour
-from study.cluster.prices import prices
+from study.cluster.prices import Pool, head_hour, prices
 from study.plan.plan import Plan, make_plan, wall_seconds
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec, load_spec, members
 from study.workers.machines import ACCELERATOR, Promised, Slots, check_capacity, machines, marks, room
 from trainables.errors import InputError
 
-#: The share of a machine's memory that Ray gives to processes; the rest is its object store (ray 2.60).
+#: Share of a machine's memory that Ray gives to processes; the rest is its object store (ray 2.60).
 PROCESS_SHARE = 0.7
 
 
 @dataclass(frozen=True)
 class Option:
-    """The study on the machines of one pool alone, all of them busy from start to end."""
+    """The study on the machines of one pool, all busy from start to end."""
 
     pool: str
     machine: str
     machines: int
     hours: float
     dollars: float | None
-    """With the head for as long; None where the machine has no price."""
+    """With the head for the same time; None if the machine has no price."""
 
 
 @dataclass(frozen=True)
 class StudyPrice:
-    """What a study would take on a cluster."""
+    """Estimated time and price of a study on a cluster."""
 
     study: str
     cells: int
     device_hours: float
     options: tuple[Option, ...]
     stored_gb: float
-    """Final weights, at the most that `resources.keep_weights` leaves."""
+    """Final weights, if `resources.keep_weights` keeps them."""
     stored_month: float
-    """Dollars for a month of these in the bucket."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a record."""
-        return {**asdict(self), "options": [asdict(option) for option in self.options]}
+    """Dollars per month for these in the bucket."""
 
 
 def price_study(
     report: Report, pools: Sequence[Pool], name: str, overrides: Sequence[str]
 ) -> StudyPrice | None:
-    """Plan a study for the machines of a file as its driver will on the head, and price it; of a series, all of it.
+    """Plan a study for the machines of a file as its driver does on the head, and price it.
 
-    What does not fit is an error of the report.
+    A series is priced as the sum of its studies. If the study does not fit, the report gets an error.
 
     Args:
         report: of the file.
-        pools: its pools; none where the machines are there already, and only they know what they hold.
-        name: the spec.
+        pools: its pools; empty for existing machines.
+        name: a preset's name or a YAML file.
         overrides: `section.key=value` for it.
 
     Returns:
-        None where it does not fit, or nothing is known of the machines.
+        None if it does not fit, or the machines are not in the price table.
 
     Raises:
         SpecError: the spec itself is wrong.
@@ -79,7 +74,7 @@ def _sum(series: str, each: Sequence[StudyPrice]) -> StudyPrice:
     """The price of studies that run one after the other."""
     options = []
     by_pool = [{option.pool: option for option in price.options} for price in each]
-    # A pool that one of the studies does not take cannot train the series alone.
+    # A pool must be able to train every study of the series.
     for pool in (name for name in by_pool[0] if all(name in one for one in by_pool)):
         several = [one[pool] for one in by_pool]
         costs = [option.dollars for option in several]
@@ -102,44 +97,41 @@ def _sum(series: str, each: Sequence[StudyPrice]) -> StudyPrice:
 
 
 def _price(report: Report, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice | None:
-    """Price one study; None where it does not fit, or nothing is known of the machines."""
     if report.file.provider == "local":
         report.notes.append(
-            f"what these machines hold is only known once Ray runs on them, so whether {spec.name} fits was not checked"
+            f"whether {spec.name} fits is not checked: the sizes of these machines are known once Ray runs there"
         )
         return None
-    unknown = sorted(
-        {pool.machine for pool in pools if pool.what is None and spec.resources.pool in ("any", pool.name)}
-    )
     try:
         plan, slots = _plan(spec, report, [pool for pool in pools if pool.what is not None])
     except InputError as error:
-        if unknown:
+        wanted = spec.resources.pool
+        if unknown := {pool.machine for pool in pools if pool.what is None and wanted in ("any", pool.name)}:
             report.notes.append(
-                f"what {' and '.join(unknown)} holds is not in our table, so whether {spec.name} fits was not checked"
+                f"the price table has no {' and '.join(sorted(unknown))}, so whether {spec.name} fits is not checked"
             )
-            return None
-        report.error(
-            ("available_node_types",), f"the study {spec.name} does not fit: {str(error).rstrip('.')}"
-        )
+        else:
+            report.error(
+                ("available_node_types",), f"the study {spec.name} does not fit: {str(error).rstrip('.')}"
+            )
         return None
-    _doubts(report, spec, pools, slots)
-    options = [_option(report, plan, slots, pool) for pool in pools if _ranks(pool, slots)]
-    tried = math.fsum(plan.tried[p.budget] * p.parameters.total for p in plan.main)
+    usable = [pool for pool in pools if _ranks(pool, slots)]
+    _check_devices(report, spec, usable)
+    tried = math.fsum(plan.trained_shares[p.budget] * p.parameters.total for p in plan.main)
     kept = tried * (2 if plan.precision == "bf16" else 4)
     stored = kept / 1e9 if spec.resources.keep_weights == "final" else 0.0
     return StudyPrice(
         study=spec.name,
         cells=plan.cell_count,
         device_hours=plan.device_hours,
-        options=tuple(options),
+        options=tuple(_option(report, plan, slots, pool) for pool in usable),
         stored_gb=stored,
         stored_month=stored * prices().s3_gb_month,
     )
 
 
 def resources(pool: Pool, file_resources: Mapping[str, Any]) -> dict[str, float]:
-    """What one machine of a pool offers, by Ray's names: from its type as Ray fills it in, and the file's own."""
+    """Resources of one machine of a pool by Ray's names: those of its type, as Ray fills them in, and the file's."""
     filled: dict[str, float] = {}
     if pool.what is not None:
         filled = {"CPU": pool.what.cpus, "memory": pool.what.memory_gib * 2**30 * PROCESS_SHARE}
@@ -150,13 +142,15 @@ def resources(pool: Pool, file_resources: Mapping[str, Any]) -> dict[str, float]
 
 def _plan(spec: StudySpec, report: Report, pools: Sequence[Pool]) -> tuple[Plan, Slots]:
     kinds = {
-        str(pool.path[-1]): {
-            "resources": resources(pool, report.file.mapping(*pool.path, "resources")),
+        pool.node_type: {
+            "resources": resources(
+                pool, report.file.mapping("available_node_types", pool.node_type, "resources")
+            ),
             "max_workers": pool.most,
         }
         for pool in pools
     }
-    most = report.file.document.get("max_workers")
+    most = report.file.get("max_workers")
     found = machines([], Promised(kinds, most if isinstance(most, int) else sum(pool.most for pool in pools)))
     wanted = spec.resources
     marked = marks(DEVICES[wanted.device], wanted.pool, found)
@@ -167,57 +161,47 @@ def _plan(spec: StudySpec, report: Report, pools: Sequence[Pool]) -> tuple[Plan,
     if asked > has.devices:
         report.warning(
             ("available_node_types",),
-            f"`resources.slots` of {spec.name} is {asked}, and the machines hold {has.devices} of its ranks at a time, "
-            "so the others wait. Raise `max_workers`, or lower the slots",
+            f"`resources.slots` of {spec.name} is {asked}, and the machines hold {has.devices} of its ranks at a time; "
+            "raise `max_workers`, or lower the slots",
         )
     plan = make_plan(spec, room=replace(has, devices=slots.devices))
-    layouts = {planned.layout for planned in plan.main}
-    check_capacity(slots, layouts, [machine.resources for machine in found])
+    check_capacity(slots, {planned.layout for planned in plan.main}, [machine.resources for machine in found])
     return plan, slots
 
 
-def _doubts(report: Report, spec: StudySpec, pools: Sequence[Pool], slots: Slots) -> None:
-    """What Ray would not mind and the user may."""
+def _check_devices(report: Report, spec: StudySpec, usable: Sequence[Pool]) -> None:
+    """Compare the GPUs of the pools with the planned device, which Ray does not do."""
     wanted = spec.resources
-    taken = [pool for pool in pools if _ranks(pool, slots) and wanted.pool in ("any", pool.name)]
+    taken = [pool for pool in usable if wanted.pool in ("any", pool.name)]
     other = [pool for pool in taken if pool.what and pool.what.gpus and pool.what.device != wanted.device]
-    if wanted.device != "cpu":
-        for pool in other:
-            held = pool.what.device if pool.what else ""
-            report.error(
-                (*pool.path, "node_config", "InstanceType"),
-                f"the study {spec.name} is planned for {wanted.device}, and {pool.machine} has {held}, which Ray "
-                f"cannot tell apart; add `--set resources.device={held}`, or {_machine_with(wanted.device)}",
+    if wanted.device == "cpu":
+        if other and wanted.pool == "any":
+            report.warning(
+                ("available_node_types",),
+                f"the study {spec.name} trains on CPUs, and only machines with GPUs can take it "
+                f"({' and '.join(sorted({pool.name for pool in other}))}), at a higher price; add a pool without GPUs",
             )
-    elif other and wanted.pool == "any":
-        names = " and ".join(sorted({pool.name for pool in other}))
-        report.warning(
-            ("available_node_types",),
-            f"the study {spec.name} trains on CPUs, and only machines with GPUs can take it ({names}), which cost "
-            "far more; add a pool without GPUs",
+        return
+    for pool in other:
+        held = pool.what.device if pool.what else ""
+        having = [name for name, machine in prices().types.items() if machine.device == wanted.device]
+        fix = f" or use a machine with {wanted.device} ({', '.join(having[:3])})" if having else ""
+        report.error(
+            ("available_node_types", pool.node_type, "node_config", "InstanceType"),
+            f"the study {spec.name} is planned for {wanted.device}, and {pool.machine} has {held}, which Ray cannot "
+            f"distinguish; add `--set resources.device={held}`{fix}",
         )
 
 
-def _machine_with(device: str) -> str:
-    found = [name for name, machine in prices().types.items() if machine.device == device and machine.gpus]
-    return (
-        f"take a machine that has it ({', '.join(found[:3])})"
-        if found
-        else "no machine of our table has that"
-    )
-
-
 def _ranks(pool: Pool, slots: Slots) -> int:
-    """Ranks that one machine of a pool holds, 0 for a pool that the study does not take."""
-    if pool.what is None:
-        return 0
-    return slots.ranks_on(resources(pool, {pool.name: 1}))
+    """Number of ranks on one machine of a pool; 0 if the study does not use the pool."""
+    return 0 if pool.what is None else slots.ranks_on(resources(pool, {pool.name: 1}))
 
 
 def _option(report: Report, plan: Plan, slots: Slots, pool: Pool) -> Option:
     ranks = _ranks(pool, slots)
     count = min(pool.most, math.ceil(slots.devices / ranks))
-    work = [(plan.tried[p.budget] * p.seconds, p.layout.ranks) for p in plan.main]
+    work = [(plan.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in plan.main]
     longest = max((p.seconds for p in plan.main), default=0.0)
     hours = max(wall_seconds(work, max(1, min(slots.devices, count * ranks))), longest) / 3600
     head = head_hour(report.file)

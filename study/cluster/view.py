@@ -1,4 +1,4 @@
-"""What `interplay cluster check` prints."""
+"""Text that `interplay cluster check` prints."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,12 +12,12 @@ from study.plan.table import duration
 
 
 def check_view(checked: Checked) -> RenderableType:
-    """Lay out the findings, one line each, and the prices below."""
+    """Lay out the findings, one per line, then the prices."""
     lines: list[RenderableType] = []
     lines += [_line("error", "bold red", found) for found in checked.errors]
     lines += [_line("warning", "yellow", found) for found in checked.warnings]
     lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in checked.notes]
-    if any(pool.hour for pool in checked.pools) or checked.head_hour:
+    if checked.pools or checked.head_hour:
         lines += [Text(), _prices(checked)]
     if checked.study and checked.study.options:
         lines += [Text(), *_study(checked.study)]
@@ -25,18 +25,21 @@ def check_view(checked: Checked) -> RenderableType:
         table = prices()
         lines.append(
             Text(
-                f"Prices: {table.region}, {table.date}, with disks; without the start-up of machines, tax and traffic; "
-                f"spot taken as {table.spot_share:.0%} of the price on demand, an assumption. Look up "
-                f"your own: {table.page}",
+                f"Prices: {table.region}, {table.date}, with disks, without start-up time, tax and traffic. Spot is "
+                f"assumed to cost {table.spot_share:.0%} of on demand. Current prices: {table.page}",
                 style="dim",
             )
         )
-    lines += [Text(), _verdict(checked)]
-    return Group(*lines)
+    count = len(checked.errors)
+    if count:
+        verdict = Text(f"{checked.file} has {count} error{'s' if count > 1 else ''}.", style="bold red")
+    else:
+        verdict = Text(f"{checked.file} can be used.", style="bold green")
+    return Group(*lines, Text(), verdict)
 
 
 def about(dollars: float) -> str:
-    """Two digits of a sum of money: more would be invented."""
+    """Write a sum of money with two digits, the precision of the estimate."""
     if 0 < dollars < 0.01:
         return "1 cent"
     if dollars >= 100:
@@ -46,10 +49,8 @@ def about(dollars: float) -> str:
 
 
 def option_text(option: Option) -> str:
-    """What a study takes on one pool: machines, time and money."""
-    money = (
-        f"about {about(option.dollars)} with the head" if option.dollars is not None else "price not known"
-    )
+    """Machines, time and price of a study on one pool."""
+    money = "unknown price" if option.dollars is None else f"about {about(option.dollars)} with the head"
     time = duration(option.hours * 3600)
     return f"on {option.pool} alone, {option.machines} x {option.machine}: {time}, {money}"
 
@@ -61,14 +62,13 @@ def _line(kind: str, style: str, found: Finding) -> Text:
 
 def _prices(checked: Checked) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("pool", "machine", "at most", "an hour of one", "an hour of all"):
+    for title in ("pool", "machine", "maximum", "one, per hour", "all, per hour"):
         table.add_column(title, justify="left" if title in ("pool", "machine") else "right")
     if checked.head_hour:
-        table.add_row(
-            "head", checked.head_machine or "", "1", f"about {about(checked.head_hour)}", "until `ray down`"
-        )
+        one = f"about {about(checked.head_hour)}"
+        table.add_row("head", checked.head_machine or "", "1", one, "until `ray down`")
     for pool in checked.pools:
-        one = f"about {about(pool.hour)}" if pool.hour else "not known"
+        one = f"about {about(pool.hour)}" if pool.hour else "unknown"
         every = f"about {about(pool.hour * pool.most)}" if pool.hour else ""
         table.add_row(pool.name, f"{pool.machine}{', spot' if pool.spot else ''}", str(pool.most), one, every)
     return table
@@ -76,22 +76,10 @@ def _prices(checked: Checked) -> Table:
 
 def _study(study: StudyPrice) -> list[Text]:
     lines = [
-        Text(
-            f"{study.study}: {study.cells} cells, {study.device_hours:,.3g} hours of one device in all (estimated)"
-        )
+        f"{study.study}: {study.cells} cells, {study.device_hours:,.3g} device-hours in total (estimated)"
     ]
-    lines += [Text(f"  {option_text(option)}") for option in study.options]
+    lines += [f"  {option_text(option)}" for option in study.options]
     if study.stored_gb >= 1:
-        lines.append(
-            Text(
-                f"  final weights in the bucket: {study.stored_gb:,.0f} GB, about {about(study.stored_month)} a month"
-            )
-        )
-    return lines
-
-
-def _verdict(checked: Checked) -> Text:
-    if not checked.errors:
-        return Text(f"{checked.file} can be used.", style="bold green")
-    count = len(checked.errors)
-    return Text(f"{checked.file} has {count} error{'s' if count > 1 else ''}.", style="bold red")
+        month = about(study.stored_month)
+        lines.append(f"  final weights in the bucket: {study.stored_gb:,.0f} GB, about {month} per month")
+    return [Text(line) for line in lines]

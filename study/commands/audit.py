@@ -1,4 +1,4 @@
-"""`interplay audit`: where existing models stand on a law, as JSON or for a terminal."""
+"""`interplay audit`: existing models compared with a law, as JSON or for a terminal."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from study.results.answer import FIRST_ORDER, published_law, read_fit, show_rang
 from study.results.answer import show_interval as interval
 from study.results.answer import show_size as size
 
-_COLOURS = {"too deep": "yellow", "too shallow": "yellow", "within the band": "green"}
+_COLOURS = {"too deep": "yellow", "too shallow": "yellow", "within the interval": "green"}
 
 
 def audit_models(
@@ -27,18 +27,18 @@ def audit_models(
     fit_file: Path | None = None,
     count: str = "nonembedding",
 ) -> list[Audit]:
-    """Place models on a law, in the order given.
+    """Compare models with a law, in the order given.
 
     Args:
         configs: `config.json` files or folders that hold one.
         shape: depth, width and vocabulary of a model without a config; the vocabulary may be None.
-        law: name of a published law; levine2020 where neither this nor `fit_file` is given.
-        fit_file: a fit whose law is asked instead.
+        law: name of a published law; levine2020 if neither this nor `fit_file` is given.
+        fit_file: a fit whose law is used instead.
         count: `nonembedding` or `exact`, see `analysis.audit.verdict.Audit`.
 
     Raises:
         InputError: nothing to audit, half a shape, both laws, a fit without a usable law, an unknown count, or a
-            model that cannot be placed.
+            model that cannot be compared.
     """
     counts: dict[str, Count] = {name: name for name in get_args(Count)}
     if count not in counts:
@@ -51,7 +51,7 @@ def audit_models(
         raise InputError("--depth and --width name a shape together: --depth 32 --width 4096.")
     if not models:
         raise InputError(
-            "Say what to audit: a HuggingFace config.json or a folder that holds one, or --depth L --width D."
+            "There is no model to audit: give a HuggingFace config.json, a folder with one, or --depth L --width D."
         )
     chosen = _law(law, fit_file)
     return [audit(model, chosen, counts[count]) for model in models]
@@ -61,20 +61,20 @@ def _law(name: str | None, fit_file: Path | None) -> Law:
     if fit_file is None:
         return published_law(name or "levine2020")
     if name is not None:
-        raise InputError("Audit by one law: --law levine2020 or --fit results/NAME/fit.json, not both.")
+        raise InputError("Give one law: --law levine2020 or --fit results/NAME/fit.json, not both.")
     result = read_fit(fit_file)
     own = result.projection_law()
     if own is None or not own.b > 0:
         why = result.law.reason or "its slope is not positive"
         raise InputError(
-            f"The fit in {fit_file} has no law to audit by: {why}. Use --law levine2020 for the published one, or add "
+            f"The fit in {fit_file} has no usable law: {why}. Use --law levine2020 for the published one, or add "
             "depths, budgets or seeds to the study."
         )
     return replace(own, source=str(fit_file))
 
 
 def audit_view(audits: Sequence[Audit]) -> RenderableType:
-    """Return a paragraph a model, then one table of all, for a terminal."""
+    """Return one paragraph per model, then one table of all, for a terminal."""
     parts: list[RenderableType] = []
     for item in audits:
         parts.append(_paragraph(item))
@@ -85,39 +85,37 @@ def audit_view(audits: Sequence[Audit]) -> RenderableType:
 
 
 def _paragraph(item: Audit) -> Text:
-    model, best = item.model, item.best
-    band = f"{100 * best['level']:.3g} % band {interval(best['depth_interval'])}"
-    count = f"{abs(item.layers):.0f} layers too {'many' if item.layers > 0 else 'few'}"
-    transition = item.transition
+    model, best, transition = item.model, item.best, item.transition
+    percent = f"{100 * best['level']:.3g} %"
+    within = item.verdict == "within the interval"
     error = f"± {100 * transition.relative_error:.0f} %"
     if transition.relative_error > FIRST_ORDER:
-        error = f"({100 * best['level']:.3g} %: {show_range(transition.params_interval)})"
-    far = f"so it has {count}" if item.verdict != "within the band" else "so its depth is as good as the best"
-    # Where the law has no whole layer, a note says so instead.
+        error = f"({percent}: {show_range(transition.params_interval)})"
     compared = ""
-    if item.ratio is not None:
-        compared = f": the best depth for this N is {best['depth_exact']:.1f} ({band}), {far} (L/L* = {item.ratio:.2f})"
-    side = "below" if item.params < transition.params else "above"
-    doubt = ""
-    if item.verdict == "within the band":
-        doubt = (
-            ", by less than the law's uncertainty"
-            if model.depth != best["depth"]
-            else ", by less than a layer"
+    if item.ratio is not None:  # else a note says why there is no ratio
+        gap = f"{abs(item.layers):.0f} layers too {'many' if item.layers > 0 else 'few'}"
+        compared = (
+            f": the best depth for this N is {best['depth_exact']:.1f} ({percent} interval "
+            f"{interval(best['depth_interval'])}), "
+            f"{'statistically tied with its depth' if within else f'so it has {gap}'} (L/L* = {item.ratio:.2f})"
         )
+    doubt = ""
+    if within:
+        least = "a layer" if model.depth == best["depth"] else "the law's uncertainty"
+        doubt = f", by less than {least}"
     return Text.assemble(
         (model.name, "bold"),
         f": {model.depth} layers of width {model.width:,}, N = {size(item.params)}. By the law of {item.law} it is ",
         (item.verdict, f"bold {_COLOURS[item.verdict]}"),
-        f"{compared}. The best shape of the same N is {best['depth']} × {best['width']:,}. ",
-        f"Its N is {side} the {size(transition.params)} {error} at which "
+        f"{compared}. The best shape of the same N is {best['depth']} × {best['width']:,}. Its N is "
+        f"{'below' if item.params < transition.params else 'above'} the {size(transition.params)} {error} at which "
         f"{model.depth} layers are overtaken by deeper models{doubt}.",
     )
 
 
 def _table(audits: Sequence[Audit]) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0))
-    for name in ("model", "shape", "N", "exact N", "L/L*", "band", "best", "verdict"):
+    for name in ("model", "shape", "N", "exact N", "L/L*", "interval", "best", "verdict"):
         table.add_column(name, justify="left" if name in ("model", "verdict") else "right")
     for item in audits:
         model, best = item.model, item.best
@@ -137,9 +135,9 @@ def _table(audits: Sequence[Audit]) -> Table:
 
 def _legend(audits: Sequence[Audit]) -> str:
     first = audits[0]
-    which = "the exact N" if first.count == "exact" else "N = 12·L·d²"
+    which = "the exact N" if first.count == "exact" else "12·L·d²"
     text = (
-        f"The law is asked about {which}; exact N counts the blocks with biases and norms. Bands: "
+        f"N in the law is {which}; exact N counts the blocks with biases and norms. Intervals: "
         f"{100 * first.best['level']:.3g} % at fixed N"
     )
     if any(item.transition.relative_error <= FIRST_ORDER for item in audits):
@@ -148,5 +146,5 @@ def _legend(audits: Sequence[Audit]) -> str:
 
 
 def audit_json(audits: Sequence[Audit]) -> list[dict[str, Any]]:
-    """Return one document a model, in the order given."""
+    """Return one document per model, in the order given."""
     return [item.to_json() for item in audits]

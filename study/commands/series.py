@@ -1,7 +1,6 @@
-"""A series: studies that differ in one key, run one after the other, and a page that holds them against each other.
+"""A series: studies that differ in one key, run one after the other, and a page that compares them.
 
-Every member is a study like any other, with a ledger, a folder and a report of its own; a series adds nothing to what a
-cell is. All members share one MLflow experiment.
+Every member is an ordinary study with its own ledger, folder and report. All members share one MLflow experiment.
 """
 
 import json
@@ -24,7 +23,7 @@ from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.plan.table import duration, short
 from study.spec.study import SeriesMember, StudySpec, members, varied
-from study.tracking.study_paths import SERIES as SPEC
+from study.tracking.study_paths import SERIES
 
 if TYPE_CHECKING:
     # Reading a plan or a status loads no numerical library.
@@ -35,13 +34,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What is known of one member once it has rows."""
+class FittedMember:
+    """A member with its rows, its fit (None if nothing could be fitted) and its report."""
 
     member: SeriesMember
     source: "StudyRuns"
     fit: "Fit | None"
-    """None where nothing could be fitted."""
     report: Path | None
 
 
@@ -49,7 +47,7 @@ def refuse_series(spec: StudySpec, doing: str) -> None:
     """Refuse a series where only one study will do.
 
     Raises:
-        SpecError: the spec is one; it names its members.
+        SpecError: the spec is a series; the message names its members.
     """
     if spec.vary is not None:
         names = ", ".join(member.spec.name for member in members(spec))
@@ -70,16 +68,17 @@ def plan_json(spec: StudySpec, made: Sequence[tuple[SeriesMember, Plan]]) -> dic
     key, values = varied(spec)
     each = [plan for _, plan in made]
     costs = [plan.cost for plan in each]
+    totals = {
+        name: math.fsum(getattr(plan, name) for plan in each)
+        for name in ("tokens", "flops", "device_hours", "hours")
+    }
     return {
         "name": spec.name,
         "description": spec.description,
         "vary": {key: list(values)},
         "totals": {
             "cells": sum(plan.cell_count for plan in each),
-            "tokens": math.fsum(plan.tokens for plan in each),
-            "flops": math.fsum(plan.flops for plan in each),
-            "device_hours": math.fsum(plan.device_hours for plan in each),
-            "hours": math.fsum(plan.hours for plan in each),
+            **totals,
             "cost": None if None in costs else math.fsum(cost or 0.0 for cost in costs),
         },
         "members": [{"value": member.value, "plan": plan.to_json()} for member, plan in made],
@@ -87,13 +86,12 @@ def plan_json(spec: StudySpec, made: Sequence[tuple[SeriesMember, Plan]]) -> dic
 
 
 def plan_view(spec: StudySpec, made: Sequence[tuple[SeriesMember, Plan]]) -> RenderableType:
-    """The plans of a series for a terminal: a line a member."""
+    """The plans of a series for a terminal: one line per member."""
     key, _ = varied(spec)
+    totals = plan_json(spec, made)["totals"]
     table = Table(
         title=f"{spec.name}, a series", box=box.SIMPLE, show_footer=True, pad_edge=False, padding=(0, 1)
     )
-    document = plan_json(spec, made)
-    totals = document["totals"]
     table.add_column(key, "total")
     table.add_column("study")
     for name, total in (
@@ -109,18 +107,16 @@ def plan_view(spec: StudySpec, made: Sequence[tuple[SeriesMember, Plan]]) -> Ren
             duration(plan.hours * 3600),
         )  # fmt: skip
     notes = list(dict.fromkeys(note for _, plan in made for note in plan.notes))
-    how = f"one cell after the other is listed by `interplay plan {spec.name} --json`"
+    how = f"`interplay plan {spec.name} --json` lists every cell"
     return Group(table, *(Text(line, style="dim") for line in (*notes, how)))
 
 
 def run_series(
-    spec: StudySpec,
-    results: Path,
-    console: Console,
+    spec: StudySpec, results: Path, console: Console
 ) -> "tuple[list[Summary], Path | None, str | None]":
     """Run every member as `run_study` does, then write the page of the series.
 
-    Ctrl-C ends the member that runs, and the series with it; run again, it goes on there.
+    Ctrl-C ends the running member and the series; run it again to resume.
 
     Args:
         spec: with `vary`.
@@ -128,8 +124,8 @@ def run_series(
         console: where progress is shown.
 
     Returns:
-        what became of each member that was begun; the page, if all have ended and some have a loss; and where a copy of
-        it lies that outlives this machine.
+        The summary of each member that was begun; the page, if all members have ended and some have a loss; and the
+        address of a copy of the page on shared storage, if any.
     """
     from study.results.sources import study_runs
     from study.run.runner import copy_results, run_study
@@ -138,7 +134,7 @@ def run_series(
 
     listed = members(spec)
     for member in listed:
-        # What cannot run is refused before hours of what can; what a cluster holds is known once it was joined.
+        # Refuse what cannot run before hours of training; a cluster's machines are known only after joining it.
         make_plan(member.spec, to_read=joins())
     folder = results.resolve() / spec.name
     if (folder / "spec.yaml").is_file():
@@ -148,37 +144,42 @@ def run_series(
         )
 
     summaries: list[Summary] = []
-    compared: list[Compared] = []
+    fitted: list[FittedMember] = []
     key, _ = varied(spec)
     for number, member in enumerate(listed, 1):
-        head = f"{key} {_text(member.value)} ({number} of {len(listed)})"
-        console.print(Text(head, style="bold"))
+        console.print(Text(f"{key} {_text(member.value)} ({number} of {len(listed)})", style="bold"))
         summary = run_study(member.spec, results, console)
         summaries.append(summary)
         if not summary.finished:
             return summaries, None, None
-        compared.append(Compared(member, study_runs(member.spec, results), summary.fit, summary.report))
-    page = write_page(spec, compared, folder)
+        fitted.append(FittedMember(member, study_runs(member.spec, results), summary.fit, summary.report))
+    page = write_page(spec, fitted, folder)
     paths = study_paths(spec, results.resolve())
     copy = copy_results(paths, pages(folder), console) if page and paths.is_shared else None
     return summaries, page, copy
 
 
 def read_series(
-    spec: StudySpec, results: Path, *, level: float = 0.95, tokens: float | None = None, refits: int = 0
-) -> list[Compared]:
-    """The members of a series that have rows, fitted again.
+    spec: StudySpec,
+    results: Path,
+    *,
+    level: float = 0.95,
+    tokens: float | None = None,
+    parametric_bootstrap: int = 0,
+) -> list[FittedMember]:
+    """Fit the members of a series that have rows.
 
     Args:
         spec: with `vary`.
         results: root of all results.
         level: of all intervals.
-        tokens: where losses are compared, see `analysis.runs.comparison.compare`.
-        refits: see `analysis.fit.document.fit`.
+        tokens: training tokens at which losses are compared, see `analysis.runs.comparison.compare`.
+        parametric_bootstrap: see `analysis.fit.document.fit`.
 
     Raises:
-        SpecError: none has.
+        SpecError: no member has rows.
     """
+    from analysis.fit.document import fit
     from study.results.sources import NoRowsError, study_runs
     from study.tracking.study_paths import study_paths
 
@@ -188,28 +189,28 @@ def read_series(
             source = study_runs(member.spec, results)
         except NoRowsError:
             continue
-        own = study_paths(member.spec, results.resolve()).folder / "report.html"
-        fitted = _fitted(source, level, tokens, refits)
-        found.append(Compared(member, source, fitted, own if own.is_file() else None))
+        fitted = None
+        with suppress(InputError):  # no usable loss; the page shows that
+            fitted = source.compared(
+                fit(
+                    source.table,
+                    level=level,
+                    tokens=tokens,
+                    parametric_bootstrap=parametric_bootstrap,
+                    entropy=source.known["entropy"],
+                )
+            )
+        report = study_paths(member.spec, results.resolve()).folder / "report.html"
+        found.append(FittedMember(member, source, fitted, report if report.is_file() else None))
     if not found:
         raise SpecError(
-            f"no study of the series {spec.name!r} has rows in {results} yet; run it with `interplay run SPEC`, the "
-            "spec and the options that you gave here."
+            f"no study of the series {spec.name!r} has rows in {results} yet; run it with `interplay run SPEC` and the "
+            "same spec and options."
         )
     return found
 
 
-def _fitted(source: "StudyRuns", level: float, tokens: float | None, refits: int) -> "Fit | None":
-    from analysis.fit.document import fit
-
-    # Where no row has a loss that can be used there is nothing to fit; the page says so of that value.
-    with suppress(InputError):
-        found = fit(source.table, level=level, tokens=tokens, refits=refits, entropy=source.known["entropy"])
-        return source.compared(found)
-    return None
-
-
-def fits_json(spec: StudySpec, compared: Sequence[Compared]) -> dict[str, Any]:
+def fits_json(spec: StudySpec, fitted: Sequence[FittedMember]) -> dict[str, Any]:
     """The fits of a series as one document."""
     return {
         "series": spec.name,
@@ -220,7 +221,7 @@ def fits_json(spec: StudySpec, compared: Sequence[Compared]) -> dict[str, Any]:
                 "study": one.member.spec.name,
                 "fit": one.fit.to_json() if one.fit else None,
             }
-            for one in compared
+            for one in fitted
         ],
     }
 
@@ -228,10 +229,10 @@ def fits_json(spec: StudySpec, compared: Sequence[Compared]) -> dict[str, Any]:
 def report_series(
     spec: StudySpec, results: Path, out: Path, *, level: float = 0.95, tokens: float | None = None
 ) -> Path:
-    """Write the report of every member that has rows into a folder of its own below `out`, and the page above them.
+    """Write the report of every member that has rows into its own folder below `out`, and the page above them.
 
     Raises:
-        SpecError: no member has rows, or none a loss that can be used.
+        SpecError: no member has rows, or none has a usable loss.
     """
     from analysis.report.study_page import write_report
 
@@ -239,72 +240,80 @@ def report_series(
     for one in read_series(spec, results, level=level, tokens=tokens):
         path = None
         if one.fit:
-            known = {**one.source.known, **one.source.searched()}
             name = one.member.spec.name
+            known = {**one.source.known, **one.source.searched()}
             path = write_report(one.source.table, one.fit, out / name, title=name, **known)
         written.append(replace(one, report=path))
     page = write_page(spec, written, out)
     if page is None:
-        raise SpecError(f"no study of the series {spec.name} has a row with a loss that can be used.")
+        raise SpecError(f"no study of the series {spec.name} has a row with a usable loss.")
     return page
 
 
-def write_page(spec: StudySpec, compared: Sequence[Compared], folder: Path) -> Path | None:
-    """Write the page of a series, `series.json` and figures into a folder; None where no member has a loss."""
+def write_page(spec: StudySpec, fitted: Sequence[FittedMember], folder: Path) -> Path | None:
+    """Write the page of a series, `series.json` and figures into a folder; None if no member has a loss."""
     from analysis.fit.series import Member
     from analysis.report.series_page import write_series
     from study.tracking.provenance import revision, versions
 
-    if not any(len(one.source.table.used) for one in compared):
+    if not any(len(one.source.table.used) for one in fitted):
         return None
-    key, _ = varied(spec)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SPEC).write_text(spec.to_yaml())
-    cells = [one.source.plan.cells[0].cell for one in compared]
-    same = {(one.data_key, one.recipe.steps, one.recipe.batch, one.recipe.context) for one in cells}
+    (folder / SERIES).write_text(spec.to_yaml())
+    cells = [one.source.plan.cells[0].cell for one in fitted]
+    same = {(cell.data_key, cell.recipe.steps, cell.recipe.batch, cell.recipe.context) for cell in cells}
     facts = {
         "series": spec.description or spec.name,
         **({"claim": spec.claim} if spec.claim else {}),
-        **_common(compared),
+        **_common_facts(fitted),
         "revision": revision(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
     }
     return write_series(
-        [Member(one.member.value, one.source.table, one.fit, _link(one.report, folder)) for one in compared],
+        [
+            Member(
+                one.member.value,
+                one.source.table,
+                one.fit,
+                Path(os.path.relpath(one.report, folder)).as_posix() if one.report else None,
+            )
+            for one in fitted
+        ],
         folder,
         title=spec.name,
-        key=key,
+        key=varied(spec)[0],
         facts=facts,
         comparable=len(same) == 1,
     )
 
 
-def _common(compared: Sequence[Compared]) -> dict[str, str]:
-    """Data, training and seeds of the members: once where they agree, else of each value."""
-    told: dict[str, list[str]] = {"data": [], "training": [], "seeds": []}
-    for one in compared:
+def _common_facts(fitted: Sequence[FittedMember]) -> dict[str, str]:
+    """Data, training and seeds of the members: one text if they agree, else one per value."""
+    facts: dict[str, list[str]] = {"data": [], "training": [], "seeds": []}
+    for one in fitted:
         recipe = one.source.plan.cells[0].cell.recipe
-        told["data"].append(f"{one.member.spec.data.kind}, vocabulary {one.source.plan.vocabulary}")
-        told["training"].append(
-            f"{recipe.steps:,} steps of {recipe.batch} × {recipe.context} tokens a cell, precision {recipe.precision}"
+        facts["data"].append(f"{one.member.spec.data.kind}, vocabulary {one.source.plan.vocabulary}")
+        facts["training"].append(
+            f"{recipe.steps:,} steps of {recipe.batch} × {recipe.context} tokens per cell, "
+            f"precision {recipe.precision}"
         )
-        told["seeds"].append(", ".join(map(str, one.member.spec.training.seed_values)))
-    values = [_text(one.member.value) for one in compared]
+        facts["seeds"].append(", ".join(map(str, one.member.spec.training.seed_values)))
+    values = [_text(one.member.value) for one in fitted]
     return {
         name: texts[0]
         if len(set(texts)) == 1
         else "; ".join(f"{value}: {text}" for value, text in zip(values, texts, strict=True))
-        for name, texts in told.items()
+        for name, texts in facts.items()
     }
 
 
 def pages(folder: Path) -> list[Path]:
     """The files and folders of a series' page."""
-    return [folder / name for name in (SPEC, "series.json", "report.html", "figures")]
+    return [folder / name for name in (SERIES, "series.json", "report.html", "figures")]
 
 
 def page_words(page: Path) -> list[str]:
-    """What the page of a series says, a sentence each."""
+    """The answers on the page of a series, one sentence each."""
     answers: list[str] = json.loads((page.parent / "series.json").read_text())["answers"]
     return answers
 
@@ -332,15 +341,10 @@ def status_json(spec: StudySpec, found: "Sequence[tuple[SeriesMember, StudyStatu
 
 
 def status_view(found: "Sequence[tuple[SeriesMember, StudyStatus]]") -> RenderableType:
-    """The state of a series for a terminal: each member's own."""
+    """The state of a series for a terminal: one table per member."""
     from study.results.status import status_table
 
     return Group(*(status_table(state) for _, state in found))
-
-
-def _link(report: Path | None, folder: Path) -> str | None:
-    """A member's report as the page links to it, or None where it has none."""
-    return None if report is None else Path(os.path.relpath(report, folder)).as_posix()
 
 
 def _text(value: float | str) -> str:

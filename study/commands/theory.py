@@ -1,9 +1,10 @@
-"""`interplay theory`: what the theory of Levine et al. 2020 says of a shape, and what a random network shows of it."""
+"""`interplay theory`: bounds and thresholds of Levine et al. 2020, and separation ranks of random networks."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -13,10 +14,10 @@ from rich.text import Text
 from study.errors import SpecError
 
 if TYPE_CHECKING:
-    from analysis.theory.separation_rank import Arithmetic, Held, SeparationRank, SweepRow
-    from analysis.theory.theorems import Bounds, MatchingWidth, MinimalDepth, SlopeComparison
+    from analysis.theory.separation_rank import Held, SeparationRank
+    from analysis.theory.theorems import Bounds, MatchingWidth, SlopeComparison
 
-#: Widths shown by `threshold` where none is asked for, and the depths whose sizes stand below them.
+#: Widths and depths listed by `threshold` by default.
 WIDTHS = (256, 512, 768, 1024, 2048, 4096, 8192, 12288)
 THRESHOLD_DEPTHS = tuple(range(1, 12))
 #: Standard errors of a 95 % interval.
@@ -25,14 +26,14 @@ Z95 = 1.959964
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="What the theory says of a shape: bounds, thresholds, and separation ranks of random networks.",
+    help="Show what the theory predicts for a shape: bounds, thresholds, and separation ranks of random networks.",
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on stdout and nothing else")]
-DepthOption = Annotated[int, typer.Option("--depth", help="L, layers")]
-WidthOption = Annotated[int, typer.Option("--width", help="d, the model's width")]
-MemoryOption = Annotated[float, typer.Option("--memory", help="limit in GiB")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="of weights and inputs")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="print one JSON document on stdout and nothing else")
+]
+DepthOption = Annotated[int, typer.Option("--depth", help="L, number of layers")]
+WidthOption = Annotated[int, typer.Option("--width", help="d, width of the model")]
 
 
 @app.command("bounds")
@@ -43,15 +44,15 @@ def bounds_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Bound the separation rank of a shape (Theorems 1 and 2)."""
-    from analysis.theory.theorems import COROLLARY_2, beta1, bounds, threshold
+    from analysis.theory.theorems import COROLLARY_2, bounds, threshold
 
     found = bounds(depth, width, heads)
-    share = beta1(depth, width) if found.regime == "depth-inefficient" else None
+    share = threshold(width) / depth if found.regime == "depth-inefficient" else None
     if as_json:
         corollary = None if share is None else {"beta1": share, "beta2": None, "note": COROLLARY_2}
-        _print_json({**found.to_json(), "threshold": threshold(width), "corollary_2": corollary})
+        _print_json({**asdict(found), "threshold": threshold(width), "corollary_2": corollary})
     else:
-        Console().print(_bounds_table(found, threshold(width), share))
+        Console().print(_bounds_view(found, threshold(width), share))
 
 
 @app.command("threshold")
@@ -65,8 +66,7 @@ def threshold_verb(
     """Show the depth log3(width) up to which depth is efficient, and the sizes at which each depth reaches it."""
     from analysis.theory.theorems import threshold, threshold_params
 
-    widths = [*(width or ()), *(more or ())] or list(WIDTHS)
-    found = {d: threshold(d) for d in widths}
+    found = {d: threshold(d) for d in [*(width or ()), *(more or ())] or WIDTHS}
     sizes = {depth: threshold_params(depth) for depth in THRESHOLD_DEPTHS}
     if as_json:
         _print_json(
@@ -95,14 +95,30 @@ def depth_verb(
     more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the least depth that a size calls for by the theory, where d = 3^L and N = 12·L·d²."""
+    """Show the smallest depth that does not waste width at a size by the theory, where d = 3^L and N = 12·L·d²."""
     from analysis.theory.theorems import minimal_depth
 
     found = [minimal_depth(value) for value in [*params, *(more or ())]]
     if as_json:
-        _print_json([item.to_json() for item in found])
-    else:
-        Console().print(_depth_table(found))
+        _print_json(found)
+        return
+    table = _table("N", "L", "d = 3^L", "L ceil", "d", "L nearest", "d")
+    for item in found:
+        table.add_row(
+            f"{item.params:.3g}",
+            f"{item.exact:.3f}",
+            f"{item.width:,.0f}",
+            str(item.ceil),
+            f"{item.ceil_width:,.0f}",
+            str(item.nearest),
+            f"{item.nearest_width:,.0f}",
+        )
+    note = (
+        "L solves 12·L·9^L = N; ceil is the smallest whole depth at or above it, nearest the whole depth closest to "
+        "it, each with d = sqrt(N/(12·L)). Measured thresholds are far deeper: the theory's slope is ln 3 per layer "
+        "(`interplay theory slope`)."
+    )
+    Console().print(_titled("smallest depth of a size by the theory", table, Text(note, style="dim")))
 
 
 @app.command("example")
@@ -115,54 +131,50 @@ def example_verb(
     """Show the width a shallower model needs to match a deeper one (Corollary 1): as printed, and recomputed."""
     from analysis.theory.theorems import EXAMPLE, bounds, matching_width
 
-    deep = (
-        depth if depth is not None else EXAMPLE[0],
-        width if width is not None else EXAMPLE[1],
-        heads if heads is not None else EXAMPLE[2],
-    )
-    bounds(*deep)  # refuses a shape that is none
-    if deep[0] < 2:
+    given = zip((depth, width, heads), EXAMPLE, strict=True)
+    deep_depth, deep_width, both_heads = (own if value is None else value for value, own in given)
+    bounds(deep_depth, deep_width, both_heads)  # refuses an impossible shape
+    if deep_depth < 2:
         raise SpecError(
-            f"The deeper model has depth {deep[0]}, and no model is shallower; take a --depth of 2 or more."
+            f"The deeper model has depth {deep_depth}, and no model is shallower; take a --depth of 2 or more."
         )
-    found = [matching_width(shallow, *deep) for shallow in range(1, deep[0])]
+    found = [matching_width(shallow, deep_depth, deep_width, both_heads) for shallow in range(1, deep_depth)]
     if as_json:
-        shape: dict[str, float] = dict(zip(("depth", "width", "heads"), deep, strict=True))
-        shape["lower"] = found[0].needed
-        _print_json({"deep": shape, "shallow": [item.to_json() for item in found]})
+        deep = {"depth": deep_depth, "width": deep_width, "heads": both_heads, "lower": found[0].needed}
+        _print_json({"deep": deep, "shallow": found})
     else:
-        Console().print(_example_table(deep, found))
+        shape = f"depth {deep_depth}, width {deep_width}, heads {both_heads}"
+        Console().print(_example_view(shape, found))
 
 
 @app.command("slope")
 def slope_verb(
-    fit_file: Annotated[Path | None, typer.Option("--fit", help="a fit.json of a study")] = None,
-    law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020")] = None,
+    fit_file: Annotated[Path | None, typer.Option("--fit", help="fit.json of a study")] = None,
+    law: Annotated[str | None, typer.Option("--law", help="published law: levine2020")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set the theory's slope ln 3 beside the slope b of a fitted threshold law ln d = a + b·L."""
+    """Compare the theory's slope ln 3 with the slope b of a fitted threshold law ln d = a + b·L."""
     from analysis.theory.theorems import compare_slope
+    from study.results.answer import published_law
 
     if (fit_file is None) == (law is None):
         raise SpecError(
-            "Say which slope to compare: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for "
+            "Give the slope to compare: --fit results/NAME/fit.json for the law of a study, or --law levine2020 for "
             "the published one (not both)."
         )
     if fit_file is not None:
         b, ends = _fitted_slope(fit_file)
         source = f"law of {fit_file}"
     else:
-        from study.results.answer import published_law
-
         named = published_law(str(law))
         error = named.covariance[1][1] ** 0.5
         b, ends = named.b, (named.b - Z95 * error, named.b + Z95 * error)
         source = f"law of {named.source}"
     found = compare_slope(b, ends)
     if as_json:
-        _print_json({"source": source, **found.to_json()})
+        _print_json({"source": source, **asdict(found)})
     else:
-        Console().print(_slope_table(source, found))
+        Console().print(_slope_view(source, found))
 
 
 @app.command("rank")
@@ -177,93 +189,59 @@ def rank_verb(
     partitions: Annotated[
         str, typer.Option("--partitions", metavar="all|K", help="balanced partitions to measure")
     ] = "1",
-    exact: Annotated[
-        bool | None, typer.Option("--exact/--float", help="one kind of arithmetic only; by default both")
-    ] = None,
     grid: Annotated[
         int | None, typer.Option("--grid", help="inputs on each side; by default doubled until it is enough")
     ] = None,
-    memory: MemoryOption = 2.0,
-    seconds: Annotated[float, typer.Option("--seconds", help="limit of time for each partition")] = 120.0,
-    seed: SeedOption = 0,
+    memory: Annotated[float, typer.Option("--memory", min=0.01, help="limit in GiB")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.01, help="limit of time for each partition")
+    ] = 120.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="seed of weights and inputs")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the separation rank of a random network, beside its bounds."""
+    """Measure the exact separation rank of a random network and compare it with its bounds."""
     from analysis.theory.separation_rank import held, partition_ranks
     from analysis.theory.theorems import bounds, equation_7, log3
 
-    arithmetic: Arithmetic = "both" if exact is None else "exact" if exact else "float64"
-    count = _partition_count(partitions)
+    if partitions != "all" and not partitions.isdecimal():
+        raise SpecError(f"--partitions is {partitions!r}; it must be `all` or a whole number, as 6.")
+    count = None if partitions == "all" else int(partitions)
     with Console(stderr=True).status("measuring"):
         ranks = partition_ranks(
-            depth,
-            width,
-            heads,
-            tokens,
-            count=count,
-            arithmetic=arithmetic,
-            grid=grid,
-            memory=memory,
-            seconds=seconds,
-            seed=seed,
+            depth, width, heads, tokens, count=count, grid=grid, memory=memory, seconds=seconds, seed=seed
         )
     best = max(ranks, key=lambda item: item.rank)
     limits, seven = bounds(depth, width, heads), equation_7(depth, width, heads)
-    # Float64 alone settles nothing beyond two layers, so neither a bound.
-    known = best.trusted != "none"
-    checked = held(best.rank, best.saturated, limits.lower, limits.upper) if known else None
-    checked_7 = held(best.rank, best.saturated, *seven) if known else None
+    checked = held(best.rank, best.saturated, limits.lower, limits.upper)
+    checked_7 = held(best.rank, best.saturated, *seven)
     if as_json:
         _print_json(
             {
                 "rank": best.rank,
                 "log3_rank": log3(best.rank) if best.rank else None,
                 "saturated": best.saturated,
-                "trusted": best.trusted,
-                "partitions": [item.to_json() for item in ranks],
+                "partitions": ranks,
                 "agree": _agree(ranks),
-                "bounds": limits.to_json(),
-                "held": _held_json(checked),
-                "formula_7": {"lower": seven[0], "upper": seven[1], "held": _held_json(checked_7)},
+                "bounds": limits,
+                "held": checked,
+                "formula_7": {"lower": seven[0], "upper": seven[1], "held": checked_7},
             }
         )
-    else:
-        Console().print(_rank_table(ranks, best, limits, checked, seven, checked_7))
+        return
+    name = f"Theorem {limits.theorem}" if limits.theorem else "no theorem (L = log3 d)"
+    compared = [(name, limits.lower, limits.upper, checked)]
+    if limits.theorem != 1:
+        compared.append(("eq. 7 as a formula", *seven, checked_7))
+    Console().print(_rank_view(ranks, best, compared))
 
 
-@app.command("sweep")
-def sweep_verb(
-    depths: Annotated[str, typer.Option("--depths", metavar="L,...", help="depths")] = "1,2",
-    widths: Annotated[str, typer.Option("--widths", metavar="D,...", help="widths")] = "2,3,4,5,6",
-    heads: Annotated[str, typer.Option("--heads", metavar="H,...", help="heads")] = "1,2",
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", help="positions of all; by default 2·(d + 1) of each width")
-    ] = None,
-    memory: MemoryOption = 2.0,
-    seconds: Annotated[float, typer.Option("--seconds", help="limit of time for each shape")] = 30.0,
-    seed: SeedOption = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure the exact separation rank of many shapes, and say which theorem holds of each."""
-    from analysis.theory.separation_rank import sweep
-
-    chosen = (_whole(depths, "--depths"), _whole(widths, "--widths"), _whole(heads, "--heads"))
-    with Console(stderr=True).status("measuring"):
-        rows = sweep(*chosen, tokens, memory=memory, seconds=seconds, seed=seed)
-    if as_json:
-        _print_json([row.to_json() for row in rows])
-    else:
-        Console().print(_sweep_table(rows))
-
-
-def _bounds_table(found: "Bounds", threshold: float, share: float | None) -> RenderableType:
+def _bounds_view(found: "Bounds", threshold: float, share: float | None) -> RenderableType:
     from analysis.theory.theorems import COROLLARY_2
 
-    shape = f"depth {found.depth}, width {found.width}, heads {found.heads}"
-    table = _table("", "log3 of the rank", "rank")
+    table = _table("", "log3 of the rank", "rank", left=True)
     for name, value in (("lower bound", found.lower), ("upper bound", found.upper)):
-        table.add_row(name, "-" if value is None else _number(value), _rank_text(value))
-    table.columns[0].justify = "left"
+        text = "-" if value is None else f"{value:,.3f}" if abs(value) < 1e6 else f"{value:.4g}"
+        table.add_row(name, text, _rank_text(value))
     relation = {"depth-efficient": "<", "boundary": "=", "depth-inefficient": ">"}[found.regime]
     theorem = f"Theorem {found.theorem}" if found.theorem else "no theorem"
     lines = [Text(f"L = {found.depth} {relation} log3 d = {threshold:.2f}: {found.regime}, {theorem}.")]
@@ -271,50 +249,22 @@ def _bounds_table(found: "Bounds", threshold: float, share: float | None) -> Ren
         lines.append(_warning(f"Missing: {found.reason}."))
     elif found.vacuous:
         lines.append(
-            _warning("The lower bound says nothing: every function but zero has rank 1, log3 of it 0.")
+            _warning("The lower bound is vacuous: every function but zero has rank 1, log3 of it 0.")
         )
     if share is not None:
         lines.append(Text(f"Corollary 2: β1 = log3(d)/L = {share:.3f}. {COROLLARY_2}", style="dim"))
+    shape = f"depth {found.depth}, width {found.width}, heads {found.heads}"
     return _titled(f"separation rank of {shape}", table, *lines)
 
 
-def _depth_table(found: "Sequence[MinimalDepth]") -> RenderableType:
-    table = _table("N", "L", "d = 3^L", "L ceil", "d", "L nearest", "d")
-    for item in found:
-        table.add_row(
-            f"{item.params:.3g}",
-            f"{item.exact:.3f}",
-            f"{item.width:,.0f}",
-            str(item.ceil),
-            f"{item.ceil_width:,.0f}",
-            str(item.nearest),
-            f"{item.nearest_width:,.0f}",
-        )
-    note = (
-        "L solves 12·L·9^L = N; ceil is the least whole depth at or above it, nearest the whole depth next to it, and "
-        "d beside them is sqrt(N/(12·L)). Measured thresholds are far deeper: the theory's slope is ln 3 a layer "
-        "(`interplay theory slope`)."
-    )
-    return _titled("least depth of a size by the theory", table, Text(note, style="dim"))
-
-
-def _example_table(deep: tuple[int, int, int], found: "Sequence[MatchingWidth]") -> RenderableType:
-    shape = f"depth {deep[0]}, width {deep[1]}, heads {deep[2]}"
+def _example_view(shape: str, found: "Sequence[MatchingWidth]") -> RenderableType:
     printed = any(item.printed for item in found)
-    table = _table(
-        "depth",
-        "width",
-        *(["as printed"] if printed else []),
-        "",
-    )
+    table = _table("depth", "width", *(["as printed"] if printed else []), "")
     table.columns[-1].justify = "left"
     for item in found:
-        if item.log10_width is None:
-            width, note = "any", "the bounds do not tell them apart"
-        else:
-            width = _power_of_ten(item.log10_width)
-            note = "" if item.binding else "the bounds do not tell them apart"
+        width = "any" if item.log10_width is None else _power_of_ten(item.log10_width)
         cells = [f"{item.printed:.0e}" if item.printed else ""] if printed else []
+        note = "" if item.binding else "the bounds do not separate the models"
         table.add_row(str(item.shallow), width, *cells, note)
     lines = [
         Text(
@@ -325,169 +275,109 @@ def _example_table(deep: tuple[int, int, int], found: "Sequence[MatchingWidth]")
     ]
     if printed:
         text = (
-            "As printed: in the paper's earlier revision. Those widths do not follow from its eq. 7; the recomputed "
-            "ones are 27 and 2.6 times smaller, and the conclusion stands."
+            "As printed: in an earlier revision of the paper. Those widths do not follow from its eq. 7; the "
+            "recomputed ones are 27 and 2.6 times smaller, and the conclusion is the same."
         )
         lines.append(_warning(text))
     return _titled(f"width at which a shallower model can match {shape}", table, *lines)
 
 
-def _slope_table(source: str, found: "SlopeComparison") -> RenderableType:
-    table = _table("slope of ln d a layer", "value", "95 %" if found.b_interval else "")
-    table.columns[0].justify = "left"
+def _slope_view(source: str, found: "SlopeComparison") -> RenderableType:
+    table = _table("slope of ln d per layer", "value", "95 %" if found.b_interval else "", left=True)
     ends = found.b_interval
     table.add_row("theory, ln 3", f"{found.theory:.4f}", "")
     table.add_row("fitted, b", f"{found.b:.4f}", f"{ends[0]:.4f} – {ends[1]:.4f}" if ends else "no interval")
     if found.ratio is not None:
-        ratios = found.ratio_interval
-        text = ""
-        if ratios:
-            text = f"{ratios[0]:.1f} – {ratios[1]:.1f}" if ratios[1] is not None else f"{ratios[0]:.1f} – …"
+        low, high = found.ratio_interval or (None, None)
+        text = "" if low is None else f"{low:.1f} – " + ("…" if high is None else f"{high:.1f}")
         table.add_row("ln 3 / b", f"{found.ratio:.1f}", text)
+    note = "A fit can confirm the exponential form. The constant comes from loose bounds and is not expected to match."
+    return _titled(source, table, Text(_slope_verdict(found)), Text(note, style="dim"))
+
+
+def _slope_verdict(found: "SlopeComparison") -> str:
     zero = found.b_interval is not None and found.b_interval[0] <= 0 <= found.b_interval[1]
+    if zero:
+        both = "0 and ln 3" if found.agrees else "0"
+        return f"The interval of the fitted slope includes {both}: these data do not show an exponential threshold."
     if found.ratio is None:
-        verdict = "The fitted slope is not positive: these data show no exponential threshold."
-        if zero:
-            verdict += " But the slope cannot be told from zero: its interval includes 0."
-    elif zero:
-        nor, what = (", nor from ln 3", "both") if found.agrees else ("", "0")
-        verdict = (
-            f"The fitted slope cannot be told from zero{nor}: its interval includes {what}. "
-            "These data do not show an exponential threshold."
-        )
-    elif found.agrees:
-        verdict = "ln 3 lies inside the interval: these data do not contradict the theory's constant."
-    else:
-        side = "steeper" if found.ratio > 1 else "flatter"
-        factor = found.ratio if found.ratio > 1 else 1 / found.ratio
-        known = "" if found.b_interval else " (without an interval nothing is tested)"
-        verdict = f"The theory is {factor:.1f} times {side} than the fit{known}."
-    note = "What a fit can confirm is the exponential form. The constant comes from loose bounds and is not expected."
-    return _titled(source, table, Text(verdict), Text(note, style="dim"))
+        return "The fitted slope is not positive: these data show no exponential threshold."
+    if found.agrees:
+        return "ln 3 lies inside the interval: these data do not contradict the theory's constant."
+    side, factor = ("steeper", found.ratio) if found.ratio > 1 else ("flatter", 1 / found.ratio)
+    untested = "" if found.b_interval else " (without an interval nothing is tested)"
+    return f"The theory is {factor:.1f} times {side} than the fit{untested}."
 
 
-def _rank_table(
+def _rank_view(
     ranks: "Sequence[SeparationRank]",
     best: "SeparationRank",
-    limits: "Bounds",
-    checked: "Held | None",
-    seven: tuple[float | None, float],
-    checked_7: "Held | None",
+    compared: "Sequence[tuple[str, float | None, float | None, Held]]",
 ) -> RenderableType:
-    shape = f"depth {best.depth}, width {best.width}, heads {best.heads}, {best.tokens} tokens"
-    table = _table("positions in A", "rank", "exact", "float64", "grid")
-    table.columns[0].justify = "left"
+    table = _table("positions in A", "rank", "grid", left=True)
     for item in ranks:
-        table.add_row(
-            _positions(item.partition),
-            _measured(item),
-            "-" if item.exact is None else f"{item.exact:,}",
-            "-" if item.float64 is None else f"{item.float64:,}",
-            f"{item.grid:,}",
-        )
-    beside = _table("bounds of the rank", "lower", "upper", "held")
-    beside.columns[0].justify = "left"
-    name = f"Theorem {limits.theorem}" if limits.theorem else "no theorem (L = log3 d)"
-    beside.add_row(
-        name,
-        _rank_text(limits.lower),
-        _rank_text(limits.upper),
-        _held_text(checked, limits.lower, limits.upper),
-    )
-    if limits.theorem != 1:
-        beside.add_row(
-            "eq. 7 as a formula", _rank_text(seven[0]), _rank_text(seven[1]), _held_text(checked_7, *seven)
-        )
-    lines = [_trust(best)]
+        rank = f"≥ {item.rank:,}" if item.saturated else f"{item.rank:,}"
+        table.add_row(_positions(item.partition), rank, f"{item.grid:,}")
+    beside = _table("bounds of the rank", "lower", "upper", "held", left=True)
+    for name, lower, upper, checked in compared:
+        sides = ((checked.lower, lower), (checked.upper, upper))
+        marks = {True: "yes", False: "NO", None: "?"}
+        text = ", ".join("-" if bound is None else marks[value] for value, bound in sides)
+        beside.add_row(name, _rank_text(lower), _rank_text(upper), text)
+    lines = []
     if best.saturated:
-        lines.append(_warning(_full_grid(best)))
-    if len(ranks) > 1:
-        same = (
-            "All agree, as Proposition 1 says"
-            if _agree(ranks)
-            else "They do not agree, against Proposition 1"
+        option = {"memory": "--memory", "time": "--seconds"}.get(str(best.stopped_by), "a larger --grid")
+        text = f"The rank fills the grid of {best.grid:,}, so it is only a lower bound. Allow more with {option}."
+        lines.append(_warning(text))
+    else:
+        text = (
+            f"Exact, modulo 2^31 - 1; too low by a bad draw with a probability below {best.odds_too_low:.0e}."
         )
-        if _agree(ranks) is None:
-            same = "The ranks are not settled, so nothing follows for Proposition 1"
-        sides = "; position 0, whose output is looked at, is in A in some and in B in others."
-        lines.append(Text(same + sides))
+        lines.append(Text(text, style="dim"))
+    if len(ranks) > 1:
+        verdict = {
+            True: "All partitions have the same rank, as Proposition 1 states",
+            False: "The ranks differ, against Proposition 1",
+            None: "A full grid is a lower bound, so Proposition 1 is not tested",
+        }[_agree(ranks)]
+        lines.append(
+            Text(f"{verdict}; the output is that of position 0, which is in A in some and in B in others.")
+        )
+    shape = f"depth {best.depth}, width {best.width}, heads {best.heads}, {best.tokens} tokens"
     return _titled(f"separation rank of {shape}", table, Text(), beside, *lines)
 
 
-def _trust(item: "SeparationRank") -> Text:
-    if item.trusted == "none":
-        text = (
-            f"Float64 is not to be trusted at depth {item.depth}: the output is a polynomial of degree "
-            f"{3**item.depth} and its small singular values drown in rounding. Leave out --float."
+def _agree(ranks: "Sequence[SeparationRank]") -> bool | None:
+    """Return whether all partitions have the same rank; None for one partition, or where a full grid leaves it open."""
+    if len(ranks) < 2 or any(item.saturated for item in ranks):
+        return None
+    return len({item.rank for item in ranks}) == 1
+
+
+def _fitted_slope(path: Path) -> tuple[float, tuple[float, float] | None]:
+    """Read the slope of a fit file and its interval, None where that is open."""
+    from study.results.answer import read_fit
+
+    law = read_fit(path).law
+    if law.b is None:
+        raise SpecError(
+            f"The fit in {path} has no slope: {law.reason or 'no reason is given'}. Add depths, budgets or seeds to "
+            "the study, or compare the published law with --law levine2020."
         )
-        return _warning(text)
-    if item.trusted == "float64":
-        return Text("By singular values in float64, which is right up to two layers.", style="dim")
-    text = "The rank is the exact one, modulo 2^31 - 1, and never too high"
-    text += (
-        "."
-        if item.saturated
-        else f"; the odds that the draw made it too low are below {item.odds_too_low:.0e}."
-    )
-    if item.float64 not in (None, item.exact):
-        text += f" Float64 finds {item.float64} and is wrong: rounding, at degree 3^{item.depth}."
-    return Text(text, style="dim")
+    low, high = law.b_interval or (None, None)
+    return law.b, None if low is None or high is None else (low, high)
 
 
-def _full_grid(item: "SeparationRank") -> str:
-    way = {"memory": "--memory", "time": "--seconds", "grid": "a larger grid", None: "a larger grid"}[
-        item.stopped_by
-    ]
-    return (
-        f"The rank fills the grid of {item.grid:,}, so it is a lower bound of the separation rank and no more. "
-        f"Allow more with {way}."
-    )
-
-
-def _sweep_table(rows: "Sequence[SweepRow]") -> RenderableType:
-    table = _table("L", "d", "H", "rank", "theorem", "lower", "upper", "held", "eq. 7 upper")
-    reasons: dict[str, list[str]] = {}
-    full: list[str] = []
-    for row in rows:
-        shape = (str(row.depth), str(row.width), str(row.heads))
-        if row.measured is None:
-            reasons.setdefault(row.reason or "", []).append(f"L={row.depth} d={row.width} H={row.heads}")
-            table.add_row(*shape, "-", "", "", "", "", "", style="dim")
-            continue
-        if row.measured.saturated:
-            full.append(f"L={row.depth} d={row.width} H={row.heads}: {row.measured.stopped_by}")
-        table.add_row(
-            *shape,
-            _measured(row.measured),
-            str(row.bounds.theorem or "none"),
-            _rank_text(row.bounds.lower),
-            _rank_text(row.bounds.upper),
-            _held_text(row.held, row.bounds.lower, row.bounds.upper),
-            _rank_text(row.formula_7[1]),
-        )
-    note = (
-        "Theorem 1 covers L < log3 d, Theorem 2 L > log3 d, none L = log3 d. A lower bound of 1 or less says nothing, "
-        "- is undefined (d <= H, or no theorem). held: lower, upper; ? is not settled, - has no bound."
-    )
-    lines = [Text(note, style="dim")]
-    if full:
-        text = "≥: the rank fills its grid, which was stopped by its limit, so it is a lower bound only ("
-        lines.append(_warning(text + "; ".join(full) + ")."))
-    lines.extend(
-        _warning(f"Not measured ({'; '.join(shapes)}): {reason}") for reason, shapes in reasons.items()
-    )
-    return _titled("exact separation ranks", table, *lines)
-
-
-def _table(*columns: str) -> Table:
+def _table(*columns: str, left: bool = False) -> Table:
+    """Make a table with right-justified columns; with `left` the first is left-justified."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="right")
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if left and index == 0 else "right")
     return table
 
 
 def _titled(title: str, *parts: RenderableType) -> Group:
-    """Parts under a title with a line of its own: rich breaks a table's title at the table's width."""
+    """Put a title above parts, on a line of its own: rich breaks a table's title at the table's width."""
     return Group(Text(title, style="italic"), *parts)
 
 
@@ -495,12 +385,8 @@ def _warning(text: str) -> Text:
     return Text(text, style="yellow")
 
 
-def _number(value: float) -> str:
-    return f"{value:,.3f}" if abs(value) < 1e6 else f"{value:.4g}"
-
-
 def _rank_text(log3_rank: float | None) -> str:
-    """A rank given as log3, as a number; a bound below 1 says nothing and is shown as such."""
+    """Write a rank given as log3 as a number; a bound of at most 1 is vacuous and shown as such."""
     if log3_rank is None:
         return "-"
     from analysis.theory.theorems import log3
@@ -509,7 +395,7 @@ def _rank_text(log3_rank: float | None) -> str:
 
 
 def _power_of_ten(exponent: float) -> str:
-    """10^exponent to three digits, however large it is."""
+    """Write 10^exponent to three digits, however large it is."""
     if exponent < 6:
         return f"{10**exponent:,.4g}" if exponent < 4 else f"{10**exponent:,.0f}"
     if exponent < 1e6:
@@ -519,102 +405,18 @@ def _power_of_ten(exponent: float) -> str:
     return f"10^({exponent:.4g})"
 
 
-def _measured(item: "SeparationRank") -> str:
-    if item.trusted == "none":
-        return "?"
-    return f"≥ {item.rank:,}" if item.saturated else f"{item.rank:,}"
-
-
 def _positions(partition: tuple[int, ...]) -> str:
-    """Positions as runs, such as 0-3,6."""
-    runs: list[list[int]] = []
+    """Write positions as ranges, such as 0-3,6."""
+    ranges: list[list[int]] = []
     for position in partition:
-        if runs and runs[-1][-1] == position - 1:
-            runs[-1].append(position)
+        if ranges and ranges[-1][-1] == position - 1:
+            ranges[-1].append(position)
         else:
-            runs.append([position])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def _held_text(found: "Held | None", lower: float | None, upper: float | None) -> str:
-    """Whether each bound holds: - where there is none, ? where the rank does not settle it."""
-    sides = ((found.lower if found else None, lower), (found.upper if found else None, upper))
-    return ", ".join("-" if bound is None else _yes(value) for value, bound in sides)
-
-
-def _yes(value: bool | None) -> str:
-    return "?" if value is None else "yes" if value else "NO"
-
-
-def _held_json(found: "Held | None") -> dict[str, bool | None] | None:
-    return None if found is None else {"lower": found.lower, "upper": found.upper}
-
-
-def _agree(ranks: "Sequence[SeparationRank]") -> bool | None:
-    """Whether all partitions have one rank; None for one partition, or where a full grid or float64 leaves it open."""
-    if len(ranks) < 2 or any(item.saturated or item.trusted == "none" for item in ranks):
-        return None
-    return len({item.rank for item in ranks}) == 1
-
-
-def _partition_count(text: str) -> int | None:
-    if text == "all":
-        return None
-    if not text.isdecimal():
-        raise SpecError(f"--partitions is {text!r}; it must be `all` or a whole number, as 6.")
-    return int(text)
-
-
-def _whole(text: str, option: str) -> list[int]:
-    values = [part.strip() for part in text.split(",")]
-    try:
-        return [int(value) for value in values]
-    except ValueError:
-        raise SpecError(
-            f"{option} is {text!r}; it must be whole numbers with commas between, as 1,2,3."
-        ) from None
-
-
-def _fitted_slope(path: Path) -> tuple[float, tuple[float, float] | None]:
-    """The slope of a fit file and its interval."""
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise SpecError(
-            f"There is no file {path}. A study writes its fit to results/NAME/fit.json, and `interplay fit RUNS --out "
-            "fit.json` writes that of a table."
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"{path} is not JSON ({error}); name a fit.json, as `interplay fit` writes it."
-        ) from None
-    law = document.get("law") if isinstance(document, dict) else None
-    if not isinstance(law, dict) or "b" not in law:
-        raise SpecError(
-            f"{path} has no `law` with a slope `b`; name a fit.json, as `interplay fit` writes it."
-        )
-    b, ends = law["b"], law.get("b_interval")
-    if b is None:
-        why = law.get("reason") or "it does not say why"
-        raise SpecError(
-            f"The fit in {path} has no slope: {why}. Add depths, budgets or seeds to the study, or compare the "
-            "published law with --law levine2020."
-        )
-    if not _is_number(b) or not (
-        ends is None or (isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends)))
-    ):
-        raise SpecError(
-            f"In {path} the law's `b` is {b!r} and `b_interval` is {ends!r}; these must be a number, and two numbers "
-            "or null."
-        )
-    return float(b), None if ends is None else (float(ends[0]), float(ends[1]))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+            ranges.append([position])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in ranges)
 
 
 def _print_json(document: object) -> None:
-    from analysis.files import strict
+    from analysis.files import to_json
 
-    print(json.dumps(strict(document), indent=2, allow_nan=False))
+    print(json.dumps(to_json(document), indent=2, allow_nan=False))

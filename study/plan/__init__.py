@@ -1,0 +1,6 @@
+"""Cells and what they cost. Nothing here trains or downloads."""
+
+from study.plan.cells import Outcome, PlannedCell
+from study.plan.plan import Plan, make_plan
+
+__all__ = ["Outcome", "Plan", "PlannedCell", "make_plan"]

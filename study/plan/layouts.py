@@ -1,37 +1,51 @@
-"""How many devices a cell takes and what each of them holds: the fewest whose memory it fits, or what the spec says."""
+"""Layouts: how many devices a cell takes, and what each of them holds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from study.errors import SpecError
+from study.plan.cost import Cost
 from study.spec.devices import DEVICES, Device, usable_memory
-from study.spec.study import MinWidth, ResourcesSection
+from study.spec.resources import MinWidth, ResourcesSection
 from trainables.cell import Recipe, Shape
 from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
-from trainables.model.counts import Memory, memory
 
 #: ASSUMPTION: resident memory of a rank's process on CPU before its first tensor (measured 490 MB).
 PROCESS_BYTES = 500_000_000
-#: ASSUMPTION: GPUs of one machine. Ranks that share matrices sit on one machine, because they add up the stream of
-#: every layer; beyond it `auto` goes on with data parallelism (Narayanan et al. 2021, arXiv 2104.04473, takeaway 1).
-#: A machine with more can be told by `tensor_parallel: 16`. A cluster that was joined tells its own.
+#: ASSUMPTION: GPUs of one machine, unless a cluster was joined. Ranks that share matrices are placed on one machine,
+#: because they sum the residual stream in every layer; beyond it `auto` uses data parallelism (Narayanan et al. 2021,
+#: arXiv 2104.04473, takeaway 1). For larger machines set `tensor_parallel: 16`.
 GPUS_OF_A_MACHINE = 8
-#: Slots to look for a way out with: more than any study here has had.
+#: Number of slots tried when looking for a remedy.
 MANY_SLOTS = 1024
 #: The width of a head in most models of more than a hundred million parameters.
 HEAD_DIM = 64
 
 
+@dataclass(frozen=True)
+class ClusterCapacity:
+    """What a joined cluster has for a study."""
+
+    devices: int
+    memory: int
+    """Bytes that a rank may fill on a CPU; 0 if unknown."""
+    together: int
+    """Devices of the largest machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The layout of a cell, its memory, and why it is so."""
+    """The layout of a cell with its cost, and the reasons for it."""
 
-    layout: Layout
-    memory: Memory
-    """Of the rank that holds most."""
+    cost: Cost
     flags: tuple[str, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """How the cell is spread over devices."""
+        return self.cost.layout
 
 
 @dataclass(frozen=True)
@@ -44,11 +58,11 @@ class LayoutPlanner:
     recipe: Recipe
     vocabulary: int
     must_fit: bool = True
-    """Whether what cannot be trained is refused; a study whose rows are only read may come from other machines."""
+    """Whether a shape that cannot be trained here is an error; not if its rows are only read."""
     share: int | None = None
-    """Bytes that a rank may fill on a CPU of a cluster; without, this machine's memory is shared among the slots."""
+    """Bytes that a rank may fill on a CPU of a cluster; None to share this machine's memory among the slots."""
     largest: int | None = None
-    """Devices of a cluster's largest machine; without a cluster it is not known where the study will run."""
+    """Devices of a cluster's largest machine; None without a cluster."""
 
     @property
     def usable(self) -> int:
@@ -66,44 +80,43 @@ class LayoutPlanner:
 
     @property
     def _activation_checkpointing(self) -> tuple[bool, ...]:
-        """On a CPU `auto` does not count on it: glibc keeps the blocks it frees, 447 MB where tensors hold 196."""
+        # Not for `auto` on a CPU: glibc keeps the blocks it frees (447 MB resident for 196 MB of tensors).
         asked = self.resources.activation_checkpointing
         if asked == "auto":
             return (False, True) if self.device.is_gpu else (False,)
         return (asked == "always",)
 
+    def cost(self, shape: Shape, layout: Layout) -> Cost:
+        """Return the cost of a shape in a layout."""
+        return Cost(shape, self.vocabulary, self.recipe, layout, self.device, self.resources.utilisation)
+
     def choose(self, shape: Shape) -> Choice:
         """Return the layout with the fewest ranks whose memory fits the device.
 
-        Among layouts of as many ranks, tensor parallelism goes before data parallelism, because it shares all of the
-        big matrices and every stage of ZeRO; then comes the largest micro-batch that fits, down to one sequence a
-        group, before more ranks are taken; and where `activation_checkpointing` is auto, keeping the activations goes before
-        computing them again.
+        Among layouts with the same number of ranks, tensor parallelism comes before data parallelism, because it shares
+        all large matrices and every stage of ZeRO. Then comes the largest micro-batch that fits, down to one sequence
+        per group, before more ranks. If `activation_checkpointing` is auto, layouts that keep the activations come
+        first.
 
         Raises:
-            SpecError: what the spec asks for does not go with the shape, or fits no number of ranks; names the
-                numbers and the way out.
+            SpecError: the degrees of the spec do not suit the shape, or it fits no number of ranks; the message names
+                the numbers and a remedy.
         """
         if self.must_fit:
             self._refuse_impossible(shape)
         found = self._first_fit(shape)
-        if found is None:
-            if not self.must_fit:
-                alone = self._layout(1, 1)
-                return Choice(alone, memory(shape, self.vocabulary, self.recipe, alone), ())
-            raise SpecError(self._too_large(shape))
-        layout, needed = found
-        return Choice(layout, needed, tuple(self._flags(shape, layout)))
+        if found is not None:
+            return Choice(found, tuple(self._flags(found)))
+        if not self.must_fit:
+            return Choice(self.cost(shape, self._layout(1, 1)), ())
+        raise SpecError(self._too_large(shape))
 
-    def _first_fit(self, shape: Shape) -> tuple[Layout, Memory] | None:
-        for layout in self._layouts(shape):
-            needed = memory(shape, self.vocabulary, self.recipe, layout)
-            if needed.total <= self.usable:
-                return layout, needed
-        return None
+    def _first_fit(self, shape: Shape) -> Cost | None:
+        costs = (self.cost(shape, layout) for layout in self._layouts(shape))
+        return next((cost for cost in costs if cost.memory.total <= self.usable), None)
 
     def _layouts(self, shape: Shape) -> Iterator[Layout]:
-        """Every layout the spec allows for a shape, the first choice first."""
+        """Yield every layout the spec allows for a shape, in order of preference."""
         degrees = [
             (tensor, data)
             for tensor in _degrees(self.resources.tensor_parallel, shape, shape.heads, self._together)
@@ -144,7 +157,7 @@ class LayoutPlanner:
         data = _asked(resources.data_parallel, shape)
         micro_batch = None if resources.micro_batch == "auto" else resources.micro_batch
         try:
-            # Where the groups are auto, one is the most lenient: what does not divide a batch divides no share of it.
+            # One group is the most lenient choice for auto: what does not divide a batch divides no share of it.
             self._layout(tensor or 1, data or 1, micro_batch).check(shape, self.recipe)
         except InputError as error:
             raise SpecError(f"`resources`: {error}") from None
@@ -163,33 +176,27 @@ class LayoutPlanner:
                 f"take more devices than are in use at a time. Set `slots` to {ranks} or more, or take lower degrees."
             )
 
-    def _flags(self, shape: Shape, layout: Layout) -> Iterator[str]:
+    def _flags(self, cost: Cost) -> Iterator[str]:
+        layout = cost.layout
+        of_usable = f"of {gigabytes(self.usable)}"
         if layout.ranks > 1:
             names = {"tensor parallel": layout.tensor_parallel, "data parallel": layout.data_parallel}
             degrees = " x ".join(f"{name} {n}" for name, n in names.items() if n > 1)
-            alone = memory(
-                shape,
-                self.vocabulary,
-                self.recipe,
-                Layout(
-                    zero=default_zero(self.recipe.precision, 1),
-                    micro_batch=1,
-                    activation_checkpointing=True in self._activation_checkpointing,
-                ),
+            one = Layout(
+                zero=default_zero(self.recipe.precision, 1),
+                micro_batch=1,
+                activation_checkpointing=True in self._activation_checkpointing,
             )
-            if alone.total > self.usable:
-                yield f"{degrees}: {gigabytes(alone.total)} of {gigabytes(self.usable)} on one device"
+            alone = self.cost(cost.shape, one).memory.total
+            if alone > self.usable:
+                yield f"{degrees}: {gigabytes(alone)} {of_usable} on one device"
             else:
                 yield f"{degrees}, as `resources` says"
         if layout.activation_checkpointing:
-            kept = memory(
-                shape,
-                self.vocabulary,
-                self.recipe,
-                layout.model_copy(update={"activation_checkpointing": False}),
-            ).total
+            keeping = layout.model_copy(update={"activation_checkpointing": False})
+            kept = self.cost(cost.shape, keeping).memory.total
             if self.resources.activation_checkpointing == "auto":
-                yield f"recomputed: {gigabytes(kept)} of {gigabytes(self.usable)} with activations kept"
+                yield f"recomputed: {gigabytes(kept)} {of_usable} with activations kept"
             else:
                 yield "activations recomputed"
         if layout.pieces(self.recipe) > 1:
@@ -197,10 +204,9 @@ class LayoutPlanner:
             yield f"batch in {layout.pieces(self.recipe)} pieces of {layout.sequences(self.recipe)}{groups}"
 
     def _too_large(self, shape: Shape) -> str:
-        tried = [
-            (memory(shape, self.vocabulary, self.recipe, layout), layout) for layout in self._layouts(shape)
-        ]
-        needed, layout = min(tried, key=lambda pair: (pair[0].total, pair[1].sequences(self.recipe)))
+        tried = [self.cost(shape, layout) for layout in self._layouts(shape)]
+        smallest = min(tried, key=lambda cost: (cost.memory.total, cost.layout.sequences(self.recipe)))
+        layout, needed = smallest.layout, smallest.memory
         sequences = layout.sequences(self.recipe)
         at_once = "one sequence at a time" if sequences == 1 else f"{sequences} sequences at a time"
         if layout.ranks == 1:
@@ -221,7 +227,7 @@ class LayoutPlanner:
         )
 
     def _remedies(self, shape: Shape) -> list[str]:
-        """What would make room, each tried out."""
+        """Return changes of the spec with which the shape fits, each tried."""
         asked = self.resources
         changes: dict[str, Any] = {
             "tensor_parallel": "auto",
@@ -259,7 +265,7 @@ class LayoutPlanner:
         return found
 
     def _more_ranks(self, shape: Shape) -> list[str]:
-        """More slots, more heads, or both, where that makes room."""
+        """Return more slots, more heads or both, if the shape then fits."""
         shapes = {"": shape}
         if shape.width % HEAD_DIM == 0 and shape.heads < shape.width // HEAD_DIM:
             more = Shape(depth=shape.depth, width=shape.width, heads=shape.width // HEAD_DIM)
@@ -267,10 +273,10 @@ class LayoutPlanner:
         found = []
         for text, one in shapes.items():
             if text and (fit := self._first_fit(one)):
-                found.append(f"{text} (then tensor parallel {fit[0].tensor_parallel} fits)")
+                found.append(f"{text} (then tensor parallel {fit.layout.tensor_parallel} fits)")
             elif self.device.is_gpu:
                 fit = replace(self, slots=MANY_SLOTS)._first_fit(one)
-                slots = f"`resources.slots: {fit[0].ranks}` or more" if fit else ""
+                slots = f"`resources.slots: {fit.layout.ranks}` or more" if fit else ""
                 found += [f"{text} with {slots}" if text else slots] if fit else []
         return found
 
@@ -280,24 +286,24 @@ class LayoutPlanner:
 
 
 def _degrees(rule: Any, shape: Shape, whole: int, slots: int) -> list[int]:
-    """Degrees a rule allows: for auto all divisors of the heads (or of the batch) that the slots have room for."""
+    """Return the degrees a rule allows; for auto all divisors of the heads (or of the batch) up to the slots."""
     asked = _asked(rule, shape)
     return [asked] if asked is not None else [n for n in divisors(whole) if n <= slots]
 
 
 def _asked(rule: Any, shape: Shape) -> int | None:
-    """The degree a rule names for a shape; None where it is auto."""
+    """Return the degree of a rule for a shape; None for auto."""
     if isinstance(rule, MinWidth):
         return rule.degree(shape.width)
     return None if rule == "auto" else int(rule)
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors in ascending order."""
+    """Return all divisors in ascending order."""
     small = [n for n in range(1, int(number**0.5) + 2) if n * n <= number and number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def gigabytes(count: float) -> str:
-    """Bytes in three digits, such as 72 GB."""
+    """Return bytes in three digits, such as 72 GB."""
     return f"{count / 1e9:.3g} GB"

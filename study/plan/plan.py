@@ -1,114 +1,30 @@
-"""The plan of a study: every cell it may train, and what each costs. Trains and downloads nothing."""
+"""The plan of a study: every cell it may train, and its cost. Nothing is trained or downloaded."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from study.errors import SpecError
-from study.plan.layouts import PROCESS_BYTES, Choice, LayoutPlanner, gigabytes
-from study.spec.devices import (
-    DEVICES,
-    LINK_SHARE,
-    Device,
-    cores,
-    data_exchange_seconds,
-    local_gpus,
-    step_seconds,
-    tensor_exchange_seconds,
-    usable_memory,
-)
-from study.spec.frontier import FrontierShape, Miss, added_shapes, bottlenecked, misses, shapes
-from study.spec.study import ResourcesSection, StudySpec
-from study.workers.machines import ClusterCapacity
-from trainables.cell import Cell, Precision, Recipe, Shape, digest
+from study.plan.cells import PlannedCell
+from study.plan.layouts import ClusterCapacity, gigabytes
+from study.plan.planner import Planner, make_planner
+from study.spec.devices import LINK_SHARE, Device, local_gpus
+from study.spec.frontier import FrontierShape, Miss, misses, shapes
+from study.spec.search import Sampler
+from study.spec.study import StudySpec
+from trainables.cell import Precision, Recipe, Shape, digest
 from trainables.data.spec import DataSpec, HierarchyData
 from trainables.data.tasks.spec import TaskData
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model.counts import Flops, Parameters, flops, parameters
 
-#: Seeds of a shape that a search may train, where `search.max_seeds` does not say.
-MOST_SEEDS = 8
-#: Weights that take less of the disk are not worth a note.
+#: Weights below this size are not mentioned.
 NOTED_BYTES = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCell:
-    """A cell and what it is expected to cost."""
-
-    cell: Cell
-    budget: float
-    """The target of N this shape was chosen for; with hand-written widths, the shape's own N."""
-    lr_factor: float
-    """The multiple of the learning-rate rule; the cell's `lr` has it in already."""
-    parameters: Parameters
-    tokens: int
-    flops: float
-    """Training FLOPs of the whole cell, evaluations left out."""
-    memory_bytes: int
-    """Peak of the tensors on one device, that of the rank that holds most."""
-    layout: Layout
-    """How the cell is spread over devices."""
-    seconds: float
-    """From start to end, all ranks side by side."""
-    cost: float | None
-    """Of all ranks, in the currency of `resources.price_per_hour`; None without a price."""
-    flags: tuple[str, ...]
-    """What a reader of the results should know of this shape."""
-    arm: str = ""
-    """What the cell is trained for beside the main study, such as `sensitivity`; empty for a cell of it."""
-
-    @property
-    def title(self) -> str:
-        """The cell's name for people, with its learning-rate factor where that is not 1: `L2-d16-s0 lr×0.5`."""
-        return self.cell.name if self.lr_factor == 1 else f"{self.cell.name} lr×{self.lr_factor:g}"
-
-    @property
-    def device_seconds(self) -> float:
-        """Seconds of one device that the cell takes: its own time on each of its ranks."""
-        return self.seconds * self.layout.ranks
-
-    def row(self) -> dict[str, Any]:
-        """Return the cell as one flat record of a table."""
-        cell = self.cell
-        return {
-            "cell": cell.key,
-            "name": self.title,
-            "budget": self.budget,
-            "depth": cell.shape.depth,
-            "width": cell.shape.width,
-            "heads": cell.shape.heads,
-            "seed": cell.seed,
-            "lr": cell.lr,
-            "lr_factor": self.lr_factor,
-            "params": cell.shape.budget_params,
-            "embedding_params": self.parameters.embedding,
-            "position_params": self.parameters.position,
-            "non_embedding_params": self.parameters.non_embedding,
-            "total_params": self.parameters.total,
-            "tokens": self.tokens,
-            "flops": self.flops,
-            "parametrisation": cell.recipe.parametrisation,
-            "memory_bytes": self.memory_bytes,
-            "micro_batch": self.layout.sequences(cell.recipe),
-            "tensor_parallel": self.layout.tensor_parallel,
-            "data_parallel": self.layout.data_parallel,
-            "zero": self.layout.zero,
-            "activation_checkpointing": self.layout.activation_checkpointing,
-            "shard_vocabulary": self.layout.shard_vocabulary,
-            "ranks": self.layout.ranks,
-            "seconds": self.seconds,
-            "cost": self.cost,
-            "flags": list(self.flags),
-        }
 
 
 @dataclass(frozen=True)
@@ -116,41 +32,42 @@ class Plan:
     """All cells a study may train, in the order of budget, depth, learning-rate factor and seed."""
 
     name: str
-    description: str
     device: str
     slots: int
     precision: Precision
     vocabulary: int
     entropy: float | None
-    """Exact entropy of the data in nats a token, where it is known: no model can do better."""
+    """Exact entropy of the data in nats per token, if known: the lowest loss any model can reach."""
     protocol: str
-    """Digest of all that compared cells must share: content of the data, recipe, learning-rate rule."""
-    sampler: str
-    candidates: int | None
-    """How many candidates (depth and learning rate) a search tries at each budget; None where all are trained."""
+    """Digest of what compared cells share: content of the data, recipe, learning-rate rule."""
     cells: tuple[PlannedCell, ...]
     misses: tuple[Miss, ...]
     """Depths without a shape at a budget."""
     notes: tuple[str, ...]
-    """What is assumed or doubtful, in sentences."""
-    planner: "Planner" = field(repr=False, compare=False)
+    """Assumptions and warnings, in sentences."""
+    planner: Planner = field(repr=False, compare=False)
     """Plans cells that are not listed."""
     more: tuple[PlannedCell, ...] = ()
-    """What a search may train beside `cells`, shapes at other budgets and more seeds, and what was trained besides."""
-    stop_when: str | None = None
-    """The certainty that ends a search, in words."""
-    max_flops: float | None = None
-    """Training FLOPs at which a search ends, and how many cells it trains at most; None for no such limit."""
-    max_cells: int | None = None
+    """Cells beside `cells` that a search may train or that were trained: shapes at other budgets and more seeds."""
+
+    @property
+    def search(self) -> Sampler:
+        """The sampler that chooses among the cells."""
+        return self.planner.spec.search
+
+    @property
+    def sampler(self) -> str:
+        """The name of the sampler."""
+        return self.search.sampler
 
     @cached_property
     def pool(self) -> tuple[PlannedCell, ...]:
-        """All cells the study may train, those of its arms too as far as they are known."""
+        """All cells the study may train, with the known sensitivity runs."""
         return (*self.cells, *self.more)
 
     @cached_property
     def main(self) -> tuple[PlannedCell, ...]:
-        """The cells of the pool without those of arms."""
+        """The cells of the pool without sensitivity runs."""
         return tuple(planned for planned in self.pool if not planned.arm)
 
     @cached_property
@@ -158,7 +75,7 @@ class Plan:
         return {planned.cell.key: planned for planned in self.pool}
 
     def by_key(self, key: str) -> PlannedCell | None:
-        """Return the cell of a key, None for one the study does not list."""
+        """Return the cell of a key; None for a cell the study does not list."""
         return self._by_key.get(key)
 
     def planned_for(
@@ -167,92 +84,63 @@ class Plan:
         """Plan a cell that need not be listed.
 
         Args:
-            shape: of any depth and width.
-            budget: that it is counted for.
+            shape: any depth and width.
+            budget: the budget it counts for.
             lr_factor: multiple of the rule's learning rate.
             seed: of the cell.
             arm: see `PlannedCell.arm`.
 
         Raises:
-            SpecError: the rule of the learning rate or the devices have no place for the shape.
+            SpecError: the learning-rate rule has no rate for the shape, or it fits no layout.
         """
         return self.planner.cell(FrontierShape(budget, shape), lr_factor, seed, arm)
 
     @cached_property
-    def tried(self) -> Mapping[float, float]:
-        """The share of each budget's candidates that will be trained: 1 unless a search picks some.
-
-        A search with limits of its own is counted at these, so that totals are upper bounds.
-        """
-        if self.sampler == "crossing":
-            return dict.fromkeys((p.budget for p in self.main), self._most())
-        listed: Counter[float] = Counter()
-        for budget, _, _ in {(p.budget, p.cell.shape.depth, p.lr_factor) for p in self.cells}:
-            listed[budget] += 1
-        picked = self.candidates
-        return {b: 1.0 if picked is None else min(1.0, picked / n) for b, n in listed.items()}
-
-    def _most(self) -> float:
-        """The largest share of the pool's work that the limits of a search allow."""
-        costs = sorted((p.flops for p in self.main), reverse=True)
-        most = math.fsum(costs[: self.max_cells])
-        return min(most, self.max_flops or most) / math.fsum(costs)
+    def trained_shares(self) -> Mapping[float, float]:
+        """Expected share of each budget's cells that are trained, at most."""
+        return self.search.trained_shares(self)
 
     def expected(self, attribute: str) -> float:
-        """Sum an attribute of the cells, those a search may leave out counted by their share."""
-        return math.fsum(self.tried[p.budget] * (getattr(p, attribute) or 0) for p in self.main)
+        """Sum an attribute over the cells, weighted by the share that is trained."""
+        return math.fsum(self.trained_shares[p.budget] * (getattr(p, attribute) or 0) for p in self.main)
 
     @cached_property
     def cell_count(self) -> int:
-        """How many cells will be trained; the plan lists more where a search picks some of them.
-
-        For a search with limits of its own the most these allow, all of the cheapest.
-        """
-        if self.sampler != "crossing":
-            return round(math.fsum(self.tried[p.budget] for p in self.cells))
-        costs = sorted(p.flops for p in self.main)[: self.max_cells]
-        spent = accumulate(costs)
-        return sum(cost <= (self.max_flops or math.inf) for cost in spent)
+        """How many cells are trained, at most."""
+        return self.search.cell_count(self)
 
     @property
     def tokens(self) -> float:
-        """Training tokens of all cells that will be trained."""
-        if self.sampler == "crossing":
-            # Every cell reads the same, and the most cells are the cheapest ones, not those of the most work.
-            return float(self.cell_count * self.planner.recipe.tokens)
-        return self.expected("tokens")
+        """Training tokens of all cells that are trained."""
+        return self.search.token_count(self)
 
     @property
     def flops(self) -> float:
-        """Training FLOPs of all cells that will be trained."""
+        """Training FLOPs of all cells that are trained."""
         return self.expected("flops")
 
     @property
     def device_hours(self) -> float:
-        """Hours of one slot for all cells that will be trained, each rank counted."""
+        """Hours summed over devices."""
         return self.expected("device_seconds") / 3600
 
     @property
     def hours(self) -> float:
         """Hours from start to end with as many slots busy as the cells' ranks allow."""
-        work = ((self.tried[p.budget] * p.seconds, p.layout.ranks) for p in self.main)
+        work = ((self.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in self.main)
         longest = max((p.seconds for p in self.main), default=0.0)
         return max(wall_seconds(work, self.slots), longest) / 3600
 
     @property
     def cost(self) -> float | None:
-        """Price of all cells that will be trained; None without `resources.price_per_hour`."""
+        """Price of all cells that are trained; None without `resources.price_per_hour`."""
         return None if any(p.cost is None for p in self.cells) else self.expected("cost")
 
-    def cell(self, key: str) -> Cell:
-        """Return a cell by its key or name; raises as `planned` does."""
-        return self.planned(key).cell
-
     def planned(self, key: str) -> PlannedCell:
-        """Return a cell and its costs by its key, or by its title or name where only one cell has it.
+        """Return a planned cell by its key, or by its title or name if that is unique.
 
         Raises:
-            SpecError: no cell, or several, answer to it.
+            SpecError: no cell matches, or several do.
         """
         exact = self.by_key(key)
         found = [exact] if exact else [p for p in self.pool if p.title == key]
@@ -264,15 +152,11 @@ class Plan:
             )
         return found[0]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Every cell as a flat record."""
-        return [planned.row() for planned in self.cells]
-
     def to_json(self) -> dict[str, Any]:
         """Return the whole plan as one JSON document."""
         return {
             "name": self.name,
-            "description": self.description,
+            "description": self.planner.spec.description,
             "protocol": self.protocol,
             "device": self.device,
             "slots": self.slots,
@@ -280,10 +164,7 @@ class Plan:
             "vocabulary": self.vocabulary,
             "entropy": self.entropy,
             "sampler": self.sampler,
-            "candidates": self.candidates,
-            "stop_when": self.stop_when,
-            "max_flops": self.max_flops,
-            "max_cells": self.max_cells,
+            **self.search.plan_json(),
             "totals": {
                 "cells": self.cell_count,
                 "candidate_cells": len(self.pool),
@@ -293,7 +174,7 @@ class Plan:
                 "hours": self.hours,
                 "cost": self.cost,
             },
-            "cells": self.rows(),
+            "cells": [planned.row() for planned in self.cells],
             "more_cells": [planned.row() for planned in self.more],
             "misses": [
                 {
@@ -316,225 +197,48 @@ def make_plan(
 
     Args:
         spec: the study.
-        base: folder that relative paths of the data start from.
-        to_read: for a study whose rows are only read: it need not fit the devices of this machine.
-        room: what a cluster has for the study, where one was joined; else this machine is planned for.
+        base: folder of relative paths of the data.
+        to_read: whether the rows are only read; then the study need not fit the devices of this machine.
+        room: capacity of a joined cluster; without it the plan is for this machine.
 
     Raises:
-        SpecError: a cell cannot be spread over the devices as `resources` says, or fits no number of them; or
-            DeepSpeed does not take an option.
+        SpecError: a cell fits no layout that `resources` allows, or DeepSpeed rejects an option.
         DataError: the data cannot be found.
     """
-    # Imported here because `trainables.data` may load numpy; reading a spec must not.
-    from trainables.data import data_key, vocabulary_size
-
-    device = DEVICES[spec.resources.device]
-    slots = room.devices if room else _slots(spec.resources, device)
-    recipe = spec.recipe
-    key = data_key(spec.data, spec.training.context, base)
-    vocabulary = vocabulary_size(spec.data)
-    layout_planner = LayoutPlanner(spec.resources, device, slots, recipe, vocabulary, not to_read)
-    if room:
-        layout_planner = replace(layout_planner, share=room.memory, largest=room.together)
-    planner = Planner(spec, recipe, key, _Estimator(spec, device, recipe, vocabulary, layout_planner))
+    planner = make_planner(spec, base=base, to_read=to_read, room=room)
+    device, recipe = planner.layouts.device, planner.recipe
     listed = shapes(spec.frontier)
     cells = tuple(planned for found in listed for planned in planner.cells(found, spec.training.seed_values))
-    more, refused = _more(spec, listed, planner) if spec.search.sampler == "crossing" else ([], [])
+    more, refused = spec.search.more_cells(planner, listed)
     missed = tuple(misses(spec.frontier))
     if not to_read:
         _check_options((*cells, *more))
         _check_diagnostics(spec, (*cells, *more))
-        _check_flops(spec, (*cells, *more))
+        spec.search.check_cells((*cells, *more))
     return Plan(
         name=spec.name,
-        description=spec.description,
         device=device.name,
-        slots=slots,
+        slots=planner.layouts.slots,
         precision=recipe.precision,
-        vocabulary=vocabulary,
-        entropy=_floor(spec.data),
+        vocabulary=planner.layouts.vocabulary,
+        entropy=_entropy(spec.data),
         protocol=digest(
             {
-                "data": key,
+                "data": planner.data_key,
                 "recipe": recipe.model_dump(mode="json"),
                 "lr": spec.training.lr.model_dump(mode="json"),
             }
         ),
-        sampler=spec.search.sampler,
-        candidates=spec.search.candidates,
         cells=cells,
         misses=missed,
         notes=(*(miss.reason for miss in missed), *refused, *_notes(spec, device, recipe, cells)),
         planner=planner,
         more=tuple(more),
-        stop_when=spec.search.stop_when.words if spec.search.stop_when else None,
-        max_flops=spec.search.max_flops,
-        max_cells=spec.search.max_cells,
     )
-
-
-@dataclass(frozen=True)
-class Planner:
-    """Plans single cells of one spec."""
-
-    spec: StudySpec
-    recipe: Recipe
-    data_key: str
-    estimator: "_Estimator"
-
-    def cells(self, found: FrontierShape, seeds: Iterable[int]) -> list[PlannedCell]:
-        """Plan a shape with every learning-rate factor of the spec and these seeds."""
-        seeds = tuple(seeds)
-        return [self.cell(found, factor, seed) for factor in self.spec.search.lr_factors for seed in seeds]
-
-    def cell(self, found: FrontierShape, factor: float, seed: int, arm: str = "") -> PlannedCell:
-        """Plan one cell; raises as `Plan.planned_for` does."""
-        shape = found.shape
-        cost = self.estimator.estimate(shape)
-        return PlannedCell(
-            cell=Cell(
-                shape=shape,
-                recipe=self.recipe,
-                data=self.spec.data,
-                data_key=self.data_key,
-                lr=self.spec.training.rate(shape) * factor,
-                seed=seed,
-            ),
-            budget=found.budget,
-            lr_factor=factor,
-            parameters=cost.parameters,
-            tokens=self.recipe.tokens,
-            flops=cost.flops,
-            memory_bytes=cost.choice.memory.total,
-            layout=cost.choice.layout,
-            seconds=cost.seconds,
-            cost=cost.price,
-            flags=cost.flags,
-            arm=arm,
-        )
-
-
-def _more(
-    spec: StudySpec, listed: Sequence[FrontierShape], planner: Planner
-) -> tuple[list[PlannedCell], list[str]]:
-    """What a search may train beside the cells of the frontier, and why some shapes it might have added are not."""
-    search, given = spec.search, spec.training.seed_values
-    most = max(len(given), MOST_SEEDS if search.max_seeds is None else search.max_seeds)
-    others = [seed for seed in range(most) if seed not in given][: most - len(given)]
-    cells = [planned for found in listed for planned in planner.cells(found, others)]
-    if search.new_budgets == "none":
-        return cells, []
-    limits = search.limits
-    added = added_shapes(
-        spec.frontier,
-        beyond=search.new_budgets == "beyond",
-        low=limits.min if limits else None,
-        high=limits.max if limits else None,
-    )
-    refused = []
-    for found in added:
-        try:
-            cells += planner.cells(found, (*given, *others))
-        except SpecError as error:
-            shape = found.shape
-            refused.append(f"the search adds no L{shape.depth} d{shape.width}: {error}")
-    return cells, refused
-
-
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """What every cell of one shape costs."""
-
-    parameters: Parameters
-    flops: float
-    choice: Choice
-    seconds: float
-    price: float | None
-    flags: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Estimator:
-    """Costs of shapes under one spec, each worked out once."""
-
-    spec: StudySpec
-    device: Device
-    recipe: Recipe
-    vocabulary: int
-    layout_planner: LayoutPlanner
-    known: dict[Shape, _Cost] = field(default_factory=dict, repr=False, compare=False)
-
-    def estimate(self, shape: Shape) -> _Cost:
-        if shape not in self.known:
-            self.known[shape] = self._estimate(shape)
-        return self.known[shape]
-
-    def _estimate(self, shape: Shape) -> _Cost:
-        choice = self.layout_planner.choose(shape)
-        seconds = self._seconds(shape, choice.layout)
-        price = self.spec.resources.price_per_hour
-        flags = choice.flags
-        if bottlenecked(shape, self.vocabulary):
-            flags = (f"width above the vocabulary of {self.vocabulary}", *flags)
-        return _Cost(
-            parameters=self._parameters(shape),
-            flops=float(self._flops(shape).training * self.recipe.tokens),
-            choice=choice,
-            seconds=seconds,
-            price=None if price is None else price * seconds * choice.layout.ranks / 3600,
-            flags=flags,
-        )
-
-    def _parameters(self, shape: Shape) -> Parameters:
-        recipe = self.recipe
-        return parameters(shape, self.vocabulary, recipe.context, recipe.network, recipe.residual)
-
-    def _flops(self, shape: Shape) -> Flops:
-        return flops(shape, self.vocabulary, self.recipe.context, self.recipe.network)
-
-    def _seconds(self, shape: Shape, layout: Layout) -> float:
-        """From start to end of a cell, all of its ranks side by side."""
-        recipe, resources, device = self.recipe, self.spec.resources, self.device
-        work = self._flops(shape)
-        per_token = work.training + (work.forward if layout.activation_checkpointing else 0)
-        tokens = layout.sequences(recipe) * recipe.context
-        degree = layout.tensor_parallel
-        piece = step_seconds(
-            device,
-            shape,
-            tokens / degree,
-            per_token * tokens / degree,
-            recipe.precision,
-            resources.utilisation,
-        ) + tensor_exchange_seconds(device, shape, tokens, recipe.precision, layout)
-        count = self._parameters(shape).total
-        step = layout.pieces(recipe) * piece + data_exchange_seconds(device, count, recipe.precision, layout)
-        # An evaluation is forward only: a third of the work of training on as many tokens.
-        validation = _validation_tokens(self.spec.data, recipe.context)
-        evaluation = math.ceil(validation / (tokens * layout.data_parallel)) * piece / 3
-        return recipe.steps * step + resources.evaluations * evaluation
-
-
-def _slots(resources: ResourcesSection, device: Device) -> int:
-    if resources.slots != "auto":
-        return resources.slots
-    if device.is_gpu:
-        return max(1, local_gpus())
-    by_memory = usable_memory(device) // (2 * PROCESS_BYTES)
-    return max(1, min(int(cores() / resources.cpus_per_trial), by_memory))
-
-
-def _check_flops(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
-    most, cheapest = spec.search.max_flops, min((planned.flops for planned in cells), default=0.0)
-    if most is not None and most < cheapest:
-        raise SpecError(
-            f"`search.max_flops` is {most:g}, and the cheapest cell takes {cheapest:.3g} training FLOPs, so that the "
-            "search could train none; raise it, or train with fewer `training.steps`."
-        )
 
 
 def _check_options(cells: Sequence[PlannedCell]) -> None:
-    """Let DeepSpeed look at the options it is given, at every ZeRO stage of the plan, before anything starts."""
+    """Check the options for DeepSpeed at every ZeRO stage of the plan."""
     for options, zero in {p.layout.zero: (p.cell.recipe.deepspeed, p.layout.zero) for p in cells}.values():
         if options:
             try:
@@ -552,9 +256,9 @@ def _check_diagnostics(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
 
 
 def wall_seconds(work: Iterable[tuple[float, int]], slots: int) -> float:
-    """The least time that cells of (seconds, ranks) take on so many slots.
+    """Return the least time that cells of (seconds, ranks) take on a number of slots.
 
-    Two gangs of two cannot share three slots: cells of r ranks or more run at most slots div r at a time.
+    Of cells with r ranks or more at most slots div r run at a time: two gangs of two cannot share three slots.
     """
     by_ranks: dict[int, float] = {}
     for seconds, ranks in work:
@@ -568,14 +272,14 @@ def wall_seconds(work: Iterable[tuple[float, int]], slots: int) -> float:
 
 
 def by_hand(layout: Layout) -> str:
-    """The command that trains a cell in this layout without Ray, from the cell's file CELL.json."""
+    """Return the command that trains a cell in this layout without Ray, from the file CELL.json."""
     started = f"torchrun --nproc-per-node {layout.ranks}" if layout.ranks > 1 else "python"
     words = [
         *(started, "-m trainables CELL.json"),
         *(("--tensor-parallel", layout.tensor_parallel) if layout.ranks > 1 else ()),
         *("--zero", layout.zero),
         *(("--micro-batch", layout.micro_batch) if layout.micro_batch else ()),
-        *(("--activation_checkpointing",) if layout.activation_checkpointing else ()),
+        *(("--activation-checkpointing",) if layout.activation_checkpointing else ()),
         *(("--shard-vocabulary",) if layout.shard_vocabulary else ()),
     ]
     return " ".join(map(str, words))
@@ -633,17 +337,11 @@ def _training_tokens(data: DataSpec, context: int) -> int | None:
     return data.max_tokens
 
 
-def _validation_tokens(data: DataSpec, context: int) -> int:
-    if isinstance(data, HierarchyData | TaskData):
-        return data.validation_sequences * context
-    return data.validation_tokens
+def _entropy(data: DataSpec) -> float | None:
+    """Return the entropy of the data in nats per target, if it is known.
 
-
-def _floor(data: DataSpec) -> float | None:
-    """Entropy of the data in nats a target, where it is known: 0 of a task, whose targets follow from its inputs.
-
-    Of a grammar it is that of the root and of the rule at every inner node, exact because distinct symbols write
-    distinct strings, so a string has one tree (Cagnetta et al. 2024, section 2).
+    The targets of a task follow from its inputs: 0. The entropy of a grammar is that of the root and of the rule at
+    every inner node; this is exact because each string has one tree (Cagnetta et al. 2024, section 2).
     """
     if isinstance(data, TaskData):
         return 0.0

@@ -1,4 +1,4 @@
-"""A plan as a table for people: one line a shape, its seeds and learning rates together."""
+"""A plan as a table for the terminal: one line per shape, its seeds and learning rates together."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -8,7 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from study.plan.plan import Plan, PlannedCell
+from study.plan.cells import PlannedCell
+from study.plan.plan import Plan
 from trainables.layout import Layout
 
 _PREFIXES = (
@@ -24,7 +25,7 @@ _PREFIXES = (
 
 
 def plan_table(plan: Plan) -> Group:
-    """Return the plan for rich to print: a line a shape, totals in the footer, notes below."""
+    """Return the plan for rich to print: one line per shape, totals in the footer, notes below."""
     table = Table(title=plan.name, box=box.SIMPLE, show_footer=True, pad_edge=False, padding=0)
     columns = {
         "budget": "total",
@@ -41,13 +42,13 @@ def plan_table(plan: Plan) -> Group:
     if plan.cost is not None:
         columns["cost"] = f"{plan.cost:,.0f}"
     for name, total in columns.items():
-        # In a narrow terminal the counts give way, which shape and budget say as well, and not degree, memory or time.
-        gives_way = name in ("N=12Ld²", "params", "rate")
+        # In a narrow terminal shorten the counts, which follow from shape and budget, and not degree, memory or time.
+        may_shorten = name in ("N=12Ld²", "params", "rate")
         table.add_column(
             name,
             total,
             justify="left" if name == "shape" else "right",
-            no_wrap=not gives_way,
+            no_wrap=not may_shorten,
             overflow="ellipsis",
         )
 
@@ -82,56 +83,30 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
 
 
 def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
-    each = plan.cells[0].tokens if plan.cells else 0
+    spec = plan.planner.spec
     gangs = [planned.layout for planned in plan.cells if planned.layout.ranks > 1]
     groups = " (x groups that share its batch)" if any(one.data_parallel > 1 for one in gangs) else ""
+    workers = f"{plan.slots} {'devices' if gangs else 'workers'}"
     lines = [
-        *([plan.description] if plan.description else []),
-        f"each cell trains on {short(each)} tokens, all of them on {short(plan.tokens)}",
-        f"time is of one cell; the total is from start to end with {plan.slots} "
-        f"{'devices' if gangs else 'at a time'} on {plan.device}, {plan.precision} (an estimate)",
+        *([spec.description] if spec.description else []),
+        f"{short(plan.planner.recipe.tokens)} training tokens per cell, {short(plan.tokens)} in total",
+        f"time: per cell; total: estimated wall clock with {workers} on {plan.device}, {plan.precision}",
     ]
     if gangs:
-        lines.append(f"TP: devices that share each matrix of a cell{groups}; memory is of one device")
-    if plan.candidates is not None:
+        lines.append(f"TP: devices that share each matrix of a cell{groups}; memory: per device")
+    lines += plan.search.plan_notes(plan)
+    if spec.sensitivity:
+        factors = " and ".join(f"{factor:g}" for factor in spec.sensitivity.lr_factors)
         lines.append(
-            f"the search ({plan.sampler}) tries {plan.candidates} candidates of each budget: "
-            f"{plan.cell_count} of the "
-            f"{len(plan.cells)} cells listed; totals are for an average choice"
+            f"afterwards, cells next to each crossing are trained again at {factors} times their learning rate; the "
+            "totals do not include them, because they depend on where depths cross"
         )
-    if plan.sampler == "crossing":
-        lines.append(_search_line(plan))
-    if arm := plan.planner.spec.sensitivity:
-        factors = " and ".join(f"{factor:g}" for factor in arm.lr_factors)
-        lines.append(
-            f"after these, cells about each crossing are trained again at {factors} times their rate; which depends "
-            "on where depths cross, so that they are in no total"
-        )
-    lines.extend(f"{mark}: {flag}" for flag, mark in flags.items())
-    lines.extend(plan.notes)
-    return lines
-
-
-def _search_line(plan: Plan) -> str:
-    """What a search by crossings chooses from, and what ends it."""
-    listed = {planned.cell.shape for planned in plan.cells}
-    added = {planned.cell.shape for planned in plan.more} - listed
-    seeds = len({planned.cell.seed for planned in plan.pool})
-    sizes = f" and {len(added)} at other budgets" if added else ""
-    first = "" if plan.stop_when is None else f" when {plan.stop_when}, at the latest"
-    limits = [
-        *([f"{short(plan.max_flops)} FLOPs"] if plan.max_flops else []),
-        *([f"{plan.max_cells:,} cells"] if plan.max_cells else []),
-    ]
-    last = f" at {' or '.join(limits)}" if limits else " with all of them trained"
-    return (
-        f"the search (crossing) has {len(plan.pool):,} cells for choice: these {len(listed)} shapes{sizes} with up to "
-        f"{seeds} seeds each, and ends{first}{last}; totals are upper bounds"
-    )
+    lines += [f"{mark}: {flag}" for flag, mark in flags.items()]
+    return [*lines, *plan.notes]
 
 
 def _count(number: int) -> str:
-    """Every digit while they fit a terminal, then three; the plan as JSON has them all."""
+    """Return all digits of a number below ten million, else three."""
     return f"{number:,}" if number < 1e7 else short(number)
 
 
@@ -142,7 +117,7 @@ def _mark(number: int) -> str:
 
 
 def _degrees(layout: Layout) -> str:
-    """Tensor parallel, and where there are several such groups, how many: 4, or 4x2."""
+    """Return the tensor-parallel degree and the number of such groups if there are several: 4, or 4x2."""
     groups = f"x{layout.data_parallel}" if layout.data_parallel > 1 else ""
     return f"{layout.tensor_parallel}{groups}"
 
@@ -155,7 +130,7 @@ def _rates(rates: Iterable[float]) -> str:
 
 
 def short(value: float) -> str:
-    """A number in three digits with its decimal prefix, such as 1.23M."""
+    """Return a number in three digits with its decimal prefix, such as 1.23M."""
     for size, prefix in _PREFIXES:
         if value >= size:
             return f"{value / size:.3g}{prefix}"
@@ -163,7 +138,7 @@ def short(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it, such as 45 s, 12 min, 2.4 h or 31 days."""
+    """Return a duration in a fitting unit, such as 45 s, 12 min, 2.4 h or 31 days."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:

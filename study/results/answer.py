@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     # A recommendation from a published law loads none of these (and no numerical library at all).
     import pandas as pd
 
-    from analysis.law.crossings import Crossing
     from analysis.fit.document import Fit
-    from analysis.runs.table import RunTable
+    from analysis.law.crossings import Crossing
     from analysis.law.loss_surfaces import SurfaceFit
+    from analysis.runs.table import RunTable
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
     from study.tracking.rows import Row
@@ -54,10 +54,10 @@ def answer(
     """
     from analysis.fit.document import fit
     from analysis.report.study_page import write_report
-    from study.results.parametrisations import contrasts
+    from study.results.parametrisations import parametrisation_shifts
 
     result = fit(runs, entropy=plan.entropy)
-    result = replace(result, contrasts=contrasts(spec, plan, result, rows.values()))
+    result = replace(result, shifts=(*result.shifts, *parametrisation_shifts(plan, result, rows.values())))
     report = write_report(
         runs,
         result,
@@ -75,13 +75,13 @@ def answer(
 
 def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "") -> dict[str, Any]:
     """What a report tells of a search: its objective, the grid it is held against, and Optuna's own plots; none of a grid."""
-    if plan.sampler == "grid":
+    if plan.search.is_grid:
         return {}
     import pandas as pd
 
     from analysis.design.history import Search
-    from study.search.stopping_rule import objective_of
     from study.results.optuna_plots import optuna_figures
+    from study.search.stopping_rule import objective_of
 
     shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()
     grid = pd.DataFrame(
@@ -91,9 +91,8 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
             "flops": [p.flops for p in shapes],
         }
     )
-    stop_when = spec.search.stop_when
     return {
-        "search": Search(objective_of(spec), stop_when.halfwidth if stop_when else None, grid, ended),
+        "search": Search(objective_of(spec), spec.search.wanted_halfwidth, grid, ended),
         "more": optuna_figures(runs),
     }
 
@@ -287,7 +286,7 @@ def _by_measurement(params: float, found: dict[str, Any]) -> dict[str, Any]:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return crossings, law, rivals and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import law_sentence, noise_sentence, parting_sentence
+    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
 
     missing = [item for item in result.crossings if item.status == "insufficient"]
     # Twenty depths have 190 pairs, and those of which nothing is known would bury the others.
@@ -305,9 +304,9 @@ def fit_table(result: "Fit") -> RenderableType:
         *(Text(note, style="dim") for note in notes),
         law,
         _rivals(result),
-        *([Text(parting_sentence(result))] if result.disagreements else []),
+        *([Text(disagreement_sentence(result))] if result.disagreements else []),
         *([_best(result)] if result.best else []),
-        *_moves(result),
+        *_shifts(result),
         Text(about, style="dim"),
         *(Text(text, style="yellow") for text in result.warnings),
     )
@@ -351,27 +350,29 @@ def _rivals(result: "Fit") -> Table:
     return table
 
 
-def _moves(result: "Fit") -> list[RenderableType]:
-    """Return what other learning rates and parametrisations do to the crossings; nothing where none was tried."""
-    from analysis.report.answers import contrast_sentence, factor_interval, sensitivity_sentence
+def _shifts(result: "Fit") -> list[RenderableType]:
+    """How far the crossings move at other learning rates and under other parametrisations."""
+    from analysis.report.extras.shifts import by_key, condition, factor_interval, shift_sentence
 
     parts: list[RenderableType] = []
-    if result.sensitivity:
-        title = "crossings at other learning rates"
+    for studies in by_key(result.shifts).values():
+        title = f"shifts of the crossings against {condition(studies[0].key, studies[0].base)}"
         table = Table(title=title, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0))
-        for name in ("pair", "rate", "N times", f"{100 * result.level:g} %", "runs", "why"):
-            table.add_column(name, justify="left" if name in ("pair", "why") else "right")
-        for item in result.sensitivity:
-            table.add_row(
-                f"{item.shallow} → {item.deep}",
-                f"× {item.factor:g}",
-                "-" if item.shift is None else f"{math.exp(item.shift):.2f}",
-                _ends(factor_interval(item.shift_interval)),
-                str(item.runs),
-                item.reason or "",
-            )
-        parts += [table, Text(sensitivity_sentence(result.sensitivity, result.level))]
-    return parts + [Text(contrast_sentence(item)) for item in result.contrasts]
+        for name in ("pair", "changed to", "N times", f"{100 * result.level:g} %", "runs", "why"):
+            table.add_column(name, justify="left" if name in ("pair", "changed to", "why") else "right")
+        for study in studies:
+            for item in study.pairs:
+                table.add_row(
+                    f"{item.shallow} → {item.deep}",
+                    condition(study.key, study.value).removeprefix(f"{study.key} "),
+                    "-" if item.shift is None else f"{math.exp(item.shift):.2f}",
+                    _ends(factor_interval(item.shift_interval)),
+                    str(item.runs or study.runs),
+                    item.reason or "",
+                )
+        parts += [table] if table.row_count else []
+        parts.append(Text(shift_sentence(studies)))
+    return parts
 
 
 def _ends(interval: Any) -> str:
@@ -394,14 +395,14 @@ def _best(result: "Fit") -> Table:
     return table
 
 
-def refits_text(result: "Fit") -> Text:
-    """Return what the refits of the whole pipeline gave, beside the intervals of the law."""
+def bootstrap_text(result: "Fit") -> Text:
+    """Intervals of the parametric bootstrap, beside those of the law."""
     from analysis.fit.sentences import ends
 
-    found = result.refits
+    found = result.parametric_bootstrap
     if found is None:
-        return Text("no refits: there is no noise estimate to simulate from", style="yellow")
-    text = f"{found.count} refits of the whole pipeline on simulated losses: {found.with_law} have a law"
+        return Text("no parametric bootstrap: there is no noise estimate to simulate from", style="yellow")
+    text = f"{found.count} simulated studies: {found.with_law} have a law"
     if found.a_interval and found.b_interval:
         text += f", a {ends(found.a_interval, 3)}, b {ends(found.b_interval, 3)} ({result.level:.0%})"
     pairs = [f"{name.replace('-', ' → ')} {show_interval(ends_)}" for name, ends_ in found.crossings.items()]

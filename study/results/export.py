@@ -23,6 +23,7 @@ from study.tracking.study_paths import StudyPaths, study_paths_of
 from trainables.data.spec import DataSpec, HierarchyData, MixtureData
 from trainables.data.tasks.spec import TaskData
 from trainables.errors import InputError
+from trainables.model.family import family
 from trainables.record import RECORD, Record, RecordError, damage, read_record, refuse_filled
 from trainables.storage.storage import open_storage, reason
 
@@ -469,10 +470,11 @@ def _why_not_kept(cell: str, folders: Sequence[Path]) -> str | None:
             called = f"cell {key} ({name}) of the study {folder.name!r}"
             if line["status"] != "done":
                 return f"{called} is {line['status']} and has no weights: {line.get('reason') or 'no reason given'}"
-            if not load_spec(str(spec)).recipe.is_gpt2:
+            recipe = load_spec(str(spec)).recipe
+            if not family(recipe.network).is_huggingface(recipe):
                 return (
-                    f"{called} has no weights: a model with its `training.network` or `training.residual` is no plain "
-                    "GPT-2, and nothing outside could load it."
+                    f"{called} has no weights: HuggingFace has no class for a model with its `training.network` or "
+                    "`training.residual`."
                 )
             return (
                 f"the weights of {called} were not kept (`resources.keep_weights` was none, the disk was full, or they "

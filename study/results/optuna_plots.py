@@ -14,12 +14,12 @@ from matplotlib.text import Text
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from analysis.design.history import rows_in_order
+from analysis.report.catalogue import Figure
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import WIDTH, count_axis
-from analysis.report.catalogue import Figure
 from analysis.report.study_page import MORE
 from analysis.runs.table import RunTable
-from analysis.design.history import rows_in_order
 
 #: What Optuna calls the value of a trial.
 VALUE = "validation loss (nats a token)"

@@ -1,4 +1,4 @@
-"""The study under other parametrisations: rows of the same experiment that differ in that alone."""
+"""The crossings of a study beside those under other parametrisations, from rows of the same MLflow experiment."""
 
 import json
 from collections import defaultdict
@@ -7,49 +7,47 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.fit.crossing_shift import Contrast, contrast
 from analysis.errors import InputError
+from analysis.fit.crossing_shift import ChangedStudy, compare_fits
 from analysis.fit.document import Fit, fit
 from analysis.runs.table import RunTable
 from study.plan.plan import Plan
-from study.spec.study import StudySpec
 from study.tracking.rows import ARM, Row
 from study.tracking.tables import IDENTITY
 
-#: Fields of a recipe that say how it is parametrised; under `sp` a recipe has neither.
+#: The key of the spec that differs.
+KEY = "training.parametrisation"
+#: Fields of a recipe that describe its parametrisation; under `sp` a recipe has neither.
 OWN = ("parametrisation", "base")
-#: Parametrisations that are compared; of one with several protocols (other base shapes or rates) each counts.
+#: Most studies compared; one parametrisation counts once for each protocol (other base shapes or rates).
 MOST = 4
 
 
-def contrasts(spec: StudySpec, plan: Plan, result: Fit, rows: Iterable[Row]) -> tuple[Contrast, ...]:
-    """The crossings of a study beside those of every other parametrisation that its experiment has rows of.
+def parametrisation_shifts(plan: Plan, result: Fit, rows: Iterable[Row]) -> tuple[ChangedStudy, ...]:
+    """How far the crossings move under each other parametrisation that the experiment has rows of.
 
     Args:
-        spec: of the study.
         plan: of the study.
         result: its fit.
         rows: of the ledger.
     """
     found = []
     for protocol, group in others(plan, rows).items():
-        table = table_of(group)
         try:
-            other = fit(table, level=result.level, draws=result.draws)
+            other = fit(table_of(group), level=result.level, draws=result.draws)
         except InputError:
-            # Rows that are all diverged or failed say nothing of a crossing.
-            continue
+            continue  # no row has a loss
         found.append((name_of(group[0].params), protocol, other))
     found.sort(key=lambda item: (item[0], -item[2].used, item[1]))
     names = [name for name, _, _ in found]
+    own = name_of(plan.cells[0].cell.recipe.model_dump(mode="json"))
     return tuple(
-        contrast(
+        compare_fits(
             result,
             other,
-            (
-                spec.training.parametrisation,
-                name if names.count(name) == 1 else f"{name} ({protocol[:6]})",
-            ),
+            KEY,
+            own,
+            name if names.count(name) == 1 else f"{name} ({protocol[:6]})",
             protocol=protocol,
         )
         for name, protocol, other in found[:MOST]
@@ -57,22 +55,21 @@ def contrasts(spec: StudySpec, plan: Plan, result: Fit, rows: Iterable[Row]) -> 
 
 
 def others(plan: Plan, rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Protocol -> rows of the same data and recipe under another parametrisation."""
+    """Map each protocol to its rows of the same data and recipe under another parametrisation."""
     cell = plan.cells[0].cell
     recipe = cell.recipe.model_dump(mode="json")
+    fields = type(cell.recipe).model_fields
     ours = _common(recipe, cell.data_key)
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.protocol == plan.protocol or name_of(row.params) == name_of(recipe):
             continue
-        params = {**row.params, **_options(row.params)}
-        if (
-            _common(
-                {name: params[name] for name in params if name in type(cell.recipe).model_fields},
-                str(row.params.get("data_key")),
-            )
-            == ours
-        ):
+        params = dict(row.params)
+        if params.get("deepspeed"):
+            # MLflow holds DeepSpeed's options as one text.
+            params["deepspeed"] = json.loads(str(params["deepspeed"]))
+        theirs = {name: params[name] for name in params if name in fields}
+        if _common(theirs, str(row.params.get("data_key"))) == ours:
             groups[row.protocol].append(row)
     return dict(groups)
 
@@ -99,11 +96,6 @@ def table_of(rows: Sequence[Row]) -> RunTable:
 def name_of(recipe: Mapping[str, Any]) -> str:
     """The parametrisation of a recipe or of the parameters of a row."""
     return str(recipe.get("parametrisation") or "sp")
-
-
-def _options(params: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's options, which are written as one text."""
-    return {"deepspeed": json.loads(str(params["deepspeed"]))} if params.get("deepspeed") else {}
 
 
 def _common(recipe: Mapping[str, Any], data_key: str) -> dict[str, str]:

@@ -1,15 +1,17 @@
-"""What a study knows of its objective so far, whatever its sampler, and what it would train next: from its rows alone."""
+"""The estimate of a study's objective so far, for every sampler, and the cells that come next: from its rows alone."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.design.objective import Estimate, estimate
 from analysis.design.next_cells import Choice
+from analysis.design.objective import Estimate, estimate
 from study.plan.plan import Plan
-from study.search.crossing_search import CrossingSearch, frame, line_of, next_words
-from study.search.stopping_rule import Ending, objective_of
+from study.search import make_search
+from study.search.crossing_search import frame, next_words, row_of
+from study.search.source import SearchEnd
+from study.search.stopping_rule import objective_of
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes
 from study.tracking.rows import Row
@@ -17,16 +19,16 @@ from study.tracking.rows import Row
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The estimate of all rows, and where a search stands."""
+    """The estimate from all rows, and the state of the search."""
 
     cells: int
     flops: float
-    """Training FLOPs of the cells that have ended."""
+    """Training FLOPs of the finished cells."""
     estimate: Estimate
     next: tuple[Choice, ...] = ()
-    """The cells that come next, best first; none where nothing is searched or the search has ended."""
+    """The next cells, best first; empty without a search or after its end."""
     next_words: str = ""
-    ending: Ending | None = None
+    ending: SearchEnd | None = None
     """Which limit ended the search."""
 
     def to_json(self) -> dict[str, Any]:
@@ -58,22 +60,21 @@ class Knowledge:
 
 
 def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[str]) -> Knowledge | None:
-    """Return what a study knows; None before its first cell has ended.
+    """Return the estimate and the state of the search; None before the first cell has finished.
 
     Args:
         spec: the study.
         plan: with the cells of all rows (`study.tracking.ledger.with_recorded`).
-        rows: in the order in which they ended.
-        begun: keys of cells that were begun and have no result.
+        rows: in the order in which they finished.
+        begun: keys of cells that were started and have no result.
     """
     ended = [(planned, rows[planned.cell.key]) for planned in plan.main if planned.cell.key in rows]
     if not ended:
         return None
-    rows_so_far = frame(line_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
+    rows_so_far = frame(row_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
     known = estimate(rows_so_far, objective_of(spec))
     flops = math.fsum(planned.flops * row.trained_share for planned, row in ended)
-    if spec.search.sampler != "crossing":
+    state = make_search(spec, plan, outcomes(rows), begun).state() if spec.search.chooses_cells else None
+    if state is None:
         return Knowledge(len(ended), flops, known)
-    search = CrossingSearch(plan, spec, outcomes(rows), begun, plan.slots)
-    state = search.state()
     return Knowledge(len(ended), flops, known, state.next, next_words(state), state.ending)

@@ -1,4 +1,4 @@
-"""RUNS of `fit` and `report`: a spec, an MLflow experiment or a table file; and where a store of MLflow is."""
+"""RUNS of `fit` and `report`: a spec, an MLflow experiment or a table file; and the location of an MLflow store."""
 
 import os
 import re
@@ -27,24 +27,23 @@ class NoRowsError(SpecError):
 
 @dataclass(frozen=True)
 class Runs:
-    """The run table of RUNS, and what a report can add."""
+    """The run table of RUNS; `known` holds arguments of `analysis.report.study_page.write_report`."""
 
     table: RunTable
     known: dict[str, Any]
-    """Arguments of `analysis.report.study_page.write_report`."""
 
     def compared(self, result: "Fit") -> "Fit":
-        """Return a fit of the table with its crossings held against those of other parametrisations."""
+        """Return a fit of the table with the shifts of its crossings under other parametrisations."""
         return result
 
     def searched(self) -> dict[str, Any]:
-        """Return what a report tells of the search, as arguments of `write_report`."""
+        """Return what a report shows of the search, as arguments of `write_report`."""
         return {}
 
 
 @dataclass(frozen=True)
 class StudyRuns(Runs):
-    """That of a spec."""
+    """The run table of a spec."""
 
     spec: StudySpec
     plan: Plan
@@ -52,13 +51,14 @@ class StudyRuns(Runs):
     """Of the ledger, those of other studies of the experiment included."""
 
     def compared(self, result: "Fit") -> "Fit":
-        """Return the fit with the contrasts for which the study's experiment has rows."""
-        from study.results.parametrisations import contrasts
+        """See `Runs.compared`; needs rows of other parametrisations in the study's experiment."""
+        from study.results.parametrisations import parametrisation_shifts
 
-        return replace(result, contrasts=contrasts(self.spec, self.plan, result, self.rows.values()))
+        shifts = parametrisation_shifts(self.plan, result, self.rows.values())
+        return replace(result, shifts=(*result.shifts, *shifts))
 
     def searched(self) -> dict[str, Any]:
-        """Return the search of the study, see `answer.searched`."""
+        """See `study.results.answer.searched`."""
         from study.results.answer import searched
 
         return searched(self.spec, self.plan, self.table)
@@ -72,29 +72,30 @@ def read_source(
     uri: str | None = None,
     count: Count = "nonembedding",
 ) -> Runs:
-    """Return the run table of RUNS, and what a report can add where RUNS is a spec.
+    """Return the run table of RUNS, and for a spec what a report can add.
 
     Args:
         source: `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.table.SUFFIXES`, else a spec.
-        overrides: `key=value` texts, for a spec only.
-        columns: `ours=theirs` texts, for a table only.
-        results: the root of the results, for a spec or an experiment.
-        uri: of the MLflow store, for an experiment; see `named_store`.
+        overrides: `key=value` texts; for a spec only.
+        columns: `ours=theirs` texts; for a table only.
+        results: the root of the results; for a spec or an experiment.
+        uri: of the MLflow store, see `named_store`; for an experiment only.
         count: how N is counted; `table` for a table only, a study counts 12·L·d².
 
     Raises:
         SpecError: an option that does not go with the source, or a study without rows.
     """
-    is_experiment = source.startswith("mlflow:")
-    if not is_experiment:
+    if _is_spec(source):
+        _refuse_for_a_spec(source, columns, uri, count)
+        return study_runs(load_spec(source, overrides), results, source)
+    if overrides:
+        raise SpecError(f"--set changes a spec, but {source} is a table of runs; leave it out.")
+    store = None
+    if source.startswith("mlflow:"):
+        store = existing(named_store(uri, results))
+    else:
         _refuse_store(source, uri)
-    if is_experiment or Path(source).suffix.lower() in SUFFIXES:
-        if overrides:
-            raise SpecError(f"--set changes a spec, but {source} is a table of runs; leave it out.")
-        store = existing(named_store(uri, results)) if is_experiment else None
-        return Runs(read_runs(source, mapping(columns), tracking_uri=store, count=count), {})
-    _refuse_for_a_spec(source, columns, count)
-    return study_runs(load_spec(source, overrides), results, source)
+    return Runs(read_runs(source, mapping(columns), tracking_uri=store, count=count), {})
 
 
 def series_of(
@@ -104,19 +105,20 @@ def series_of(
     uri: str | None = None,
     count: str = "nonembedding",
 ) -> StudySpec | None:
-    """Return the spec that RUNS names if it is one of a series; None for anything else.
+    """Return the spec that RUNS names if it is a series, else None.
 
     Raises:
         SpecError: an option that does not go with a spec.
     """
-    if source.startswith("mlflow:") or Path(source).suffix.lower() in SUFFIXES:
+    spec = load_spec(source, overrides) if _is_spec(source) else None
+    if spec is None or spec.vary is None:
         return None
-    spec = load_spec(source, overrides)
-    if spec.vary is None:
-        return None
-    _refuse_store(source, uri)
-    _refuse_for_a_spec(source, columns, count)
+    _refuse_for_a_spec(source, columns, uri, count)
     return spec
+
+
+def _is_spec(source: str) -> bool:
+    return not source.startswith("mlflow:") and Path(source).suffix.lower() not in SUFFIXES
 
 
 def _refuse_store(source: str, uri: str | None) -> None:
@@ -127,7 +129,8 @@ def _refuse_store(source: str, uri: str | None) -> None:
         )
 
 
-def _refuse_for_a_spec(source: str, columns: Sequence[str], count: str) -> None:
+def _refuse_for_a_spec(source: str, columns: Sequence[str], uri: str | None, count: str) -> None:
+    _refuse_store(source, uri)
     if count == "table":
         raise SpecError(
             f"--count table takes N from the column params of a table, but {source} is a spec, whose N is 12·L·d²; "
@@ -137,13 +140,13 @@ def _refuse_for_a_spec(source: str, columns: Sequence[str], count: str) -> None:
         raise SpecError(f"--column renames the columns of a table, but {source} is a spec; leave it out.")
 
 
-def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "StudyRuns":
+def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> StudyRuns:
     """Return the run table of a study, and what a report can add.
 
     Args:
         spec: the study.
         results: the root of the results.
-        source: what a user calls the spec; by default its name.
+        source: the spec as the user named it; by default its name.
 
     Raises:
         SpecError: the study has no rows.
@@ -154,8 +157,9 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "St
     rows = study_rows(plan, recorded)
     if not rows:
         raise NoRowsError(
-            f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with `interplay run {source or spec.name}`, or "
-            f"read one that was run elsewhere from its tracking server: mlflow:{spec.experiment}, with --uri."
+            f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with `interplay run "
+            f"{source or spec.name}`, or read one that was run elsewhere from its tracking server: "
+            f"mlflow:{spec.experiment} with --uri URI."
         )
     from study.results.answer import facts
 
@@ -170,15 +174,15 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> "St
 
 
 def named_store(uri: str | None, results: Path) -> str:
-    """Return the URI of the store a user means: `--uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
+    """Return the URI of the store: `--uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
     return uri or os.environ.get("MLFLOW_TRACKING_URI") or tracking_uri("auto", results)
 
 
 def existing(uri: str) -> str:
-    """Return the URI of a store that is there.
+    """Return the URI of a store that exists.
 
     Raises:
-        SpecError: its file is missing (MLflow would make an empty one), or its server does not answer.
+        SpecError: its file is missing (MLflow would create an empty one), or its server does not answer.
     """
     file = sqlite_file(uri)
     if file is not None and not file.is_file():
@@ -188,7 +192,7 @@ def existing(uri: str) -> str:
         )
     problem = server_problem(uri)
     if problem:
-        # The address may hold a password, where it comes from the environment.
+        # The address may hold a password if it comes from the environment.
         raise SpecError(f"{problem.replace(uri, shown(uri))}; start it, or name another with --uri.")
     silence_mlflow()
     return uri
@@ -207,7 +211,7 @@ def existing_experiment(spec: StudySpec, results: Path) -> tuple[Experiment | No
 
 
 def shown(uri: str) -> str:
-    """Return a URI as it may be shown: without user, password and options."""
+    """Return a URI without user, password and options, for messages."""
     return re.sub(r"//[^/]*@", "//", uri.partition("?")[0])
 
 

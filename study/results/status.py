@@ -1,4 +1,4 @@
-"""`interplay status`: which cells are done, running, failed (why) or missing."""
+"""`interplay status`: which cells are done, running, failed (and why) or missing."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from study.plan.plan import Plan, PlannedCell, make_plan
+from study.plan import Plan, PlannedCell, make_plan
 from study.results.search_state import Knowledge, knowledge
 from study.spec.study import StudySpec
 from study.tracking.ledger import study_rows, unfinished_cells, with_recorded
@@ -22,7 +22,7 @@ from study.tracking.tracker import make_tracker
 class StudyStatus:
     """The state of each cell by key: done, stopped, diverged, failed, running or missing.
 
-    Of the cells a search by crossings may train none is missing: those it never chooses are not listed.
+    The crossing sampler has no missing cells: those that it has not chosen are not listed.
     """
 
     plan: Plan
@@ -30,13 +30,13 @@ class StudyStatus:
     states: dict[str, str]
     driver: int | None
     waiting: int | None
-    """Rows that the tracker does not have yet; None if it cannot be asked."""
+    """Number of rows not yet in the tracker; None if it cannot be asked."""
     problem: str | None
-    """Why the tracker cannot be used, None if it can."""
+    """Why the tracker cannot be used; None if it can."""
     stored: bool
     """Whether the tracker has the study."""
     known: Knowledge | None = None
-    """What the study knows of its objective so far."""
+    """The estimate of the study's objective so far."""
 
     @property
     def cells(self) -> list[PlannedCell]:
@@ -58,7 +58,7 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
         key = planned.cell.key
         if key in running or key in rows:
             states[key] = "running" if key in running else rows[key].status
-        elif plan.sampler != "crossing":
+        elif not plan.search.chooses_cells:
             states[key] = "missing"
     tracker = make_tracker(spec, paths, {})
     problem = tracker.problem()
@@ -94,7 +94,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
 
 
 def status_table(state: StudyStatus) -> RenderableType:
-    """The state of a study for a terminal: counts by depth, then every failure with its reason."""
+    """The state of a study for a terminal: counts by depth, then each failure with its reason."""
     shown = ("done", "stopped", "diverged", "failed", "running", "missing")
     kinds = [kind for kind in shown if kind != "stopped" or kind in state.states.values()]
     table = Table(box=None, header_style="dim")
@@ -110,7 +110,7 @@ def status_table(state: StudyStatus) -> RenderableType:
     lines = [Text(f"{state.plan.name}: {driver}")]
     for planned in state.cells:
         row = state.rows.get(planned.cell.key)
-        # Of cells that were stopped early there may be hundreds, and none is a failure; the JSON has their reasons.
+        # Early stopping may end hundreds of cells, and none is a failure; the JSON has their reasons.
         if row and row.reason and row.status != "stopped":
             lines.append(
                 Text(f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}", style="red")

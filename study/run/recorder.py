@@ -5,11 +5,11 @@ import math
 import time
 from typing import Protocol
 
-from study.plan.plan import Plan, PlannedCell
+from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
-from study.search.crossing_search import CrossingSearch, next_words
+from study.search import Search
+from study.search.crossing_search import next_words
 from study.search.early_stopping import Judge, Policy
-from study.search.make import Search
 from study.tracking.provenance import revision
 from study.tracking.rows import ARM, ENDED, LOST_TRIALS, MEASURE, START, CurveUpdate, Row, StudyUpdate
 from study.tracking.study_paths import StudyPaths
@@ -135,7 +135,7 @@ class Recorder:
 
     def report_search(self, *, last: bool = False) -> None:
         """Send the estimate of a search, if it has a new one; the last one in any case."""
-        if not isinstance(self.search, CrossingSearch):
+        if self.search is None:
             return
         state = self.search.state() if last else self.search.news()
         if state is None:
@@ -161,7 +161,9 @@ class Recorder:
 
     def _send(self, planned: PlannedCell) -> None:
         tags = self._lost_tags(planned.cell.key)
-        self.mirror.put(CurveUpdate(planned.cell.key, planned.title, cell_params(self.plan, planned), tags=tags))
+        self.mirror.put(
+            CurveUpdate(planned.cell.key, planned.title, cell_params(self.plan, planned), tags=tags)
+        )
 
     def _lost_tags(self, key: str) -> dict[str, str]:
         reasons = self.unfinished.lost_trials(key)

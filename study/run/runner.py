@@ -13,7 +13,8 @@ from rich.text import Text
 
 from analysis.fit.document import Fit
 from study.errors import SpecError
-from study.plan.plan import Plan, make_plan
+from study.plan import Plan, make_plan
+from study.plan.layouts import ClusterCapacity
 from study.plan.table import duration
 from study.results.answer import answer
 from study.run.console import Board, Viewer
@@ -21,10 +22,8 @@ from study.run.interrupts import remembered_interrupt, term_is_interrupt
 from study.run.recorder import Recorder
 from study.run.trial import TrialSettings
 from study.run.tuner import run_cells
-from study.search import Source
-from study.search.crossing_search import CrossingSearch
+from study.search import Source, make_search
 from study.search.early_stopping import Policy
-from study.search.make import make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
@@ -37,7 +36,6 @@ from study.tracking.tables import curve_table, layer_table, run_table
 from study.tracking.tracker import make_tracker
 from study.workers.launch_failures import report_launch_failures
 from study.workers.machines import (
-    ClusterCapacity,
     Machine,
     Slots,
     check_capacity,
@@ -187,8 +185,7 @@ class _Run:
     @property
     def _ending(self) -> str:
         """Why the search has ended, a sentence."""
-        ending = self.search.ending if isinstance(self.search, CrossingSearch) else None
-        return ending.words if ending else ""
+        return self.search.ending.words if self.search.ending else ""
 
     def _source(self) -> Source:
         """The cells of the search, and after them those of the sensitivity runs, if the study has any."""
@@ -307,7 +304,7 @@ class _Run:
         plan, total = self.plan, self.search.total + self.recorder.sensitivity_cells
         done = sum(row.status != "failed" and ARM not in row.tags for row in self.rows.values())
         failed = sum(row.status == "failed" for row in self.rows.values())
-        most = "at most " if plan.sampler == "crossing" else ""
+        most = "at most " if plan.search.chooses_cells else ""
         again = f", {failed} failed before and tried again" if failed else ""
         self.console.print(
             f"[bold]{plan.name}[/]: {most}{total} cells, {done} done{again}, about "

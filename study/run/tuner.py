@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from study.plan.plan import PlannedCell
+from study.plan import PlannedCell
 from study.run.heartbeat import Heartbeat, HeartbeatMonitor
 from study.run.interrupts import term_is_interrupt
 from study.run.trial import Report, TrialSettings, run_trial, trial_config

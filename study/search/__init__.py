@@ -1,5 +1,6 @@
-"""Which cell to run next: samplers of Optuna behind one interface, asked and told from the run table alone."""
+"""Which cell to train next: the samplers behind one interface, resumed from the run table alone."""
 
-from study.search.source import Outcome, Source
+from study.plan.cells import Outcome
+from study.search.source import Search, SearchState, Source, make_search
 
-__all__ = ["Outcome", "Source"]
+__all__ = ["Outcome", "Search", "SearchState", "Source", "make_search"]

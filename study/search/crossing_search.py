@@ -1,15 +1,13 @@
-"""The sampler `crossing`: one Optuna study of single cells, chosen for what they tell of the crossings.
+"""The search of the sampler `crossing`: one Optuna study of single cells.
 
-An Optuna trial is a cell: its parameters are depth, width, learning-rate factor and seed. `CrossingSampler` looks at
-the trials alone, those that ended and those that run, and lets `analysis.design.next_cells` choose. What it chooses next therefore
-follows from the rows in the order they ended and from the cells that run, and a search that was killed goes on as if it
-had not been.
+A trial of Optuna is a cell: its parameters are depth, width, learning-rate factor and seed. `CrossingSampler` reads
+only the trials, ended and running, and `analysis.design.next_cells` chooses. The next cell therefore follows from the
+rows in the order in which they ended and from the running cells, so that a search that was killed resumes identically.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import optuna
@@ -19,42 +17,29 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from analysis.design.next_cells import Choice, Option, propose
-from analysis.design.objective import Estimate, Objective
-from study.plan.plan import Plan, PlannedCell
+from analysis.design.objective import Objective
+from study.plan.cells import Outcome, PlannedCell
+from study.plan.plan import Plan
 from study.plan.table import short
-from study.search.source import Outcome
-from study.search.stopping_rule import Ending, Watch, objective_of
+from study.search.source import Search, SearchEnd, SearchState
+from study.search.stopping_rule import StoppingRule, objective_of
 from study.spec.study import StudySpec
 
 DEPTH, WIDTH, LR, SEED = "depth", "width", "lr_factor", "seed"
-#: Depth, width, learning-rate factor and seed: what a trial's parameters say.
+#: Depth, width, learning-rate factor and seed: the parameters of a trial.
 Name = tuple[int, int, float, int]
-#: How many of the next cells are known at least, for people.
+#: How many of the next cells are shown.
 SHOWN = 3
-#: Workers from which on the time that a plan takes counts.
+#: From this number of workers on, the time to choose cells matters.
 MANY_WORKERS = 8
-#: Ended cells for which so many workers plan anew, at least.
+#: With that many workers, cells are chosen anew after at least this number of ended cells.
 LEAST_GROUP = 8
-#: User attributes of a trial: the rank in which it ended, and the fields of its outcome that Optuna has no place for.
+#: User attributes of a trial: the rank in which it ended, and the fields of its outcome that Optuna has no field for.
 ENDED, LOSS_SE, SHARE, STATUS = "ended", "loss_se", "share", "status"
 
 
-@dataclass(frozen=True)
-class SearchUpdate:
-    """What a search knows after so many ended cells."""
-
-    cells: int
-    flops: float
-    """Training FLOPs of these."""
-    estimate: Estimate | None
-    """At the last check; None before the first."""
-    next: tuple[Choice, ...]
-    """The cells that come next and why, best first; none where the search has ended."""
-    ending: Ending | None
-
-
-class Line(NamedTuple):
-    """An ended cell as a row of `analysis.design.next_cells` and `analysis.design.objective`."""
+class EndedRow(NamedTuple):
+    """An ended cell as a row of the frames that `analysis.design` takes."""
 
     depth: int
     width: int
@@ -63,20 +48,20 @@ class Line(NamedTuple):
     lr: float
     seed: int
     loss: float
-    """NaN where there is none."""
+    """NaN if there is none."""
     loss_se: float
     status: str
 
 
 class Trials:
-    """What the trials of an Optuna study say: which cells ended and how, and which run.
+    """Which cells of an Optuna study ended and how, and which are running.
 
-    It follows from the trials alone. A look goes through those that ran at the last look and those begun since, so that
-    it costs as much after a thousand cells as after ten.
+    An update looks only at trials that were running at the last update and at later ones, so that its cost does not
+    grow with the number of cells.
     """
 
     def __init__(self, study: optuna.Study, cells: Mapping[Name, PlannedCell]) -> None:
-        """Begin with nothing seen; `look` sees.
+        """Begin without trials; `update` reads them.
 
         Args:
             study: whose trials.
@@ -84,21 +69,20 @@ class Trials:
         """
         self.study, self.cells = study, cells
         self.tried: set[Name] = set()
-        """The cells of all trials, but for one that is being asked for and has no parameters yet."""
+        """The cells of all trials but one that is being asked for and has no parameters yet."""
         self.running: list[Name] = []
         """In the order of their trials."""
         self.ended: list[Name] = []
         """In the order in which they ended."""
-        self.lines: list[Line] = []
-        """Of the ended ones."""
+        self.rows: list[EndedRow] = []
         self.spent: list[float] = []
-        """Their training FLOPs; of a stopped one those up to its stop."""
+        """Training FLOPs of the ended cells, up to the stop of a stopped one."""
         self._open: dict[int, Name | None] = {}
         self._count = 0
 
-    def look(self) -> None:
-        """See what the trials say now."""
-        # Copies of all trials would cost more than all else at each cell.
+    def update(self) -> None:
+        """Read the trials."""
+        # Copying all trials would cost more than the rest of the search.
         trials = self.study.get_trials(deepcopy=False)
         self._open.update(dict.fromkeys(range(self._count, len(trials))))
         self._count = len(trials)
@@ -114,24 +98,24 @@ class Trials:
             self._end(trial)
         self.running = [name for name in self._open.values() if name is not None]
 
-    def rows(self, count: int | None = None) -> pd.DataFrame:
-        """The rows of the cells that ended, or of the first so many."""
-        return frame(self.lines[:count])
+    def frame(self, count: int | None = None) -> pd.DataFrame:
+        """Return the rows of the ended cells, or of the first `count` of them."""
+        return frame(self.rows[:count])
 
     def _end(self, trial: FrozenTrial) -> None:
         name = self._open.pop(trial.number)
         assert name is not None
         planned, attributes = self.cells[name], trial.user_attrs
         self.ended.append(name)
-        self.lines.append(line_of(planned, trial.value, attributes[LOSS_SE], attributes[STATUS]))
+        self.rows.append(row_of(planned, trial.value, attributes[LOSS_SE], attributes[STATUS]))
         self.spent.append(planned.flops * float(attributes[SHARE]))
 
 
 class CrossingSampler(BaseSampler):
     """Optuna's interface to `analysis.design.next_cells.propose`.
 
-    New rows are looked at in whole groups. Of a group that is not whole yet the cells count as running, so that a
-    driver with many workers need not plan anew for each of them, and yet chooses by the rows alone.
+    New rows are used in whole groups; the cells of an incomplete group count as running. With many workers the choice
+    is thus not repeated for each cell, and it still follows from the rows alone.
     """
 
     def __init__(
@@ -145,7 +129,7 @@ class CrossingSampler(BaseSampler):
 
         Args:
             options: all cells there may be trials of.
-            objective: what is to be known.
+            objective: what is estimated.
             workers: how many cells run at once.
             max_flops: training FLOPs that all trials together may cost.
         """
@@ -171,7 +155,7 @@ class CrossingSampler(BaseSampler):
         """Return the parameters of the next cell.
 
         Raises:
-            LookupError: there is none; `upcoming` says so before.
+            LookupError: there is none; `upcoming` is then empty.
         """
         if "fixed_params" in trial.system_attrs:
             return {}
@@ -179,59 +163,59 @@ class CrossingSampler(BaseSampler):
         if not choices:
             raise LookupError("no cell is left that can be chosen")
         chosen = self._queue.pop(0).option
-        # The trial that is being asked for will be of this plan.
+        # The trial that is being asked for is one of these choices.
         self._tried += 1
         return {DEPTH: chosen.depth, WIDTH: chosen.width, LR: chosen.lr_factor, SEED: chosen.seed}
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Refuse: a parameter that is not of `infer_relative_search_space` is no part of a cell."""
+        """Refuse: a cell has only the parameters of `infer_relative_search_space`."""
         raise ValueError(f"{param_name} is no parameter of a cell; those are {DEPTH}, {WIDTH}, {LR}, {SEED}")
 
     def trials(self, study: optuna.Study) -> Trials:
-        """What the trials of a study say now."""
+        """Return the trials of a study, up to date."""
         if self._trials is None or self._trials.study is not study:
             self._trials, self._seen = Trials(study, self.cells), -1
-        self._trials.look()
+        self._trials.update()
         return self._trials
 
     def upcoming(self, study: optuna.Study) -> Sequence[Choice]:
-        """The next choices, best first.
+        """Return the next choices, best first.
 
-        They are planned anew where another group of cells has ended, or other cells can be afforded than when they were
-        planned: a search that was killed plans from those, and must not choose otherwise.
+        They are made anew when another group of cells has ended, or when the affordable cells are others than before: a
+        search that was killed chooses from these, and must choose the same.
         """
         now = self.trials(study)
         seen = len(now.ended) // self.group * self.group
         reach = bisect_right(self._costs, self.left(now))
-        # Cells are never taken back, so those of the plan and no others have been begun where there are as many.
-        is_planned = (self._seen, self._tried, self._reach) == (seen, len(now.tried), reach)
-        if not is_planned or (self._found and not self._queue):
+        # Cells are never taken back: if as many were tried as were chosen, they are the same.
+        is_current = (self._seen, self._tried, self._reach) == (seen, len(now.tried), reach)
+        if not is_current or (self._found and not self._queue):
             options = self.affordable(now)
             pending = [self.options[name] for name in (*now.ended[seen:], *now.running)]
             count = max(self.group, self.workers - len(now.running), SHOWN)
-            self._queue = propose(now.rows(seen), pending, options, self.objective, count) if options else []
+            self._queue = propose(now.frame(seen), pending, options, self.objective, count) if options else []
             self._seen, self._tried, self._reach = seen, len(now.tried), reach
             self._found = bool(self._queue)
         return tuple(self._queue)
 
     def affordable(self, now: Trials) -> list[Option]:
-        """The cells that have not been tried and fit into the training FLOPs that are left."""
+        """Return the cells that were not tried and fit into the remaining training FLOPs."""
         left = self.left(now)
         return [
             option for name, option in self.options.items() if name not in now.tried and option.cost <= left
         ]
 
     def left(self, now: Trials) -> float:
-        """Training FLOPs that trials to come may cost."""
+        """Return the remaining training FLOPs."""
         if self.max_flops is None:
             return math.inf
         return self.max_flops - math.fsum(now.spent) - sum(self.options[name].cost for name in now.running)
 
 
-class CrossingSearch:
-    """The cells of a plan in the order in which they tell most, until a limit of the spec is reached."""
+class CrossingSearch(Search):
+    """The cells of a plan, the most informative for their cost first, until a limit is reached."""
 
     def __init__(
         self,
@@ -240,22 +224,25 @@ class CrossingSearch:
         known: Mapping[str, Outcome],
         begun: Collection[str] = (),
         workers: int = 1,
+        max_cells: int | None = None,
+        max_flops: float | None = None,
     ) -> None:
-        """Begin from what is known.
+        """Resume from known results.
 
         Args:
             plan: the cells to choose from.
-            spec: the limits.
-            known: outcomes of cells that ended before, by cell key, in the order in which they ended.
-            begun: keys of cells that were begun and have no outcome (failed, or cut off), in the order in which they
-                began: they come first.
+            spec: the study, for what is estimated and how precisely.
+            known: outcomes of ended cells, by cell key, in the order in which they ended.
+            begun: keys of cells that were begun and have no outcome, in the order in which they began: they come first.
             workers: how many cells run at once.
+            max_cells: how many cells are begun at most.
+            max_flops: training FLOPs of all cells at most.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._plan, self._search = plan, spec.search
+        self._plan, self._max_cells, self._max_flops = plan, max_cells, max_flops
         self._cells = {_name(planned): planned for planned in plan.pool if not planned.arm}
-        self._sampler = CrossingSampler(self._cells, objective_of(spec), workers, spec.search.max_flops)
-        self._watch = Watch(objective_of(spec), spec.search.stop_when)
+        self._sampler = CrossingSampler(self._cells, objective_of(spec), workers, max_flops)
+        self._rule = StoppingRule(objective_of(spec), spec.search.wanted_halfwidth)
         self.study = optuna.create_study(sampler=self._sampler, direction="minimize", study_name=plan.name)
         self._trials: dict[str, optuna.Trial] = {}
         self._waiting: list[PlannedCell] = []
@@ -281,15 +268,15 @@ class CrossingSearch:
         return self._plan.cell_count
 
     def take(self) -> PlannedCell | None:
-        """Return the next cell to run; None where the search has ended, or waits for what runs."""
+        """Return the next cell to run; None if the search has ended or waits for running cells."""
         if self._waiting:
             return self._waiting.pop(0)
         if self.ending is not None:
             return None
         if not self._sampler.upcoming(self.study):
-            # A cell that runs may still leave FLOPs over, or change what is worth trying.
+            # A running cell may still leave FLOPs unspent, or change which cells are worth trying.
             if not self._trials:
-                self.ending = Ending("options", "every cell that could tell more has been tried.")
+                self.ending = SearchEnd("options", "no remaining cell is worth its cost.")
             return None
         trial = self.study.ask(self._sampler.space)
         planned = self._cells[trial.params[DEPTH], trial.params[WIDTH], trial.params[LR], trial.params[SEED]]
@@ -298,26 +285,26 @@ class CrossingSearch:
         return planned
 
     def tell(self, key: str, outcome: Outcome) -> None:
-        """Record how a cell ended."""
+        """Record the outcome of a cell."""
         self._end(key, outcome)
         if self.ending is None:
-            is_due = self._watch.is_due(self._ended)
+            is_due = self._rule.is_due(self._ended)
             self.ending = self._ending() if is_due else self._limit()
 
-    def news(self) -> SearchUpdate | None:
-        """What is known, where a check was due after the cell that ended last; None at any other time."""
-        return self.state() if self._watch.is_due(self._ended) else None
+    def news(self) -> SearchState | None:
+        """Return the state if a check was due after the last ended cell, else None."""
+        return self.state() if self._rule.is_due(self._ended) else None
 
-    def state(self) -> SearchUpdate:
-        """What is known now."""
+    def state(self) -> SearchState:
+        """Return the state now."""
         now = self._sampler.trials(self.study)
         upcoming = () if self.ending else tuple(self._sampler.upcoming(self.study))
-        return SearchUpdate(
-            self._ended, math.fsum(now.spent), self._watch.latest(now.rows()), upcoming, self.ending
+        return SearchState(
+            self._ended, math.fsum(now.spent), self._rule.latest(now.frame()), upcoming, self.ending
         )
 
     def _own(self, key: str) -> PlannedCell | None:
-        """The cell of a key; None for one of another study or of an arm."""
+        """Return the cell of a key; None for a cell of another study or a sensitivity run."""
         planned = self._plan.by_key(key)
         return planned if planned and not planned.arm else None
 
@@ -342,35 +329,35 @@ class CrossingSearch:
         else:
             self.study.tell(trial, outcome.loss)
 
-    def _ending(self) -> Ending | None:
-        """Which limit is reached, a certainty at any check so far."""
-        return self._watch.ending(self._sampler.trials(self.study).rows()) or self._limit()
+    def _ending(self) -> SearchEnd | None:
+        """Return the limit that is reached, the half-width at any check so far."""
+        return self._rule.ending(self._sampler.trials(self.study).frame()) or self._limit()
 
-    def _limit(self) -> Ending | None:
+    def _limit(self) -> SearchEnd | None:
         now = self._sampler.trials(self.study)
         tried = len(now.tried)
-        most, flops = self._search.max_cells, self._search.max_flops
+        most, flops = self._max_cells, self._max_flops
         if most is not None and tried >= most:
-            return Ending("max_cells", f"the limit of {most:,} cells is reached.")
+            return SearchEnd("max_cells", f"the limit of {most:,} cells is reached.")
         if tried >= len(self._cells):
-            return Ending("options", f"all {tried:,} cells it may train have been tried.")
-        # A cell that runs may be stopped early or diverge, and leave FLOPs for others.
+            return SearchEnd("options", f"all {tried:,} cells it may train have been tried.")
+        # A running cell may stop early or diverge, and leave FLOPs for others.
         if flops is not None and not self._trials and not self._sampler.affordable(now):
-            return Ending("max_flops", f"no other cell fits into {short(flops)} training FLOPs.")
+            return SearchEnd("max_flops", f"no other cell fits into {short(flops)} training FLOPs.")
         return None
 
 
 def group_of(workers: int) -> int:
-    """How many ended cells a search of so many workers looks at together.
+    """Return after how many ended cells a search with this number of workers chooses anew.
 
-    Up to three workers it looks at each: cells then end so seldom that a plan for every one costs nothing. Many workers
-    choose without knowing what the others will show, so that half of them, or eight, more or less changes little.
+    With up to three workers it does so after each cell, because cells end seldom. Many workers choose without the
+    results of the running cells anyway, so the results of half as many change little.
     """
     return max(LEAST_GROUP, workers // 2) if workers >= MANY_WORKERS else max(1, workers // 2)
 
 
 def distributions(names: Collection[Name]) -> dict[str, BaseDistribution]:
-    """Optuna's space of the parameters of cells."""
+    """Return Optuna's distributions of the parameters of cells."""
     depths, widths, factors, seeds = (sorted({name[i] for name in names}) for i in range(4))
     return {
         DEPTH: IntDistribution(int(depths[0]), int(depths[-1]), log=True),
@@ -381,24 +368,24 @@ def distributions(names: Collection[Name]) -> dict[str, BaseDistribution]:
 
 
 def name_of(trial: FrozenTrial) -> Name:
-    """The cell of a trial."""
+    """Return the cell of a trial."""
     values = trial.params
     return int(values[DEPTH]), int(values[WIDTH]), float(values[LR]), int(values[SEED])
 
 
-def line_of(planned: PlannedCell, loss: float | None, loss_se: float | None, status: str) -> Line:
-    """The line of an ended cell, by its loss and the standard error of that in nats, and how it ended."""
+def row_of(planned: PlannedCell, loss: float | None, loss_se: float | None, status: str) -> EndedRow:
+    """Return the row of an ended cell; the standard error of the loss is in nats."""
     shape = planned.cell.shape
-    return Line(
+    return EndedRow(
         *(shape.depth, shape.width, float(shape.budget_params)),
         *(planned.lr_factor, planned.cell.lr, planned.cell.seed),
         *(math.nan if loss is None else loss, loss_se or 0.0, status),
     )
 
 
-def frame(lines: Iterable[Line]) -> pd.DataFrame:
-    """The rows of `analysis.design.next_cells` and `analysis.design.objective` of ended cells, in their order."""
-    return pd.DataFrame(list(lines), columns=list(Line._fields))
+def frame(rows: Iterable[EndedRow]) -> pd.DataFrame:
+    """Return rows as the frame that `analysis.design` takes, in their order."""
+    return pd.DataFrame(list(rows), columns=list(EndedRow._fields))
 
 
 def _name(planned: PlannedCell) -> Name:
@@ -411,11 +398,11 @@ def _option(planned: PlannedCell) -> Option:
     return Option(depth, width, float(planned.cell.shape.budget_params), factor, seed, planned.flops)
 
 
-def next_words(news: SearchUpdate) -> str:
-    """The next cells and why each is worth its cost, in one line; empty where the search has ended."""
+def next_words(state: SearchState) -> str:
+    """Return the next cells and why each is worth its cost, in one line; empty if the search has ended."""
     return "; ".join(
         f"L{option.depth}-d{option.width}-s{option.seed}{_factor(option)} ({choice.reason})"
-        for choice in news.next[:SHOWN]
+        for choice in state.next[:SHOWN]
         for option in (choice.option,)
     )
 

@@ -1,9 +1,8 @@
-"""Early stopping that keeps the truth: when a cell may end before its last step, and what its loss would have been.
+"""Early stopping: when a cell may end before its last step, and the forecast of its final loss.
 
-A cell judges itself. When it starts, the driver gives it a judge: for each evaluation a few numbers, made from the
-curves of the cells that had ended by then (`analysis.design.loss_forecast`). The judge depends on nothing but the loss of the
-evaluation, so no message reaches a running trial, the ranks of a gang agree, and a cell that goes on from its
-checkpoint ends where it would have.
+When a cell starts, the driver gives it a judge: a few numbers per evaluation, computed from the curves of the cells
+that have ended (`analysis.design.loss_forecast`). The judge depends only on the loss of the evaluation. A running trial
+therefore needs no message, the ranks of a gang agree, and a cell resumed from its checkpoint ends at the same step.
 """
 
 import hashlib
@@ -15,9 +14,10 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from analysis.design.loss_forecast import MOST_RUNS, Line, StepFit, fit_forecasts
-from study.plan.plan import PlannedCell
-from study.spec.study import LATEST_STOP, AshaStopping, EarlyStopping, ForecastStopping, StudySpec
+from analysis.design.loss_forecast import MOST_RUNS, LossForecast, StepFit, fit_forecasts
+from study.plan.cells import PlannedCell
+from study.spec.early_stopping import AshaStopping, EarlyStopping, ForecastStopping
+from study.spec.study import StudySpec
 from trainables.cell import Cell
 from trainables.progress import Ending, Evaluation, evaluation_steps
 
@@ -25,13 +25,13 @@ from trainables.progress import Ending, Evaluation, evaluation_steps
 Z = 1.96
 
 
-class Watch(BaseModel):
-    """What a judge knows of one evaluation."""
+class EvaluationRule(BaseModel):
+    """The criterion of one evaluation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     step: int
-    line: Line | None
+    line: LossForecast | None
     """The forecast from the loss there."""
     halfwidth: float | None = None
     """A cell ends whose forecast has at most this half-width, relative to it."""
@@ -40,85 +40,85 @@ class Watch(BaseModel):
 
 
 class Judge(BaseModel):
-    """Says at an evaluation whether a cell ends there; a value, so that it can be sent to a trial and its ranks."""
+    """Decides at an evaluation whether a cell ends; a plain value, which can be sent to a trial and its ranks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int
-    watches: tuple[Watch, ...]
+    rules: tuple[EvaluationRule, ...]
 
     def __call__(self, evaluation: Evaluation) -> Ending | None:
-        """Why a cell ends after an evaluation, with its forecast; None where it goes on."""
-        watch = next((watch for watch in self.watches if watch.step == evaluation.step), None)
-        if watch is None or not math.isfinite(evaluation.loss):
+        """Return why a cell ends after an evaluation, with its forecast; None if it continues."""
+        rule = next((rule for rule in self.rules if rule.step == evaluation.step), None)
+        if rule is None or not math.isfinite(evaluation.loss):
             return None
-        loss, error = watch.line.at(evaluation.loss) if watch.line else (math.nan, math.inf)
-        told = loss > 0 and 0 < error < loss
+        loss, error = rule.line.at(evaluation.loss) if rule.line else (math.nan, math.inf)
+        has_forecast = loss > 0 and 0 < error < loss
         where = f"at step {evaluation.step} of {self.steps}"
-        if watch.halfwidth is not None and not (told and Z * error <= watch.halfwidth * loss):
+        if rule.halfwidth is not None and not (has_forecast and Z * error <= rule.halfwidth * loss):
             return None
-        if watch.worst is not None:
-            if evaluation.loss <= watch.worst:
+        if rule.worst is not None:
+            if evaluation.loss <= rule.worst:
                 return None
             where += (
-                f", where {evaluation.loss:.4f} is not among the best of its budget (up to {watch.worst:.4f})"
+                f", where {evaluation.loss:.4f} is not among the best of its budget (up to {rule.worst:.4f})"
             )
-        if not told or watch.line is None:
+        if not has_forecast or rule.line is None:
             return Ending(reason=f"{where}; too few cells of its kind are done for a forecast")
         return Ending(
-            reason=f"{where}; forecast {loss:.4f} ± {Z * error:.4f} from {watch.line.runs} finished cells",
+            reason=f"{where}; forecast {loss:.4f} ± {Z * error:.4f} from {rule.line.runs} finished cells",
             loss=loss,
             loss_se=error,
         )
 
 
 class Policy:
-    """Makes the judge of each cell from what has ended when it starts; hears of every cell that ends."""
+    """Makes the judge of each cell from the cells that have ended when it starts."""
 
     def __init__(self, spec: StudySpec) -> None:
-        """A study without the section `early_stopping` has no policy.
+        """Begin without ended cells.
 
         Raises:
-            ValueError: there is no such section.
+            ValueError: the spec has no section `early_stopping`.
         """
         if spec.early_stopping is None:
             raise ValueError("the spec has no early_stopping")
         self.rule: EarlyStopping = spec.early_stopping
         self.last = spec.training.step_count
         steps = evaluation_steps(self.last, spec.resources.evaluations)
-        self.steps = stops(self.rule, steps, self.last)
+        self.steps = self.rule.steps(steps, self.last)
         self._ended: dict[str, tuple[PlannedCell, str, Mapping[int, float]]] = {}
         self._fits: dict[float, tuple[StepFit, ...]] = {}
 
     def ended(self, planned: PlannedCell, status: str, evaluations: tuple[Evaluation, ...]) -> None:
-        """Hear how a cell ended, and of its losses on the way; a cell that failed says nothing."""
+        """Record the status and the losses of an ended cell; failed cells are ignored."""
         if status != "failed":
             losses = {evaluation.step: evaluation.loss for evaluation in evaluations}
             self._ended[planned.cell.key] = (planned, status, losses)
             self._fits.pop(planned.lr_factor, None)
 
     def judge(self, planned: PlannedCell) -> Judge | None:
-        """The judge of a cell that starts now; None where it is trained to its end whatever it shows."""
+        """Return the judge of a cell that starts now; None if it is trained to its end in any case."""
         if is_whole(planned.cell.key, self.rule.whole_share):
             return None
         if isinstance(self.rule, ForecastStopping):
-            watches = self._forecast(self.rule, planned)
+            rules = self._forecast(self.rule, planned)
         else:
-            watches = self._halving(self.rule, planned)
-        return Judge(steps=self.last, watches=watches) if watches else None
+            rules = self._halving(self.rule, planned)
+        return Judge(steps=self.last, rules=rules) if rules else None
 
-    def _forecast(self, rule: ForecastStopping, planned: PlannedCell) -> tuple[Watch, ...]:
+    def _forecast(self, rule: ForecastStopping, planned: PlannedCell) -> tuple[EvaluationRule, ...]:
         lines = self._lines(planned)
         return tuple(
-            Watch(step=step, line=lines[step], halfwidth=rule.halfwidth)
+            EvaluationRule(step=step, line=lines[step], halfwidth=rule.halfwidth)
             for step in self.steps
             if step in lines
         )
 
-    def _halving(self, rule: AshaStopping, planned: PlannedCell) -> tuple[Watch, ...]:
-        """Asynchronous halving (Li et al. 2020, arXiv 1810.05934): of each rung the best 1/reduction go on."""
+    def _halving(self, rule: AshaStopping, planned: PlannedCell) -> tuple[EvaluationRule, ...]:
+        """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): the best 1/reduction pass each rung."""
         lines = self._lines(planned)
-        watches = []
+        rules = []
         for step in self.steps:
             peers = [
                 losses.get(step, math.inf)
@@ -127,11 +127,11 @@ class Policy:
             ]
             if len(peers) >= rule.reduction:
                 worst = float(np.quantile(peers, 1 / rule.reduction, method="higher"))
-                watches.append(Watch(step=step, line=lines.get(step), worst=worst))
-        return tuple(watches)
+                rules.append(EvaluationRule(step=step, line=lines.get(step), worst=worst))
+        return tuple(rules)
 
-    def _lines(self, planned: PlannedCell) -> dict[int, Line]:
-        """The forecasts of a cell by step, from cells of its own multiple of the learning-rate rule."""
+    def _lines(self, planned: PlannedCell) -> dict[int, LossForecast]:
+        """Return the forecasts of a cell by step, from cells with its multiple of the learning-rate rule."""
         factor = planned.lr_factor
         if factor not in self._fits:
             mine = [
@@ -145,11 +145,11 @@ class Policy:
             elif isinstance(self.rule, ForecastStopping):
                 self._fits[factor] = fit_forecasts(_curves(done[-MOST_RUNS:]), self.steps, self.last)
             else:
-                # The cells that finished were chosen at every rung, so forecasts go from rung to rung.
+                # Finished cells were selected at every rung, so a forecast goes from rung to rung.
                 seen = [(cell, losses) for cell, status, losses in mine if status in ("done", "stopped")]
                 self._fits[factor] = _from_rung_to_rung(_curves(seen), (*self.steps, self.last))
         shape = planned.cell.shape
-        lines: dict[int, Line] = {}
+        lines: dict[int, LossForecast] = {}
         later = None
         for fit in reversed(self._fits[factor]):
             line = fit.line(shape.depth, float(shape.budget_params))
@@ -159,7 +159,7 @@ class Policy:
 
 
 def _curves(cells: Iterable[tuple[Cell, Mapping[int, float]]]) -> pd.DataFrame:
-    """The curves of cells, as `fit_forecasts` takes them."""
+    """Return the curves of cells as `fit_forecasts` takes them."""
     lines = [
         (cell.key, cell.shape.depth, float(cell.shape.budget_params), step, loss)
         for cell, losses in cells
@@ -170,7 +170,7 @@ def _curves(cells: Iterable[tuple[Cell, Mapping[int, float]]]) -> pd.DataFrame:
 
 
 def _from_rung_to_rung(curves: pd.DataFrame, steps: tuple[int, ...]) -> tuple[StepFit, ...]:
-    """The regressions of the loss at each step on that at the step before, in order; those after a gap alone."""
+    """Return the regressions of each step's loss on that of the step before, in order, those after the last gap."""
     fits: list[StepFit] = []
     for step, after in reversed(list(pairwise(steps))):
         found = fit_forecasts(curves, [step], after)
@@ -180,29 +180,10 @@ def _from_rung_to_rung(curves: pd.DataFrame, steps: tuple[int, ...]) -> tuple[St
     return tuple(fits)
 
 
-def stops(rule: EarlyStopping, steps: tuple[int, ...], last: int) -> tuple[int, ...]:
-    """Those of the evaluations after which a rule may end a cell.
-
-    Of `asha` they are those at its rungs or next after: the share `grace` of the steps, and each `reduction` times the
-    rung before.
-    """
-    least = rule.least_share if isinstance(rule, ForecastStopping) else rule.grace
-    able = [step for step in steps if least * last <= step <= LATEST_STOP * last]
-    if isinstance(rule, ForecastStopping):
-        return tuple(able)
-    found: list[int] = []
-    share = least
-    while share < 1:
-        found += [step for step in able if step >= share * last][:1]
-        share *= rule.reduction
-    return tuple(sorted(set(found)))
-
-
 def is_whole(key: str, share: float) -> bool:
-    """Whether a cell belongs to the share that is always trained to its end: by its key, so by nothing it shows.
+    """Whether a cell belongs to the share that is always trained to its end, which only its key decides.
 
-    Without such cells the forecasts of the last would lean on the first few that finished, and no seeds would be left
-    to tell the noise from.
+    Without such cells late forecasts would rest on the first few finished cells, and the noise could not be estimated.
     """
     value = int.from_bytes(hashlib.sha256(f"whole {key}".encode()).digest()[:8], "big")
     return value < share * 2**64

@@ -1,28 +1,46 @@
-"""The samplers grid, tpe and gp: one Optuna study per budget, asked and told from the run table alone.
+"""The search of the samplers grid, tpe and gp: one Optuna study per budget, resumed from the run table alone.
 
-Optuna chooses *candidates*: a depth and a learning-rate factor of one budget. A candidate has one cell a seed; its
-value is the mean loss of its seeds. No cell is ever run twice: what the ledger knows is told at once, and a sampler
-that repeats itself is moved on to a candidate nobody has tried.
+Optuna chooses *candidates*: a depth and a learning-rate factor of one budget. A candidate has one cell per seed; its
+value is the mean loss of its seeds. No cell is run twice: known results are passed to Optuna at once, and if a sampler
+repeats itself the search takes a candidate that was not tried.
 """
 
 import math
 import random
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import TrialState
 
-from study.plan.plan import Plan, PlannedCell
-from study.search.source import Candidate, Outcome
-from study.spec.study import SearchSection
+from study.plan.cells import Outcome, PlannedCell
+from study.plan.plan import Plan
+from study.search.source import Search
+
+#: Makes a sampler of Optuna from a seed and the number of its first, random trials.
+MakeSampler = Callable[[int, int], optuna.samplers.BaseSampler]
 
 #: Optuna's parameters are ranks in the sorted lists of the spec: distances of one, whatever the depths are.
 DEPTH, LR = "depth_rank", "lr_rank"
-#: How often a sampler may propose what is known before the search takes the next candidate by itself.
+#: How often a sampler may propose a known candidate before the search picks one itself.
 PATIENCE = 10
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A depth and a learning-rate factor of one budget, with one cell per seed."""
+
+    budget: float
+    depth: int
+    lr_factor: float
+    cells: tuple[PlannedCell, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of its cells, one per seed."""
+        return tuple(planned.cell.key for planned in self.cells)
 
 
 @dataclass
@@ -38,26 +56,30 @@ class _Budget:
     open: dict[tuple[int, int], optuna.Trial] = field(default_factory=dict)
 
 
-class FrontierSearch:
-    """The candidates of a plan, in the order Optuna's samplers want them."""
+class FrontierSearch(Search):
+    """The candidates of a plan, in the order in which Optuna's samplers ask for them."""
 
     def __init__(
         self,
         plan: Plan,
-        search: SearchSection,
         known: Mapping[str, Outcome],
         begun: Collection[str] = (),
+        seed: int = 0,
+        limit: int | None = None,
+        make_sampler: MakeSampler | None = None,
     ) -> None:
-        """Begin from what is known.
+        """Resume from known results.
 
         Args:
             plan: the candidates.
-            search: the sampler and its limits.
-            known: outcomes of cells that ended before, by cell key.
-            begun: keys of cells that were begun and have no outcome (failed, or cut off): their candidates come first.
+            known: outcomes of ended cells, by cell key.
+            begun: keys of cells that were begun and have no outcome (failed or cut off): their candidates come first.
+            seed: of the samplers.
+            limit: how many candidates of each budget are tried; None for all.
+            make_sampler: chooses among the candidates; None for a grid.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._search = search
+        self._seed, self._limit, self._make_sampler = seed, limit, make_sampler
         self._outcomes = dict(known)
         self._waiting: list[PlannedCell] = []
         self._begun = list(begun)
@@ -67,20 +89,21 @@ class FrontierSearch:
             for index, (budget, candidates) in enumerate(_candidates(plan).items())
         ]
         self._places: dict[str, list[tuple[_Budget, tuple[int, int]]]] = defaultdict(list)
-        """The candidates a cell is of: one, unless budgets share a shape."""
+        """The candidates of each cell: one, unless budgets share a shape."""
         for budget in self._budgets:
             for ranks, candidate in budget.candidates.items():
                 for key in candidate.keys:
                     self._places[key].append((budget, ranks))
-        if search.sampler == "grid":
-            # A grid adapts to nothing, so all of it is asked for now, and the longest cells of each seed start first.
+        if make_sampler is None:
+            # A grid does not depend on losses: ask for all of it now, so that the longest cells of each seed start
+            # first.
             for budget in self._budgets:
                 while self._ask(budget):
                     pass
         else:
             for budget in self._budgets:
                 self._replay(budget)
-            # What ran when an earlier run was cut off runs again before anything that still waited then.
+            # Cells that were running when an earlier run was cut off come before those that were waiting.
             first = {key: rank for rank, key in enumerate(self._begun)}
             self._waiting.sort(key=lambda planned: first.get(planned.cell.key, len(first)))
 
@@ -90,11 +113,11 @@ class FrontierSearch:
         return not self._waiting and not any(self._may_ask(budget) for budget in self._budgets)
 
     def take(self) -> PlannedCell | None:
-        """Return the next cell to run; None where there is none."""
+        """Return the next cell to run; None if there is none."""
         if not self._waiting:
             open_ones = [budget for budget in self._budgets if self._may_ask(budget)]
             while not self._waiting and open_ones:
-                # In turn, by what was tried and not by a count of our own, so that another run takes the same turn.
+                # Take turns by the number tried, which is the same after a restart.
                 self._ask(min(open_ones, key=lambda budget: (len(budget.tried), budget.index)))
                 open_ones = [budget for budget in self._budgets if self._may_ask(budget)]
         if not self._waiting:
@@ -102,7 +125,7 @@ class FrontierSearch:
         return self._waiting.pop(0)
 
     def tell(self, key: str, outcome: Outcome) -> None:
-        """Record how a cell ended, and tell Optuna once all seeds of its candidate have."""
+        """Record the outcome of a cell; pass it to Optuna once all seeds of its candidate have ended."""
         self._outcomes[key] = outcome
         for budget, ranks in self._places.get(key, ()):
             if ranks in budget.open:
@@ -124,13 +147,10 @@ class FrontierSearch:
         depths = sorted({c.depth for c in candidates})
         factors = sorted({c.lr_factor for c in candidates})
         table = {(depths.index(c.depth), factors.index(c.lr_factor)): c for c in candidates}
-        limit = len(table)
-        if self._search.candidates is not None:
-            limit = min(limit, self._search.candidates)
-        # A grid's sampler knows what it has given; the others are asked anew each time (`_suggested`).
+        # A grid's sampler remembers what it proposed; the others are made anew each time (`_suggested`).
         space = {DEPTH: list(range(len(depths))), LR: list(range(len(factors)))}
-        grid = optuna.samplers.GridSampler(space, seed=self._search.seed + index)
-        sampler = grid if self._search.sampler == "grid" else None
+        grid = optuna.samplers.GridSampler(space, seed=self._seed + index)
+        sampler = grid if self._make_sampler is None else None
         return _Budget(
             index=index,
             study=optuna.create_study(sampler=sampler, direction="minimize", study_name=f"N={budget:g}"),
@@ -139,11 +159,11 @@ class FrontierSearch:
                 DEPTH: IntDistribution(0, len(depths) - 1),
                 LR: IntDistribution(0, len(factors) - 1),
             },
-            limit=limit,
+            limit=len(table) if self._limit is None else min(len(table), self._limit),
         )
 
     def _replay(self, budget: _Budget) -> None:
-        """Give Optuna what earlier runs did: ended candidates with their values, and unfinished ones to go on with."""
+        """Add the candidates of earlier runs: ended ones with their values, unfinished ones as open trials."""
         for ranks, candidate in sorted(budget.candidates.items()):
             if all(key in self._outcomes for key in candidate.keys):
                 budget.tried.add(ranks)
@@ -158,8 +178,8 @@ class FrontierSearch:
         """Ask Optuna for one more candidate and queue its missing cells; False where the budget has no more."""
         if not self._may_ask(budget):
             return False
-        if self._search.sampler != "grid":
-            ranks = self._suggested(budget)
+        if self._make_sampler is not None:
+            ranks = self._suggested(budget, self._make_sampler)
             self._open(budget, ranks, self._enqueued(budget, ranks))
             return True
         for _ in budget.candidates:
@@ -174,13 +194,14 @@ class FrontierSearch:
         self._open(budget, ranks, self._enqueued(budget, ranks))
         return True
 
-    def _suggested(self, budget: _Budget) -> tuple[int, int]:
-        """What the sampler would try next, by the candidates so far and by nothing else.
+    def _suggested(self, budget: _Budget, make_sampler: MakeSampler) -> tuple[int, int]:
+        """Return the candidate to try next, as a function of the candidates so far.
 
-        Its study and its random numbers are made anew, because a search that was killed has no others to go on with.
+        The study and the random numbers are made anew each time, so that a search that was killed resumes identically.
         """
-        seeds = random.Random(f"{self._search.seed} {budget.index} {len(budget.tried)}")
-        study = optuna.create_study(sampler=self._sampler(budget, seeds.randrange(2**31)))
+        seeds = random.Random(f"{self._seed} {budget.index} {len(budget.tried)}")
+        startup = min(3, len(budget.candidates))
+        study = optuna.create_study(sampler=make_sampler(seeds.randrange(2**31), startup))
         for ranks in sorted(budget.tried):
             study.add_trial(self._trial(budget, ranks))
         for _ in range(PATIENCE):
@@ -193,16 +214,8 @@ class FrontierSearch:
             self._tell(study, trial, value)
         return seeds.choice(sorted(set(budget.candidates) - budget.tried))
 
-    def _sampler(self, budget: _Budget, seed: int) -> optuna.samplers.BaseSampler:
-        startup = min(3, len(budget.candidates))
-        if self._search.sampler == "tpe":
-            return optuna.samplers.TPESampler(
-                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=startup
-            )
-        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, deterministic_objective=False)
-
     def _trial(self, budget: _Budget, ranks: tuple[int, int]) -> optuna.trial.FrozenTrial:
-        """A candidate as Optuna knows it: running, ended with its value, or failed."""
+        """Return a candidate as a trial: running, complete or failed."""
         value = None if ranks in budget.open else self._value(budget.candidates[ranks])
         ended = TrialState.FAIL if value is None else TrialState.COMPLETE
         return optuna.trial.create_trial(
@@ -214,7 +227,7 @@ class FrontierSearch:
 
     @staticmethod
     def _enqueued(budget: _Budget, ranks: tuple[int, int]) -> optuna.Trial:
-        """Make Optuna ask for a given candidate."""
+        """Make Optuna propose a given candidate."""
         budget.study.enqueue_trial({DEPTH: ranks[0], LR: ranks[1]})
         return budget.study.ask(dict(budget.distributions))
 
@@ -228,20 +241,20 @@ class FrontierSearch:
         ]
         self._given.update(planned.cell.key for planned in missing)
         self._waiting.extend(missing)
-        # All shapes of one seed before the next seed, so that a study cut short still has whole curves; within a
-        # seed the longest first, so that no slot is left alone with a long cell at the end.
+        # All shapes of one seed before the next, so that an unfinished study has whole curves. Within a seed the
+        # longest first, so that no worker is left with a long cell at the end.
         seeds = [planned.cell.seed for planned in budget.candidates[ranks].cells]
         self._waiting.sort(key=lambda p: (seeds.index(p.cell.seed) if p.cell.seed in seeds else 0, -p.flops))
         self._settle(budget, ranks)
 
     def _settle(self, budget: _Budget, ranks: tuple[int, int]) -> None:
-        """Tell Optuna a candidate's value if all its seeds have ended."""
+        """Pass a candidate's value to Optuna if all its seeds have ended."""
         candidate = budget.candidates[ranks]
         if all(key in self._outcomes for key in candidate.keys):
             self._tell(budget.study, budget.open.pop(ranks), self._value(candidate))
 
     def _value(self, candidate: Candidate) -> float | None:
-        """Mean loss over the seeds that have one; None where every seed diverged or failed, or is not known yet."""
+        """Return the mean loss over the seeds that have one; None if none has."""
         losses = [
             outcome.loss
             for key in candidate.keys
@@ -259,13 +272,13 @@ class FrontierSearch:
             else:
                 study.tell(trial, value)
         except RuntimeError as error:
-            # GridSampler calls Study.stop on its last point, which ask-and-tell does not allow; the value is kept.
+            # GridSampler calls Study.stop at its last point, which ask-and-tell forbids; the value is recorded.
             if "Study.stop" not in str(error):
                 raise
 
 
 def _candidates(plan: Plan) -> dict[float, list[Candidate]]:
-    """The plan's cells by budget and candidate, in the plan's order."""
+    """Return the plan's cells by budget and candidate, in the plan's order."""
     groups: dict[tuple[float, int, float], list[PlannedCell]] = defaultdict(list)
     for planned in plan.cells:
         groups[planned.budget, planned.cell.shape.depth, planned.lr_factor].append(planned)

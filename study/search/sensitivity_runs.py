@@ -1,7 +1,7 @@
-"""The sensitivity arm of a study: the cells about each crossing again, at other multiples of their learning rate.
+"""Sensitivity runs: the cells around each crossing again, at other multiples of their learning rate.
 
-Which cells these are depends on where depths cross, so they are known once the search has ended and never stored: the
-same rows give the same arm.
+The cells depend on where depths cross, so they are known only after the search has ended. They are not stored: the same
+rows give the same cells.
 """
 
 import itertools
@@ -11,32 +11,33 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import build_curves
-from analysis.fit.learning_rate_shift import ARM, split
+from analysis.fit.crossing_shift import ARM, split_sensitivity_runs
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
-from study.plan.plan import Plan, PlannedCell
-from study.search.source import Outcome, Source
+from study.plan.cells import Outcome, PlannedCell
+from study.plan.plan import Plan
+from study.search.source import Source
 from study.spec.study import StudySpec
 from trainables.cell import Shape
 
-#: A crossing itself needs no bootstrap, only its verdict does.
+#: The crossing itself needs no bootstrap, only its status does.
 _DRAWS = 100
 
 
 def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[PlannedCell]:
-    """The cells of the arm: both depths of each crossing, the size below it and the size above, and all their seeds.
+    """The cells of the sensitivity runs: both depths of each crossing, the next size below and above it, and all seeds.
 
     Args:
-        spec: whose section `sensitivity` names the multiples of the rate; without it there is no arm.
+        spec: its section `sensitivity` has the multiples of the rate; without it there are no cells.
         plan: plans the cells.
-        table: the run table of the study; rows of the arm itself change nothing.
+        table: the run table of the study; its sensitivity runs change nothing.
     """
-    main, _ = split(table)
+    main, _ = split_sensitivity_runs(table)
     if spec.sensitivity is None or main.used.empty:
         return []
     rows = compare(main).rows
-    # A forecast has no other half: its run ended early.
+    # Runs stopped early have no final loss to compare with.
     whole = rows[rows["status"] != STOPPED]
     crossings = [
         item
@@ -57,53 +58,51 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[Plan
 
 
 def _about(rows: pd.DataFrame, params: float) -> pd.DataFrame:
-    """Rows of the largest size up to `params` and of the smallest beyond it."""
+    """Rows of the largest size up to `params` and of the smallest size above it."""
     sizes = np.sort(rows["params"].unique())
     right = int(np.searchsorted(sizes, params, side="right"))
     return rows[rows["params"].isin(sizes[max(0, right - 1) : right + 1])]
 
 
 class ThenSensitivityRuns:
-    """The cells of a search, and once all of these have ended those of the arm; a `Source` as the search is one."""
+    """A `Source` of the cells of a search and, after all of them have finished, of the sensitivity runs."""
 
     def __init__(
         self,
         search: Source,
         known: Callable[[str], bool],
-        arm: Callable[[], Sequence[PlannedCell]],
-        opened: Callable[[int], None] = lambda count: None,
+        cells: Callable[[], Sequence[PlannedCell]],
+        on_start: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Begin with the search.
+        """Start with the search.
 
         Args:
             search: the study itself.
-            known: whether the cell of a key has ended in an earlier run.
-            arm: its cells; asked once, when every cell of the search has ended.
-            opened: hears then how many of its cells are still to run.
+            known: whether the cell of a key has finished in an earlier run.
+            cells: returns the cells of the sensitivity runs; called once, when every cell of the search has finished.
+            on_start: called then with the number of cells still to run.
         """
-        self._search, self._known, self._arm, self._tell_opened = search, known, arm, opened
+        self._search, self._known, self._cells, self._on_start = search, known, cells, on_start
         self._running: set[str] = set()
         self._waiting: list[PlannedCell] | None = None
         self._own: set[str] = set()
 
     @property
     def done(self) -> bool:
-        """Whether no cell will ever be given again."""
-        waiting = self._opened
-        return waiting is not None and not waiting
+        """Whether no cell is left to start."""
+        return self._left() == []
 
-    @property
-    def _opened(self) -> list[PlannedCell] | None:
-        """The arm's cells that wait, None while the search has cells to give or to wait for."""
+    def _left(self) -> list[PlannedCell] | None:
+        """The sensitivity runs still to start; None while cells of the search are left or running."""
         if self._waiting is None and self._search.done and not self._running:
-            self._waiting = [planned for planned in self._arm() if not self._known(planned.cell.key)]
-            self._tell_opened(len(self._waiting))
+            self._waiting = [planned for planned in self._cells() if not self._known(planned.cell.key)]
+            self._on_start(len(self._waiting))
             self._own = {planned.cell.key for planned in self._waiting}
         return self._waiting
 
     def take(self) -> PlannedCell | None:
-        """Return the next cell to run, or None where nothing can be started now."""
-        waiting = self._opened
+        """Return the next cell to run, or None if nothing can start now."""
+        waiting = self._left()
         if waiting is not None:
             return waiting.pop(0) if waiting else None
         planned = self._search.take()
@@ -112,7 +111,7 @@ class ThenSensitivityRuns:
         return planned
 
     def tell(self, key: str, outcome: Outcome) -> None:
-        """Say how a cell ended; the search hears of its own cells only."""
+        """Record how a cell ended; only cells of the search reach the search."""
         if key in self._own:
             return
         self._search.tell(key, outcome)

@@ -1,55 +1,96 @@
-"""What the runner asks for cells and what it says of them: ask, tell, done. Every search is one of these."""
+"""The interface between a search and the driver: take a cell, tell its outcome."""
 
-import math
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from study.plan.plan import PlannedCell
+from study.plan.cells import Outcome, PlannedCell
+from study.plan.plan import Plan
+from study.spec.study import StudySpec
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the search needs to know of an ended cell: its loss, or None where it diverged or failed."""
-
-    loss: float | None
-    loss_se: float | None = None
-    """Standard error of a loss that is a forecast, in nats; None for a loss that was measured."""
-    share: float = 1.0
-    """Of its steps that were trained."""
-    status: Literal["done", "stopped", "diverged", "failed"] = "done"
-    """How it ended; where it has no loss, `done` is taken for diverged."""
-
-    @property
-    def kind(self) -> str:
-        """How it ended."""
-        lost = self.loss is None or not math.isfinite(self.loss)
-        return "diverged" if lost and self.status == "done" else self.status
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A depth and a learning-rate factor of one budget, with one cell a seed."""
-
-    budget: float
-    depth: int
-    lr_factor: float
-    cells: tuple[PlannedCell, ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of its cells, one a seed."""
-        return tuple(planned.cell.key for planned in self.cells)
+if TYPE_CHECKING:
+    from analysis.design.next_cells import Choice
+    from analysis.design.objective import Estimate
 
 
 class Source(Protocol):
-    """What the runner asks for cells: `take` gives the next one, None to wait, and `done` says there are no more."""
+    """Where the driver takes cells from."""
 
+    @abstractmethod
     def take(self) -> PlannedCell | None:
-        """Return the next cell to run, or None where nothing can be started now."""
+        """Return the next cell to run; None if no cell can start now."""
 
+    @abstractmethod
     def tell(self, key: str, outcome: Outcome) -> None:
-        """Say how a cell ended."""
+        """Record the outcome of a cell."""
 
     @property
+    @abstractmethod
     def done(self) -> bool:
         """Whether no cell will ever be given again."""
+
+
+@dataclass(frozen=True)
+class SearchEnd:
+    """Which limit ended a search."""
+
+    limit: Literal["stop_when", "max_flops", "max_cells", "options"]
+    words: str
+    """One sentence for people."""
+
+
+@dataclass(frozen=True)
+class SearchState:
+    """Progress of a search."""
+
+    cells: int
+    """Ended cells."""
+    flops: float
+    """Training FLOPs of these."""
+    estimate: "Estimate | None"
+    """At the last check; None before the first."""
+    next: "tuple[Choice, ...]"
+    """The cells that come next and why, best first; none if the search has ended."""
+    ending: SearchEnd | None
+
+
+class Search(Source):
+    """The `Source` of a sampler, with what is reported of it."""
+
+    ending: SearchEnd | None = None
+    """Which limit ended the search; None for a search without limits."""
+
+    @property
+    @abstractmethod
+    def total(self) -> int:
+        """Cells of the whole search at most, those already known included."""
+
+    def news(self) -> SearchState | None:
+        """Return the state if a check was due after the last ended cell, else None."""
+        return None
+
+    def state(self) -> SearchState | None:
+        """Return the state now; None for a search that estimates nothing."""
+        return None
+
+
+def make_search(
+    spec: StudySpec,
+    plan: Plan,
+    known: Mapping[str, Outcome],
+    begun: Collection[str] = (),
+    workers: int | None = None,
+) -> Search:
+    """Return the search of a study, resumed from its results.
+
+    Args:
+        spec: the study.
+        plan: its cells.
+        known: outcomes of ended cells by cell key, in the order in which they ended.
+        begun: keys of cells that were begun and have no outcome (failed or cut off), in the order in which they began:
+            they come first.
+        workers: how many cells run at once; by default the plan's slots.
+    """
+    search: Search = spec.search.make_search(plan, spec, known, begun, workers or plan.slots)
+    return search

@@ -1,41 +1,31 @@
-"""What ends a search by crossings, and how far it has come: the estimate at fixed counts of ended cells."""
+"""When a search by crossings ends, and its estimates at fixed counts of ended cells."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import pandas as pd
 
 from analysis.design.objective import CHECKS, Estimate, Objective, estimate, reached
 from analysis.design.power import AHEAD
-from study.spec.study import StopWhenSection, StudySpec
+from study.search.source import SearchEnd
+from study.spec.study import StudySpec
 
-#: Estimates are made after so many more ended cells, as a share of those that have ended: their cost grows with the
-#: rows, and so the cost for each cell does not.
+#: Estimates are made each time this share of the ended cells has ended in addition: an estimate costs more the more
+#: rows there are, so the cost per cell stays constant.
 CHECK_SHARE = 1 / 20
 
 
-@dataclass(frozen=True)
-class Ending:
-    """Which limit ended a search."""
-
-    limit: Literal["stop_when", "max_flops", "max_cells", "options"]
-    words: str
-    """One sentence for people."""
-
-
 def objective_of(spec: StudySpec) -> Objective:
-    """What a study wants to know: that of its search, for the projected depth at a size beyond its budgets."""
-    search = spec.search
-    if search.objective_name != "depth":
-        return Objective(search.objective_name)
-    return Objective("depth", search.target_params or AHEAD * max(spec.frontier.budget_values))
+    """Return what a study estimates; by default the projected depth at a size beyond its budgets."""
+    name = spec.search.objective_name
+    if name != "depth":
+        return Objective(name)
+    return Objective("depth", spec.search.projected_params or AHEAD * max(spec.frontier.budget_values))
 
 
 def checks(count: int) -> list[int]:
-    """The counts of ended cells up to `count` at which there is an estimate.
+    """Return the counts of ended cells up to `count` at which there is an estimate.
 
-    They are the same for any number of workers: a search that has ended on one machine has ended on all.
+    They do not depend on the number of workers: a search ends at the same cell on every machine.
     """
     found = [1]
     while found[-1] <= count:
@@ -47,15 +37,20 @@ def _after(check: int) -> int:
     return check + max(1, math.floor(check * CHECK_SHARE))
 
 
-class Watch:
+class StoppingRule:
     """The estimates of one search, each a function of the first rows that ended and of nothing else."""
 
-    def __init__(self, objective: Objective, stop_when: StopWhenSection | None) -> None:
-        """Watch a search that ends at `stop_when`, if at any certainty."""
-        self.objective, self.stop_when = objective, stop_when
+    def __init__(self, objective: Objective, halfwidth: float | None) -> None:
+        """Begin without rows.
+
+        Args:
+            objective: what is estimated.
+            halfwidth: relative half-width at which the search ends, if it ends by one.
+        """
+        self.objective, self.halfwidth = objective, halfwidth
         self._found: dict[int, Estimate] = {}
         self._judged = 0
-        """Checks at which the certainty was not reached."""
+        """Checks at which the half-width was not reached."""
         self._due, self._last = {1}, 1
 
     def is_due(self, count: int) -> bool:
@@ -66,25 +61,25 @@ class Watch:
         return count in self._due
 
     def latest(self, rows: pd.DataFrame) -> Estimate | None:
-        """The estimate at the last check; None before the first."""
+        """Return the estimate at the last check; None before the first."""
         due = checks(len(rows))
         return self._at(rows, due[-1]) if due else None
 
-    def ending(self, rows: pd.DataFrame) -> Ending | None:
-        """Whether the certainty asked for was reached at any check of the rows in their order.
+    def ending(self, rows: pd.DataFrame) -> SearchEnd | None:
+        """Return the end of the search if any check of the rows in their order reached the half-width.
 
-        Of cells that ended later, because they ran then, none takes it back.
+        Cells that finish after the rule was met do not undo it.
         """
-        if self.stop_when is None:
+        if self.halfwidth is None:
             return None
         due = checks(len(rows))
         while self._judged < len(due):
             place, count = self._judged, due[self._judged]
             judged = [self._at(rows, earlier) for earlier in due[max(0, place - CHECKS + 1) : place + 1]]
-            if reached(judged, self.stop_when.halfwidth):
-                asked = f"±{100 * self.stop_when.halfwidth:g} % was asked for"
-                return Ending(
-                    "stop_when", f"{judged[-1].words} After {count} cells this is certain enough: {asked}."
+            if reached(judged, self.halfwidth):
+                wanted = f"±{100 * self.halfwidth:g} % was asked for"
+                return SearchEnd(
+                    "stop_when", f"{judged[-1].words} The search ends after {count} cells: {wanted}."
                 )
             self._judged += 1
         return None

@@ -1,4 +1,4 @@
-"""Devices a study can be planned for: memory, speed and what share of the speed a plan may count on."""
+"""Devices a study can be planned for: memory, speed, and the share of the peak speed that a plan assumes."""
 
 import os
 from collections.abc import Mapping
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from trainables.cell import Precision, Shape
-from trainables.layout import Layout
+from trainables.cell import Precision
 
 #: ASSUMPTION: the share of a GPU's memory that tensors can fill; the rest is the CUDA context, cuBLAS' and
 #: NCCL's buffers and what the allocator cannot use for fragmentation.
@@ -34,7 +33,7 @@ class Device:
     name: str
     title: str
     memory: int | None
-    """Bytes; None where it is this machine's own memory."""
+    """Bytes; None for the memory of this machine."""
     peak: Mapping[Precision, float]
     """FLOP/s of dense matrix products."""
     utilisation: float
@@ -44,14 +43,14 @@ class Device:
     seconds_per_step_layer: float
     """Fixed cost of each layer in a step."""
     link: float
-    """Bytes a second that a rank can send to another while it receives as many."""
+    """Bytes per second that a rank can send while it receives as many."""
     seconds_per_exchange: float
     """Fixed cost of a collective among ranks."""
     seconds_per_value: float = 0.0
     """Cost of the elementwise work of one token, layer and unit of width in training."""
     is_gpu: bool = True
     accelerator: str | None = None
-    """Ray's name of the GPU, by which a machine of a cluster says what it has."""
+    """Ray's name of the GPU, a resource of the machines that have it."""
 
 
 def _gpu(
@@ -80,10 +79,10 @@ _DEVICES = (
         title="one thread of this machine's CPU",
         memory=None,
         # Fitted on 2026-11-22 to the step times of 16 cells of d=12 to 128, L=1 to 48 and 64 to 4,096 tokens in fp32,
-        # each on one thread of an AMD EPYC with AVX-512 whose second core was busy with the like, from 1.3 ms (d=16
-        # L=1 4x16 tokens) to 384 ms (d=128 L=4 32x128). `tests/study/spec/test_devices.py` holds the fit. An earlier fit,
-        # to another machine of this kind, had 1.6 to 2.7 times as long: what a thread of yours does may differ as
-        # much. bf16 was 0.6 to 1.2 times as fast, so it is counted the same.
+        # each on one thread of an AMD EPYC with AVX-512 whose second core was equally busy: from 1.3 ms (d=16 L=1,
+        # 4x16 tokens) to 384 ms (d=128 L=4, 32x128). `tests/study/plan/test_cost.py` checks the fit. An earlier fit on
+        # another machine of this kind gave times 1.6 to 2.7 times as long, so other CPUs may differ as much. bf16 was
+        # 0.6 to 1.2 times as fast, so both count the same.
         peak=MappingProxyType({"fp32": 79e9, "bf16": 79e9}),
         utilisation=1.0,
         seconds_per_step=1e-4,
@@ -110,19 +109,19 @@ DEVICES: Mapping[str, Device] = MappingProxyType({device.name: device for device
 
 
 def cores() -> int:
-    """CPU cores this process may use."""
+    """Return the number of CPU cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def usable_memory(device: Device, slots: int = 1, share: int | None = None) -> int:
-    """Bytes a rank may fill: a GPU's own memory, or its share of this machine's among the slots.
+    """Return the bytes a rank may fill: the memory of its GPU, or its share of this machine's memory.
 
     Args:
         device: what a rank trains on.
         slots: ranks that share the memory of this machine.
-        share: bytes of a rank on a CPU of a cluster, where it is known.
+        share: bytes of a rank on a CPU of a cluster, if known.
     """
     if device.memory is not None:
         return int(device.memory * USABLE_MEMORY)
@@ -132,62 +131,8 @@ def usable_memory(device: Device, slots: int = 1, share: int | None = None) -> i
     return int(machine * USABLE_MEMORY / slots)
 
 
-def step_seconds(
-    device: Device,
-    shape: Shape,
-    tokens: float,
-    flops: float,
-    precision: Precision,
-    utilisation: float | None = None,
-) -> float:
-    """Estimate the seconds of a training step of `tokens` tokens and `flops` operations on one device."""
-    share = device.utilisation if utilisation is None else utilisation
-    return (
-        device.seconds_per_step
-        + shape.depth * device.seconds_per_step_layer
-        + tokens * shape.depth * shape.width * device.seconds_per_value
-        + flops / (device.peak[precision] * share)
-    )
-
-
-def tensor_exchange_seconds(
-    device: Device, shape: Shape, tokens: int, precision: Precision, layout: Layout
-) -> float:
-    """Estimate the seconds a micro-batch of `tokens` tokens spends adding up what tensor-parallel ranks hold.
-
-    Two sums of the residual stream a layer in forward and two in backward (Shoeybi et al. 2019, arXiv 1909.08053,
-    section 3), and forward again where activations are recomputed. ASSUMPTION: none of it overlaps with work.
-    """
-    sums = shape.depth * (6 if layout.activation_checkpointing else 4)
-    return sums * _all_reduce_seconds(
-        device, tokens * shape.width * _bytes(precision), layout.tensor_parallel
-    )
-
-
-def data_exchange_seconds(device: Device, parameters: int, precision: Precision, layout: Layout) -> float:
-    """Estimate the seconds a step spends adding up the gradients of data-parallel groups.
-
-    As much is sent at ZeRO stages 0 to 2, and half as much again at stage 3 (Rajbhandari et al. 2020, arXiv
-    1910.02054, section 7). ASSUMPTION: none of it overlaps with work.
-    """
-    held = parameters / layout.tensor_parallel
-    whole = _all_reduce_seconds(device, held * _bytes(precision), layout.data_parallel)
-    return whole * (1.5 if layout.zero == 3 else 1.0)
-
-
-def _all_reduce_seconds(device: Device, size: float, ranks: int) -> float:
-    """A ring: every rank sends and receives 2·(n-1)/n of what is added up."""
-    if ranks == 1:
-        return 0.0
-    return device.seconds_per_exchange + 2 * (ranks - 1) / ranks * size / device.link
-
-
-def _bytes(precision: Precision) -> int:
-    return 2 if precision == "bf16" else 4
-
-
 def local_gpus() -> int:
-    """NVIDIA GPUs this process may use, counted without loading any GPU library; 0 where there are none."""
+    """Return the number of NVIDIA GPUs this process may use, without loading a GPU library."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])

@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from study.plan.plan import Plan, PlannedCell
-from study.search import Outcome
+from study.plan import Outcome, Plan, PlannedCell
 from study.spec.frontier import heads_of
 from study.tracking.rows import ARM, Row
 from trainables.cell import Shape
@@ -164,7 +163,7 @@ def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
 def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
     """Return the cell of a row that the plan does not list; None for one of another study."""
     arm = row.tags.get(ARM, "")
-    if row.protocol != plan.protocol or not (arm or plan.sampler == "crossing"):
+    if row.protocol != plan.protocol or not (arm or plan.search.chooses_cells):
         return None
     if any(row.params.get(name) is None for name in SHAPE):
         return None

@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlparse
 
 from study.errors import SpecError
-from study.spec.study import TrackingSection, from_environment
+from study.spec.resources import TrackingSection
+from study.spec.section import from_environment
 
 #: Read by MLflow when it is imported. Its own defaults block for minutes on a dead port (7 retries, back-off 2,
 #: 120 s each) and print every migration to the terminal.

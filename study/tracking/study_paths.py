@@ -11,7 +11,9 @@ from urllib.parse import quote
 from filelock import FileLock, Timeout
 
 from study.errors import SpecError
-from study.spec.study import ResourcesSection, StudySpec, from_environment
+from study.spec.resources import ResourcesSection
+from study.spec.section import from_environment
+from study.spec.study import StudySpec
 from study.tracking.ledger import Ledger, UnfinishedCells
 from trainables.storage.storage import located, under
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.runs.table import RunTable
-from study.plan.plan import Plan, PlannedCell
+from study.plan import Plan, PlannedCell
 from study.tracking.ledger import with_recorded
 from study.tracking.rows import Row
 
@@ -51,7 +51,7 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
             **({"loss_se": row.loss_se, "trained_share": row.trained_share} if stopped else {}),
             **{name: row.measures.get(name) for name in measured},
             "protocol": row.protocol,
-            **({"order": order[row.cell]} if plan.sampler != "grid" else {}),
+            **({"order": order[row.cell]} if not plan.search.is_grid else {}),
             **({"arm": planned.arm} if arms else {}),
         }
         for planned in ended

@@ -1,9 +1,8 @@
-"""The encoding of text spread over the machines of a cluster by Ray Data; the store is the same to the last byte.
+"""Encodes text on the machines of a cluster by Ray Data; the store is the same to the last byte.
 
-One process, the driver, reads and splits the text, learns the vocabulary and writes the ids, because all three go
-through the text in order; it has the whole text on its disk meanwhile. What takes longest, the encoding with BPE, is
-cut into chunks. A chunk goes to a worker as an object of Ray's, so that a worker needs neither the source nor the
-storage, and its ids come back in the order of the chunks.
+The driver reads and splits the text, learns the vocabulary and writes the ids, all in the order of the text, which it
+buffers on its disk. The slowest part, BPE encoding, is cut into chunks. A chunk goes to a worker as a Ray object, so a
+worker needs neither the source nor the storage, and the ids return in the order of the chunks.
 """
 
 import logging
@@ -26,16 +25,16 @@ from trainables.data.packing.text_buffer import Chunk, Text, cut
 from trainables.data.packing.tokenizer import Encoder, bpe_encoder, bytes_encoder
 from trainables.data.sources.mixture import interleave
 
-#: Bytes of text a worker is given at a time: about a second of its work.
+#: Bytes of text in a chunk: about a second of a worker's time.
 CHUNK = 4 << 20
-#: Bytes of text that are worth one worker; below twice as many, nothing is spread.
+#: Bytes of text per worker; less than twice as many are encoded by the driver.
 WORTH = 64 << 20
-#: Chunks at a worker: while it encodes one, it has the next.
+#: Chunks at a worker: the one it encodes and the next.
 AT_WORKER = 2
-#: Chunks that the driver's process for reading reads at once.
+#: Chunks that are read at once on the driver's machine.
 READERS = 4
-#: Ray Data asks the autoscaler for bare CPUs, twice as many as there are, and would so have machines of any pool
-#: started, the most expensive ones too (Ray 2.60). Our workers are asked for from the start, and name their pool.
+#: Ray Data (2.60) requests twice as many CPUs as there are, from any pool, the most expensive ones included. Our
+#: workers are requested from the start, with their pool.
 ASK_FOR_NOTHING = {"RAY_DATA_DEFAULT_CLUSTER_SCALING_UP_MAX_CPU_RESOURCE_DELTA": "0"}
 
 
@@ -45,21 +44,20 @@ class Workers:
 
     most: int
     marks: tuple[str, ...] = ()
-    """Resources that their machines must have any of each, such as a pool's."""
+    """Resources of which their machines must have some, such as a pool's."""
 
 
-def spread(workers: Workers, *, chunk: int = CHUNK, worth: int = WORTH) -> Encode:
-    """Encode on workers.
+def distributed_encoder(workers: Workers, *, chunk: int = CHUNK, worth: int = WORTH) -> Encode:
+    """Return an encoder that runs on workers.
 
-    Those whose machines the autoscaler has to start join in when they come, and the others do not wait for them. One
-    whose machine dies is started again elsewhere, and does again what it had in hand. Each worker holds some chunks;
-    ids that wait for those before them are in Ray's object store, within what Ray Data gives itself of it, half. Of a
-    mixture, the ids of a part that is ahead wait on this machine's disk.
+    Workers on machines that the autoscaler has yet to start join later; the others do not wait. A worker whose machine
+    is lost is started elsewhere and repeats its chunks. Finished ids wait for earlier chunks in Ray's object store, of
+    which Ray Data uses at most half. In a mixture, ids of a part that is ahead wait on this machine's disk.
 
     Args:
         workers: how many at most, and where.
-        chunk: bytes of text a worker is given at a time.
-        worth: bytes of text that are worth one worker.
+        chunk: bytes of text in a chunk.
+        worth: bytes of text per worker.
     """
 
     @contextmanager
@@ -82,7 +80,7 @@ def spread(workers: Workers, *, chunk: int = CHUNK, worth: int = WORTH) -> Encod
 
 
 def _order(texts: Sequence[Text], weights: Sequence[float], size: int) -> Iterator[tuple[int, Chunk]]:
-    """All chunks, about as they will be wanted: by the weights as long as every text lasts, then what is left."""
+    """Yield all chunks, about in the order of use: by weight until the first text ends, then the rest."""
     streams = [text.chunks(size) for text in texts]
     yield from interleave(streams, weights, lambda one: one.size)
     for owner, stream in enumerate(streams):
@@ -91,7 +89,7 @@ def _order(texts: Sequence[Text], weights: Sequence[float], size: int) -> Iterat
 
 
 class _Arrivals:
-    """Gives each text its ids, from chunks that come in one order for all; what is not wanted yet waits on the disk."""
+    """Passes ids to each text, from chunks in one order for all texts; ids that come early wait on the disk."""
 
     def __init__(
         self,
@@ -100,12 +98,12 @@ class _Arrivals:
         files: Sequence[IO[bytes]],
         dtype: np.dtype[Any],
     ) -> None:
-        """Of each row the owner, of each owner a file for what is ahead."""
+        """Take the owner of each row, and for each owner a file for early ids."""
         self._rows, self._files, self._dtype = zip(owners, rows, strict=True), files, dtype
         self._waiting: list[deque[tuple[int, int, bytes]]] = [deque() for _ in files]
 
     def of(self, owner: int) -> Iterator[Ids]:
-        """The ids of each piece of a text, in order."""
+        """Yield the ids of each piece of a text, in order."""
         while (row := self._next(owner)) is not None:
             ids, counts = np.frombuffer(row[0], self._dtype), np.frombuffer(row[1], np.int64)
             start = 0
@@ -129,23 +127,23 @@ class _Arrivals:
 
 
 class Reader:
-    """Reads chunks on the driver's machine, for workers; an actor of Ray's."""
+    """A Ray actor that reads chunks for the workers on the driver's machine."""
 
     def __init__(self, chunks: Sequence[Chunk], tokenizer: str | None) -> None:
         self._chunks, self._tokenizer = chunks, tokenizer
 
     def tokenizer(self) -> str | None:
-        """The BPE tokenizer in JSON; None for bytes."""
+        """Return the BPE tokenizer as JSON; None for bytes."""
         return self._tokenizer
 
     def chunk(self, index: int) -> tuple[bytes, "array[int]", bytearray]:
-        """The text of a chunk, the bytes of each piece and whether a document ends with it."""
+        """Return the text of a chunk, and for each piece its bytes and whether a document ends with it."""
         one = self._chunks[index]
         return one.content(), one.lengths, one.lasts
 
 
 class Worker:
-    """Encodes chunks; an actor of Ray Data's."""
+    """An actor of Ray Data that encodes chunks."""
 
     def __init__(self, reader: Any) -> None:
         import ray
@@ -161,7 +159,7 @@ class Worker:
         self._dtype = token_type(self._encoder.vocabulary)
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[Any]]:
-        """The ids of one chunk, and how many each piece has."""
+        """Return the ids of one chunk, and their number in each piece."""
         (index,) = batch["chunk"].tolist()
         pieces = cut(*self._get(self._reader.chunk.remote(index)))
         ids = list(self._encoder.encode(pieces))
@@ -176,13 +174,13 @@ class Worker:
 def _encoded(
     encoder: Encoder, chunks: Sequence[Chunk], count: int, marks: Sequence[str]
 ) -> Generator[tuple[bytes, bytes], None, None]:
-    """The ids of each chunk in order, and how many each of its pieces has, as bytes of numbers."""
+    """Yield for each chunk, in order, its ids and their number in each piece, as bytes of numbers."""
     os.environ |= ASK_FOR_NOTHING
     import ray
     import ray.data
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # The text is on the disk of this machine, which as the head of a cluster has no CPU to give.
+    # The text is on the disk of this machine, which as the head of a cluster offers no CPU.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     reader = (
         ray.remote(Reader)
@@ -199,7 +197,7 @@ def _encoded(
                     Worker,
                     fn_constructor_args=(reader,),
                     batch_size=1,
-                    # All of them are asked for at once: what Ray cannot place yet is what its autoscaler starts.
+                    # All at once: Ray's autoscaler starts machines for those that cannot be placed yet.
                     compute=ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=AT_WORKER),
                     num_cpus=1,
                     resources=dict.fromkeys(marks, MARK),
@@ -209,7 +207,7 @@ def _encoded(
                     for row in table.to_pylist():
                         if row["chunk"] != expected:
                             raise AssertionError(
-                                f"Ray Data gave chunk {row['chunk']} in the place of {expected}"
+                                f"Ray Data returned chunk {row['chunk']} instead of {expected}"
                             )
                         expected += 1
                         yield row["ids"], row["counts"]
@@ -219,7 +217,7 @@ def _encoded(
 
 @contextmanager
 def _quiet_data(context: Any) -> Iterator[Any]:
-    """Ray Data without bars and lines of its own; what goes wrong is raised all the same."""
+    """Run Ray Data without progress bars and log lines; errors are raised all the same."""
     log = logging.getLogger("ray.data")
     before = log.level
     context.enable_progress_bars = False

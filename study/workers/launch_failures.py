@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from study.plan.table import duration
-from study.spec.study import ResourcesSection
+from study.spec.resources import ResourcesSection
 from study.workers.machines import Promised, promised
 
 #: Seconds between two checks. Ray 2.60 retries a failed launch every five seconds, and forgets it soon after.

@@ -1,4 +1,4 @@
-"""Packing for a study, in this process or on the machines of a cluster, with a line that says how long it will take."""
+"""Packs the data of a study, in this process or on the machines of a cluster, and shows the progress."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from study.errors import SpecError
 from study.plan.table import duration
-from study.workers.distributed_encoding import Workers, spread
+from study.workers.distributed_encoding import Workers, distributed_encoder
 from study.workers.machines import Machine, Slots
 from trainables.data.packing.pack import Watch
 from trainables.data.spec import DataSpec, HierarchyData
@@ -18,7 +18,7 @@ from trainables.data.store.open import open_store
 from trainables.data.store.remote_store import is_packed
 from trainables.data.tasks.spec import TaskData
 
-#: Seconds between two lines where nothing can be drawn over.
+#: Seconds between two lines of output without a terminal.
 LINE_SECONDS = 30.0
 
 
@@ -33,21 +33,20 @@ def packed(
     slots: Slots | None = None,
     machines: Sequence[Machine] = (),
 ) -> None:
-    """See to it that the data of a study is packed below `root`; returns at once if it is.
+    """Pack the data of a study below `root`, unless it is packed.
 
-    Text with a BPE vocabulary is encoded by the machines that the study's slots are on, where Ray is connected to a
-    cluster with more than this machine. Bytes, the hierarchy and tasks cost less than they would to send, and stay
-    here.
+    On a cluster, text with a BPE vocabulary is encoded by the machines of the study's slots. Bytes, the hierarchy and
+    tasks are packed here, because sending them would cost more.
 
     Args:
         data: of the study.
         context: tokens of a sequence.
         root: folder or URI of all stores.
-        key: the `data_key` that was planned with.
-        base: folder that relative paths of the data start from.
-        console: shows how far it has come, and how long it will take.
-        slots: what the study takes of a cluster that was joined; None on one machine.
-        machines: of that cluster, those its autoscaler may start among them.
+        key: the `data_key` of the plan.
+        base: folder for relative paths of the data.
+        console: shows the progress and the time left.
+        slots: of the study on the joined cluster; None on one machine.
+        machines: of that cluster, those that its autoscaler may start included.
 
     Raises:
         DataError: the data cannot be used, or the disk is full.
@@ -60,7 +59,7 @@ def packed(
         workers = None
         if slots and not isinstance(data, HierarchyData | TaskData) and data.tokenizer == "bpe":
             workers = workers_of(slots, machines)
-        encode = spread(workers) if workers else None
+        encode = distributed_encoder(workers) if workers else None
         with shown(console) as watch:
             open_store(data, context=context, root=root, key=key, base=base, encode=encode, watch=watch)
     except ConnectionError as error:
@@ -68,7 +67,7 @@ def packed(
 
 
 def workers_of(slots: Slots, machines: Sequence[Machine]) -> Workers | None:
-    """As many as the study's share of the joined cluster has CPUs; None where that is this machine alone."""
+    """Return one worker for each CPU in the study's share of the joined cluster; None if that is this machine alone."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -83,19 +82,19 @@ def workers_of(slots: Slots, machines: Sequence[Machine]) -> Workers | None:
 
 @contextmanager
 def shown(console: Console) -> Iterator[Watch]:
-    """Yield a `Watch` that shows one line: drawn over in a terminal, said again every half minute anywhere else."""
-    began = said = time.monotonic()
-    now_doing, first = "", (began, 0.0)
+    """Yield a function that shows the progress: one updated line in a terminal, else a line every half minute."""
+    began = printed = time.monotonic()
+    current, first = "", (began, 0.0)
 
     with console.status("packing the data") as status:
 
         def watch(stage: str, share: float | None) -> None:
-            nonlocal now_doing, first, said
+            nonlocal current, first, printed
             now = time.monotonic()
-            if stage != now_doing:
-                now_doing, first = stage, (now, 0.0)
+            if stage != current:
+                current, first = stage, (now, 0.0)
             elif share is not None and not first[1]:
-                # Machines may have had to start before: what is left is reckoned from the first that was done.
+                # The time until then may have gone into starting machines, so it is not extrapolated.
                 first = (now, share)
             text = f"packing the data: {stage}"
             if share is not None:
@@ -105,8 +104,8 @@ def shown(console: Console) -> Iterator[Watch]:
                     text += f", about {duration(left)} left"
             if console.is_terminal:
                 status.update(Text(text))
-            elif now - said >= LINE_SECONDS:
-                said = now
+            elif now - printed >= LINE_SECONDS:
+                printed = now
                 console.print(Text(text), soft_wrap=True)
 
         yield watch

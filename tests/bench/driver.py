@@ -18,7 +18,7 @@ from unittest import mock
 import psutil
 from rich.console import Console
 
-from study.plan.plan import PlannedCell
+from study.plan.cells import PlannedCell
 from study.run.runner import run_study
 from study.run.trial import TrialSettings
 from study.run.tuner import CellCallback, run_cells

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from study.plan.plan import PlannedCell, make_plan
+from study.plan import PlannedCell, make_plan
 from study.run.trial import TrialSettings, run_with
 from study.run.tuner import run_cells
 from study.spec.study import load_spec

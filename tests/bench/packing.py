@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from study.workers.distributed_encoding import Workers, spread
+from study.workers.distributed_encoding import Workers, distributed_encoder
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
@@ -39,7 +39,7 @@ def spread_time(folder: Path) -> list[Figure]:
             seconds[name] = _timed(data, folder / name, encode_here)
     with private_ray(Slots(CPUS, 1, 0)):
         seconds["ray"] = _timed(
-            data, folder / "ray", spread(Workers(CPUS), chunk=MEGABYTES * 1_000_000 // CHUNKS, worth=1)
+            data, folder / "ray", distributed_encoder(Workers(CPUS), chunk=MEGABYTES * 1_000_000 // CHUNKS, worth=1)
         )
     digests = {(folder / name / "train.bin").read_bytes() for name in seconds}
     assert len(digests) == 1, "the same ids"

@@ -1,4 +1,4 @@
-"""What a proposal costs: 32 cells asked at once of a search with 500 finished ones, and each cell after them."""
+"""CPU time of proposals: 32 cells at once in a search with 500 finished ones, and each cell after them."""
 
 import math
 import statistics
@@ -7,9 +7,8 @@ import time
 import numpy as np
 
 from analysis.design.simulated_study import Truth
-from study.plan.plan import PlannedCell, make_plan
-from study.search import Outcome
-from study.search.make import make_search
+from study.plan import PlannedCell, make_plan
+from study.search import Outcome, make_search
 from study.spec.study import load_spec
 from tests.bench.figure import Figure
 from tests.study.small import SMALL
@@ -26,7 +25,7 @@ REPEATS = 5
 
 
 def proposal_time() -> list[Figure]:
-    """Seconds of CPU for 32 cells asked at once, and milliseconds for each cell told and asked after that."""
+    """Measure CPU seconds for 32 cells at once, and for each cell told and proposed after that."""
     spec = load_spec(SMALL, STUDY)
     plan = make_plan(spec)
     order = np.random.default_rng(0).permutation(len(plan.pool))[:FINISHED]
@@ -49,7 +48,7 @@ def proposal_time() -> list[Figure]:
     ours = statistics.median(times)
     return [
         Figure(what, ours, "s", 0.2, f"{ours:.3f} s"),
-        # Of the 30 ms that the driver may spend on a cell in all.
+        # The driver may spend 30 ms per cell in all.
         Figure(
             f"telling and asking one of {WORKERS} workers' cells", each, "s", 0.015, f"{1000 * each:.1f} ms"
         ),

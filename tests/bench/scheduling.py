@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from study.plan.plan import PlannedCell, make_plan
+from study.plan import PlannedCell, make_plan
 from study.run.trial import Report, TrialSettings
 from study.run.tuner import run_cells
 from study.spec.study import load_spec

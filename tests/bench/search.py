@@ -1,17 +1,17 @@
-"""What a search spends beside the grid until it is as sure: simulated studies, trained cell by cell by each sampler.
+"""FLOPs of each sampler over those of the grid until the same half-width, in simulated studies.
 
 The rules are the same for all samplers and settings:
 
 - the grid has all depths at budgets a factor of about 2.3 apart, from an eighth of the first crossing to eight times
-  the last: one who plans a study does not know them better (another rule of the learning rate or twice the tokens move
-  them by a factor of 2 to 3). It goes seed after seed, the largest cells first, as the sampler `grid` does;
+  the last, because crossings are not known better beforehand (another learning-rate rule or twice the tokens move them
+  by a factor of 2 to 3). It trains seed after seed, the largest cells first, as the sampler `grid` does;
 - the other samplers choose within the same range of N: `crossing` among as many seeds as the grid, and three more sizes
   between neighbouring budgets; `tpe` and `gp` train the grid's shapes with twelve seeds, the best of a budget first;
 - a cell costs N, for equal tokens;
-- after every batch of half a seed of the grid, or a tenth of the cells so far, the estimate of the depth at ten times
-  the largest budget is asked for; a sampler ends by `analysis.design.objective.reached`;
-- the half-width asked for is the median that the grid has with `ASKED` seeds;
-- a sampler that has spent `CAP` times what the grid needed is cut off, and counts as that.
+- the depth at ten times the largest budget is estimated after every batch of half a seed of the grid, or a tenth of the
+  cells so far; a sampler ends by `analysis.design.objective.reached`;
+- the half-width to reach is the median of the grid with `ASKED` seeds;
+- a sampler that has spent `CAP` times the cost of the grid is stopped, and counts as that.
 """
 
 import itertools
@@ -29,15 +29,15 @@ from analysis.design.objective import Estimate, Objective, estimate, reached
 from analysis.design.simulated_study import Truth, shapes_of, simulate_matched
 from analysis.law.projection import solve_depth
 from study.plan.plan import Plan, make_plan
-from study.search.optuna_search import FrontierSearch
-from study.search.source import Outcome
-from study.spec.study import SearchSection, load_spec
+from study.search import Outcome
+from study.spec.search import parse_search
+from study.spec.study import load_spec
 from tests.bench.figure import Figure
 
 STUDIES, RIVAL_STUDIES = 100, 20
-#: Of a shape at most, more than any study here takes, and of every candidate of `tpe` and `gp`.
+#: Most seeds of a shape, more than any study here takes, and seeds of every candidate of `tpe` and `gp`.
 SEEDS, RIVAL_SEEDS = 64, 12
-#: Of fewer seeds some grids end by luck after three, with an interval that misses.
+#: With fewer seeds some grids end by chance after three, with an interval that misses.
 ASKED, ASKED_STUDIES = 8, 20
 MARGIN = 8.0
 BETWEEN = 4
@@ -45,13 +45,13 @@ CAP = 2.0
 COLUMNS = ("depth", "width", "params", "lr_factor", "lr", "seed", "loss")
 #: Depth, width and seed.
 Cell = tuple[int, int, int]
-#: From the rows so far and how many are wanted to the next cells; none where there are no more.
+#: Returns the next cells for the rows so far and a number of cells; none when there are no more.
 Ask = Callable[[pd.DataFrame, int], list[Cell]]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A world and how many budgets its grid has."""
+    """A truth and the number of budgets of its grid."""
 
     truth: Truth
     count: int
@@ -89,7 +89,7 @@ class Setting:
 
     @cached_property
     def halfwidth(self) -> float:
-        """What is asked for: the median half-width of a grid of `ASKED` seeds, in studies that are not raced."""
+        """The half-width to reach: the median of a grid of `ASKED` seeds, in other studies than the raced ones."""
         shapes = [(depth, width, 0.0) for depth, width in self.grid]
         widths = []
         for number in range(ASKED_STUDIES):
@@ -99,7 +99,7 @@ class Setting:
 
     @cached_property
     def plan(self) -> Plan:
-        """The grid as a plan of the product, for its own samplers."""
+        """The grid as a plan, for the samplers `tpe` and `gp`."""
         overrides = (
             f"frontier.depths={list(self.truth.depths)}",
             f"frontier.budgets={self.budgets}",
@@ -110,7 +110,7 @@ class Setting:
 
 
 LOW, HIGH = 0.002, 0.01
-#: Worlds of the coverage tests; low noise is 0.2 % of the loss, high 1 %.
+#: Truths of the coverage tests; low noise is 0.2 % of the loss, high 1 %.
 SETTINGS = {
     "3 depths, low noise": Setting(Truth(2.5, 0.3, (1, 2, 4), noise=LOW), 8),
     "5 depths, low noise": Setting(Truth(3, 0.15, (2, 4, 6, 8, 10), noise=LOW), 9),
@@ -126,8 +126,8 @@ class Raced:
     Attributes:
         spent: sum of N over its cells.
         cells: how many.
-        reached: whether it became as sure as was asked.
-        held: whether its interval at the end holds the true depth.
+        reached: whether it reached the half-width.
+        held: whether its last interval contains the true depth.
     """
 
     spent: float
@@ -137,7 +137,7 @@ class Raced:
 
 
 def race(setting: Setting, losses: dict[Cell, float], ask: Ask, most: float = math.inf) -> Raced:
-    """Train what a sampler asks for until it is as sure as the setting asks, or has spent `most`."""
+    """Train the cells of a sampler until it reaches the half-width of the setting, or has spent `most`."""
     rows: list[tuple[float, ...]] = []
     asked: list[Estimate] = []
     spent = 0.0
@@ -181,11 +181,8 @@ def crossing(setting: Setting) -> Ask:
 
 def per_budget(setting: Setting, sampler: str) -> Ask:
     """The samplers `tpe` and `gp`: the best depth of each budget, every candidate with all its seeds."""
-    search = FrontierSearch(
-        setting.plan,
-        SearchSection.model_validate({"sampler": sampler, "candidates": len(setting.truth.depths)}),
-        {},
-    )
+    section = parse_search({"sampler": sampler, "candidates": len(setting.truth.depths)})
+    search = section.make_search(setting.plan, setting.plan.planner.spec, {}, (), 1)
     keys: dict[Cell, str] = {}
 
     def ask(rows: pd.DataFrame, count: int) -> list[Cell]:
@@ -204,8 +201,8 @@ def per_budget(setting: Setting, sampler: str) -> Ask:
 
 
 def losses_of(setting: Setting, number: int) -> dict[Cell, float]:
-    """What every cell of a study would come out as: the same for all samplers."""
-    # A plan may take the width beside that of `shapes_of` where both are as near to the budget.
+    """Return the loss of every cell of a study, the same for all samplers."""
+    # A plan may take a neighbouring width if it is as near to the budget as that of `shapes_of`.
     planned = {(planned.cell.shape.depth, planned.cell.shape.width) for planned in setting.plan.cells}
     shapes = [(depth, width, 0.0) for depth, width in sorted({*setting.between, *planned})]
     frame = simulate_matched(setting.truth, shapes, SEEDS, (0, number))
@@ -216,7 +213,7 @@ def losses_of(setting: Setting, number: int) -> dict[Cell, float]:
 def studies(
     setting: Setting, samplers: Sequence[str], count: int
 ) -> Iterator[tuple[Raced, dict[str, tuple[float, Raced]]]]:
-    """Race after race: the grid, and by sampler the FLOPs over the grid's."""
+    """Yield the grid of each study, and by sampler its FLOPs over those of the grid."""
     for number in range(count):
         losses = losses_of(setting, number)
         base = race(setting, losses, grid(setting))
@@ -232,7 +229,7 @@ def studies(
 
 
 def measure(count: int = STUDIES, rivals: int = RIVAL_STUDIES) -> list[Figure]:
-    """For every setting the median and the 90th percentile of the ratios, and the coverage at the end."""
+    """Measure for every setting median and 90th percentile of the ratios, and the coverage at the end."""
     figures = []
     for name, setting in SETTINGS.items():
         raced = list(studies(setting, ("crossing",), count))

@@ -16,7 +16,7 @@ from trainables.data.store.batches import batch
 from trainables.data.store.open import open_store
 from trainables.layout import Layout
 from trainables.model.counts import flops
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.train.engine import schedule
 from trainables.train.loop import train
 from trainables.train.throughput import matmul_flops_per_second

@@ -1,4 +1,4 @@
-"""What the tests on a simulated cloud share."""
+"""Fixtures of the tests on a simulated cloud."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.cluster.simulated.simulation import Simulation, Traces, missing
 
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory):
-    """A cloud without a machine but the laptop; when a module is through with it, nothing of it may be left."""
+    """A cloud with only the laptop; after a module, nothing of it may remain."""
     if reason := missing():
         pytest.skip(reason)
     with Simulation(tmp_path_factory.mktemp("simulated")) as started:

@@ -1,4 +1,4 @@
-"""The shipped cluster file as a user has it who has done what its first lines ask for."""
+"""The shipped cluster file with the edits that its first lines ask for."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ EDITS = {
 
 
 def edited(text, **values):
-    """Set values of `metadata`, its anchors left as they are."""
+    """Set values of `metadata` and keep its anchors."""
     for key, value in values.items():
         pattern = rf"(?m)^(  {key}: (?:&\w+ )?)\S+"
         assert re.search(pattern, text), f"`metadata` has no {key}"
@@ -22,7 +22,7 @@ def edited(text, **values):
 
 
 def aws(folder, **values):
-    """Write the file for AWS with every edit made, and return its path."""
+    """Write the edited file for AWS, and return its path."""
     path = folder / "aws.yaml"
     path.write_text(edited((ROOT / "cluster/aws.yaml").read_text(), **{**EDITS, **values}))
     return path

@@ -1,4 +1,4 @@
-"""The commands of cluster/README.md that prepare an AWS account, run as they stand against a server that plays AWS."""
+"""The commands of cluster/README.md that prepare an AWS account, run unchanged against moto."""
 
 import json
 import os
@@ -17,14 +17,14 @@ README = Path(__file__).parents[2] / "cluster" / "README.md"
 
 @pytest.fixture(scope="module")
 def endpoint():
-    """EC2, IAM, S3, STS and SSM by moto, on loopback; the commands are told of nothing else."""
+    """EC2, IAM, S3, STS and SSM by moto, on loopback."""
     with amazon() as address:
         yield f"http://{address}"
 
 
 @pytest.fixture(scope="module")
 def laptop(endpoint, tmp_path_factory):
-    """A shell whose AWS command line reaches moto and nothing else."""
+    """A shell whose AWS command line reaches only moto."""
     aws = shutil.which("aws")
     if not aws:
         pytest.skip("the AWS command line is not installed: apt-get install awscli")
@@ -56,7 +56,7 @@ def laptop(endpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def account(laptop):
-    """The account after the commands: what the line they end with says."""
+    """The account after the commands: the values of their last line."""
     (block,) = re.findall(r"```bash\n(export AWS_DEFAULT_REGION=.*?)```", README.read_text(), re.S)
     # moto serves a fixed list of public parameters, without this one: the question is asked here for one it has.
     name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
@@ -130,16 +130,16 @@ def test_only_the_head_may_start_machines_and_both_may_use_the_bucket(account, c
         head
     )
     assert head["iam:PassRole"].endswith(":role/interplay-worker")
-    # Other machines of the account are not its own to end or to mark.
+    # It may not terminate or tag other machines of the account.
     tagged = {"StringLike": {"ec2:ResourceTag/ray-cluster-name": "*"}}
     assert terms["ec2:TerminateInstances"] == [tagged]
     assert terms["ec2:CreateTags"] == [{"StringEquals": {"ec2:CreateAction": "RunInstances"}}, tagged]
 
 
 def test_what_runs_is_listed_and_the_bucket_emptied(account, client, laptop):
-    """The two commands that show that nothing is paid for any more."""
+    """The two commands that check that nothing costs money any more."""
     listed, emptied = re.findall(r"^\$ (aws .*)$", README.read_text(), re.M)
-    # In a shell that knows of no region, or of another one, it would show nothing while machines run.
+    # Without a region, or with another one, it would print nothing while machines run.
     elsewhere = {"AWS_DEFAULT_REGION": "eu-central-1"}
     listed = listed.replace("REGION", account["region"])
     assert json.loads(laptop(listed, **elsewhere)) == []

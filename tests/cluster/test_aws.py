@@ -59,7 +59,7 @@ SCARCE = spec("scarce", steps=20, depths=(1,), pool="on_demand")
 
 
 def edited(text, ids):
-    """The cluster's file as a user edits it: the first key alone, and a shorter patience with idle machines."""
+    """The cluster file as a user edits it: the first key only, and a shorter idle timeout."""
     for name, value in {
         "image": ids["image"],
         "bucket": BUCKET,
@@ -93,13 +93,13 @@ def laptop(simulation):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Two of the studies on this machine, without a cluster, while the cloud starts: the losses of each by cell."""
+    """Losses by cell of two of the studies, trained on this machine without a cluster while the cloud starts."""
     folder = tmp_path_factory.mktemp("alone") / "repository"
     copy_repository(folder)
     kept = environment_without("RAY_", "MLFLOW_", "INTERPLAY_", "AWS_")
     for name, text in (("gang", GANG), ("lost", LOST)):
         (folder / f"{name}.yaml").write_text(text)
-    # One after the other: starting Ray twice at once takes longer than Ray waits for itself.
+    # One after the other: two starts of Ray at once exceed Ray's own time limit.
     script = " && ".join(
         f"{sys.executable} -m study run {name}.yaml --set resources.pool=any --set resources.slots=2 "
         "--set resources.cpus_per_trial=1"
@@ -126,7 +126,7 @@ def alone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(simulation, laptop, alone):
-    """Up, with tunnels to it. What is asserted here is the beginning of the user's day."""
+    """A started cluster, with tunnels to it; asserts the first steps of a user."""
     one = Cluster(simulation, laptop, FILE)
     missing = laptop.run("interplay", "cluster", "check", FILE, ok=False)
     assert missing.returncode == 2
@@ -143,12 +143,12 @@ def cluster(simulation, laptop, alone):
 
 @pytest.fixture(scope="module")
 def lost(cluster):
-    """The first study of the day, submitted and running."""
+    """The first study, submitted and running."""
     with cluster.started_study("lost") as started:
         yield started
 
 
-# In the morning: the cluster is up and its machines boot.
+# The cluster is up, and its machines boot.
 
 
 def test_nothing_here_can_leave_the_machine(simulation, lost):
@@ -179,7 +179,7 @@ def test_only_who_has_the_token_is_answered(simulation, laptop, cluster, lost):
     laptop.write("wrong-token", "0" * 64, mode=0o600)
     entrypoint = {"entrypoint": "touch /tmp/intruder"}
     assert laptop.get(f"{DASHBOARD}/api/jobs/", body=entrypoint)[0] == 401
-    # By Ray's own protocol too, on the port that the machines of the cluster talk to.
+    # By Ray's own protocol too, on the port of the machines of the cluster.
     (head,) = simulation.instances("head").values()
     ask = ("timeout", "90", "ray", "status", "--address", f"{head.address}:6379")
     assert "Node status" in laptop.run(*ask).stdout
@@ -202,12 +202,12 @@ def test_mlflow_and_the_dashboard_are_for_the_head_alone(simulation, laptop, clu
     assert laptop.get(f"{MLFLOW}/api/2.0/mlflow/experiments/search", "Host: evil.com", body={})[0] == 403
 
 
-# At noon: six cells on three machines or more, one of which is taken away.
+# Six cells on three machines or more, one of which is terminated.
 
 
 def test_two_studies_at_once_one_a_gang_and_a_machine_is_lost(simulation, laptop, cluster, lost, alone):
     def three():
-        # Those of cells that ended are gone, so that the machine to be lost has a cell with one.
+        # Ended cells have no checkpoint, so the lost machine must have a cell with one.
         return 3 <= len(cluster.training("cpu")) <= len(checkpoints(laptop, "lost"))
 
     cluster.wait_for(three, "three cells in training, each with a checkpoint", 240)
@@ -234,7 +234,7 @@ def test_two_studies_at_once_one_a_gang_and_a_machine_is_lost(simulation, laptop
     assert cluster.losses("gang") == alone("gang"), "bit for bit as two ranks on one machine"
     assert "1 cells in" in gang.stdout
 
-    # What a study needs no more is gone; what it made is on shared storage.
+    # Temporary files of the study are deleted; its results are on shared storage.
     assert checkpoints(laptop, "lost") == set()
     kept = laptop.python(account.objects, BUCKET, "interplay/lost/")
     assert "interplay/lost/results/report.html" in kept
@@ -243,19 +243,19 @@ def test_two_studies_at_once_one_a_gang_and_a_machine_is_lost(simulation, laptop
 
 
 def tunnels(simulation):
-    """The processes on the laptop that reach a cluster."""
+    """The processes on the laptop that connect to a cluster."""
     lines = simulation.ask(LAPTOP, "ps", "-eo", "pid,args").splitlines()
     return {line for line in lines if "ssh " in line or "ray dashboard" in line}
 
 
 def checkpoints(laptop, study):
-    """The keys of the cells that have a whole checkpoint on S3."""
+    """The keys of the cells with a complete checkpoint on S3."""
     keys = laptop.python(account.objects, BUCKET, f"interplay/{study}/checkpoints/")
     return {key.split("/")[3] for key in keys if key.endswith("/complete.json")}
 
 
 def actors(cluster):
-    """Every process of a trial there was, by Ray's own account: `class_name`, `job_id`, `node_id`."""
+    """Every process of a trial, by Ray's own records: `class_name`, `job_id`, `node_id`."""
     status, answer = cluster.laptop.get(
         f"{DASHBOARD}/api/v0/actors?limit=1000&detail=true", cluster.authorised
     )
@@ -269,7 +269,7 @@ def job_of_peers(cluster):
     return found
 
 
-# In the afternoon: what else breaks.
+# Other failures.
 
 
 def test_a_killed_mlflow_comes_back_and_a_killed_driver_costs_what_the_last_checkpoint_lacks(
@@ -328,7 +328,7 @@ def test_a_full_disk_and_a_pool_without_machines_are_named_and_the_studies_go_on
     assert len(cluster.losses("scarce")) == 1
 
 
-# In the evening.
+# The end.
 
 
 def test_no_secret_is_in_a_log_a_spec_a_result_or_mlflow(simulation, laptop, cluster):

@@ -1,4 +1,4 @@
-"""The files of cluster/: each is what its reader takes, and they agree with one another."""
+"""The files of cluster/ are valid for the programs that read them, and agree with one another."""
 
 import copy
 import gzip
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -18,7 +19,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
 SCRIPTS = sorted(path.name for path in CLUSTER.iterdir() if path.suffix in (".sh", ".sbatch"))
-#: Of Ray's own, by name in the cluster's file.
+#: Keys that both files for `ray up` share.
 SHARED = (
     "file_mounts",
     "cluster_synced_files",
@@ -49,14 +50,14 @@ def rayjob():
 
 @pytest.fixture(scope="module")
 def pools():
-    """What the ConfigMap beside the RayJob tells a study of its groups."""
+    """The groups as the ConfigMap beside the RayJob describes them to a study."""
     documents = list(yaml.safe_load_all((CLUSTER / "kuberay" / "rayjob.yaml").read_text()))
     (config,) = (document for document in documents if document["kind"] == "ConfigMap")
     return yaml.safe_load(config["data"]["cluster.yaml"])
 
 
 def strict(schema):
-    """The schema as an API server takes it under strict field validation: what it does not name is an error."""
+    """The schema under strict field validation of an API server: unknown fields are errors."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
@@ -70,12 +71,12 @@ def strict(schema):
 
 @pytest.fixture(scope="module")
 def kuberay():
-    """A check of a RayJob by KubeRay's own schema."""
+    """A validator of a RayJob by KubeRay's own schema."""
     archive = Path(__file__).parent / "crds" / "rayjob.json.gz"
     document = json.loads(gzip.decompress(archive.read_bytes()))
     assert document["tag"] == "v1.7.0"
     schema = strict(document["schema"])
-    # Of any object it names only these three; an API server knows their rest.
+    # The schema leaves metadata open; an API server checks it.
     schema["properties"]["metadata"] = {"type": "object"}
     return jsonschema.Draft202012Validator(schema)
 
@@ -84,7 +85,7 @@ def kuberay():
 def test_ray_takes_the_file(name):
     config = load(name)
     validate_config(prepare_config(copy.deepcopy(config)))
-    # Ray's schema lets a user's own data pass, and nothing else that it does not know.
+    # Ray's schema accepts `metadata`, and no other unknown key.
     with pytest.raises(jsonschema.ValidationError, match="idle_timeout_minuts"):
         validate_config(prepare_config({**config, "idle_timeout_minuts": 5}))
 
@@ -152,7 +153,7 @@ def test_ray_is_started_with_a_token_on_loopback(name):
 
 @pytest.mark.parametrize("name", ["aws.yaml", "onprem.yaml"])
 def test_mlflow_is_started_before_ray_and_waited_for_after(name):
-    """Its password is made by the start, and the drivers of jobs inherit it from `ray start`."""
+    """Its start makes its password, which drivers inherit from `ray start`."""
     steps = load(name)["head_start_ray_commands"]
     words = ("ray stop", "start_mlflow.sh --no-wait", "ray start", "start_mlflow.sh")
     assert len(steps) == len(words)
@@ -165,11 +166,13 @@ def test_the_two_ways_of_ray_up_differ_only_in_their_machines():
 
 
 def test_everything_mounted_is_there_and_no_folder_is_mounted_whole():
-    """Ray reads all of a mount at each `ray up`, also what git ignores (ray#20878)."""
+    """Ray reads all mounted files at each `ray up`, including those that git ignores (ray#20878)."""
     mounts = load("aws.yaml")["file_mounts"]
     sources = {source for source in mounts.values() if not source.startswith("~")}
     assert all((ROOT / source).exists() for source in sources)
-    assert {"study", "trainables", "analysis", "cluster", "pyproject.toml", "constraints.txt"} <= sources
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    read_by_pip = {project["readme"], *project["license-files"], "pyproject.toml", "constraints.txt"}
+    assert {"study", "trainables", "analysis", "cluster", *read_by_pip} <= sources
     assert "." not in sources
     for source in sources:
         assert mounts[f"~/interplay/{source}"] == source
@@ -212,15 +215,15 @@ def test_kuberay_refuses_a_mistake_in_the_job(rayjob, kuberay, path, wrong):
     assert next(iter(wrong)) in [*error.path, *re.findall(r"'(\w+)'", error.message)]
 
 
-def test_the_study_on_kubernetes_knows_what_its_groups_may_grow_to(rayjob, pools):
+def test_the_groups_on_kubernetes_and_their_description_agree(rayjob, pools):
     groups = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    told = pools["available_node_types"]
-    assert [group["groupName"] for group in groups] == list(told)
+    described = pools["available_node_types"]
+    assert [group["groupName"] for group in groups] == list(described)
     for group in groups:
         name = group["groupName"]
         asked = {resource: int(number) for resource, number in group["resources"].items()}
-        assert told[name]["resources"] == asked
-        assert told[name]["max_workers"] == group["maxReplicas"]
+        assert described[name]["resources"] == asked
+        assert described[name]["max_workers"] == group["maxReplicas"]
         assert asked[name] == 1
         assert group["labels"] == {"pool": name}
         # KubeRay reads these names in any case; a pool of such a name would overwrite the number.
@@ -239,7 +242,7 @@ def test_the_study_on_kubernetes_knows_what_its_groups_may_grow_to(rayjob, pools
     assert len(images) == 1
 
 
-def test_what_never_ran_says_so_in_its_first_line():
+def test_a_file_that_never_ran_is_marked():
     first = (CLUSTER / "kuberay" / "rayjob.yaml").read_text().splitlines()[0]
     assert first.startswith("# Checked against the schema of KubeRay v1.7.0 and never run.")
 
@@ -249,7 +252,7 @@ def test_the_job_has_the_pinned_ray(rayjob):
     assert rayjob["spec"]["rayClusterSpec"]["rayVersion"] == pins["ray"]
 
 
-def test_the_prices_on_the_page_are_those_that_the_check_says(tmp_path):
+def test_the_prices_on_the_page_are_current(tmp_path):
     file = tmp_path / "aws.yaml"
     file.write_text((CLUSTER / "aws.yaml").read_text())
     command = [sys.executable, "-m", "study", "cluster", "check", file, "levine2020"]
@@ -259,7 +262,7 @@ def test_the_prices_on_the_page_are_those_that_the_check_says(tmp_path):
 
 
 def test_an_image_is_built_from_what_a_machine_is_set_up_from():
-    """.dockerignore lets in what `ray up` mounts, and the page's image has the pinned Ray."""
+    """.dockerignore admits the files that `ray up` mounts, and the page's image has the pinned Ray."""
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     mounts = load("aws.yaml")["file_mounts"].values()
     assert allowed == {source for source in mounts if not source.startswith("~")}

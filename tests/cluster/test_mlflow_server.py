@@ -1,4 +1,4 @@
-"""cluster/start_mlflow.sh with a real server: in a home of its own, on a port of its own, killed and back by itself."""
+"""cluster/start_mlflow.sh with a real server, in its own home and on its own port, killed and restarted."""
 
 import base64
 import logging
@@ -30,7 +30,7 @@ def free_port():
 
 
 class Head:
-    """A machine's home folder, and what a user may do there."""
+    """A machine's home folder, and the actions of its user."""
 
     def __init__(self, home, **settings):
         self.home, self.port = home, free_port()
@@ -53,7 +53,7 @@ class Head:
         )
 
     def family(self):
-        """All processes that know this home: the loop, the server and its helpers."""
+        """All processes of this home: the loop, the server and its helpers."""
         mark = f"{self.home}/mlflow"
         return [p for p in psutil.process_iter() if self._environ(p).get("INTERPLAY_MLFLOW_OF") == mark]
 
@@ -98,7 +98,7 @@ class Head:
 
 @pytest.fixture
 def head(tmp_path):
-    """Heads whose server is ended with the test, by the script itself; nothing may be left."""
+    """Heads whose server is stopped after the test by the script itself; nothing may remain."""
     made = []
 
     def make(**settings):
@@ -127,20 +127,20 @@ def test_the_server_starts_once_and_comes_back_by_itself(head):
     assert one.status("/health") == 200
     assert one.status("/", Host="evil.com") == 403
     assert one.status("/", Host=f"localhost:{one.port}") == 200
-    # On loopback and nowhere else.
+    # On loopback only.
     assert {c.laddr.ip for c in one.server().net_connections() if c.status == psutil.CONN_LISTEN} == {
         "127.0.0.1"
     }
     assert set(modes(one.home / "mlflow").values()) == {0o600}
 
-    # Called again, also by several at once, it starts nothing.
+    # Further calls, also several at once, start nothing.
     before = one.server()
     again = [subprocess.Popen(["bash", SCRIPT], env=one.environment) for _ in range(4)]
     assert [process.wait(60) for process in again] == [0] * 4
     assert one.server() == before
     assert before.is_running()
 
-    # The server alone is killed: the loop starts another, with the same store.
+    # If only the server is killed, the loop starts another with the same store.
     import mlflow
 
     client = mlflow.MlflowClient(f"http://127.0.0.1:{one.port}")
@@ -151,7 +151,7 @@ def test_the_server_starts_once_and_comes_back_by_itself(head):
     assert client.get_experiment_by_name("kept").artifact_location.startswith("mlflow-artifacts:/")
     assert "MLflow ended with status" in one.log()
 
-    # The loop is killed: the server lives on as an orphan, and a new start puts a loop and a server in their place.
+    # If the loop is killed, the server remains as an orphan; a new start replaces both.
     orphan = one.server()
     family = one.family()
     members = {process.pid for process in family}
@@ -166,7 +166,7 @@ def test_the_server_starts_once_and_comes_back_by_itself(head):
 
 
 def test_a_server_that_cannot_start_says_why_and_keeps_the_password(head):
-    """The trap of the name: under SQLAlchemy 2.1 plain `postgresql` means a driver that is not installed."""
+    """Under SQLAlchemy 2.1, plain `postgresql` selects a driver that is not installed."""
     one = head(INTERPLAY_MLFLOW_STORE=f"postgresql://mlflow:{PASSWORD}@127.0.0.1:1/mlflow")
     assert one.call("--no-wait").returncode == 0
     deadline = time.monotonic() + 120
@@ -181,7 +181,7 @@ def test_a_server_that_cannot_start_says_why_and_keeps_the_password(head):
 def test_with_authentication_only_the_password_opens_it(head):
     one = head()
     assert one.call("--no-wait").returncode == 0
-    # One that runs with other settings is replaced, and not taken for the one that was asked for.
+    # A server with other settings is replaced.
     one.environment["INTERPLAY_MLFLOW_AUTH"] = "1"
     done = one.call()
     assert done.returncode == 0, done.stderr + one.log()
@@ -197,20 +197,20 @@ def test_with_authentication_only_the_password_opens_it(head):
     assert one.status(api) == 401
     assert one.status(api, Authorization=basic("wrong")) == 401
     assert one.status(api, Authorization=basic(password)) == 200
-    # The drivers of jobs have it from environment.sh.
+    # Drivers of jobs get it from environment.sh.
     show = f"source {ROOT}/cluster/environment.sh; echo $MLFLOW_TRACKING_USERNAME:$MLFLOW_TRACKING_PASSWORD"
     shown = subprocess.run(
         ["bash", "-c", show], env=one.environment, capture_output=True, text=True, check=True
     )
     assert shown.stdout.strip() == f"admin:{password}"
-    # Nobody else does: not the log, and not what `ps` shows to all.
+    # Nobody else does: neither the log nor `ps` has it.
     assert password not in one.log()
     assert not [p for p in one.family() if password in " ".join(p.cmdline())]
 
 
 @pytest.fixture
 def bucket():
-    """A bucket of a server that speaks S3, on loopback, and what reaches it."""
+    """A bucket of an S3 server on loopback, and the environment to reach it."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -245,7 +245,7 @@ def test_a_new_head_begins_with_the_store_of_the_old_one(head, bucket):
         time.sleep(0.2)
     assert old.call("--stop").returncode == 0
 
-    # While nobody says whether there is a copy, no server starts with an empty store.
+    # While it is unknown whether there is a copy, no server starts with an empty store.
     lost = head(**{**bucket, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_MAX_ATTEMPTS": "1"})
     assert lost.call("--no-wait").returncode == 0
     deadline = time.monotonic() + 120
@@ -265,7 +265,7 @@ def test_a_new_head_begins_with_the_store_of_the_old_one(head, bucket):
 
 @pytest.fixture
 def postgres(tmp_path):
-    """Debian's PostgreSQL, started by the test, as the user that its package makes: it refuses to run as root."""
+    """Debian's PostgreSQL, run as its package's user, because it refuses to run as root."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not folders:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
@@ -277,7 +277,7 @@ def postgres(tmp_path):
         become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     else:
         become = []
-    # Sockets and data where that user may go, which pytest's own folder is not.
+    # That user cannot enter pytest's own folder.
     place = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
     if become:
         os.chown(place, user.pw_uid, user.pw_gid)

@@ -1,4 +1,4 @@
-"""Machines by SSH: a head and two workers that no cloud started, with one folder that all of them mount."""
+"""Machines by SSH: a head and two workers that no cloud started, with a folder that all mount."""
 
 import pytest
 import yaml
@@ -69,7 +69,7 @@ def cluster(simulation, laptop):
 
 
 def nodes(cluster):
-    """The machines that have joined: addresses by whether Ray says they live, and their CPUs."""
+    """The machines that have joined: addresses by whether Ray reports them alive, and their CPUs."""
     status, answer = cluster.laptop.get(f"{DASHBOARD}/api/v0/nodes?detail=true", cluster.authorised)
     assert status == 200, answer
     found = answer["data"]["result"]["result"]
@@ -83,7 +83,7 @@ def test_all_machines_join_and_train_a_study_on_a_shared_folder(simulation, lapt
     assert all(cpus[address] >= 1 for address in WORKERS)
 
     def all_named():
-        # The autoscaler counts a worker some seconds after its raylet has joined, when its set-up has returned.
+        # The autoscaler counts a worker some seconds after its raylet has joined, at the end of its setup.
         return (
             "3 local.cluster.node"
             in laptop.run("ray", "exec", "--no-config-cache", FILE, "ray status").stdout

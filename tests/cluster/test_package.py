@@ -1,4 +1,4 @@
-"""What `ray job submit --working-dir .` ships: every source file, and nothing else that is large or private."""
+"""The package of `ray job submit --working-dir .`: every source file, and nothing large or private."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ def tracked(*folders):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A checkout as a user has it after a study: all tracked files, and what work leaves among them."""
+    """A checkout after a study: all tracked files, results and other leftovers."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in tracked():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def package(folder, tmp_path_factory):
-    """The archive that Ray's client makes of it, by its own function and with its own default excludes."""
+    """The archive that Ray's client makes of it, with its default excludes."""
     target = tmp_path_factory.mktemp("package") / "package.zip"
     excludes = ray_constants.get_runtime_env_default_excludes()
     create_package(str(folder), target, include_gitignore=True, excludes=excludes)
@@ -75,7 +75,7 @@ def test_the_package_is_small(package):
 
 
 def test_a_source_that_is_ignored_by_git_would_be_missed(folder, tmp_path):
-    """The test above can fail: an ignore line that is too wide drops a source, as `data` or `log*` would."""
+    """A line of .gitignore that is too wide, such as `data`, drops sources; the first test would fail."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".venv", "results", ".git"))
     with (copy / ".gitignore").open("a") as file:

@@ -1,4 +1,4 @@
-"""cluster/setup_node.sh and cluster/environment.sh in a home folder of their own; no package is fetched."""
+"""cluster/setup_node.sh and cluster/environment.sh in their own home folder; no package is downloaded."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ ROOT = CLUSTER.parent
 
 
 class Machine:
-    """A machine as `ray up` leaves it before the setup commands: the repository's files and nothing else."""
+    """A machine before the setup commands of `ray up`: it has only the repository's files."""
 
     def __init__(self, home):
         self.home = home
@@ -33,13 +33,13 @@ class Machine:
         return self.run("bash ~/interplay/cluster/setup_node.sh", **more)
 
     def variables(self, **more):
-        """What a login shell's commands have, as Ray's launcher runs them."""
+        """The environment of a login shell, in which Ray's launcher runs commands."""
         done = self.run("source ~/.bashrc; source ~/interplay/cluster/environment.sh; env -0", **more)
         assert done.returncode == 0, done.stderr
         return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
 
     def configure(self, **config):
-        """What Ray writes on a head, and on no worker."""
+        """Write the file that Ray writes on a head only."""
         (self.home / "ray_bootstrap_config.yaml").write_text(json.dumps(config))
 
 
@@ -55,7 +55,7 @@ def test_an_environment_that_has_all_is_taken_and_kept(machine):
     assert (machine.home / "interplay-env").readlink() == Path(sys.prefix)
     again = machine.setup()
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-    # The line that ends ~/.bashrc for shells without a terminal must not come before it, nor it twice.
+    # It must come once, before the line that ends ~/.bashrc in shells without a terminal.
     assert (machine.home / ".bashrc").read_text().count("environment.sh;") == 1
 
 
@@ -67,7 +67,7 @@ def test_the_python_of_the_path_is_taken_if_it_has_all(machine):
 
 def test_users_own_lines_of_the_shell_are_kept(machine):
     own = "case $- in *i*) ;; *) return ;; esac\nexport MINE='a  b'\n"
-    # As those have it who keep their settings elsewhere.
+    # ~/.bashrc may be a link to a folder of settings.
     (machine.home / "kept").write_text(own)
     (machine.home / "kept").chmod(0o600)
     (machine.home / ".bashrc").symlink_to("kept")
@@ -84,7 +84,7 @@ def test_users_own_lines_of_the_shell_are_kept(machine):
     ("change", "reason"),
     [
         (("constraints.txt", "ray==2.60.0", "ray==2.59.0"), "has ray 2.60.0, not ==2.59.0"),
-        # Of a package that is only there because another wants it.
+        # A package that another one requires.
         (("constraints.txt", "s3transfer==", "s3transfer==9"), "has s3transfer"),
         (("pyproject.toml", '"boto3>=1.40"', '"no-such-package>=1"'), "has no no-such-package"),
     ],
@@ -106,7 +106,7 @@ def test_an_environment_that_lacks_something_is_refused_by_its_name(machine, tmp
 
 
 def test_new_versions_are_looked_for_anew(machine):
-    """What was found to fit is not believed to fit what came later."""
+    """An environment is checked again after a change of the versions."""
     assert machine.setup(INTERPLAY_ENV=sys.prefix).returncode == 0
     (machine.home / ".interplay-env.stamp").write_text("of an older version\n")
     assert "has the pinned packages" in machine.setup(INTERPLAY_ENV=sys.prefix).stdout
@@ -152,7 +152,7 @@ def test_the_head_of_ones_own_machines_tells_the_folder_whatever_its_name(machin
 
 def test_what_the_drivers_of_jobs_are_told(machine):
     assert machine.setup(INTERPLAY_ENV=sys.prefix).returncode == 0
-    # Ray's launcher sets the first for each of its commands, `ray start` among them.
+    # Ray's launcher sets the first for its commands, including `ray start`.
     found = machine.variables(OMP_NUM_THREADS="1")
     assert "OMP_NUM_THREADS" not in found
     assert found["RAY_AUTH_MODE"] == "token"
@@ -161,7 +161,7 @@ def test_what_the_drivers_of_jobs_are_told(machine):
     assert found["INTERPLAY_RESULTS"] == f"{machine.home}/results"
     assert found["PATH"].split(":")[0] == f"{machine.home}/interplay-env/bin"
     assert found["PATH"].count("interplay-env") == found["PYTHONPATH"].count("interplay") == 1
-    # Where no server was ever started there is none to name.
+    # No variable if no server was started.
     assert "INTERPLAY_TRACKING" not in found
     (machine.home / "mlflow").mkdir()
     assert machine.variables()["INTERPLAY_TRACKING"] == "http://127.0.0.1:5000"

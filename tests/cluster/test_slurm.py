@@ -1,4 +1,4 @@
-"""cluster/slurm.sbatch under a real Slurm of two machines, both played by this one in namespaces of its own."""
+"""cluster/slurm.sbatch under a real Slurm with two simulated machines in namespaces of this one."""
 
 import os
 import re
@@ -38,7 +38,7 @@ class Slurm:
 
     def __init__(self, folder):
         self.folder = folder
-        # Only this process need be killed: it takes all of its namespaces with it.
+        # Killing this process ends all of its namespaces.
         self.process = subprocess.Popen(
             ["unshare", "-m", "-n", "-p", "-u", "-f", "--mount-proc", "--kill-child=SIGKILL",
              "bash", Path(__file__).parent / "slurm" / "machines.sh", folder],
@@ -75,7 +75,7 @@ class Slurm:
         return done.stdout.strip()
 
     def submit(self, *study):
-        """Submit the script as a user has edited it, on machines without GPUs; the job's number."""
+        """Submit the script with a user's edits, for machines without GPUs; return the job's number."""
         script = self.folder / "job.sbatch"
         lines = (ROOT / "cluster" / "slurm.sbatch").read_text().splitlines(keepends=True)
         script.write_text("".join(line for line in lines if "--gpus-per-node" not in line))
@@ -105,8 +105,8 @@ def slurm(tmp_path):
     started = Slurm(tmp_path)
     try:
         started.ready()
-        # Nothing of it can leave this machine: another network, with no way out.
-        own, inside = (Path(f"/proc/{pid}/ns/model").readlink() for pid in ("self", started.inside))
+        # It cannot leave this machine: its network has no way out.
+        own, inside = (Path(f"/proc/{pid}/ns/net").readlink() for pid in ("self", started.inside))
         assert own != inside
         assert "default" not in started.run("ip", "route")
         yield started
@@ -122,7 +122,7 @@ def test_a_job_that_is_told_to_end_goes_on_when_submitted_again(slurm):
         assert slurm.state(first) in ("PENDING", "CONFIGURING", "RUNNING"), slurm.log(first)
         assert time.monotonic() < deadline, slurm.log(first)
         time.sleep(0.5)
-    # What Slurm sends 120 s before the time is up.
+    # The signal that Slurm sends 120 s before the time limit.
     slurm.run("scancel", "--batch", "--signal=TERM", first)
     assert slurm.ended(first) == "FAILED"
     assert not slurm.run("pgrep", "-f", "raylet|mlflow|interplay", check=False)

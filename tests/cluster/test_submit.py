@@ -1,4 +1,4 @@
-"""`interplay submit`: what is sent, what is said when it cannot be, and a study on a real Ray head with a token."""
+"""`interplay submit`: the package of a job, refusals, and a study on a real Ray head with a token."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def free_port():
 
 
 def command(*arguments, **environment):
-    """Run the command in the repository, with nothing of this shell's Ray."""
+    """Run the command in the repository, without the environment variables of Ray."""
     clean = environment_without("RAY_", "INTERPLAY_")
     return subprocess.run(
         [sys.executable, "-m", "study", *map(str, arguments)], cwd=ROOT, env={**clean, "COLUMNS": "200", **environment},
@@ -46,12 +46,12 @@ def command(*arguments, **environment):
     )  # fmt: skip
 
 
-# What is sent
+# The package
 
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """The least that counts as a checkout."""
+    """A minimal checkout."""
     folder = tmp_path / "checkout"
     (folder / "study").mkdir(parents=True)
     (folder / "study/__main__.py").write_text("")
@@ -73,7 +73,7 @@ def packed(tmp_path, source, *overrides):
 
 
 def contents(shipment):
-    with zipfile.ZipFile(shipment.package) as archive:
+    with zipfile.ZipFile(shipment.archive) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
 
 
@@ -103,7 +103,7 @@ def test_any_other_spec_is_sent_whole(checkout, tmp_path):
 
 def test_without_a_checkout_the_package_of_the_machines_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert packed(tmp_path, "quickstart").package is None
+    assert packed(tmp_path, "quickstart").archive is None
     shutil.rmtree(tmp_path / "scratch")
     assert set(contents(packed(tmp_path, SMALL))) == {"small.submitted.yaml"}
 
@@ -122,7 +122,7 @@ def test_the_files_of_a_series_go_along_too(checkout, tmp_path):
     sent = contents(shipment)
     assert {"corpus.txt", "other.txt"} <= set(sent)
     assert yaml.safe_load(sent["text.submitted.yaml"])["vary"] == {"data.path": ["corpus.txt", "other.txt"]}
-    with pytest.raises(SpecError, match=r"which \.gitignore or \.rayignore keeps"):
+    with pytest.raises(SpecError, match="ignore excludes"):
         pack(
             "text",
             [vary.replace("other", "secret")],
@@ -134,7 +134,7 @@ def test_the_files_of_a_series_go_along_too(checkout, tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("secret.txt", "keeps from being sent"),
+        ("secret.txt", "ignore excludes"),
         ("/etc/hostname", "does not have"),
         ("~/mine.txt", "does not have"),
     ],
@@ -149,23 +149,23 @@ def test_a_package_above_what_the_dashboard_takes_is_refused_before_it_is_sent(
 ):
     monkeypatch.setattr("ray._private.ray_constants.DASHBOARD_CLIENT_MAX_SIZE", 100_000)
     (checkout / "weights.bin").write_bytes(os.urandom(150_000))
-    with pytest.raises(SpecError, match=r"0 MB.*413.*weights\.bin.*\.rayignore"):
+    with pytest.raises(SpecError, match=r"0 MB.*weights\.bin.*\.rayignore"):
         packed(tmp_path, "quickstart")
 
 
 def test_library_defect_the_dashboard_refuses_more_than_100_mb_whatever_ray_packs():
-    """The upload is one request, whose size the dashboard bounds below what Ray is ready to pack (ray 2.60)."""
+    """The dashboard's limit for one request is below the limit of Ray's packaging (ray 2.60)."""
     from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
     from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
 
     assert DASHBOARD_CLIENT_MAX_SIZE == 100 * 2**20 < GCS_STORAGE_MAX_SIZE
 
 
-# What is said
+# Refusals
 
 
 class Dashboard(BaseHTTPRequestHandler):
-    """The few answers of Ray's dashboard that our words depend on."""
+    """The answers of Ray's dashboard that decide about refusals."""
 
     jobs: tuple = ()
     refusal: int | None = None
@@ -182,7 +182,7 @@ class Dashboard(BaseHTTPRequestHandler):
         self.answer(200, {})
 
     def do_POST(self):
-        self.answer(500, "no driver could be started\nTraceback")
+        self.answer(500, "Traceback\nValueError: no driver could be started\n")
 
     def answer(self, status, document):
         body = json.dumps(document).encode() if not isinstance(document, str) else document.encode()
@@ -234,18 +234,16 @@ def job(**values):
     }
 
 
-@pytest.mark.parametrize(
-    ("status", "message"), [(401, "it refuses the one in"), (403, "it refuses the one in")]
-)
-def test_a_token_that_is_refused_is_named_and_not_shown(dashboard, capsys, monkeypatch, status, message):
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_is_refused_is_named_and_not_shown(dashboard, capsys, monkeypatch, status):
     dashboard.refusal = status
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert message in err
+    assert "it refuses the token" in err
     assert "abc" not in err
 
 
 def test_the_address_asked_for_is_the_one_that_is_used_and_the_token_is_sent(dashboard, capsys, monkeypatch):
-    """RAY_ADDRESS would take its place in Ray's client without a word."""
+    """RAY_ADDRESS would silently replace the address in Ray's client."""
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
     assert "no driver could be started" in err
     assert ("/api/jobs/", "Bearer abc") in dashboard.asked
@@ -262,7 +260,7 @@ def test_the_address_asked_for_is_the_one_that_is_used_and_the_token_is_sent(das
 def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, monkeypatch, running):
     dashboard.jobs = (running,)
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "run on this cluster by job raysubmit_7" in err
+    assert "job raysubmit_7 of this cluster already runs" in err
     assert f"ray job stop --address {dashboard.address} raysubmit_7" in err
 
 
@@ -276,13 +274,7 @@ def test_a_study_that_runs_there_already_is_not_sent_again(dashboard, capsys, mo
 )
 def test_other_jobs_do_not_matter(dashboard, capsys, monkeypatch, other):
     dashboard.jobs = (other,)
-    assert "refused: " in refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-
-
-def test_an_id_that_was_used_is_refused(dashboard, capsys, monkeypatch):
-    dashboard.jobs = (job(status="SUCCEEDED"),)
-    arguments = ("quickstart", "--address", dashboard.address, "--submission-id", "raysubmit_7")
-    assert "take another, or none" in refused(capsys, monkeypatch, *arguments)
+    assert "refused the job: " in refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
 
 
 @pytest.mark.parametrize(
@@ -291,17 +283,17 @@ def test_an_id_that_was_used_is_refused(dashboard, capsys, monkeypatch):
         (["quickstrat"], "did you mean `quickstart`?"),
         (["quickstart", "--set", "training.deepspeed={nonsense: 1}"], "nonsense"),
         (["quickstart", "--cluster", "absent.yaml"], "no cluster file absent.yaml"),
-        (["quickstart", "--address", "nowhere"], "no address of a dashboard"),
+        (["quickstart", "--address", "nowhere"], "not the address of a dashboard"),
         (["quickstart", "--address", "http://127.0.0.1:9"], "no cluster answers on http://127.0.0.1:9"),
         (["text", "--set", "data.path=/etc/hostname"], "does not have"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_sent(dashboard, capsys, monkeypatch, arguments, message):
+def test_mistakes_are_refused_before_anything_is_sent(dashboard, capsys, monkeypatch, arguments, message):
     assert message in refused(capsys, monkeypatch, *arguments)
     assert not dashboard.asked
 
 
-def test_a_token_that_is_not_there_is_told_before_anything_is_sent(dashboard, capsys, monkeypatch):
+def test_a_missing_token_is_refused_before_anything_is_sent(dashboard, capsys, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/absent/token")
     assert "/absent/token does not exist" in refused(
         capsys, monkeypatch, "quickstart", "--address", dashboard.address
@@ -317,7 +309,7 @@ def test_a_study_that_does_not_fit_the_clusters_machines_is_not_sent(dashboard, 
     assert not dashboard.asked
 
 
-def test_what_is_doubtful_is_said_and_does_not_stop_it(dashboard, capsys, monkeypatch, tmp_path):
+def test_warnings_and_the_price_are_printed_and_do_not_stop_it(dashboard, capsys, monkeypatch, tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray/interplay-token").write_text("def")
     monkeypatch.chdir(ROOT)
@@ -344,14 +336,12 @@ def test_what_is_doubtful_is_said_and_does_not_stop_it(dashboard, capsys, monkey
     assert ("/api/jobs/", "Bearer def") in dashboard.asked, "the token is that of the cluster's file"
 
 
-def test_an_address_of_the_environment_counts_where_no_file_and_no_address_is_given(
-    dashboard, capsys, monkeypatch
-):
+def test_the_default_address_comes_from_the_environment(dashboard, capsys, monkeypatch):
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", dashboard.address)
     assert "no driver could be started" in refused(capsys, monkeypatch, "quickstart")
 
 
-def test_through_a_tunnel_of_ours_the_commands_name_where_ray_puts_its_own():
+def test_with_a_tunnel_the_printed_commands_have_the_address_of_ray_dashboard():
     known = submitting.Cluster("http://127.0.0.1:40001", None, "file.yaml", Tunnel("file.yaml"))
     assert known.command("stop", "x") == "ray job stop --address http://127.0.0.1:8265 x"
 
@@ -368,10 +358,10 @@ def test_the_commands_that_are_printed_can_be_copied_into_a_shell(token, tmp_pat
     assert done.stdout.strip() == f"{token}|job logs --follow --address http://10.0.0.1:8265 x"
 
 
-def test_another_web_server_is_told_from_a_dashboard(dashboard, capsys, monkeypatch):
+def test_another_web_server_is_not_a_dashboard(dashboard, capsys, monkeypatch):
     dashboard.refusal = 404
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
-    assert "is no dashboard of Ray" in err
+    assert "not a Ray dashboard" in err
     assert ".." not in err
 
 
@@ -380,7 +370,7 @@ def test_another_web_server_is_told_from_a_dashboard(dashboard, capsys, monkeypa
 
 @pytest.fixture
 def no_tunnel(tmp_path, monkeypatch):
-    """A laptop on which nothing may be opened."""
+    """A laptop on which no tunnel may be opened."""
     monkeypatch.setattr(submitting, "open_tunnel", lambda *_: pytest.fail("a tunnel was opened"))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -392,29 +382,29 @@ def no_tunnel(tmp_path, monkeypatch):
 
 def test_a_file_that_is_not_edited_yet_opens_no_tunnel(no_tunnel, capsys, monkeypatch):
     err = refused(capsys, monkeypatch, "quickstart", "--cluster", "cluster/aws.yaml")
-    assert "metadata.image: `image` still is CHANGE-ME" in err
+    assert "metadata.image: " in err
     assert "interplay cluster check cluster/aws.yaml" in err
 
 
 def test_without_credentials_no_tunnel_is_opened(no_tunnel, tmp_path, capsys, monkeypatch):
     err = refused(capsys, monkeypatch, "quickstart", "--cluster", aws(tmp_path))
-    assert "no credentials of AWS" in err
+    assert "no AWS credentials" in err
     assert "aws configure" in err
 
 
-def test_a_tunnel_that_cannot_be_opened_says_what_ray_said(tmp_path, monkeypatch):
+def test_a_tunnel_that_fails_reports_the_output_of_ray(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "file.yaml"
     file.write_text("cluster_name: a\nprovider: {type: local, head_ip: 127.0.0.1}\n")
     with (
-        pytest.raises(SpecError, match=r"(?s)ray dashboard .*ended with.*worker_ips.*ray up"),
+        pytest.raises(SpecError, match=r"(?s)ray dashboard .*ended.*worker_ips.*ray up"),
         open_tunnel(str(file)),
     ):
         pytest.fail("it is open")
 
 
-def test_a_tunnel_and_all_that_it_started_are_gone_at_the_end(tmp_path, monkeypatch):
-    """A stand-in for `ray dashboard`: a child that starts another one, which serves, as Ray starts ssh."""
+def test_closing_a_tunnel_ends_all_its_processes(tmp_path, monkeypatch):
+    """With a fake `ray dashboard`, which starts a server as Ray starts ssh."""
     (tmp_path / "ray/scripts").mkdir(parents=True)
     (tmp_path / "ray/__init__.py").write_text("")
     (tmp_path / "ray/scripts/__init__.py").write_text("")
@@ -450,7 +440,7 @@ def head(tmp_path_factory):
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "INTERPLAY_RESULTS": str(folder / "results"),
-        # What `python` of a job's command is on the head.
+        # The `python` of a job's command on the head.
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     ports = ["port", "ray-client-server-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port"]
@@ -486,7 +476,7 @@ def environment(head):
 
 
 class Relay:
-    """A way to an address that is cut once, when a word of the log has just passed."""
+    """A relay to an address that cuts the connection once, after a given word of the log."""
 
     def __init__(self, address, word):
         self.target, self.word, self.cuts = address.removeprefix("http://").split(":"), word.encode(), 0
@@ -519,7 +509,7 @@ class Relay:
 
 @pytest.mark.slow
 def test_a_study_is_sent_followed_and_its_status_returned(head):
-    """Through a relay that cuts the connection in the middle: the log is complete, and nothing of it comes twice."""
+    """Through a relay that cuts the connection: the log is complete, without repetition."""
     relay = Relay(head["address"], "[2/5]")
     done = command("submit", SMALL, *TINY, "--address", relay.address, **environment(head))
     relay.server.close()
@@ -536,7 +526,7 @@ def test_a_study_is_sent_followed_and_its_status_returned(head):
 
 @pytest.fixture
 def taken(head):
-    """A study that only the head can know to be impossible: a file lies where its folder of results would be."""
+    """A study that fails only on the head, where a file has the path of its results folder."""
     (head["folder"] / "results").mkdir(exist_ok=True)
     (head["folder"] / "results/taken").write_text("")
     return (SMALL, *TINY, "--set", "name=taken", "--address", head["address"])
@@ -550,7 +540,7 @@ def test_the_status_of_a_study_that_the_head_refuses_is_returned(head, taken):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("token", "message"), [(None, "none is here"), ("wrong", "refuses the one in")])
+@pytest.mark.parametrize(("token", "message"), [(None, "no token here"), ("wrong", "refuses the token")])
 def test_without_the_clusters_token_nothing_runs(head, tmp_path, token, message):
     settings = {"HOME": str(tmp_path)}
     if token:

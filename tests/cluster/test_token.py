@@ -1,4 +1,4 @@
-"""`interplay cluster token`: made once, readable by its owner alone, and never printed."""
+"""`interplay cluster token` makes a token once, readable by its owner alone, and never prints it."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from study.errors import SpecError
 
 @pytest.fixture
 def token(tmp_path, monkeypatch):
-    """Where the token of the cluster file in this folder is to be, two folders below what there is."""
+    """Path of the token of a cluster file, in two folders that do not exist."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.yaml").write_text(
@@ -34,7 +34,7 @@ def test_a_token_is_made_for_its_owner_alone(token):
         made = make_token(read("file.yaml"))
     finally:
         os.umask(before)
-    assert (made.path, made.made, made.mended) == (token, True, False)
+    assert (made.path, made.made, made.corrected) == (token, True, False)
     assert re.fullmatch(r"[0-9a-f]{64}", token.read_text())
     assert mode(token) == 0o600
     assert [mode(folder) for folder in (token.parent, token.parent.parent)] == [0o700, 0o700]
@@ -55,10 +55,10 @@ def test_a_token_that_is_there_is_kept_and_closed_to_others(token):
     token.chmod(0o644)
     assert open_to_others(token) == "0644"
     kept = make_token(read("file.yaml"))
-    assert (kept.made, kept.mended) == (False, True)
+    assert (kept.made, kept.corrected) == (False, True)
     assert token.read_text() == "mine"
     assert open_to_others(token) is None
-    assert make_token(read("file.yaml")).mended is False
+    assert make_token(read("file.yaml")).corrected is False
 
 
 def test_the_command_prints_what_a_shell_needs_and_not_the_token(token, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""The simulated cloud itself: cut off from the world, refusing to run where it would not be, and leaving nothing."""
+"""The simulated cloud is cut off from the world, refuses to run otherwise, and leaves nothing behind."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ SIMULATED = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 def test_in_the_network_of_the_host_the_guard_refuses():
-    with pytest.raises(NotPrivateError, match=r"network of the host \(model:\["):
+    with pytest.raises(NotPrivateError, match=r"network of the host \(net:\["):
         require_private(namespace())
     with pytest.raises(NotPrivateError, match="network of the host"):
         require_private("")
@@ -61,7 +61,7 @@ def test_a_private_network_with_a_way_out_is_refused_too(tmp_path, route):
         f"rm {tmp_path}/touched; ip {route} || exit 8; {guard}"
     )
     done = subprocess.run(
-        ["unshare", "--model", "sh", "-c", script], capture_output=True, text=True, check=False
+        ["unshare", "--net", "sh", "-c", script], capture_output=True, text=True, check=False
     )
     assert done.returncode == 3, done.stderr
     assert "has a default route by" in done.stderr
@@ -89,7 +89,7 @@ def test_machines_see_each_other_and_nothing_else_and_leave_nothing(tmp_path):
         assert laptop.run("python", "-c", "import study; print(study.__file__)").stdout.startswith(
             "/home/ada/"
         )
-        # Nothing a machine does to its file system reaches the host's, but in a share.
+        # A machine's file system is separate from the host's, except for a share.
         simulation.ask(
             "rack1", "sh", "-c", "echo one > /shared/file; echo two > /etc/of-rack1; touch /tmp/of-rack1"
         )
@@ -103,10 +103,10 @@ def test_machines_see_each_other_and_nothing_else_and_leave_nothing(tmp_path):
             (LAPTOP, "172.31.241.1", "22", ""),
             (LAPTOP, GATEWAY, "80", ""),
             ("rack1", "172.31.241.2", "22", ""),
-            # What leaves for the world is refused at once, and is not lost on its way.
+            # Connections to the world are refused at once.
             (LAPTOP, "1.1.1.1", "53", "Network is unreachable"),
             ("rack1", "1.1.1.1", "53", "Network is unreachable"),
-            # Where the cloud's made-up public addresses are: on the bridge, where nobody has this one.
+            # A public address of the cloud, on the bridge, that no machine has.
             (LAPTOP, PUBLIC.replace("0.0.0/8", "214.7.9"), "22", "No route to host"),
         ):
             tried = subprocess.run(
@@ -119,7 +119,7 @@ def test_machines_see_each_other_and_nothing_else_and_leave_nothing(tmp_path):
         with laptop.started("sleep", "1000") as stays:
             traces = Traces.of(simulation)
             assert len(traces.processes) >= 3 * 2 + 2
-            assert len([n for n in traces.namespaces if n.startswith("model:")]) == 4
+            assert len([n for n in traces.namespaces if n.startswith("net:")]) == 4
             os.kill(simulation.process.pid, 9)
             simulation.process.wait()
             assert not traces.left()

@@ -17,7 +17,7 @@ def root(tmp_path_factory):
 def trained(root, preset, cell, *overrides, seed=0):
     """The result of one cell of a preset, all of a series taken as one study."""
     plan = make_plan(load_spec(preset, ["vary=null", "diagnostics=[]", *overrides]))
-    return train(plan.cell(f"{cell}-s{seed}"), data_root=root, evaluations=1)
+    return train(plan.planned(f"{cell}-s{seed}").cell, data_root=root, evaluations=1)
 
 
 def loss(*arguments, seeds=(0,)):

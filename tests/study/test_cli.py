@@ -131,13 +131,13 @@ def test_report_of_a_table_is_written_where_asked(command, tmp_path):
 
 def test_fit_at_another_level_with_refits_of_the_whole_pipeline(command, tmp_path):
     status, out, err = command(
-        "fit", table(tmp_path, RUNS), "--level", "0.8", "--refits", "6", "--out", "fit.json"
+        "fit", table(tmp_path, RUNS), "--level", "0.8", "--parametric-bootstrap", "6", "--out", "fit.json"
     )
     assert (status, err) == (0, "")
-    assert "6 refits of the whole pipeline on simulated losses: 6 have a law" in " ".join(out.split())
+    assert "6 simulated studies: 6 have a law" in " ".join(out.split())
     document = json.loads((tmp_path / "fit.json").read_text())
-    assert (document["level"], document["refits"]["count"]) == (0.8, 6)
-    for options in (("--level", "1"), ("--refits", "-1")):
+    assert (document["level"], document["parametric_bootstrap"]["count"]) == (0.8, 6)
+    for options in (("--level", "1"), ("--parametric-bootstrap", "-1")):
         status, _, err = command("fit", "runs.csv", *options)
         assert status == 2
         assert err.startswith("error: ")

@@ -9,7 +9,7 @@ import torch
 
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, import_deepspeed, join
 from trainables.train.engine import build_engine, import_zero
 from trainables.train.throughput import MemoryMeter

@@ -1,6 +1,5 @@
 """DeepSpeed's own options: the tables against what DeepSpeed reads, what is refused, and that the rest gets through."""
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,18 +9,15 @@ import torch
 
 from trainables.cell import Recipe, Shape
 from trainables.deepspeed_options import (
-    PASSED,
-    REFUSED,
-    REMOVED,
-    ZERO_OPTIONS,
+    ALLOWED,
+    SET_BY,
     ZERO_REFUSED,
     check_names,
     check_options,
-    field_names,
 )
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.ranks.process_group import join
 from trainables.train.engine import build_engine, deepspeed_config
 
@@ -68,9 +64,6 @@ def losses(recipe: Recipe, zero: int = 1) -> list[float]:
     return found
 
 
-# The tables against DeepSpeed
-
-
 class Recording(dict[str, Any]):
     """A configuration that remembers which keys it was asked for."""
 
@@ -92,62 +85,46 @@ class Recording(dict[str, Any]):
         return self
 
 
-@pytest.mark.usefixtures("_process")
-def test_the_table_has_exactly_the_top_level_keys_deepspeed_reads() -> None:
-    import deepspeed
-
-    Recording.asked = set()
-    deepspeed.DeepSpeedConfig(Recording(train_micro_batch_size_per_gpu=1))
-    # `initialize` looks at the configuration before that class does.
-    source = Path(str(deepspeed.__file__)).read_text()
-    early = re.findall(r'\bconfig(?:\[|\.get\()"(\w+)"|"(\w+)" in config\b', source)
-    read = Recording.asked | {word for pair in early for word in pair if word}
-    assert read == set(PASSED) | set(REFUSED) | REMOVED
-    assert not set(PASSED) & set(REFUSED)
-
-
-def test_the_removed_keys_are_those_deepspeed_refuses_by_name() -> None:
-    from deepspeed.runtime import config
-
-    assert set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS) == REMOVED
-
-
-def test_the_table_has_exactly_the_keys_of_zero_optimization() -> None:
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-    assert field_names(DeepSpeedZeroConfig) == ZERO_OPTIONS
-    assert set(ZERO_REFUSED) <= ZERO_OPTIONS
-
-
 # What is refused
 
 
-@pytest.mark.parametrize("key", sorted(REFUSED))
-def test_what_interplay_sets_itself_is_refused_with_the_reason(key: str) -> None:
-    message = refusal({key: {}})
-    assert f"`{key}` cannot be given as an option of DeepSpeed: {REFUSED[key]}" in message
+@pytest.mark.usefixtures("_process")
+def test_the_lists_name_keys_that_deepspeed_reads() -> None:
+    """A key that DeepSpeed no longer reads would be allowed and do nothing."""
+    import deepspeed
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    Recording.asked = set()
+    deepspeed.DeepSpeedConfig(Recording(train_micro_batch_size_per_gpu=1))
+    source = Path(str(deepspeed.__file__)).read_text()
+    early = re.findall(r'\bconfig(?:\[|\.get\()"(\w+)"|"(\w+)" in config\b', source)
+    read = Recording.asked | {word for pair in early for word in pair if word}
+    assert set(ALLOWED) | {key for key in SET_BY if "." not in key} <= read
+    assert not set(ALLOWED) & set(SET_BY)
+    assert set(DeepSpeedZeroConfig.model_fields) >= ZERO_REFUSED
 
 
-def test_reasons_name_keys_of_the_spec_that_exist() -> None:
+@pytest.mark.parametrize("key", sorted(SET_BY))
+def test_what_another_key_sets_is_refused_with_its_name(key: str) -> None:
+    options: dict[str, Any] = {}
+    section, _, inner = key.partition(".")
+    options[section] = {inner: 1} if inner else {}
+    assert SET_BY[key] in refusal(options)
+
+
+def test_the_keys_that_set_others_exist_in_a_spec() -> None:
     from study.spec.study import StudySpec
 
     sections: dict[str, Any] = {name: field.annotation for name, field in StudySpec.model_fields.items()}
-    named = set(
-        re.findall(r"`(training|resources)\.(\w+)`", " ".join([*REFUSED.values(), *ZERO_REFUSED.values()]))
-    )
+    named = set(re.findall(r"(training|resources)\.(\w+)", " ".join(SET_BY.values())))
     assert len(named) > 10
     for section, key in named:
         assert key in sections[section].model_fields, f"{section}.{key}"
 
 
-@pytest.mark.parametrize("key", sorted(REMOVED))
-def test_what_deepspeed_has_taken_out_is_refused(key: str) -> None:
-    assert "DeepSpeed has taken it out" in refusal({key: {"enabled": True}})
-
-
 @pytest.mark.parametrize("key", sorted(ZERO_REFUSED))
-def test_what_has_another_place_in_zero_optimization_is_refused(key: str) -> None:
-    assert f"`zero_optimization.{key}` cannot be given: " in refusal({"zero_optimization": {key: True}})
+def test_what_breaks_a_cell_is_refused_in_zero_optimization(key: str) -> None:
+    assert f"`zero_optimization.{key}` is not allowed" in refusal({"zero_optimization": {key: True}})
 
 
 @pytest.mark.parametrize(
@@ -155,21 +132,16 @@ def test_what_has_another_place_in_zero_optimization_is_refused(key: str) -> Non
     [
         ("zero_optimisation", "zero_optimization"),
         ("comunication_data_type", "communication_data_type"),
-        ("overlap_comm", "zero_optimization.overlap_comm"),
-        ("reduce_bucket_sise", "zero_optimization.reduce_bucket_size"),
         ("train_batchsize", "train_batch_size"),
         ("Prescale_Gradients", "prescale_gradients"),
+        ("xyzzy", "zero_optimization"),
+        ("overlap_comm", "zero_optimization"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_known_name(key: str, meant: str) -> None:
-    assert difflib.SequenceMatcher(None, key, meant).ratio() > 0.5
+def test_an_unknown_key_is_refused_with_known_names(key: str, meant: str) -> None:
     message = refusal({key: True})
-    assert f"`{key}` is no option of DeepSpeed, which would ignore it (did you mean" in message
-    assert f"`{meant}`" in message
-
-
-def test_a_key_like_no_other_is_refused_with_the_list() -> None:
-    assert "The options are zero_optimization, communication_data_type" in refusal({"xyzzy": 1})
+    assert f"`{key}` is not an allowed option of DeepSpeed" in message
+    assert meant in message
 
 
 @pytest.mark.parametrize(
@@ -187,9 +159,9 @@ def test_a_key_like_no_other_is_refused_with_the_list() -> None:
         ),
         (
             {"data_types": {"grad_acum": "fp32"}},
-            "`data_types.grad_acum` is no option of DeepSpeed; it has grad_ac",
+            "`data_types.grad_acum` is not an allowed option of DeepSpeed; allowed: grad_ac",
         ),
-        ({"timers": {"all": {}}}, "`timers.all` is no option of DeepSpeed; it has throughput"),
+        ({"timers": {"all": {}}}, "`timers.all` is not an allowed option of DeepSpeed; allowed: throughput"),
         ({"gradient_predivide_factor": float("nan")}, "must be plain JSON"),
         ({"disable_python_gc": {1, 2}}, "must be plain JSON"),
         ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "cannot offload to nvme"),
@@ -209,28 +181,28 @@ def test_values_deepspeed_would_not_check_are_checked(options: dict[str, Any], t
         (
             {"zero_optimization": {"overlap_com": True}},
             1,
-            "`zero_optimization.overlap_com` is no option (did you mean `overlap_comm`?)",
+            "overlap_com",
         ),
         (
             {"zero_optimization": {"offload_param": {"devic": "cpu"}}},
             3,
-            "`zero_optimization.offload_param.devic` is no option (did you mean `device`?)",
+            "devic",
         ),
         (
             {"zero_optimization": {"reduce_bucket_size": -1}},
             1,
-            "`zero_optimization.reduce_bucket_size` is -1: ",
+            "reduce_bucket_size",
         ),
         (
             {"zero_optimization": {"overlap_comm": "perhaps"}},
             1,
-            "is 'perhaps': Input should be a valid boolean",
+            "Input should be a valid boolean",
         ),
         ({"zero_optimization": {"mics_shard_size": 2}}, 3, "MiCS ZeRO-3 sharding has been removed"),
         (
             {"timers": {"throughput": {"x": 1}}},
             1,
-            "`timers.throughput.x` is no option; there are enabled, sync",
+            "x",
         ),
         (
             {
@@ -238,9 +210,9 @@ def test_values_deepspeed_would_not_check_are_checked(options: dict[str, Any], t
                 "zero_force_ds_cpu_optimizer": False,
             },
             2,
-            "at ZeRO stage 2: `zero_optimization`: Assertion failed, Partial offloading only supported for ZeRO",
+            "Assertion failed, Partial offloading only supported for ZeRO",
         ),
-        ({"train_batch_size": 4}, 1, "`training.deepspeed`: `train_batch_size` cannot be given"),
+        ({"train_batch_size": 4}, 1, "`training.deepspeed`: `train_batch_size` is set by"),
     ],
 )
 def test_deepspeed_itself_checks_what_is_inside_its_sections(
@@ -256,7 +228,7 @@ def test_deepspeed_itself_checks_what_is_inside_its_sections(
 @pytest.mark.usefixtures("_process")
 def test_an_engine_is_not_built_with_a_wrong_option() -> None:
     model = build_model(Shape(depth=1, width=8, heads=2), recipe(), 5, seed=0)
-    with pytest.raises(InputError, match="overlap_com` is no option"):
+    with pytest.raises(InputError, match="overlap_com"):
         build_engine(model, recipe(zero_optimization={"overlap_com": True}), 1e-2, Layout(zero=1))
 
 
@@ -301,7 +273,7 @@ def test_every_option_that_is_passed_on_trains_one_rank_to_the_same_loss(options
 
 
 def test_every_option_that_is_passed_on_is_among_the_uses_above() -> None:
-    assert {key for options in USES for key in options} == set(PASSED)
+    assert {key for options in USES for key in options} == set(ALLOWED)
 
 
 # Why
@@ -318,7 +290,7 @@ def test_library_defect_deepspeed_ignores_an_unknown_top_level_key() -> None:
 
 @pytest.mark.usefixtures("_process")
 def test_library_defect_deepspeed_takes_any_value_of_a_plain_key() -> None:
-    """When this fails, the types in `PASSED` can go."""
+    """When this fails, the types in `ALLOWED` can go."""
     import deepspeed
 
     config = {"train_micro_batch_size_per_gpu": 1, "prescale_gradients": "no"}

@@ -22,7 +22,7 @@ from trainables.diagnostics.probe import PROBE_TOKENS
 from trainables.diagnostics.rank import rank, residual, token_cosine
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.model.parametrisation import param_groups
 from trainables.train.loop import train
 
@@ -448,7 +448,7 @@ def test_what_cannot_be_looked_into_is_refused(root):
     assert "Take the diagnostics out, or set tensor_parallel to 1" in shared
     assert "ZeRO stage 3 keeps a part" in refusal(["rank"], Layout(zero=3))
     analysed = recipe.model_copy(update={"network": "analysed"})
-    assert "no softmax" in refusal(["rank", "induction"], recipe=analysed)
+    assert "no diagnostic induction" in refusal(["rank", "induction"], recipe=analysed)
     check_diagnostics(["rank", "layer_drop", "gradients"], Layout(), analysed)
     with pytest.raises(InputError, match="ZeRO stage 3"):
         train(cell(), data_root=root, diagnostics=["gradients"], layout=Layout(zero=3))

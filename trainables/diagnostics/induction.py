@@ -31,7 +31,7 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
     there before its predecessor.
 
     Args:
-        model: a model of `trainables.model.gpt2.build_model` with softmax, in evaluation mode.
+        model: a model of `trainables.model.family.build_model` with softmax, in evaluation mode.
         inputs: tokens [B, T].
     """
     places = looked_at(inputs)

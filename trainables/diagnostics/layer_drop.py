@@ -19,7 +19,7 @@ def layer_drop(model: Any, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]
     All models with one layer less go through the remaining layers at once, each from where its own layer is left out.
 
     Args:
-        model: a model of `trainables.model.gpt2.build_model`, in evaluation mode.
+        model: a model of `trainables.model.family.build_model`, in evaluation mode.
         inputs: tokens [B, T].
         targets: [B, T]; -100 where nothing is scored.
     """

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from trainables.cell import Recipe
 from trainables.errors import InputError
 from trainables.layout import Layout
+from trainables.model.family import family
 
 Diagnostic = Literal["rank", "layer_drop", "induction", "gradients"]
 DIAGNOSTICS: tuple[Diagnostic, ...] = get_args(Diagnostic)
@@ -24,10 +25,11 @@ def check_diagnostics(names: Sequence[str], layout: Layout, recipe: Recipe) -> N
         )
     if not names:
         return
-    if "induction" in names and recipe.network == "analysed":
+    missing = sorted(set(names) - family(recipe.network).diagnostics)
+    if missing:
         raise InputError(
-            "The diagnostic induction is of shares of attention, and the analysed network has no softmax and so no "
-            "shares. Take induction out, or choose network: gpt2."
+            f"`network: {recipe.network}` has no diagnostic {', '.join(missing)}: its blocks lack what is measured. "
+            "Remove it from `diagnostics`, or choose `network: gpt2`."
         )
     asked = f"diagnostics ({', '.join(names)})"
     if layout.tensor_parallel > 1:

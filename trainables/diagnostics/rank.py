@@ -45,7 +45,7 @@ def rank(model: Any, inputs: Tensor) -> dict[str, Tensor]:
     """Relative distance from rank one after every layer on each path, and the tokens' mean cosine on the whole one.
 
     Args:
-        model: a model of `trainables.model.gpt2.build_model`, in evaluation mode.
+        model: a model of `trainables.model.family.build_model`, in evaluation mode.
         inputs: tokens [B, T], at least two a sequence.
 
     Returns:

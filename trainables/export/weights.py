@@ -11,9 +11,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
-from transformers.initialization import no_init_weights
-from transformers.pytorch_utils import Conv1D
+from transformers import GenerationConfig
 
 from trainables.cell import Cell
 from trainables.data.spec import DataSpec
@@ -21,16 +19,13 @@ from trainables.data.store.open import TokenStore
 from trainables.data.tasks.spec import TaskData
 from trainables.export.tokenizer import huggingface_tokenizer
 from trainables.layout import Layout
-from trainables.model.gpt2 import model_config
-from trainables.model.parametrisation import fold_attention
+from trainables.model.family import family
 from trainables.progress import Result
 from trainables.record import RECORD, Keep, Record, sum_files, versions
 from trainables.storage.disk import FULL, fsync_files
 from trainables.storage.storage import Folder, open_storage, patiently, reason
 
 WEIGHTS = "model.safetensors"
-#: The embedding under its second name; the config says that they are one.
-_TIED = "lm_head.weight"
 
 
 def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
@@ -111,7 +106,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
 
     Args:
         folder: replaced where it is there; of a link, what it names.
-        state: the whole state of the model `trainables.model.gpt2.build_model` makes, by name, in the precision to keep.
+        state: the whole state of the model `trainables.model.family.build_model` makes, by name, in the precision to keep.
         record: what the weights are; its `files` are set here.
         store: the cell's data, for its tokenizer.
 
@@ -120,8 +115,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
         OSError: the folder cannot be written; safetensors raises a SafetensorError of its own.
     """
     cell = record.cell
-    config = export_config(cell, store)
-    tensors = as_conv1d(fold_attention(state, cell.shape, cell.recipe), config)
+    config, tensors = exported(cell, state, store)
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.part"):
@@ -132,7 +126,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
         part.mkdir()
         save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
         config.save_pretrained(part)
-        generation_config(config).save_pretrained(part)
+        generation_config(config, cell.recipe.context).save_pretrained(part)
         tokenizer = huggingface_tokenizer(store, cell.recipe.context)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
@@ -147,24 +141,25 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
         shutil.rmtree(part, ignore_errors=True)
 
 
-def export_config(cell: Cell, store: TokenStore) -> GPT2Config:
-    """Return the config of an exported model: the one it was trained with, and what generation needs."""
-    config = model_config(cell.shape, cell.recipe, store.vocabulary)
-    start, end = boundaries(cell.data, store)
-    config.bos_token_id, config.eos_token_id = start, end
+def exported(
+    cell: Cell, state: Mapping[str, torch.Tensor], store: TokenStore
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return the config of training with what generation needs, and the weights in HuggingFace's layout."""
+    model_family = family(cell.recipe.network)
+    config, tensors = model_family.exported(state, cell.shape, cell.recipe, store.vocabulary)
+    config.bos_token_id, config.eos_token_id = boundaries(cell.data, store)
     config.use_cache = True
-    config.architectures = ["GPT2LMHeadModel"]
     config.dtype = torch.bfloat16 if cell.recipe.precision == "bf16" else torch.float32
-    return config
+    return config, tensors
 
 
-def generation_config(config: GPT2Config) -> GenerationConfig:
+def generation_config(config: Any, context: int) -> GenerationConfig:
     """Return how `generate` works by default: as far as the learned positions reach."""
     return GenerationConfig(
         bos_token_id=config.bos_token_id,
         eos_token_id=config.eos_token_id,
         pad_token_id=config.eos_token_id,
-        max_length=config.n_positions,
+        max_length=context,
         use_cache=True,
     )
 
@@ -185,35 +180,6 @@ def boundaries(data: DataSpec, store: TokenStore) -> tuple[int | None, int | Non
         return store.vocabulary - 1, None
     end = BYTES_END if kind == "bytes" else BPE_END
     return end, end
-
-
-def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str, torch.Tensor]:
-    """Turn the weights of our model into those of HuggingFace's `GPT2LMHeadModel`, on the CPU.
-
-    Linear weights [out, in] become Conv1D's [in, out]; the tied head is left out, as HuggingFace does.
-
-    Raises:
-        RuntimeError: a weight is missing, unknown, or has another shape.
-    """
-    with torch.device("meta"), no_init_weights():
-        model = GPT2LMHeadModel(config)
-    transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
-    wanted = {name: value.shape for name, value in model.state_dict().items() if name != _TIED}
-    tensors = {
-        name: (value.detach().cpu().t() if name in transposed else value.detach().cpu()).contiguous()
-        for name, value in state.items()
-        if name != _TIED
-    }
-    wrong = [
-        f"{name} is {list(tensors[name].shape) if name in tensors else 'missing'}, not {list(shape)}"
-        for name, shape in wanted.items()
-        if name not in tensors or tensors[name].shape != shape
-    ] + [f"{name} is unknown" for name in tensors.keys() - wanted.keys()]
-    if wrong:
-        raise RuntimeError(
-            f"the weights are not those of the whole model ({len(wrong)} differ): {'; '.join(wrong[:3])}"
-        )
-    return tensors
 
 
 def _name_the_common_class(path: Path) -> None:

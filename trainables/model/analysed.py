@@ -22,8 +22,6 @@ from transformers import AttentionInterface
 
 from trainables.model.residual import JoinedBlock
 
-#: Standard deviation of tokens' and of positions' vectors: their sum has a variance of 1.
-EMBEDDED_STD = math.sqrt(0.5)
 #: The name under which transformers finds the attention.
 LINEAR = "interplay_linear"
 

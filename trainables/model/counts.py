@@ -4,12 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from trainables.cell import Network, Recipe, Residual, Shape
+from trainables.cell import Recipe, Residual, Shape
 from trainables.layout import Layout
+from trainables.model.family import Flops, Parameters, family
 
-#: Backward computes two products of the same size for each product of forward (Kaplan et al. 2020, section
-#: 2.1).
-TRAINING_OVER_FORWARD = 3
 #: Elements of the buffers ZeRO reduces gradients and gathers weights through. DeepSpeed's own 5e8 would take 2 GB of
 #: every GPU whatever the model; 2**25 are 134 MB in fp32, large enough to hide latency.
 BUCKET = 1 << 25
@@ -23,103 +21,33 @@ _BYTES = {"fp32": 4, "bf16": 2}
 MARGIN = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """Parameters of HuggingFace's `GPT2LMHeadModel` with tied embeddings, by where they sit."""
-
-    embedding: int
-    """V·d, shared with the head."""
-    position: int
-    """T·d, one learned vector a position."""
-    non_embedding: int
-    """All blocks and the final norm; the paper's N = 12·L·d² leaves out its biases and norms."""
-
-    @property
-    def total(self) -> int:
-        """What `model.num_parameters()` says."""
-        return self.embedding + self.position + self.non_embedding
-
-
 def parameters(
-    shape: Shape, vocabulary: int, context: int, network: Network = "gpt2", residual: Residual = "pre"
+    shape: Shape, vocabulary: int, context: int, network: str = "gpt2", residual: Residual = "pre"
 ) -> Parameters:
-    """Count the parameters of a shape exactly.
-
-    A block holds four matrices of 12·d² weights and 9·d biases, and two norms of 2·d each; one more norm ends
-    the model. ADMIN has two more vectors of d a block. A block of the analysed network is 4·d² weights.
-    """
-    depth, width = shape.depth, shape.width
-    weighted = 2 * depth * width if residual == "admin" else 0
-    return Parameters(
-        embedding=vocabulary * width,
-        position=context * width,
-        non_embedding=depth * 4 * width**2
-        if network == "analysed"
-        else depth * (12 * width**2 + 13 * width) + 2 * width + weighted,
-    )
+    """Count the parameters of a shape exactly."""
+    return family(network).parameters(shape, vocabulary, context, residual)
 
 
-@dataclass(frozen=True, slots=True)
-class Flops:
-    """Floating-point operations of one token's forward pass; a multiply-add is two."""
-
-    matrices: int
-    """The four matrices of each block: 24·L·d²."""
-    attention: int
-    """Scores and weighted values over the whole context: 4·L·T·d (a causal kernel may skip half of it)."""
-    head: int
-    """Logits: 2·V·d."""
-    norms: int
-    """Five a value: 10·L·d + 5·d, one per cent of the whole at d = 32."""
-
-    @property
-    def forward(self) -> int:
-        """All of them, as DeepSpeed's flops profiler counts them: without biases, residual sums and GELU."""
-        return self.matrices + self.attention + self.head + self.norms
-
-    @property
-    def training(self) -> int:
-        """Forward and backward of one token."""
-        return TRAINING_OVER_FORWARD * self.forward
-
-
-def flops(shape: Shape, vocabulary: int, context: int, network: Network = "gpt2") -> Flops:
+def flops(shape: Shape, vocabulary: int, context: int, network: str = "gpt2") -> Flops:
     """Count the FLOPs of one token of a sequence of `context` tokens."""
-    depth, width = shape.depth, shape.width
-    plain = network == "analysed"
-    return Flops(
-        matrices=(8 if plain else 24) * depth * width**2,
-        attention=4 * depth * context * width,
-        head=2 * vocabulary * width,
-        norms=0 if plain else 10 * depth * width + 5 * width,
-    )
+    return family(network).flops(shape, vocabulary, context)
 
 
 def rank_parameters(
-    shape: Shape, vocabulary: int, context: int, layout: Layout, network: Network = "gpt2"
+    shape: Shape, vocabulary: int, context: int, layout: Layout, network: str = "gpt2"
 ) -> int:
     """Count the parameters that one tensor-parallel rank holds before ZeRO divides them.
 
-    Shared are the four matrices of each block and the biases of the two in front of a nonlinearity; the biases
-    behind one, the norms and the positions are on every rank, and so is the embedding unless `shard_vocabulary` is
-    set. With an uneven vocabulary this is the rank that has most of it.
+    With an uneven vocabulary this is the rank that holds most of it.
     """
-    degree, width = layout.tensor_parallel, shape.width
-    symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
-    if network == "analysed":
-        return symbols * width + context * width + shape.depth * (4 * width**2 // degree)
-    block = (12 * width**2 + 7 * width) // degree + 6 * width
-    return symbols * width + context * width + shape.depth * block + 2 * width
+    return family(network).rank_parameters(shape, vocabulary, context, layout)
 
 
 def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
-    """Bytes of a micro-batch's activations that forward keeps on a rank for backward, all but the head's.
+    """Bytes of a micro-batch's activations that forward keeps on a rank for backward, without those of the head.
 
-    16 values of d a token and layer. Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count 34·s·b·h bytes of
-    16-bit values and dropout masks plus 5·a·s²·b of attention scores; without dropout the masks go (32 bytes = 16
-    values) and with a fused attention kernel the scores are never stored. Tensor parallelism shares 12 of the 16;
-    recomputation keeps one. The final norm adds 2·d, dropout its masks. The analysed network keeps 5 values, 4 of them
-    shared, and the scores.
+    Each layer keeps what its family counts (`ModelFamily.layer_activations`), or with activation checkpointing its
+    input alone. The final norm adds 2·d per token, dropout its masks.
     """
     stream = _stream(shape, recipe, layout)
     masks = (2 * shape.depth + 1) * stream // _BYTES[recipe.precision] if recipe.dropout else 0
@@ -134,11 +62,8 @@ def _stream(shape: Shape, recipe: Recipe, layout: Layout) -> int:
 
 def _layer(stream: int, shape: Shape, recipe: Recipe, layout: Layout) -> int:
     """Bytes that backward needs of a layer."""
-    if recipe.network == "analysed":
-        # The layer's input; query, key, value and the input of the last matrix; and the weights of attention, which are
-        # not a kernel's own affair here.
-        return stream + 4 * stream // layout.tensor_parallel + _scores(shape, recipe, layout)
-    return 4 * stream + 12 * stream // layout.tensor_parallel
+    scores = _scores(shape, recipe, layout)
+    return family(recipe.network).layer_activations(stream, scores, layout.tensor_parallel)
 
 
 def _scores(shape: Shape, recipe: Recipe, layout: Layout) -> int:
@@ -227,9 +152,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     inside = (_layer(stream, shape, recipe, layout) if layout.activation_checkpointing else 0) + (
         4 + 2 * degree
     ) * stream // degree
-    if recipe.network == "analysed":
-        # Their gradient.
-        inside += _scores(shape, recipe, layout)
+    inside += family(recipe.network).score_gradients(_scores(shape, recipe, layout))
     symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
     logit = 14 if layout.shard_vocabulary and value == 2 else 12
     head = layout.sequences(recipe) * recipe.context * symbols * logit

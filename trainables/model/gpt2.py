@@ -1,7 +1,8 @@
 """Shape -> HuggingFace's own `GPT2LMHeadModel`, with the initialisation and parametrisation the recipe names."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,12 +12,15 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
 from trainables.cell import Recipe, Shape
-from trainables.model.analysed import EMBEDDED_STD, to_analysed
+from trainables.layout import Layout
+from trainables.model.family import family
 from trainables.model.parametrisation import attention_ratio, depth_ratio, scale, width_ratio
-from trainables.model.residual import to_post_norm, weigh_streams
+from trainables.model.residual import weigh_streams
 
-#: Standard deviation of embeddings under both initialisations, and of every matrix under `gpt2`.
+#: Standard deviation of every matrix under the initialisation `gpt2`.
 GPT2_STD = 0.02
+#: The head is tied to the embedding, so HuggingFace's files do not have it.
+TIED_HEAD = "lm_head.weight"
 
 
 def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
@@ -40,17 +44,24 @@ def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
     )
 
 
-def build_model(shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> GPT2LMHeadModel:
-    """Build and initialise the model of a cell on the CPU in fp32; the same seed gives the same weights."""
+def build_gpt2(
+    shape: Shape, recipe: Recipe, vocabulary: int, seed: int, change: Callable[[Any, Recipe], None]
+) -> GPT2LMHeadModel:
+    """Build and initialise a model on the CPU in fp32; the same seed gives the same weights.
+
+    Args:
+        shape: depth, width and heads.
+        recipe: initialisation, parametrisation and residual connections.
+        vocabulary: token ids V.
+        seed: of the weights.
+        change: changes the blocks in place before the weights are drawn.
+    """
     with no_init_weights():
         model = GPT2LMHeadModel(model_config(shape, recipe, vocabulary))
-    # Transformers finds the loss by the class's name, and "GPT2LMHeadModel" tells it nothing: it would warn of that.
+    # Transformers looks the loss up by class name and warns, because it has none of the name "GPT2LMHeadModel".
     model.loss_type = "ForCausalLM"
     conv1d_to_linear(model)
-    if recipe.network == "analysed":
-        to_analysed(model)
-    elif recipe.residual in ("post", "admin"):
-        to_post_norm(model, weighted=recipe.residual == "admin")
+    change(model, recipe)
     model.tie_weights()
     initialise(model, shape, recipe, seed)
     if recipe.residual == "admin":
@@ -93,33 +104,93 @@ def initialise(model: nn.Module, shape: Shape, recipe: Recipe, seed: int) -> Non
 
 
 def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> float:
-    """Return the standard deviation a matrix starts with, by its name.
+    """Return the standard deviation a matrix starts with.
 
-    `gpt2` is Radford et al. 2019: std 0.02, outputs into the residual stream divided by sqrt(2L). `fan_in` has
-    std 1/sqrt(fan in) with the same division and embeddings of 0.02: at widths of tens the difference is worth as
-    much as a layer, so it is part of the recipe. Where the parametrisation follows width or depth, this is that of
-    the base shape, scaled.
+    `gpt2` is Radford et al. 2019: 0.02, and outputs into the residual stream divided by sqrt(2L). `fan_in` is
+    1/sqrt(fan in) with the same division, and 0.02 for embeddings: at widths of tens the difference is worth as
+    much as a layer, so it is part of the recipe. Where the parametrisation follows width or depth, this is the value
+    at the base shape, scaled.
     """
-    is_flat = recipe.init == "gpt2" or "wte" in name or "wpe" in name
-    std = GPT2_STD if is_flat else 1 / math.sqrt(fan_in / width_ratio(shape, recipe))
-    if recipe.network == "analysed" and ("wte" in name or "wpe" in name):
-        std = EMBEDDED_STD
-    if name.endswith("c_proj.weight"):
+    model_family = family(recipe.network)
+    role = model_family.role(name)
+    if role.kind == "embedding":
+        std = model_family.embedding_std
+    else:
+        std = GPT2_STD if recipe.init == "gpt2" else 1 / math.sqrt(fan_in / width_ratio(shape, recipe))
+    if role.kind == "branch_output":
         std /= math.sqrt(2 * _branch_depth(shape, recipe))
     return std * scale(name, shape, recipe).start
 
 
 def _branch_depth(shape: Shape, recipe: Recipe) -> float:
-    """The L of the 1/sqrt(2L) that the output of a branch starts with; what else it has of L is in its scale."""
-    if recipe.residual in ("sqrt", "linear") or recipe.network == "analysed":
-        return 1.0
-    if recipe.residual in ("post", "admin"):
-        # As in Vaswani et al. 2017: behind the sum is a norm, and no branch starts smaller for it.
-        return 0.5
-    return shape.depth / depth_ratio(shape, recipe)
+    """The L of the factor 1/sqrt(2L) of a branch's initial output; its scale holds the rest."""
+    match family(recipe.network).residual(recipe):
+        case "sqrt" | "linear":
+            return 1.0
+        case "post" | "admin":
+            # As in Vaswani et al. 2017: a norm follows the sum, so no branch starts smaller.
+            return 0.5
+        case _:
+            return shape.depth / depth_ratio(shape, recipe)
+
+
+def use_local_heads(model: Any, layout: Layout) -> None:
+    """Set the width of each attention's local heads, which DeepSpeed does not, and check that all is sharded.
+
+    Raises:
+        RuntimeError: a matrix is not sharded; DeepSpeed reports nothing where a pattern matches no layer.
+    """
+    degree, width = layout.tensor_parallel, model.config.n_embd
+    for name, module in model.named_modules():
+        if isinstance(module, GPT2Attention):
+            weight = module.c_attn.weight
+            # Under ZeRO-3 the weight itself is an empty placeholder.
+            rows = (getattr(weight, "ds_shape", None) or weight.shape)[0]
+            if rows != 3 * width // degree:
+                raise RuntimeError(
+                    f"{name}.c_attn has {rows} rows on this rank and should have {3 * width // degree}: DeepSpeed did "
+                    "not shard it"
+                )
+            module.split_size = rows // 3
+    whole = [
+        n
+        for n, p in model.named_parameters()
+        if ".mlp.c_fc.weight" in n and not getattr(p, "tensor_model_parallel", False)
+    ]
+    if whole:
+        raise RuntimeError(f"DeepSpeed did not shard {', '.join(whole)}")
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
             yield name, parameter
+
+
+def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str, torch.Tensor]:
+    """Turn the weights of our model into those of HuggingFace's `GPT2LMHeadModel`, on the CPU.
+
+    Linear weights [out, in] become Conv1D's [in, out]; the tied head is left out, as HuggingFace does.
+
+    Raises:
+        RuntimeError: a weight is missing, unknown, or has another shape.
+    """
+    with torch.device("meta"), no_init_weights():
+        model = GPT2LMHeadModel(config)
+    transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    wanted = {name: value.shape for name, value in model.state_dict().items() if name != TIED_HEAD}
+    tensors = {
+        name: (value.detach().cpu().t() if name in transposed else value.detach().cpu()).contiguous()
+        for name, value in state.items()
+        if name != TIED_HEAD
+    }
+    wrong = [
+        f"{name} is {list(tensors[name].shape) if name in tensors else 'missing'}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name not in tensors or tensors[name].shape != shape
+    ] + [f"{name} is unknown" for name in tensors.keys() - wanted.keys()]
+    if wrong:
+        raise RuntimeError(
+            f"the weights are not those of the whole model ({len(wrong)} differ): {'; '.join(wrong[:3])}"
+        )
+    return tensors

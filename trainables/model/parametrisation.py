@@ -15,7 +15,6 @@ key and value are one matrix; it is the scale of the attention, and `fold_attent
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainables.cell import Recipe, Shape
+from trainables.cell import Recipe, Residual, Shape
+from trainables.model.family import Role, family
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +67,39 @@ def attention_ratio(shape: Shape, recipe: Recipe) -> float:
 
 
 def scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
-    """Return the scale of a parameter of HuggingFace's GPT-2, by its name.
+    """Return the scale of a parameter, by its name in the model.
 
     Gradients are as 1/m everywhere and as 1/l inside the blocks; the epsilons follow them.
     """
     wide, deep = width_ratio(shape, recipe), depth_ratio(shape, recipe)
-    if recipe.residual != "pre" or recipe.network != "gpt2":
-        return residual_scale(name, shape, recipe)
-    if ".h." not in name:
+    model_family = family(recipe.network)
+    residual, role = model_family.residual(recipe), model_family.role(name)
+    if residual != "pre":
+        return residual_scale(role, residual, shape.depth)
+    if role.layer is None:
         # The embedding is an input and, behind the multiplier 1/m, the head: both want the same start and rate.
         outer = Scale(epsilon=1 / wide)
-        return outer.absorb(1 / wide) if ".ln_f." in name else outer
+        return outer.absorb(1 / wide) if role.kind == "final_norm" else outer
     epsilon = 1 / (wide * deep)
-    if name.endswith(".weight") and ".ln_" not in name:
+    if role.is_matrix:
         inner = Scale(start=1 / math.sqrt(wide), lr=1 / wide, decay=wide, epsilon=epsilon)
     else:
         inner = Scale(epsilon=epsilon)
-    return inner.absorb(1 / deep) if ".c_proj." in name else inner
+    return inner.absorb(1 / deep) if role.kind == "branch_output" else inner
 
 
-def residual_scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
+def residual_scale(role: Role, residual: Residual, depth: int) -> Scale:
     """Return the scale of a parameter where the recipe changes how branches join the residual stream.
 
     `sqrt` and `linear` multiply the output of each branch by 1/sqrt(L) and 1/L, and `scaled_norm` that of each norm in
     front of a branch by 1/sqrt(l), l = 1 for the first layer (Sun et al. 2025, arXiv 2502.05795). All three are
-    absorbed like those of a parametrisation, so that the model stays HuggingFace's own. The analysed network has
-    that of `sqrt`.
+    absorbed like those of a parametrisation, so that the model stays HuggingFace's own.
     """
-    if recipe.residual == "scaled_norm":
-        layer = re.search(r"\.h\.(\d+)\.ln_", name)
-        return Scale().absorb(1 / math.sqrt(int(layer[1]) + 1)) if layer else Scale()
-    if ".c_proj." not in name or recipe.residual in ("post", "admin"):
-        return Scale()
-    return Scale().absorb(1 / shape.depth if recipe.residual == "linear" else 1 / math.sqrt(shape.depth))
+    if residual == "scaled_norm" and role.kind == "norm" and role.layer is not None:
+        return Scale().absorb(1 / math.sqrt(role.layer + 1))
+    if residual in ("sqrt", "linear") and role.kind == "branch_output":
+        return Scale().absorb(1 / depth if residual == "linear" else 1 / math.sqrt(depth))
+    return Scale()
 
 
 def param_groups(

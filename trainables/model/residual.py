@@ -1,8 +1,8 @@
 """How branches join the residual stream where it is not GPT-2's own way: norms behind the sum, and ADMIN.
 
 `pre` is GPT-2: x + f(norm(x)). `sqrt`, `linear` and `scaled_norm` keep that model and change its scales alone
-(`trainables.model.parametrisation.residual_scale`). `post` is the first transformer, norm(x + f(x)) (Vaswani et al. 2017),
-which is hard to train when it is deep. `admin` is `post` with a weight on the stream, norm(w * x + f(x)), whose start
+(`trainables.model.parametrisation.residual_scale`). `post` is the first transformer, norm(x + f(x)) (Vaswani et al.
+2017), which is hard to train when it is deep. `admin` is `post` with a weight on the stream, norm(w * x + f(x)), whose start
 balances what the branches add (Liu et al. 2020, "Understanding the Difficulty of Training Transformers" and "Very Deep
 Transformers for Neural Machine Translation", arXiv 2004.08249 and 2008.07772).
 """

@@ -4,38 +4,20 @@ import contextlib
 import importlib
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from trainables.cell import Recipe, Shape
 from trainables.deepspeed_options import check_options
 from trainables.layout import Layout
 from trainables.model.counts import BUCKET
+from trainables.model.family import family
 from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import import_deepspeed
-
-#: How GPT-2's matrices are shared among tensor-parallel ranks (Shoeybi et al. 2019, arXiv 1909.08053, section 3):
-#: by output in front of the nonlinearity, by input behind it. `c_attn` is query, key and value in one matrix, each
-#: shared by itself.
-SHARDS: Mapping[str, Any] = {
-    "use_default_specs": False,
-    "layer_specs": [
-        {
-            "patterns": [r".*\.attn\.c_attn\.weight$"],
-            "partition_type": "column",
-            "shape": [3, -1],
-            "partition_dim": 0,
-        },
-        {"patterns": [r".*\.attn\.c_proj\.weight$"], "partition_type": "row"},
-        {"patterns": [r".*\.mlp\.c_fc\.weight$"], "partition_type": "column"},
-        {"patterns": [r".*\.mlp\.c_proj\.weight$"], "partition_type": "row"},
-    ],
-}
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
@@ -62,6 +44,7 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
         layout: how it is spread over ranks.
         universal: the engine will be loaded from a universal checkpoint.
     """
+    partition = family(recipe.network).partition_config()
     config: dict[str, Any] = {
         **recipe.deepspeed,  # none of the keys below: `trainables.deepspeed_options` refuses them
         "train_micro_batch_size_per_gpu": layout.sequences(recipe),
@@ -79,7 +62,7 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
     if layout.tensor_parallel > 1:
         config["tensor_parallel"] = {
             "autotp_size": layout.tensor_parallel,
-            "partition_config": SHARDS,
+            **({} if partition is None else {"partition_config": partition}),
             "vocab_parallel_lm_head": layout.shard_vocabulary,
         }
     if universal:
@@ -116,7 +99,7 @@ def build_engine(
         # DeepSpeed's own key `activation_checkpointing` changes nothing for HuggingFace's models.
         model.activation_checkpointing_enable()
     config = model.config
-    shape = Shape(depth=config.n_layer, width=config.n_embd, heads=config.n_head)
+    shape = Shape(depth=config.num_hidden_layers, width=config.hidden_size, heads=config.num_attention_heads)
     groups = param_groups(model.named_parameters(), shape, recipe, lr)
     optimizer = torch.optim.AdamW(groups, betas=(recipe.beta1, recipe.beta2), fused=True)
     # One of its optimizers prints the memory in use, and stdout may be a result in JSON.
@@ -129,7 +112,7 @@ def build_engine(
             dist_init_required=False,
         )
     if layout.tensor_parallel > 1:
-        _use_local_heads(engine.module, layout)
+        family(recipe.network).finish_sharding(engine.module, layout)
     if layout.ranks == 1 and layout.zero == 0:
         # DeepSpeed would all-reduce the gradients of one rank with itself: 0.8 ms a step, a tenth of a small one.
         engine.enable_backward_allreduce = False
@@ -153,26 +136,3 @@ def gradient_norm(engine: Any, layout: Layout) -> float:
             own += square
     dist.all_reduce(shared, group=engine.mpu.get_tensor_model_parallel_group())
     return math.sqrt(float(own + shared))
-
-
-def _use_local_heads(model: Any, layout: Layout) -> None:
-    """Tell each attention the width of its own heads, which DeepSpeed does not, and check that all is shared."""
-    degree, width = layout.tensor_parallel, model.config.n_embd
-    for name, module in model.named_modules():
-        if isinstance(module, GPT2Attention):
-            weight = module.c_attn.weight
-            # Under ZeRO-3 the weight itself is an empty placeholder.
-            rows = (getattr(weight, "ds_shape", None) or weight.shape)[0]
-            if rows != 3 * width // degree:
-                raise RuntimeError(
-                    f"{name}.c_attn has {rows} rows on this rank and should have {3 * width // degree}: DeepSpeed did "
-                    "not share it"
-                )
-            module.split_size = rows // 3
-    left = [
-        n
-        for n, p in model.named_parameters()
-        if ".mlp.c_fc.weight" in n and not getattr(p, "tensor_model_parallel", False)
-    ]
-    if left:
-        raise RuntimeError(f"DeepSpeed did not share {', '.join(left)}")

@@ -24,7 +24,7 @@ from trainables.errors import DataError, InputError
 from trainables.export.weights import keep, whole_state
 from trainables.layout import Layout, default_zero
 from trainables.model.counts import flops, parameters
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model, family
 from trainables.progress import Ending, Evaluation, Point, Progress, Result, evaluation_steps
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
@@ -70,7 +70,7 @@ def train(
         checkpoints: folder or URI of this cell's checkpoints (`trainables.storage.storage`); None keeps none.
         checkpoint_every: seconds between checkpoints.
         weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none. A model that
-            is no plain GPT-2 (`Recipe.is_gpt2`) keeps none.
+            is not HuggingFace's own class (`ModelFamily.is_huggingface`) keeps none.
         evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
         diagnostics: what is measured of the model's layers before the first step and at each evaluation, with no effect
             on training.
@@ -85,8 +85,8 @@ def train(
         RuntimeError: a rank was lost, or did not come to a collective in time.
     """
     recipe = cell.recipe
-    if not recipe.is_gpt2:
-        # Weights that no plain GPT-2 can hold are of no use outside.
+    if not family(recipe.network).is_huggingface(recipe):
+        # Nothing outside this project could load them.
         weights = None
     layout = layout or Layout(zero=default_zero(recipe.precision, 1))
     layout.check(cell.shape, recipe)

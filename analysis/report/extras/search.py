@@ -1,8 +1,7 @@
-"""Drawings of a search: its cells and its certainty over the work, and crossings beside those of other conditions."""
+"""Drawings of a search: its cells, its estimate and the half-width of its interval."""
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
@@ -11,9 +10,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from analysis.design.history import SearchData
 from analysis.fit.sentences import layers
 from analysis.numbers import digits, short
-from analysis.report.extras.shifts import MoveData
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, MAX_END_LABELS, WIDTH, Axes, size_axis
+from analysis.report.figures.canvas import MARKS, MAX_END_LABELS, WIDTH, Axes
 from analysis.report.figures.frames import by_depth
 
 #: What the value of an objective is called on its axis.
@@ -22,8 +20,6 @@ OBJECTIVES = {
     "b": "slope b of the law",
     "crossings": "N of the least certain crossing",
 }
-#: Colours of conditions beside the study's own.
-_OTHERS = (palette.ACCENT, palette.LAWS["power"][0], palette.LAWS["response"][0], palette.LAWS["additive"][0])
 
 
 def draw_search(data: SearchData, colours: Mapping[int, str]) -> Canvas:
@@ -120,53 +116,3 @@ def _work_axis(axes: Axes, data: SearchData) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}".replace("e+", "e")))
     axes.set_xlabel("training FLOPs")
-
-
-def draw_moves(data: MoveData) -> Canvas:
-    """Each pair's crossing under every condition: a mark, and a bar for its interval that runs on where it is open."""
-    pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
-    room = len(data.conditions) + 0.8
-    canvas = Canvas(figsize=(WIDTH, 1.2 + 0.24 * room * len(pairs)), dpi=100, layout="constrained")
-    axes: Any = canvas.subplots()
-    low, high = _frame(data)
-    others = itertools.cycle(_OTHERS)
-    colours = {name: next(others) if place else palette.INK for place, name in enumerate(data.conditions)}
-    marks = {name: MARKS[place % len(MARKS)] for place, name in enumerate(data.conditions)}
-    ticks = []
-    for place, (_, rows) in enumerate(pairs):
-        ticks.append(place * room + (len(data.conditions) - 1) / 2)
-        for row in rows.to_dict("records"):
-            name = row["condition"]
-            y = place * room + data.conditions.index(name)
-            left, right = (
-                low if np.isnan(row["low"]) else row["low"],
-                high if np.isnan(row["high"]) else row["high"],
-            )
-            style = {"color": colours[name], "linewidth": 1.6}
-            axes.plot([left, right], [y, y], linestyle="-" if row["settled"] else (0, (4, 2)), **style)
-            if np.isfinite(row["params"]):
-                face = colours[name] if row["settled"] else palette.PAPER
-                axes.plot(
-                    [row["params"]], [y], marker=marks[name], markersize=6, markerfacecolor=face, **style
-                )
-    for name in data.conditions:
-        axes.plot([], [], marker=marks[name], color=colours[name], label=name)
-    axes.set_xlim(low, high)
-    size_axis(axes)
-    axes.set_yticks(ticks, [f"{shallow} → {deep}" for (shallow, deep), _ in pairs])
-    axes.set_ylim(room * len(pairs) - 0.4, -0.8)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("N at the crossing")
-    axes.legend(
-        frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2
-    )
-    return canvas
-
-
-def _frame(data: MoveData) -> tuple[float, float]:
-    """Ends of the axis of N: a little beyond all that is known."""
-    values = data.rows[["params", "low", "high"]].to_numpy(dtype=float)
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return 1e3, 1e4
-    return float(known.min()) / 1.25, float(known.max()) * 1.25

@@ -1,24 +1,46 @@
-"""Crossings beside those of another learning rate or parametrisation, as the plain table of a figure."""
+"""How far crossings move when a key is changed: table, drawing and sentence.
 
+Used for sensitivity runs, other parametrisations and series.
+"""
+
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure as Canvas
 
-from analysis.fit.crossing_shift import Contrast
-from analysis.fit.learning_rate_shift import Shift
-from analysis.law.crossings import Crossing, Interval
+from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, CrossingShift, moved
+from analysis.fit.measures import Value, label
+from analysis.fit.sentences import ends, percent
+from analysis.law.crossings import Interval
+from analysis.numbers import digits
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import MARKS, WIDTH, size_axis
+
+#: Multiples of a learning rate that have a name.
+_RATES = {
+    0.5: "half the learning rate",
+    1.0: "the study's own learning rate",
+    2.0: "double the learning rate",
+}
+#: Colours of the changed studies.
+_OTHERS = (palette.ACCENT, palette.LAWS["power"][0], palette.LAWS["response"][0], palette.LAWS["additive"][0])
+#: Shifts that the sentence names; the table has all.
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class MoveData:
-    """Where the crossings of neighbouring depths lie under several conditions.
+class ShiftData:
+    """Where the crossings of neighbouring depths lie at each value of a key.
 
     Attributes:
-        rows: shallow, deep, condition, params, low, high (NaN where open or not known), settled (whether the crossing
-            is bracketed, or for a shift known).
-        conditions: their order, that of the study itself first.
+        rows: shallow, deep, condition, params, low, high (NaN if open or unknown), settled (whether the crossing is
+            bracketed, or its shift known).
+        conditions: in order, that of the study itself first.
     """
 
     rows: pd.DataFrame
@@ -29,52 +51,177 @@ class MoveData:
         return self.rows
 
 
-def sensitivity_data(crossings: Sequence[Crossing], shifts: Sequence[Shift]) -> MoveData | None:
-    """The crossings at the study's own rate with their intervals, and at each other with that of the shift alone."""
-    if not shifts:
-        return None
-    own = {(item.shallow, item.deep): item for item in crossings}
-    rows = []
-    for pair in sorted({(item.shallow, item.deep) for item in shifts}):
-        found = own[pair]
-        rows.append(_row(pair, "1 × rate", found.params, found.params_interval, found.status == "bracketed"))
-        for item in shifts:
-            # Of a pair without a run at that rate there is nothing to draw; the table says why.
-            if (item.shallow, item.deep) == pair and item.shift_interval is not None:
-                place = None if item.shift is None else item.params * math.exp(item.shift)
-                low, high = (
-                    None if end is None else item.params * math.exp(end) for end in item.shift_interval
-                )
-                rows.append(_row(pair, f"{item.factor:g} × rate", place, (low, high), item.shift is not None))
-    factors = sorted({item.factor for item in shifts})
-    return MoveData(pd.DataFrame(rows), ("1 × rate", *(f"{factor:g} × rate" for factor in factors)))
+def by_key(studies: Sequence[ChangedStudy]) -> dict[str, list[ChangedStudy]]:
+    """The studies grouped by the key that differs, in order."""
+    return {
+        key: [item for item in studies if item.key == key]
+        for key in dict.fromkeys(item.key for item in studies)
+    }
 
 
-def contrast_data(contrasts: Sequence[Contrast]) -> MoveData | None:
-    """The crossings of the study and of every other parametrisation, each with its own interval."""
-    if not any(item.pairs for item in contrasts):
+def shift_data(studies: Sequence[ChangedStudy]) -> ShiftData | None:
+    """The crossings of the study itself and of each changed one; None without a pair of depths to compare."""
+    rows: dict[tuple[int, int], list[dict[str, object]]] = {}
+    for study in studies:
+        for pair in study.pairs:
+            key = (pair.shallow, pair.deep)
+            if key not in rows:
+                settled = pair.status == "bracketed"
+                rows[key] = [_row(pair, study.base, pair.params, pair.params_interval, settled)]
+            if pair.reason is None or pair.shift_interval is not None:
+                settled = pair.changed_status == "bracketed"
+                rows[key].append(_row(pair, study.value, pair.changed_params, pair.changed_interval, settled))
+    if not rows:
         return None
-    rows, seen = [], set()
-    for found in contrasts:
-        for item in found.pairs:
-            pair = (item.shallow, item.deep)
-            if pair not in seen:
-                seen.add(pair)
-                rows.append(_row(pair, found.own, item.params, item.interval, item.status == "bracketed"))
-            settled = item.other_status == "bracketed"
-            rows.append(_row(pair, found.other, item.other_params, item.other_interval, settled))
-    return MoveData(pd.DataFrame(rows), (contrasts[0].own, *(found.other for found in contrasts)))
+    table = pd.DataFrame([row for pair in sorted(rows) for row in rows[pair]])
+    return ShiftData(
+        table, tuple(label(value) for value in (studies[0].base, *(item.value for item in studies)))
+    )
 
 
 def _row(
-    pair: tuple[int, int], condition: str, params: float | None, interval: Interval | None, settled: bool
+    pair: CrossingShift, value: Value, params: float | None, interval: Interval | None, settled: bool
 ) -> dict[str, object]:
     low, high = interval or (None, None)
-    ends = {"params": params, "low": low, "high": high}
+    numbers = {"params": params, "low": low, "high": high}
     return {
-        "shallow": pair[0],
-        "deep": pair[1],
-        "condition": condition,
-        **{name: math.nan if value is None else value for name, value in ends.items()},
+        "shallow": pair.shallow,
+        "deep": pair.deep,
+        "condition": label(value),
+        **{name: math.nan if number is None else number for name, number in numbers.items()},
         "settled": settled,
     }
+
+
+def shift_caption(studies: Sequence[ChangedStudy]) -> str:
+    """The caption of the figure."""
+    first = studies[0]
+    alone = (
+        " Bars of the changed values hold the error of the shift alone." if first.key == LEARNING_RATE else ""
+    )
+    return (
+        f"Each crossing at {condition(first.key, first.base)} and after the change, with {percent(first.level)} "
+        f"intervals.{alone} A bar that reaches the frame is open there; a broken bar belongs to a crossing that is not "
+        "settled."
+    )
+
+
+def draw_shifts(data: ShiftData) -> Canvas:
+    """One group of lines per pair of depths: a mark and an interval per value; open intervals reach the frame."""
+    pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
+    room = len(data.conditions) + 0.8
+    canvas = Canvas(figsize=(WIDTH, 1.2 + 0.24 * room * len(pairs)), dpi=100, layout="constrained")
+    axes: Any = canvas.subplots()
+    low, high = _frame(data)
+    others = itertools.cycle(_OTHERS)
+    colours = {name: next(others) if place else palette.INK for place, name in enumerate(data.conditions)}
+    marks = {name: MARKS[place % len(MARKS)] for place, name in enumerate(data.conditions)}
+    for place, (_, rows) in enumerate(pairs):
+        for row in rows.to_dict("records"):
+            y = place * room + data.conditions.index(row["condition"])
+            _draw_crossing(axes, row, y, (low, high), colours[row["condition"]], marks[row["condition"]])
+    for name in data.conditions:
+        axes.plot([], [], marker=marks[name], color=colours[name], label=name)
+    axes.set_xlim(low, high)
+    size_axis(axes)
+    ticks = [place * room + (len(data.conditions) - 1) / 2 for place in range(len(pairs))]
+    axes.set_yticks(ticks, [f"{shallow} → {deep}" for (shallow, deep), _ in pairs])
+    axes.set_ylim(room * len(pairs) - 0.4, -0.8)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("N at the crossing")
+    axes.legend(
+        frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2
+    )
+    return canvas
+
+
+def _draw_crossing(
+    axes: Any, row: Mapping[Any, Any], y: float, frame: tuple[float, float], colour: str, mark: str
+) -> None:
+    left, right = (
+        edge if np.isnan(end) else end for end, edge in zip((row["low"], row["high"]), frame, strict=True)
+    )
+    style = {"color": colour, "linewidth": 1.6}
+    axes.plot([left, right], [y, y], linestyle="-" if row["settled"] else (0, (4, 2)), **style)
+    if np.isfinite(row["params"]):
+        face = colour if row["settled"] else palette.PAPER
+        axes.plot([row["params"]], [y], marker=mark, markersize=6, markerfacecolor=face, **style)
+
+
+def _frame(data: ShiftData) -> tuple[float, float]:
+    """Ends of the axis of N: a little beyond all known values."""
+    values = data.rows[["params", "low", "high"]].to_numpy(dtype=float)
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return 1e3, 1e4
+    return float(known.min()) / 1.25, float(known.max()) * 1.25
+
+
+def condition(key: str, value: Value) -> str:
+    """A value of a key in words, such as `half the learning rate` or `training.parametrisation mup`."""
+    if key == LEARNING_RATE:
+        return _RATES.get(float(value), f"{label(value)} times the learning rate")
+    return f"{key} {label(value)}"
+
+
+def factor_interval(interval: Interval | None) -> Interval | None:
+    """An interval of ln N as an interval of factors of N."""
+    if interval is None:
+        return None
+    low, high = interval
+    return (None if low is None else math.exp(low), None if high is None else math.exp(high))
+
+
+def factor_phrase(pair: CrossingShift, level: float) -> str:
+    """A shift as a factor of N, such as `1.8 times the N (95 %: 1.2 to 2.6)`."""
+    interval = factor_interval(pair.shift_interval)
+    told = "no noise estimate" if interval is None else f"{percent(level)}: {ends(interval, 3)}"
+    if pair.shift is None:
+        return f"another N ({told} times; {pair.reason})" if pair.reason else f"another N ({told} times)"
+    return f"{digits(math.exp(pair.shift), 3)} times the N ({told})"
+
+
+def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
+    """Whether a change of one key moves the crossings; empty without a changed study.
+
+    Args:
+        studies: of one key, one base value and one level.
+    """
+    if not studies:
+        return ""
+    first = studies[0]
+    pairs = [pair for study in studies for pair in study.pairs]
+    bounded = [pair for pair in pairs if pair.shift_interval is not None]
+    start = condition(first.key, first.base)
+    changed = first.key if len(studies) > 1 else condition(first.key, first.value)
+    if not bounded:
+        why = (
+            "there is no noise estimate"
+            if any(pair.shift is not None for pair in pairs)
+            else "no pair of depths has a crossing on both sides"
+        )
+        return f"Whether crossings move between {start} and {changed} is unknown: {why}."
+    found = moved(studies)
+    together = any(pair.p_value is not None for pair in pairs)
+    how = f"{percent(first.level)}, {len(bounded)} comparisons together" if together else percent(first.level)
+    if not found:
+        limit = _excluded([end for pair in bounded for end in pair.shift_interval or ()])
+        return f"No crossing moves beyond the noise between {start} and {changed} ({how}){limit}."
+    parts = [
+        f"{pair.shallow} → {pair.deep} at {condition(study.key, study.value)} to {factor_phrase(pair, study.level)}"
+        for study, pair in found[:MOST_NAMED]
+    ]
+    more = f"; {len(found) - MOST_NAMED} more are in the table" if len(found) > MOST_NAMED else ""
+    sentence = f"Against {start}, {len(found)} of {len(bounded)} crossings move: {'; '.join(parts)}{more}."
+    if together or len(bounded) == 1:
+        return sentence
+    chance = f"{100 * (1 - first.level ** len(bounded)):.0f} %"
+    return f"{sentence} (By chance alone one of {len(bounded)} stands out in up to {chance} of studies.)"
+
+
+def _excluded(limits: Sequence[float | None]) -> str:
+    """The largest shift that the ends of the intervals, in ln N, leave possible."""
+    if None in limits:
+        return ", but the size of a shift is not bounded"
+    most = max(abs(end or 0.0) for end in limits)
+    return f"; a shift by more than a factor {digits(math.exp(most))} of N is excluded"

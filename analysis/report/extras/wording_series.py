@@ -5,13 +5,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.fit.crossing_shift import Moved
-from analysis.fit.measures import MeasureData, label
+from analysis.fit.crossing_shift import ChangedStudy
+from analysis.fit.measures import MeasureData
 from analysis.fit.sentences import ends, human_range, layers, percent
-from analysis.fit.series import BestData, CrossingData, Member, Move
+from analysis.fit.series import BestData, CrossingData, Member
 from analysis.numbers import digits, human
-from analysis.report.answers import factor_interval
 from analysis.report.extras.measures import compared_sentence, listed_values, needed_sentence, runs_of
+from analysis.report.extras.shifts import shift_sentence
 
 #: Pairs of depths that are told in a sentence of their own.
 MOST_PAIRS = 3
@@ -24,7 +24,7 @@ def series_sentences(
     members: Sequence[Member],
     crossings: CrossingData | None,
     best: BestData | None,
-    moves: Sequence[Move],
+    shifts: Sequence[ChangedStudy],
     measures: Sequence[MeasureData],
     level: float,
     *,
@@ -45,7 +45,7 @@ def series_sentences(
         *slope_sentences(key, members, level),
         *needed,
         *crossed,
-        *moved_sentences(key, moves, level),
+        *([shift_sentence(shifts)] if shifts else []),
         *best_told,
     ] or [
         f"No member of this series has two depths that can be compared, and none has a measure to show by {key}."
@@ -101,35 +101,6 @@ def _where(row: dict[Any, Any], level: float) -> str:
             return "nowhere up to the largest size"
         case _:
             return UNSETTLED
-
-
-def moved_sentences(key: str, moves: Sequence[Move], level: float) -> list[str]:
-    """Which crossings are elsewhere than at the first value by more than the noise."""
-    pairs = [(move, item) for move in moves for item in move.pairs if item.shift_interval != (None, None)]
-    if not pairs:
-        return []
-    first = label(moves[0].first)
-    moved = [(move, item) for move, item in pairs if item.significant]
-    if not moved:
-        return [f"No crossing lies elsewhere than at {key} {first} beyond the noise ({percent(level)})."]
-    parts = [
-        f"{item.shallow} → {item.deep} at {label(move.value)} to {_factor(item, level)}"
-        for move, item in moved[:MOST_PAIRS]
-    ]
-    more = f", and {len(moved) - MOST_PAIRS} more in the table" if len(moved) > MOST_PAIRS else ""
-    chance = f"{100 * (1 - level ** len(pairs)):.0f} %"
-    doubt = f" (One of {len(pairs)} stands out by chance in up to {chance} of series.)" * (len(pairs) > 1)
-    return [
-        f"Against {key} {first}, {len(moved)} of {len(pairs)} crossings move: {'; '.join(parts)}{more}.{doubt}"
-    ]
-
-
-def _factor(item: Moved, level: float) -> str:
-    interval = factor_interval(item.shift_interval)
-    assert interval is not None
-    if item.shift is None:
-        return f"{ends(interval, 3)} times the N ({percent(level)})"
-    return f"{digits(math.exp(item.shift), 3)} times the N ({percent(level)}: {ends(interval, 3)})"
 
 
 def best_sentences(key: str, data: BestData | None) -> list[str]:

@@ -215,10 +215,10 @@ def test_where_the_count_is_not_sure_there_is_none(name, change, reason):
 
 def test_a_missing_depth_names_what_was_looked_for():
     with pytest.raises(
-        InputError, match=r"does not say its depth: none of num_hidden_layers, n_layer.*--depth L"
+        InputError, match=r"has no depth: none of num_hidden_layers, n_layer.*--depth L"
     ):
         model_config({"hidden_size": 48}, "here")
-    with pytest.raises(InputError, match=r"does not say its width: none of hidden_size, n_embd"):
+    with pytest.raises(InputError, match=r"has no width: none of hidden_size, n_embd"):
         model_config({"n_layer": 3}, "here")
     # As on the hub where a text part equals the default of its class.
     with pytest.raises(InputError, match="text_config"):
@@ -265,7 +265,7 @@ def test_an_expansion_ratio_that_is_none_gives_no_exact_count_and_no_traceback(t
 
 def without_count(found):
     assert (found.depth, found.width, found.exact_params) == (3, 48, None)
-    assert "the file does not say one number for" in found.exact_reason
+    assert "the file does not have one number for" in found.exact_reason
     assert audit(found, LEVINE2020).params == 12 * 3 * 48**2
 
 

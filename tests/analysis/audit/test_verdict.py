@@ -62,7 +62,7 @@ def test_known_models_stand_where_they_are_known_to(name, config, ratio):
     found = audit(model_config(config.to_dict(), name), LEVINE2020)
     assert found.ratio == pytest.approx(ratio, abs=0.0051)
     assert found.params == 12 * config.num_hidden_layers * config.hidden_size**2
-    expected = "too deep" if ratio > 1.05 else "too shallow" if ratio < 0.95 else "within the band"
+    expected = "too deep" if ratio > 1.05 else "too shallow" if ratio < 0.95 else "within the interval"
     assert found.verdict == expected
 
 
@@ -96,16 +96,16 @@ def test_both_readings_of_the_rule_give_one_verdict(width):
     low, high = found.transition.params_interval
     if found.best["depth"] != 66:
         by_size = (
-            "too shallow" if found.params > high else "too deep" if found.params < low else "within the band"
+            "too shallow" if found.params > high else "too deep" if found.params < low else "within the interval"
         )
         assert found.verdict == by_size
 
 
 def test_the_verdicts_all_occur_as_the_width_grows():
     verdicts = [audit(shape_of(66, width), LEVINE2020).verdict for width in range(4500, 8000, 50)]
-    assert sorted(set(verdicts)) == ["too deep", "too shallow", "within the band"]
+    assert sorted(set(verdicts)) == ["too deep", "too shallow", "within the interval"]
     # In one order, without going back.
-    assert verdicts == sorted(verdicts, key=["too deep", "within the band", "too shallow"].index)
+    assert verdicts == sorted(verdicts, key=["too deep", "within the interval", "too shallow"].index)
 
 
 def test_the_best_whole_depth_is_never_blamed():
@@ -114,13 +114,13 @@ def test_the_best_whole_depth_is_never_blamed():
     sure = audit(shape_of(32, 887), dataclasses.replace(LEVINE2020, covariance=((1e-12, 0.0), (0.0, 1e-12))))
     assert found.best["depth"] == 32
     assert sure.best["depth_interval"][1] < 32
-    assert sure.verdict == found.verdict == "within the band"
+    assert sure.verdict == found.verdict == "within the interval"
 
 
 def test_an_open_end_blames_nobody_on_that_side():
     law = Law(2.0, 0.1, ((1e-4, 0.0), (0.0, 0.01)), "a toy", (1, 2))
     deep, shallow = audit(shape_of(500, 8), law), audit(shape_of(1, 500), law)
-    assert (deep.verdict, deep.ratio_interval[0]) == ("within the band", None)
+    assert (deep.verdict, deep.ratio_interval[0]) == ("within the interval", None)
     assert shallow.verdict == "too shallow"
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from analysis.curves.best_shapes import BestShape, best_shapes
 from analysis.curves.curves import build_curves
+from analysis.files import from_json, to_json
 from analysis.runs.table import RunTable
 
 
@@ -71,7 +72,7 @@ def test_a_wide_gap_is_not_bridged(line_frame):
 
 def test_json_round_trip(pilot_frame):
     for item in best_of(pilot_frame()):
-        assert BestShape.from_json(item.to_json()) == item
+        assert from_json(BestShape, to_json(item), "shape") == item
 
 
 def test_a_budget_is_compared_where_all_its_depths_meet_not_where_one_is_far_from_its_next_size():

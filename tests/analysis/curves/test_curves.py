@@ -84,9 +84,9 @@ def test_losses_off_any_smooth_curve_widen_every_error():
         loss=frame["loss"] + [bumps[shape] for shape in zip(frame["depth"], frame["params"], strict=True)]
     )
     clean, rough = build_curves(frame), build_curves(bent)
-    assert clean.lack < 0.002
-    assert rough.lack == pytest.approx(0.03, rel=0.5)
-    assert rough.lack_p < 1e-6
+    assert clean.misfit_rms < 0.002
+    assert rough.misfit_rms == pytest.approx(0.03, rel=0.5)
+    assert rough.misfit_p < 1e-6
     # Its own few degrees of freedom, points less parameters, replace those of the seeds.
     assert rough.dof < 12 < clean.dof
     place = np.log(np.array([1e4]))
@@ -101,7 +101,7 @@ def test_one_seed_takes_the_scatter_for_noise():
     assert curves.noise.source == "residuals"
     assert curves.noise.dof == len(curves.x) - curves.smooth.parameters - 1
     # 11 degrees of freedom: the estimate lies within a factor of 1.8 of the truth, 0.01·sqrt(0.7).
-    assert 0.55 < curves.noise.to_json()["sd_relative"] / (0.01 * 0.7**0.5) < 1.8
+    assert 0.55 < curves.noise.summary()["sd_relative"] / (0.01 * 0.7**0.5) < 1.8
 
 
 def test_two_sizes_a_depth_and_one_seed_say_nothing_about_noise():

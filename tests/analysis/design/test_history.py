@@ -1,4 +1,4 @@
-"""How a search went, from simulated searches."""
+"""History of simulated searches."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_without_an_order_there_is_no_history():
     assert search_data(runs, searched.search()) is None
 
 
-def test_the_arm_is_no_part_of_the_search_and_a_lost_cell_has_no_loss():
+def test_sensitivity_runs_are_left_out_and_a_diverged_cell_has_no_loss():
     frame = searched.with_arm(searched.searched())
     frame.loc[4, ["status", "loss"]] = ["diverged", np.nan]
     found = rows_in_order(RunTable.from_frame(frame))
@@ -42,7 +42,7 @@ def test_the_arm_is_no_part_of_the_search_and_a_lost_cell_has_no_loss():
     assert np.flatnonzero(found["loss"].isna()).tolist() == [4]
 
 
-def test_flops_are_told_by_the_table_or_counted():
+def test_flops_come_from_the_table_or_are_computed():
     frame = searched.searched()
     own = rows_in_order(RunTable.from_frame(frame.assign(flops=7.0)))
     assert set(own["flops"]) == {7.0}
@@ -58,7 +58,7 @@ def test_a_cell_that_was_stopped_cost_what_it_trained():
     assert ratio.tolist() == pytest.approx([0.4 if place == 2 else 1.0 for place in range(len(frame))])
 
 
-def test_a_history_says_what_was_known_then_and_ends_with_all(rows):
+def test_a_history_has_the_estimates_of_the_rows_so_far_and_ends_with_all(rows):
     steps = history(rows, searched.AIM, points=5)
     assert [step.cells for step in steps] == [1, 16, 32, 48, 63]
     assert steps[-1].flops == pytest.approx(rows["flops"].sum())
@@ -70,21 +70,21 @@ def test_a_history_says_what_was_known_then_and_ends_with_all(rows):
     assert history(rows.iloc[:0], searched.AIM) == []
 
 
-def test_a_grid_is_foretold_as_it_comes_out(rows):
-    """Of a grid of the same world, really drawn: its half-width after each seed is near the one foretold."""
-    foretold = grid_steps(rows, searched.grid(), searched.AIM, most_seeds=4)
-    assert [step.seeds for step in foretold] == [1, 2, 3, 4]
+def test_a_simulated_grid_agrees_with_drawn_ones(rows):
+    """The expected half-width is near the median of grids drawn from the true values."""
+    expected = grid_steps(rows, searched.grid(), searched.AIM, most_seeds=4)
+    assert [step.seeds for step in expected] == [1, 2, 3, 4]
     cost = searched.grid()["flops"].sum()
-    assert [step.flops for step in foretold] == pytest.approx([cost, 2 * cost, 3 * cost, 4 * cost])
+    assert [step.flops for step in expected] == pytest.approx([cost, 2 * cost, 3 * cost, 4 * cost])
     drawn = [
         estimate(searched.searched(seeds=4, seed=seed), searched.AIM).halfwidth for seed in range(20, 25)
     ]
-    assert 0.6 < foretold[3].halfwidth / np.median(drawn) < 1.6
-    assert grid_steps(rows, searched.grid(), searched.AIM, most_seeds=4) == foretold
+    assert 0.6 < expected[3].halfwidth / np.median(drawn) < 1.6
+    assert grid_steps(rows, searched.grid(), searched.AIM, most_seeds=4) == expected
 
 
 def test_a_grid_far_beyond_the_search_has_losses(rows):
-    """A curve that is followed to sizes a million times as large may fall below zero, and no loss does."""
+    """A curve extrapolated to sizes a million times as large may fall below zero, which no loss does."""
     used, _ = compared(
         rows.assign(loss=0.8 - 0.1 * np.log(rows["params"] / 1e3) + 0.1 * (rows["loss"] - 2.9))
     )
@@ -96,7 +96,7 @@ def test_a_grid_far_beyond_the_search_has_losses(rows):
     assert grid_steps(rows, searched.grid().iloc[:0], searched.AIM) == []
 
 
-def test_no_grid_is_foretold_without_noise_or_a_curve(rows):
+def test_no_grid_is_simulated_without_noise_or_a_curve(rows):
     one = rows[rows["seed"] == 0].iloc[:6]
     assert grid_steps(one[one["depth"] == 1], searched.grid(), searched.AIM) == []
     assert grid_steps(rows[rows["depth"] < 4], searched.grid(), searched.AIM) == []
@@ -118,12 +118,12 @@ def test_the_table_of_the_figure_has_cells_steps_and_grid(data):
     assert data.steps["flops"].is_monotonic_increasing
 
 
-def test_the_sentence_holds_the_search_against_the_grid(data):
+def test_the_sentence_compares_the_search_with_the_grid(data):
     text = search_sentence(data, "the certainty asked for was reached.")
     spent = data.cells["flops"].iloc[-1]
     assert text.startswith(f"The search trained 63 cells for {spent / 1e12:.1f}e12 training FLOPs")
     assert ". The certainty asked for was reached." in text
-    # It is held to what was asked for, although it knows more than that.
+    # The grid is compared at the half-width asked for, although the search reached a narrower one.
     assert data.steps["halfwidth"].iloc[-1] < data.stop_when == 0.3
     seeds = data.grid[data.grid["halfwidth"] <= 0.3]["seeds"].iloc[0]
     assert f"is expected to need {seeds} seed" in text
@@ -133,14 +133,14 @@ def test_the_sentence_holds_the_search_against_the_grid(data):
     assert f"is expected to need {seeds} seeds for that" in own
 
 
-def test_a_search_without_an_answer_says_so():
+def test_a_search_without_an_estimate():
     few = searched.searched().iloc[:4]
-    told = search_data(searched.table(few), searched.search())
-    assert "has no closed interval yet" in search_sentence(told, "")
-    assert math.isnan(told.steps["halfwidth"].iloc[-1])
+    found = search_data(searched.table(few), searched.search())
+    assert "has no closed interval yet" in search_sentence(found, "")
+    assert math.isnan(found.steps["halfwidth"].iloc[-1])
 
 
 @pytest.mark.parametrize("objective", [Objective("b"), Objective("depth", 6e5)])
-def test_every_aim_has_a_history(rows, objective):
+def test_every_objective_has_a_history(rows, objective):
     last = history(rows, objective, points=2)[-1].estimate
     assert last.value > 0

@@ -1,4 +1,4 @@
-"""Forecasts of final losses: right where the truth is known, honest on real curves, and the same whatever the order."""
+"""Forecasts of final losses: right on simulated curves, calibrated on real ones, independent of the order."""
 
 import json
 import math
@@ -14,7 +14,7 @@ LAST = 1000
 
 
 def study(runs, seed=0, noise=0.0, shared=0.0, depths=(1, 2, 4), seeds=1):
-    """Curves whose fall after step 500 is known: straight in ln N, ln L and the loss, and an error of run and shape."""
+    """Curves whose fall after step 500 is linear in ln N, ln L and the loss, with errors of cell and shape."""
     generator = np.random.default_rng(seed)
     lines = []
     for number in range(runs):
@@ -31,7 +31,7 @@ def study(runs, seed=0, noise=0.0, shared=0.0, depths=(1, 2, 4), seeds=1):
 
 
 def parts(frame, runs):
-    """The curves of the first runs, and (depth, N, loss at 500, final loss) of the others."""
+    """Return the curves of the first cells, and (depth, N, loss at 500, final loss) of the others."""
     number = frame["run"].astype(int)
     rest = frame[number >= runs].pivot_table(index=["run", "depth", "params"], columns="step", values="loss")
     return frame[number < runs], [(*index[1:], row[500], row[LAST]) for index, row in rest.iterrows()]
@@ -46,7 +46,7 @@ def scores(fit, others):
     return np.array(found)
 
 
-def test_a_fall_that_is_straight_in_size_depth_and_loss_is_foretold_exactly():
+def test_a_fall_linear_in_size_depth_and_loss_is_forecast_exactly():
     finished, others = parts(study(30), 20)
     (fit,) = fit_forecasts(finished, [500], LAST)
     for depth, params, loss, final in others:
@@ -55,7 +55,7 @@ def test_a_fall_that_is_straight_in_size_depth_and_loss_is_foretold_exactly():
         assert error < 1e-6
 
 
-def test_intervals_hold_the_truth_and_are_not_wide_without_need():
+def test_intervals_are_calibrated():
     found = []
     for seed in range(40):
         finished, others = parts(study(44, seed, noise=0.01), 40)
@@ -66,7 +66,7 @@ def test_intervals_hold_the_truth_and_are_not_wide_without_need():
     assert 0.5 < square < 1.0
 
 
-def test_a_finished_seed_says_more_of_its_shape_than_the_others_do():
+def test_a_finished_seed_informs_most_about_its_shape():
     inside, outside = [], []
     for seed in range(40):
         frame = study(48, seed, noise=0.002, shared=0.02, seeds=3)
@@ -85,7 +85,7 @@ def test_a_finished_seed_says_more_of_its_shape_than_the_others_do():
     assert float(np.mean(np.concatenate(outside) ** 2)) < 1.2
 
 
-def test_a_choice_by_the_loss_so_far_does_not_bend_the_forecasts():
+def test_selection_by_the_loss_so_far_does_not_bias_the_forecasts():
     errors = []
     for seed in range(60):
         frame = study(60, seed, noise=0.02)
@@ -97,8 +97,8 @@ def test_a_choice_by_the_loss_so_far_does_not_bend_the_forecasts():
     assert abs(np.mean(errors)) < 4 * 0.02 / math.sqrt(60)
 
 
-def test_runs_chosen_at_two_steps_are_foretold_from_step_to_step():
-    """Independent steps of 0.02: at each of two rungs half of the runs end, by their losses there."""
+def test_cells_selected_at_two_steps_are_forecast_from_step_to_step():
+    """Independent steps of 0.02: at each of two rungs half of the cells end, by their losses there."""
     straight, chained = [], []
     for seed in range(60):
         generator = np.random.default_rng([3, seed])
@@ -130,7 +130,7 @@ def test_runs_chosen_at_two_steps_are_foretold_from_step_to_step():
     assert 0.4 < np.mean((moved / errors) ** 2) < 1.1
 
 
-def test_too_few_runs_foretell_nothing():
+def test_too_few_cells_give_no_forecast():
     assert fit_forecasts(study(9), [500], LAST) == ()
     assert len(fit_forecasts(study(10), [500], LAST)) == 1
     assert fit_forecasts(study(30), [400], LAST) == ()
@@ -148,7 +148,7 @@ def test_runs_of_one_depth_or_of_one_shape_are_enough():
     assert 0 < error < value
 
 
-def test_an_earlier_step_is_never_surer_of_a_run_than_a_later_one():
+def test_an_earlier_step_never_has_a_smaller_variance_than_a_later_one():
     frame = study(30, noise=0.01)
     late = frame[frame["step"] == 500].assign(step=800, loss=lambda part: part["loss"] - 0.1)
     both = fit_forecasts(pd.concat([frame, late]), [500, 800], LAST)
@@ -166,7 +166,7 @@ def test_only_the_latest_runs_are_used_and_their_order_does_not_matter():
     assert turned.line(2, 5000.0).at(3.0) == pytest.approx(straight.line(2, 5000.0).at(3.0), rel=1e-9)
 
 
-def test_real_curves_are_foretold_within_their_intervals():
+def test_forecasts_of_real_curves_are_calibrated():
     lines = Path(__file__).parent.parents[1].joinpath("data", "curves.jsonl").read_text().splitlines()
     runs = [json.loads(line) for line in lines]
     frame = pd.DataFrame(

@@ -1,4 +1,4 @@
-"""Which cells are asked for next, in worlds where it is known what is lacking."""
+"""Proposed cells in simulated studies where it is clear what is missing."""
 
 import math
 
@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.design import variance_model as design_model
+from analysis.design import variance_model
 from analysis.design.learning_rates import RatePlan, common_rates
 from analysis.design.next_cells import Option, propose
 from analysis.design.objective import Objective
@@ -71,7 +71,7 @@ def test_the_first_design_is_small_cheap_and_has_pairs_of_every_depth():
     assert all(math.isnan(choice.gain) and choice.reason.startswith("first design") for choice in chosen)
 
 
-def test_the_first_design_goes_on_where_it_was_cut_off():
+def test_the_first_design_resumes():
     options = options_of(SHAPES, 4)
     whole = [choice.option for choice in propose(NOTHING, [], options, OBJECTIVES[0], 18)]
     rest = [item for item in options if item not in whole[:7]]
@@ -88,20 +88,20 @@ def test_equal_input_gives_equal_output_in_any_order(rows, options, objective):
     assert all(choice.gain > 0 for choice in chosen)
 
 
-def test_what_runs_is_not_asked_for_under_another_name(rows, options):
-    """Were pending cells not counted, the best of the first call would be the best of the second again."""
+def test_pending_cells_are_counted(rows, options):
+    """If they were not, the best cells of the first call would be the best of the second again."""
     first = propose(rows, [], options, OBJECTIVES[0], 12)
     begun = [choice.option for choice in first[:6]]
     second = propose(rows, begun, [item for item in options if item not in begun], OBJECTIVES[0], 6)
     assert [choice.option for choice in second] == [choice.option for choice in first[6:]]
 
 
-def test_no_more_is_asked_for_than_there_is(rows, options):
+def test_no_more_cells_than_options(rows, options):
     assert len(propose(rows, [], options[:4], OBJECTIVES[0], 9)) == 4
     assert propose(rows, [], [], OBJECTIVES[0], 9) == []
 
 
-def test_seeds_are_asked_for_where_noise_rules():
+def test_seeds_are_proposed_where_noise_dominates():
     rows = trained(TRUTH, SHAPES, 3)
     known = set(rows["params"])
     few = left(options_of(SHAPES, 8), rows)
@@ -110,17 +110,17 @@ def test_seeds_are_asked_for_where_noise_rules():
     assert all("another seed" in choice.reason for choice in chosen)
 
 
-def test_sizes_are_asked_for_where_shapes_stray_from_the_curves():
-    """A stray of eight times the noise of a mean, which no seed averages out."""
-    stray = Truth(2.5, 0.3, (1, 2, 4), noise=0.0005, lack=0.008)
-    rows = trained(stray, SHAPES, 3)
+def test_sizes_are_proposed_where_shapes_deviate_from_the_curves():
+    """A misfit of eight times the noise of a mean, which no seed averages out."""
+    rough = Truth(2.5, 0.3, (1, 2, 4), noise=0.0005, lack=0.008)
+    rows = trained(rough, SHAPES, 3)
     options = left(options_of([*SHAPES, *BETWEEN], 6), rows)
     chosen = propose(rows, [], options, OBJECTIVES[0], 10)
     known = set(rows["params"])
     assert all(choice.option.params not in known for choice in chosen)
 
 
-def test_a_crossing_beyond_what_is_measured_is_given_its_side():
+def test_a_crossing_beyond_the_measured_sizes_gets_its_missing_side():
     below = [shape for shape in SHAPES if shape[2] < TRUTH.crossing(2)]
     rows = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.0005), below, 3)
     chosen = propose(rows, [], left(options_of(SHAPES, 6), rows), OBJECTIVES[0], 4)
@@ -129,7 +129,7 @@ def test_a_crossing_beyond_what_is_measured_is_given_its_side():
     assert any("2 → 4 is not yet measured on both sides" in choice.reason for choice in chosen)
 
 
-def test_what_diverged_is_not_asked_for_again(rows, options):
+def test_diverged_shapes_are_not_proposed_again(rows, options):
     best = propose(rows, [], options, OBJECTIVES[0], 1)[0].option
     lost = pd.DataFrame([{**vars(best), "lr": 0.01, "loss": math.nan, "seed": seed} for seed in range(2)])[
         COLUMNS
@@ -141,7 +141,7 @@ def test_what_diverged_is_not_asked_for_again(rows, options):
     assert not [c for c in chosen if (c.option.depth, c.option.params) == (best.depth, best.params)]
 
 
-def test_asking_for_many_is_asking_often_for_one(rows, options):
+def test_asking_for_many_equals_asking_repeatedly_for_one(rows, options):
     rates = options_of(SHAPES, 4, FACTORS)
     for known, free, count in (
         (rows, options, 5),
@@ -157,7 +157,7 @@ def test_asking_for_many_is_asking_often_for_one(rows, options):
 
 
 @pytest.mark.parametrize("sizes", [6, 10])
-def test_curves_with_parameters_that_do_not_move_are_no_hindrance(line_frame, sizes):
+def test_curves_with_parameters_without_a_derivative_work(line_frame, sizes):
     """A line puts the exponent at the end of its range; a bend makes splines, some of whose coefficients are 0."""
     places = tuple(np.geomspace(1e3, 32e3, sizes))
     rows = line_frame({1: (2.0, -0.05), 2: (2.0, -0.15)}, sd=0.002, sizes=places).assign(
@@ -177,14 +177,14 @@ def test_curves_with_parameters_that_do_not_move_are_no_hindrance(line_frame, si
 
 
 def tuned(rows, curvature, place):
-    """Losses of rows at their factors, where the best is exp(place + 0.3·ln(d / 16))."""
+    """Return rows with losses at their factors, where the best is exp(place + 0.3·ln(d / 16))."""
     best = place + 0.3 * np.log(rows["width"] / 16)
     return rows.assign(
         loss=rows["loss"] + curvature * (np.log(rows["lr_factor"]) - best) ** 2, lr=rows["lr_factor"]
     )
 
 
-def test_the_common_parabola_is_found_again():
+def test_the_common_parabola_is_recovered():
     rows = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.0005), SHAPES, 1)
     corners = rows[(rows["depth"] != 2) & rows["width"].isin([8, 64, 4, 32])]
     rows = tuned(
@@ -210,8 +210,8 @@ def test_the_first_design_tries_three_rates_in_the_corners_and_one_elsewhere():
     assert {factor for shape, factors in tried.items() if shape not in corners for factor in factors} == {1.0}
 
 
-def test_runs_are_asked_for_at_the_rate_that_is_best_for_their_shape():
-    """Half the rule's rate is best, and 5 standard errors of a run are lost at the rule's own."""
+def test_cells_are_proposed_at_the_best_rate_of_their_shape():
+    """Half the rule's rate is best; the rule's own costs 5 standard errors of a cell."""
     base = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.001), SHAPES, 4)
     small = base[base["params"] < 9000]
     rows = tuned(pd.concat([small.assign(lr_factor=f) for f in (0.25, 0.5, 1.0)]), 0.06, math.log(0.5))
@@ -228,7 +228,7 @@ def test_runs_are_asked_for_at_the_rate_that_is_best_for_their_shape():
     assert len(at_best) >= 0.5 * len(new)
 
 
-def test_other_rates_are_asked_for_where_the_best_is_not_known_and_each_shape_is_then_whole():
+def test_other_rates_are_proposed_where_the_best_is_unknown_and_complete_a_shape():
     rows = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.0005), SHAPES, 2)
     free = left(options_of(SHAPES, 2, FACTORS), rows)
     chosen = propose(rows, [], free, OBJECTIVES[0], 12)
@@ -241,27 +241,27 @@ def test_other_rates_are_asked_for_where_the_best_is_not_known_and_each_shape_is
     assert sum(len(factors) == 2 for factors in tried.values()) >= len(tried) - 1
 
 
-def test_with_one_rate_no_other_is_asked_for(rows, options):
+def test_with_one_rate_no_other_is_proposed(rows, options):
     assert all(
         "learning rate" not in choice.reason for choice in propose(rows, [], options, OBJECTIVES[0], 12)
     )
 
 
-def test_noise_of_few_replicates_is_not_taken_for_shapes_that_stray():
-    """Studies without any stray whose seeds happen to agree too well: sizes alone would never show it."""
+def test_noise_of_few_replicates_is_not_mistaken_for_misfit():
+    """Studies without misfit whose seeds happen to agree too well: sizes alone would never show it."""
     shares = []
     for key in range(30):
         rows = trained(TRUTH, SHAPES, 2, key)
-        if build_curves(rows).stray > 0.3:
+        if build_curves(rows).misfit_sd_ratio > 0.3:
             chosen = propose(rows, [], left(options_of([*SHAPES, *BETWEEN], 6), rows), OBJECTIVES[0], 6)
             shares.append(sum("another seed" in choice.reason for choice in chosen) / 6)
     assert len(shares) >= 6
-    # Were the stray believed as it is, 0.42 of the cells would be seeds.
+    # Without the bound 0.42 of the cells would be seeds.
     assert np.mean(shares) >= 0.6
 
 
-def test_what_three_seeds_seem_to_share_buys_no_large_sizes():
-    """A true share of 0.3 that looks like 0.6 or more: were it believed, what noise is left would pass for stray."""
+def test_shared_noise_of_three_seeds_by_chance_buys_no_large_sizes():
+    """A true share of 0.3 estimated as 0.6 or more would make the remaining noise look like misfit."""
     shares, sizes = [], []
     for key in range(80):
         rows = trained(TRUTH, SHAPES, 3, key)
@@ -270,12 +270,12 @@ def test_what_three_seeds_seem_to_share_buys_no_large_sizes():
             shares.append(sum("another seed" in choice.reason for choice in chosen) / 6)
             sizes.append(sum(choice.option.params for choice in chosen))
     assert len(shares) >= 5
-    # Believed, 0.22 of the cells would be seeds, and the six cells of 46,500 parameters together.
+    # Without the bound 0.22 of the cells would be seeds, and the six cells have 46,500 parameters together.
     assert np.mean(shares) >= 0.5
     assert np.mean(sizes) <= 20_000
 
 
-def test_one_run_that_diverged_and_any_that_failed_leave_a_shape_to_be_tried_again():
+def test_one_diverged_cell_or_any_failed_ones_do_not_give_up_a_shape():
     options = options_of(SHAPES, 8)
     first = propose(NOTHING, [], options, OBJECTIVES[0], 1)[0].option
 
@@ -296,7 +296,7 @@ def test_one_run_that_diverged_and_any_that_failed_leave_a_shape_to_be_tried_aga
     assert shape not in after(2, "diverged")
 
 
-def test_a_depth_without_a_loss_is_waited_for_and_not_for_ever():
+def test_a_depth_without_a_loss_delays_the_search_but_not_forever():
     rows = trained(TRUTH, [shape for shape in SHAPES if shape[0] != 4], 4)
     free = left(options_of(SHAPES, 8), rows)
     assert [choice.option.depth for choice in propose(rows, [], free, OBJECTIVES[2], 6)] == [4] * 6
@@ -308,17 +308,19 @@ def test_a_depth_without_a_loss_is_waited_for_and_not_for_ever():
 
 
 @pytest.mark.parametrize("error", [0.0, 0.02])
-def test_the_variance_of_what_is_there_is_that_of_the_fit_with_forecasts_and_shared_seeds(monkeypatch, error):
-    """Where the design takes the noise as the fit does; otherwise it doubts what few seeds say of it."""
-    monkeypatch.setattr(design_model, "sure_noise", lambda curves: (curves.noise.correlation, curves.stray))
+def test_the_variance_of_the_measured_cells_is_that_of_the_fit(monkeypatch, error):
+    """With forecasts and shared seeds, and without the bounds of `sure_noise`."""
+    monkeypatch.setattr(
+        variance_model, "sure_noise", lambda curves: (curves.noise.correlation, curves.misfit_sd_ratio)
+    )
     for key in range(20):
         rows = trained(Truth(2.5, 0.3, (1, 2, 4), shared=0.7), SHAPES, 4, key).assign(loss_se=0.0)
         rows.loc[(rows["params"] > 9000) & (rows["seed"] > 1), "loss_se"] = error
         curves = build_curves(rows)
-        if curves.stray == 0 and curves.noise.correlation > 0.2:
+        if curves.misfit_sd_ratio == 0 and curves.noise.correlation > 0.2:
             break
     else:
-        raise AssertionError("no study without stray")
+        raise AssertionError("no study without misfit")
     shapes = sorted(
         {(int(depth), float(params)) for depth, params in zip(rows["depth"], rows["params"], strict=True)}
     )

@@ -1,4 +1,4 @@
-"""What a search knows, against the fit of the same rows."""
+"""Estimates of a search against the fit of the same rows."""
 
 import math
 
@@ -31,9 +31,9 @@ def fitted(rows):
 
 def test_the_depth_is_that_of_the_fit_of_the_same_rows(rows, fitted):
     found = estimate(rows, Objective("depth", AHEAD))
-    said = recommend(law_of(fitted.law), [AHEAD])[0]
-    assert found.value == pytest.approx(said["depth_exact"])
-    assert (found.low, found.high) == pytest.approx(tuple(said["depth_interval"]))
+    projected = recommend(law_of(fitted.law), [AHEAD])[0]
+    assert found.value == pytest.approx(projected["depth_exact"])
+    assert (found.low, found.high) == pytest.approx(tuple(projected["depth_interval"]))
     assert found.halfwidth == pytest.approx((found.high - found.low) / (2 * found.value))
     assert found.low < solve_depth(TRUTH.a, TRUTH.b, AHEAD) < found.high
     assert "N = 4.8e+05" in found.words
@@ -46,7 +46,7 @@ def test_the_slope_is_that_of_the_fit(rows, fitted):
     assert (found.low, found.high) == pytest.approx(fitted.law.b_interval)
 
 
-def test_the_crossings_are_as_sure_as_the_least_certain(rows, fitted):
+def test_the_crossings_have_the_half_width_of_the_least_certain(rows, fitted):
     found = estimate(rows, Objective("crossings"))
     halves = {
         item.params: math.log(item.params_interval[1] / item.params_interval[0]) / 2
@@ -57,13 +57,13 @@ def test_the_crossings_are_as_sure_as_the_least_certain(rows, fitted):
     assert halves[found.value] == max(halves.values())
 
 
-def test_neither_order_nor_index_of_the_rows_counts(rows):
+def test_order_and_index_of_the_rows_do_not_matter(rows):
     mixed = rows.sample(frac=1, random_state=3)
     for objective in (Objective("depth", AHEAD), Objective("b"), Objective("crossings")):
         assert estimate(mixed, objective) == estimate(rows, objective)
 
 
-def test_too_little_is_no_estimate_and_says_why(rows):
+def test_too_few_rows_give_no_estimate_but_a_reason(rows):
     for few, why in (
         (rows[rows["depth"] == 1], "fewer than two depths"),
         (rows[rows["depth"] < 4], "two crossings"),
@@ -74,17 +74,17 @@ def test_too_little_is_no_estimate_and_says_why(rows):
         assert why in found.words
 
 
-def test_a_shape_that_diverged_on_the_wrong_side_speaks_against_its_crossing_and_one_that_failed_does_not(
+def test_a_diverged_shape_opens_its_crossing_and_a_failed_one_does_not(
     rows,
 ):
     lost = rows.iloc[[0]].assign(depth=4, width=36, params=12 * 4 * 36**2, loss=np.nan)
     diverged = pd.concat([rows, lost], ignore_index=True)
     assert math.isinf(estimate(diverged, Objective("crossings")).halfwidth)
-    told = diverged.assign(status=["done"] * len(rows) + ["failed"])
-    assert estimate(told, Objective("crossings")) == estimate(rows, Objective("crossings"))
+    marked = diverged.assign(status=["done"] * len(rows) + ["failed"])
+    assert estimate(marked, Objective("crossings")) == estimate(rows, Objective("crossings"))
 
 
-def test_a_depth_is_asked_for_with_a_size(rows):
+def test_a_depth_needs_a_size(rows):
     with pytest.raises(InputError, match="give N"):
         estimate(rows, Objective("depth"))
 

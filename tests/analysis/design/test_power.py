@@ -1,4 +1,4 @@
-"""What is foreseen, against what is known of the world it is foreseen in."""
+"""Power estimates against the truth that the studies are simulated from."""
 
 import dataclasses
 import itertools
@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from analysis.design.power import CHANGES, PowerEstimate, halve, simulate_power
+from analysis.design import power
+from analysis.design.power import CHANGES, PowerEstimate, compare_changes, simulate_power
 from analysis.design.simulated_study import Truth, shapes_of
+from analysis.files import to_json
 from analysis.law.projection import solve_depth
 
 #: 2 layers overtake 1 at N = 2.2e3 and 4 overtake 2 at 7.9e3, well inside the sizes below.
@@ -30,7 +32,7 @@ def mean_log_ratio(after, before):
     return float(logs.mean()), float(logs.std(ddof=1) / math.sqrt(len(logs)))
 
 
-def test_crossings_inside_the_sizes_are_foreseen_as_found_and_hold_the_truth(plain):
+def test_crossings_inside_the_sizes_are_found_and_their_intervals_contain_the_truth(plain):
     assert [(pair.shallow, pair.deep) for pair in plain.crossings] == [(1, 2), (2, 4)]
     for pair in plain.crossings:
         assert pair.params == pytest.approx(12 * pair.shallow * math.exp(2 * (2.3 + 0.3 * pair.shallow)))
@@ -45,7 +47,7 @@ def test_crossings_inside_the_sizes_are_foreseen_as_found_and_hold_the_truth(pla
     assert plain.share_error == pytest.approx(0.5 / math.sqrt(16))
 
 
-def test_the_band_ahead_holds_the_true_depth_ten_times_beyond(plain):
+def test_the_projected_interval_contains_the_true_depth_ten_times_beyond(plain):
     law = plain.law
     assert law.ahead_params == 10 * max(12 * depth * width**2 for depth, width, _ in SHAPES)
     assert law.ahead_depth == pytest.approx(solve_depth(2.3, 0.3, law.ahead_params))
@@ -70,14 +72,14 @@ def test_half_the_noise_halves_the_interval(plain):
         assert math.log(narrow.ratio) / math.log(wide.ratio) == pytest.approx(0.5, abs=0.07)
 
 
-def test_seeds_do_not_average_out_what_the_shapes_stray():
-    stray = dataclasses.replace(TRUTH, noise=1e-4, lack=0.005)
-    few, many = (simulate_power(stray, SHAPES, seeds, studies=8) for seeds in (2, 8))
+def test_seeds_do_not_average_out_the_misfit_of_shapes():
+    rough = dataclasses.replace(TRUTH, noise=1e-4, lack=0.005)
+    few, many = (simulate_power(rough, SHAPES, seeds, studies=8) for seeds in (2, 8))
     mean, error = mean_log_ratio(many, few)
     assert mean == pytest.approx(0, abs=max(3 * error, 0.02))
 
 
-def test_a_grid_that_ends_below_a_crossing_is_foreseen_as_right_censored():
+def test_a_crossing_above_the_grid_is_right_censored():
     short = shapes_of(TRUTH.depths, np.geomspace(300, 3000, 5))
     found = simulate_power(dataclasses.replace(TRUTH, noise=0.0005), short, 3, studies=12)
     second = found.crossings[1]
@@ -90,20 +92,20 @@ def test_a_grid_that_ends_below_a_crossing_is_foreseen_as_right_censored():
     assert found.law.b_width_overall is None
 
 
-def test_the_error_of_a_median_of_few_is_not_said():
+def test_the_error_of_a_median_of_few_is_missing():
     found = simulate_power(TRUTH, SHAPES, 2, studies=4)
     assert all(pair.ratio is not None and pair.ratio_error is None for pair in found.crossings)
     assert (found.law.b_width is not None, found.law.b_width_error) == (True, None)
 
 
-def test_a_grid_that_begins_above_a_crossing_is_foreseen_as_left_censored():
+def test_a_crossing_below_the_grid_is_left_censored():
     late = shapes_of(TRUTH.depths, np.geomspace(6000, 90_000, 5))
     found = simulate_power(dataclasses.replace(TRUTH, noise=0.0005), late, 3, studies=12)
     assert found.crossings[0].statuses["left_censored"] > 0.9
     assert found.crossings[1].statuses["bracketed"] > 0.9
 
 
-def test_the_answer_is_the_same_for_a_seed_and_another_for_another():
+def test_the_result_depends_on_the_seed_alone():
     once, again, other = (simulate_power(TRUTH, SHAPES, 2, studies=3, seed=seed) for seed in (1, 1, 2))
     assert once == again
     assert once.b_widths != other.b_widths
@@ -114,19 +116,18 @@ def test_one_more_study_does_not_change_those_before():
     assert many.b_widths[:2] == few.b_widths
 
 
-def test_json_is_strict_and_holds_no_single_studies():
+def test_json_is_strict():
     found = simulate_power(TRUTH, shapes_of((1, 2, 4), np.geomspace(300, 2000, 3)), 1, studies=4)
-    document = found.to_json()
+    document = to_json(found)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert "b_widths" not in document
     for pair in document["crossings"]:
         assert sum(pair["statuses"].values()) == pytest.approx(1)
 
 
-def test_what_halves_the_interval_costs_what_its_runs_cost(plain):
-    told = []
-    found = halve(TRUTH, SHAPES, plain, studies=8, tell=lambda: told.append(1))
-    assert len(told) == 8 * len(CHANGES)
+def test_changes_cost_what_their_cells_cost(plain):
+    calls = []
+    found = compare_changes(TRUTH, SHAPES, plain, studies=8, advance=lambda: calls.append(1))
+    assert len(calls) == 8 * len(CHANGES)
     assert [change.name for change in found.changes] == list(CHANGES)
     by_name = {change.name: change for change in found.changes}
     assert found.width == pytest.approx(np.median(plain.b_widths[:8]))
@@ -152,33 +153,29 @@ def test_what_halves_the_interval_costs_what_its_runs_cost(plain):
     assert [c.name for c in found.changes if c.cheapest] == [min(halving, key=lambda c: c.cost).name]
     assert all((change.width <= found.width / 2) == change.halves for change in found.changes)
     assert found.seeds is None
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False)) == found.to_json()
+    json.dumps(to_json(found), allow_nan=False)
 
 
-def test_where_nothing_halves_it_the_seeds_are_extrapolated(plain, monkeypatch):
+def test_seeds_are_extrapolated_where_nothing_halves_the_interval(plain, monkeypatch):
     """Without the four-fold seeds and the fourth depth nothing halves; 1/sqrt asks for about four times the seeds."""
-    import analysis.design.power
-
     kept = {"seeds_x2", "sizes_x2"}
-    all_changes = analysis.power._changes
-    monkeypatch.setattr(
-        analysis.power, "_changes", lambda *given: [c for c in all_changes(*given) if c[0] in kept]
-    )
-    found = halve(TRUTH, SHAPES, plain, studies=8)
+    all_changes = power._changes
+    monkeypatch.setattr(power, "_changes", lambda *given: [c for c in all_changes(*given) if c[0] in kept])
+    found = compare_changes(TRUTH, SHAPES, plain, studies=8)
     ratio = found.changes[0].ratio
     assert not any(change.halves or change.cheapest for change in found.changes)
     assert found.seeds == math.ceil(8 * (2 * ratio) ** 2)
     assert 12 <= found.seeds <= 24
 
 
-def test_an_open_interval_is_infinitely_wide_and_bounding_it_is_the_aim():
+def test_an_open_interval_is_infinitely_wide():
     """Sizes end just above the second crossing: b has no upper end until they reach further."""
     truth = dataclasses.replace(TRUTH, noise=0.004)
     short = shapes_of(TRUTH.depths, np.geomspace(500, 9_000, 5))
     base = simulate_power(truth, short, 2, studies=6)
     assert base.law.closed < 0.5
     assert base.law.b_width_overall is None
-    found = halve(truth, short, base, studies=4)
+    found = compare_changes(truth, short, base, studies=4)
     assert found.width is None
     assert all(change.ratio is None for change in found.changes)
     taller = next(change for change in found.changes if change.name == "both_x4")

@@ -1,4 +1,4 @@
-"""The sampler `crossing` against the grid in simulated studies; the bench has the other samplers too."""
+"""The sampler `crossing` against the grid in simulated studies; the benchmark also has the other samplers."""
 
 import functools
 import math
@@ -11,13 +11,13 @@ from analysis.design.objective import Estimate
 from tests.bench import search
 from tests.bench.search import SETTINGS, Setting, crossing, grid, losses_of, race, studies
 
-#: A second of one core each; the bench has a hundred of every setting.
+#: Each takes a second of one core; the benchmark has a hundred per setting.
 STUDIES = 25
 
 
 @pytest.fixture(scope="module")
 def raced():
-    """By setting, what became of the search in each study."""
+    """Results of the search in each study, by setting."""
 
     @functools.cache
     def of(name):
@@ -28,20 +28,20 @@ def raced():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_search_is_as_sure_for_a_third_of_the_grid(raced, name):
+def test_the_search_reaches_the_half_width_for_a_third_of_the_grid(raced, name):
     ratios = [ratio for ratio, _ in raced(name)]
     assert statistics.median(ratios) <= 0.33
     assert np.quantile(ratios, 0.9) <= 0.6
 
 
 @pytest.mark.slow
-def test_its_intervals_hold_the_truth_although_it_stops_when_they_are_narrow(raced):
-    """A hundred studies of all settings know a coverage of 95 % to 2.2 points."""
+def test_its_intervals_cover_the_truth_although_it_stops_when_they_are_narrow(raced):
+    """The standard error of a coverage of 95 % over a hundred studies is 2.2 points."""
     held = [one.held for name in SETTINGS for _, one in raced(name)]
     assert np.mean(held) >= 0.92
 
 
-def test_every_sampler_meets_the_same_losses_and_spends_what_it_trains():
+def test_all_samplers_have_the_same_losses_and_pay_for_their_cells():
     setting = SETTINGS["3 depths, low noise"]
     losses = losses_of(setting, 0)
     assert losses == losses_of(setting, 0)

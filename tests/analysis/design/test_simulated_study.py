@@ -15,7 +15,7 @@ def losses(frame):
     return frame.set_index(["depth", "width", "seed"])["loss"]
 
 
-def test_neighbours_cross_on_the_law_with_the_slope_that_was_asked_for():
+def test_neighbours_cross_on_the_law_with_the_given_slope():
     for shallow, deep in ((1, 2), (2, 4)):
 
         def gap(x, shallow=shallow, deep=deep):
@@ -31,7 +31,7 @@ def test_neighbours_cross_on_the_law_with_the_slope_that_was_asked_for():
 
 
 @pytest.mark.parametrize("matched", [False, True])
-def test_noise_has_the_size_and_the_share_by_seed_that_were_asked_for(matched):
+def test_noise_has_the_given_size_and_share_by_seed(matched):
     seeds = 4000
     truth = Truth(2.0, 0.3, (1, 2, 4), noise=0.01, shared=0.4)
     frame = (
@@ -46,7 +46,7 @@ def test_noise_has_the_size_and_the_share_by_seed_that_were_asked_for(matched):
     assert correlation[np.triu_indices(len(SHAPES), 1)] == pytest.approx(0.4, abs=0.07)
     for depth, width, _ in SHAPES:
         expected = float(truth.loss(depth, np.array([12.0 * depth * width**2]))[0])
-        # The mean of 4000 seeds is known to 0.016 % of the loss; four of these.
+        # The standard error of the mean of 4000 seeds is 0.016 % of the loss; four of these.
         assert table[depth, width].mean() == pytest.approx(expected, rel=4 * 0.01 / math.sqrt(seeds))
 
 
@@ -58,7 +58,7 @@ def test_matched_studies_share_the_noise_of_the_shapes_and_seeds_they_share():
     assert np.all(np.abs(other - a) > 0)
 
 
-def test_shapes_stray_from_the_curves_alike_for_all_seeds():
+def test_the_misfit_of_a_shape_is_common_to_its_seeds():
     truth = Truth(2.0, 0.3, (1, 2, 4), noise=1e-6, lack=0.02)
     shapes = [(depth, width, 0.0) for depth in (1, 2, 4) for width in range(8, 208)]
     for frame in (
@@ -68,10 +68,10 @@ def test_shapes_stray_from_the_curves_alike_for_all_seeds():
         found = losses(frame).unstack("seed")
         assert found[0].to_numpy() == pytest.approx(found[1].to_numpy(), rel=1e-5)
         expected = [float(truth.loss(d, np.array([12.0 * d * w**2]))[0]) for d, w in found.index]
-        # 600 shapes know a standard deviation to 3 %.
+        # The standard error of a standard deviation of 600 shapes is 3 %.
         assert float(np.std(found[0] - expected)) == pytest.approx(0.02, rel=0.1)
 
 
-def test_a_world_with_a_loss_that_is_not_positive_is_refused_and_named():
+def test_a_truth_with_a_loss_that_is_not_positive_is_refused():
     with pytest.raises(InputError, match=r"4 layers of width .* a loss is positive"):
         simulate(Truth(2.0, 0.3, (1, 2, 4), asymptote=0.1, drop=0.01), SHAPES, 1, np.random.default_rng(0))

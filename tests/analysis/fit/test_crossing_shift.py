@@ -10,19 +10,20 @@ import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.fit.crossing_shift import Contrast, contrast, difference, moved
+from analysis.fit.crossing_shift import compare_fits, difference, shift_between
 from analysis.fit.document import Fit, fit
 from analysis.law.crossings import find_crossings
 from analysis.law.threshold import fit_threshold
-from analysis.report.answers import contrast_sentence
+from analysis.report.extras.shifts import shift_sentence
 from analysis.runs.table import RunTable
 
+KEY = "training.parametrisation"
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(1.5e3, 1.5e5, 8))
 
 
 def study(truth, seed, shapes=SHAPES):
-    """What a contrast needs of a fit; the rest of one takes ten times as long."""
+    """The part of a fit that is compared; the rest takes ten times as long."""
     rows = simulate(truth, shapes, 3, np.random.default_rng(seed))
     found = find_crossings(build_curves(rows), draws=100)
     law = fit_threshold(found, "log-linear")
@@ -46,24 +47,22 @@ def again():
 
 
 def test_the_same_world_shows_no_difference(own, again):
-    found = contrast(own, again, ("sp", "mup"))
+    found = compare_fits(own, again, KEY, "sp", "mup")
     assert [(item.shallow, item.deep) for item in found.pairs] == [(1, 2), (2, 4)]
     assert not any(item.significant for item in found.pairs)
-    words = contrast_sentence(found)
-    assert words.startswith("Between sp and mup no crossing moves beyond the noise (95 %)")
-    assert "is excluded" in words
+    assert "is excluded" in shift_sentence([found])
 
 
 def test_a_shifted_world_is_told_by_its_factor(own):
     # Every crossing at e^0.8 times the N: a moves by half of it.
-    found = contrast(own, study(replace(TRUTH, a=TRUTH.a + 0.4), 1), ("sp", "completep"))
+    found = compare_fits(own, study(replace(TRUTH, a=TRUTH.a + 0.4), 1), KEY, "sp", "completep")
     for item in found.pairs:
         low, high = item.shift_interval
         assert low < 0.8 < high
         assert item.significant
-    words = contrast_sentence(found)
-    assert "From sp to completep 2 of 2 crossings move: 1 → 2 at 2." in words
-    assert "a property of the tuning too" in words
+    words = shift_sentence([found])
+    assert "2 of 2 crossings move" in words
+    assert "1 → 2 at training.parametrisation completep to 2." in words
 
 
 @pytest.mark.slow
@@ -73,7 +72,7 @@ def test_the_intervals_of_differences_hold_what_they_say():
         other = replace(TRUTH, a=TRUTH.a + 0.2)
         ours, theirs = (crossings(world, [seed, rank]) for rank, world in enumerate((TRUTH, other)))
         for pair in ((1, 2), (2, 4)):
-            low, high = moved(ours[pair], theirs[pair]).shift_interval
+            low, high = shift_between(ours[pair], theirs[pair]).shift_interval
             if low is not None and high is not None:
                 inside, total = inside + (low <= 0.4 <= high), total + 1
     assert total > 70
@@ -91,27 +90,25 @@ def test_differences_of_numbers_with_equal_errors_are_those_of_the_textbook():
 
 def test_a_censored_crossing_bounds_the_difference(own):
     # The deeper models of the other are ahead everywhere.
-    found = contrast(own, study(replace(TRUTH, a=TRUTH.a - 2.5), 1), ("sp", "mup"))
+    found = compare_fits(own, study(replace(TRUTH, a=TRUTH.a - 2.5), 1), KEY, "sp", "mup")
     pair = found.pairs[0]
-    assert pair.other_status == "left_censored"
+    assert pair.changed_status == "left_censored"
     assert pair.shift is None
     assert pair.shift_interval[0] is None
     assert pair.shift_interval[1] < 0
     assert pair.significant
-    assert "1 → 2 at another N (95 %: below 0." in contrast_sentence(found)
+    assert "(95 %: below 0." in shift_sentence([found])
 
 
 def test_nothing_to_compare_says_so(own):
     one = Truth(a=2.5, b=0.3, depths=(1,))
-    found = contrast(own, study(one, 0, shapes_of((1,), (2e3, 4e3, 8e3))), ("sp", "mup"))
+    found = compare_fits(own, study(one, 0, shapes_of((1,), (2e3, 4e3, 8e3))), KEY, "sp", "mup")
     assert found.pairs == ()
-    assert "stays open" in contrast_sentence(found)
+    assert "unknown" in shift_sentence([found])
 
 
-def test_the_fit_file_keeps_a_contrast(own, again):
-    found = contrast(own, again, ("sp", "mup"), protocol="abc")
-    assert Contrast.from_json(found.to_json()) == found
+def test_the_fit_file_keeps_a_comparison(own, again):
+    found = compare_fits(own, again, KEY, "sp", "mup", protocol="abc")
     rows = simulate(TRUTH, SHAPES[:3], 2, np.random.default_rng(0))
-    both = replace(fit(RunTable.from_frame(rows), draws=100), contrasts=(found,))
-    assert Fit.from_json(both.to_json()).contrasts == (found,)
-    assert Fit.from_json(json.loads(json.dumps(both.to_json()))).contrasts == (found,)
+    both = replace(fit(RunTable.from_frame(rows), draws=100), shifts=(found,))
+    assert Fit.from_json(json.loads(json.dumps(both.to_json()))).shifts == (found,)

@@ -112,7 +112,7 @@ def test_errors_of_forecasts_add_to_those_of_their_points_and_not_to_the_noise()
     rows = study(error=0.02, seeds=6)
     curves, measured = build_curves(rows), build_curves(rows[rows["loss_se"] == 0])
     assert curves.noise.log_sd == measured.noise.log_sd
-    assert curves.foretold.sum() == (rows["loss_se"] > 0).sum()
+    assert curves.forecast_count.sum() == (rows["loss_se"] > 0).sum()
     squares = rows.assign(square=rows["loss_se"] ** 2).groupby(["depth", "params"])["square"].sum()
     mean = np.sqrt(squares.to_numpy()) / 6
     assert curves.forecast == pytest.approx(mean)
@@ -135,7 +135,7 @@ def test_the_covariance_of_curves_allows_for_forecasts():
 def test_a_table_of_forecasts_alone_has_no_noise_but_their_scatter():
     curves = build_curves(study(every=1).query("seed > 0"))
     assert curves.noise.source == "residuals"
-    assert curves.foretold.tolist() == curves.count.tolist()
+    assert curves.forecast_count.tolist() == curves.count.tolist()
 
 
 def test_with_one_seed_forecasts_do_not_make_the_noise_of_all():
@@ -164,10 +164,10 @@ def test_simulated_studies_have_the_forecasts_of_the_study():
     curves = build_curves(study(error=0.05))
     rows = resample(curves, np.random.default_rng(0))
     again = build_curves(rows)
-    assert again.foretold.tolist() == curves.foretold.tolist()
+    assert again.forecast_count.tolist() == curves.forecast_count.tolist()
     assert again.forecast == pytest.approx(curves.forecast)
     spread = [build_curves(resample(curves, np.random.default_rng(k))).mean for k in range(60)]
-    assert np.std(spread, axis=0) == pytest.approx(np.hypot(curves.se, curves.lacks), rel=0.45)
+    assert np.std(spread, axis=0) == pytest.approx(np.hypot(curves.se, curves.misfit_sd), rel=0.45)
 
 
 def test_the_minimum_of_several_rates_errs_as_the_worst_forecast_of_them():

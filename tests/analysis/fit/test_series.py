@@ -17,7 +17,7 @@ from analysis.fit.series import (
     in_order,
     measure_data,
     measures_of,
-    moves,
+    shifts_by_value,
 )
 from analysis.report.extras.series import draw_best, draw_crossings, draw_measure, set_values
 from analysis.report.figures.canvas import new_canvas
@@ -70,9 +70,9 @@ def test_crossings_that_move_are_found_at_every_value(members):
         assert row["measured_low"] < row["low"] < row["params"] < row["high"] < row["measured_high"]
 
 
-def test_moves_hold_the_true_factor_and_stand_against_the_first_value(members):
-    found = moves(members[::-1])
-    assert [(item.first, item.value) for item in found] == [(8, 64), (8, 512)]
+def test_shifts_hold_the_true_factor_and_stand_against_the_first_value(members):
+    found = shifts_by_value("data.vocabulary", members[::-1])
+    assert [(item.base, item.value) for item in found] == [(8, 64), (8, 512)]
     for item in found:
         for pair in item.pairs:
             low, high = pair.shift_interval
@@ -82,9 +82,9 @@ def test_moves_hold_the_true_factor_and_stand_against_the_first_value(members):
     assert all(pair.significant for pair in found[1].pairs)
 
 
-def test_moves_and_crossings_are_absent_where_nothing_is_fitted():
+def test_shifts_and_crossings_are_absent_where_nothing_is_fitted():
     alone = [task(1, 1), task(2, 2)]
-    assert moves(alone) == ()
+    assert shifts_by_value("key", alone) == ()
     assert crossing_data(alone) is None
     assert best_data(alone) is None
 

@@ -5,6 +5,7 @@ import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.design.simulated_study import Truth, shapes_of, simulate
+from analysis.files import from_json, to_json
 from analysis.law.crossings import (
     NO_NOISE,
     Crossing,
@@ -263,4 +264,4 @@ def test_json_round_trip(line_frame):
         line_frame({1: (1.2, -0.1), 2: (1.0, -0.1)}),
     ):
         item = crossing(frame)
-        assert Crossing.from_json({**item.to_json(), "later": 1}) == item
+        assert from_json(Crossing, {**to_json(item), "later": 1}, "crossing") == item

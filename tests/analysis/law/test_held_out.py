@@ -8,6 +8,7 @@ import pytest
 from analysis.curves.budgets import budget_of, budgets, common_size
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
+from analysis.files import from_json, to_json
 from analysis.law.held_out import (
     BASELINE,
     Disagreement,
@@ -324,9 +325,9 @@ def test_a_law_without_a_depth_says_why_where_laws_part():
 
 def test_json_round_trips():
     for item in held_out(table(sd=0.01, seeds=2), {**surface_trainers(), "no": lambda rows: None}):
-        document = json.loads(json.dumps(item.to_json(), allow_nan=False))
-        assert HeldOut.from_json(document) == item
+        document = json.loads(json.dumps(to_json(item), allow_nan=False))
+        assert from_json(HeldOut, document, "law") == item
         assert document["regrets"] == list(item.regrets)
         assert document["unanswered"] == item.unanswered
     for part in disagreements({"log-linear": power(1, 0.2), "no": lambda params: None}, 1e3, 1e6):
-        assert Disagreement.from_json(json.loads(json.dumps(part.to_json(), allow_nan=False))) == part
+        assert from_json(Disagreement, to_json(part), "law") == part

@@ -9,6 +9,7 @@ from scipy.stats import t as student
 
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
+from analysis.files import from_json, to_json
 from analysis.law.loss_surfaces import (
     LIU2026,
     SurfaceFit,
@@ -386,7 +387,7 @@ def test_points_are_the_shapes_of_a_study(pilot_frame):
     points = points_of(curves)
     assert len(points) == 15
     np.testing.assert_allclose(points["width"].sort_values().unique()[[0, -1]], [6, 44])
-    np.testing.assert_allclose(points["weight"], 1 / (points["se"] ** 2 + curves.lack**2))
+    np.testing.assert_allclose(points["weight"], 1 / (points["se"] ** 2 + curves.misfit_rms**2))
     assert {found.form: found.status for found in fit_surfaces(points)}["response"] == "ok"
 
 
@@ -394,5 +395,5 @@ def test_json_round_trip():
     frame = shapes(*SMALL)
     frame = frame.assign(loss=additive(frame) + 0.01 * np.random.default_rng(1).standard_normal(len(frame)))
     for found in (*fit_surfaces(frame), *fit_surfaces(frame.head(3)), LIU2026):
-        text = json.dumps(found.to_json(), allow_nan=False)
-        assert SurfaceFit.from_json(json.loads(text)) == found
+        text = json.dumps(to_json(found), allow_nan=False)
+        assert from_json(SurfaceFit, json.loads(text), "surface") == found

@@ -1,12 +1,11 @@
-import json
-
 import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.design.simulated_study import Truth, shapes_of, simulate
+from analysis.files import from_json, to_json
 from analysis.law.crossings import find_crossings
-from analysis.law.parametric_bootstrap import ParametricBootstrap, refit, resample
+from analysis.law.parametric_bootstrap import ParametricBootstrap, resample, run_bootstrap
 from analysis.law.threshold import fit_threshold
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
@@ -26,7 +25,7 @@ def test_a_new_study_has_the_shapes_seeds_and_noise_of_the_old_one(curves):
     assert sorted(first["seed"].unique()) == [0, 1, 2]
     means = np.array([table.groupby(["depth", "params"])["loss"].mean() for table in tables])
     fitted = curves.mean - curves.residual
-    spread = np.sqrt(curves.se**2 + curves.lacks**2)
+    spread = np.sqrt(curves.se**2 + curves.misfit_sd**2)
     # 300 draws: a mean is known to 6 % of the spread, the spread to 4 %.
     np.testing.assert_allclose((means.mean(axis=0) - fitted) / spread, 0, atol=0.25)
     np.testing.assert_allclose(means.std(axis=0) / spread, 1, atol=0.17)
@@ -35,7 +34,7 @@ def test_a_new_study_has_the_shapes_seeds_and_noise_of_the_old_one(curves):
 def test_refits_agree_with_the_inverted_test_where_all_is_well_measured(curves):
     found = find_crossings(curves, draws=200)
     law = fit_threshold(found, "log-linear")
-    again = refit(curves, 120, seed=2)
+    again = run_bootstrap(curves, 120, seed=2)
     assert (again.count, again.with_law) == (120, 120)
     ours, theirs = (
         np.log(np.array(ends)) for ends in (found.items[0].params_interval, again.crossings["1-2"])
@@ -48,9 +47,9 @@ def test_refits_agree_with_the_inverted_test_where_all_is_well_measured(curves):
 
 
 def test_the_same_seed_gives_the_same_refits_and_json_keeps_them(curves):
-    one, other = refit(curves, 5, seed=3), refit(curves, 5, seed=3)
+    one, other = run_bootstrap(curves, 5, seed=3), run_bootstrap(curves, 5, seed=3)
     assert one == other
-    assert ParametricBootstrap.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert from_json(ParametricBootstrap, to_json(one), "interval") == one
 
 
 def test_without_noise_there_is_nothing_to_simulate():
@@ -58,4 +57,4 @@ def test_without_noise_there_is_nothing_to_simulate():
     exact = frame.assign(
         loss=[float(TRUTH.loss(d, np.array([n]))[0]) for d, n in zip(frame.depth, frame.params, strict=True)]
     )
-    assert refit(build_curves(exact[exact["budget"] < 3e3]), 5) is None
+    assert run_bootstrap(build_curves(exact[exact["budget"] < 3e3]), 5) is None

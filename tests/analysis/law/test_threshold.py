@@ -1,5 +1,4 @@
 import itertools
-import json
 import math
 from dataclasses import replace
 
@@ -8,6 +7,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.stats import norm
 
+from analysis.files import from_json, to_json
 from analysis.law.crossings import Crossing, Crossings, Gap
 from analysis.law.threshold import TWO_POINTS, ThresholdFit, _least_square, _Likelihood, fit_threshold
 
@@ -238,4 +238,4 @@ def test_an_optimiser_that_gives_up_is_told_apart(monkeypatch):
 def test_json_round_trip():
     for crossings in (made(2.0, 0.3, [1, 2, 4, 6], 0.05), made(2.0, 0.3, [1, 2, 3], [0.02, 3.0], reach=1.0)):
         found = fit_threshold(crossings, "log-linear")
-        assert ThresholdFit.from_json(json.loads(json.dumps(found.to_json()))) == found
+        assert from_json(ThresholdFit, to_json(found), "law") == found

@@ -1,4 +1,4 @@
-"""The parts of a report that only a search, a sensitivity arm or another parametrisation has."""
+"""The parts of a report that only a search, sensitivity runs or another parametrisation have."""
 
 import re
 from dataclasses import replace
@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.fit.crossing_shift import contrast
+from analysis.fit.crossing_shift import compare_fits
 from analysis.fit.document import fit
-from analysis.report.answers import contrast_sentence, sensitivity_sentence
-from analysis.report.extras.shifts import contrast_data, sensitivity_data
+from analysis.report.extras.shifts import by_key, shift_data, shift_sentence
 from analysis.report.study_page import write_report
 from tests.analysis import searched
 from tests.analysis.report.test_study_page import read
@@ -24,8 +23,9 @@ def runs():
 @pytest.fixture(scope="module")
 def found(runs):
     own = fit(runs, draws=100)
-    # The same rows under another name: what the page makes of a contrast is asked here, not the contrast.
-    return replace(own, contrasts=(contrast(own, own, ("sp", "completep"), protocol="abc123"),))
+    # The same rows under another name: the page is tested here, not the comparison.
+    other = compare_fits(own, own, "training.parametrisation", "sp", "completep", protocol="abc123")
+    return replace(own, shifts=(*own.shifts, other))
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +34,25 @@ def page(tmp_path_factory, runs, found):
     return write_report(runs, found, out, search=searched.search(ended="the limit was reached."))
 
 
-def test_the_page_has_the_search_the_arm_and_the_contrast(page, found):
+def test_the_page_has_the_search_and_the_shifts(page, found):
     text = read(page).text
-    assert sensitivity_sentence(found.sensitivity, found.level) in text
-    assert contrast_sentence(found.contrasts[0]) in text
+    for studies in by_key(found.shifts).values():
+        assert shift_sentence(studies) in text
     assert "The search trained 42 cells" in text
     assert "The limit was reached." in text
-    for name in ("search", "sensitivity", "contrast"):
+    for name in ("search", "sensitivity", "parametrisation"):
         for kind in ("svg", "png", "csv"):
             assert (page.parent / "figures" / f"{name}.{kind}").is_file()
     html = page.read_text()
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
-    assert {"tuning", "how", "search", "sensitivity", "contrast"} <= set(ids)
+    assert {"tuning", "how", "search", "sensitivity", "parametrisation"} <= set(ids)
 
 
 def test_colours_have_a_dark_edition(page):
     """A colour of a drawing is a variable of the page, but for the white and black of numbers on a map."""
     html = page.read_text()
-    for name in ("search", "sensitivity", "contrast"):
+    for name in ("search", "sensitivity", "parametrisation"):
         drawing = html[html.index(f'<figure id="{name}"') :]
         drawing = drawing[: drawing.index("</svg>")]
         assert not set(re.findall(r"(?:fill|stroke): (#\w{6})", drawing)), name
@@ -71,18 +71,18 @@ def test_an_earlier_search_leaves_no_figure_behind(tmp_path):
     assert "Shape or tuning" not in text
 
 
-def test_the_figures_of_moves_tell_where_each_crossing_is(found):
-    data = sensitivity_data(found.crossings, found.sensitivity)
-    assert data.conditions == ("1 × rate", "0.5 × rate")
-    # No cell of 2 -> 4 was tried at another rate.
+def test_the_figures_of_shifts_show_where_each_crossing_is(found):
+    again, other = by_key(found.shifts).values()
+    data = shift_data(again)
+    assert data.conditions == ("1", "0.5")
+    # No cell of 2 -> 4 was trained at another rate.
     pairs = data.rows.groupby("condition")["deep"].apply(list).to_dict()
-    assert pairs == {"1 × rate": [2, 4], "0.5 × rate": [2]}
-    moved = data.rows[data.rows["condition"] == "0.5 × rate"].iloc[0]
-    shift = found.sensitivity[0]
+    assert pairs == {"1": [2, 4], "0.5": [2]}
+    moved = data.rows[data.rows["condition"] == "0.5"].iloc[0]
+    shift = again[0].pairs[0]
     assert moved["params"] == pytest.approx(shift.params * np.exp(shift.shift))
-    both = contrast_data(found.contrasts)
+    both = shift_data(other)
     assert both.conditions == ("sp", "completep")
     assert len(both.rows) == 4
-    assert sensitivity_data(found.crossings, ()) is None
-    assert contrast_data(()) is None
+    assert shift_data(()) is None
     pd.testing.assert_frame_equal(both.table(), both.rows)

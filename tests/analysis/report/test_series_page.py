@@ -84,7 +84,7 @@ def test_the_json_has_every_number(page, members):
     assert [item["value"] for item in document["members"]] == [8, 64, 512]
     rows = crossing_data(members).rows
     assert [item["params"] for item in document["crossings"]] == pytest.approx(rows["params"].tolist())
-    assert {(move["first"], move["value"]) for move in document["moves"]} == {(8, 64), (8, 512)}
+    assert {(item["base"], item["value"]) for item in document["shifts"]} == {(8, 64), (8, 512)}
     assert document["members"][0]["law"]["b"] == members[0].fit.law.b
     assert document["measures"]["loss"]["target"] is None
 

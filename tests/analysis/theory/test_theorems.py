@@ -1,5 +1,4 @@
 import itertools
-import json
 import math
 from fractions import Fraction
 
@@ -10,7 +9,6 @@ from analysis.law.projection import LEVINE2020
 from analysis.theory.theorems import (
     EXAMPLE,
     EXAMPLE_PRINTED,
-    beta1,
     bounds,
     compare_slope,
     equation_7,
@@ -243,7 +241,7 @@ def test_the_example_of_corollary_1_is_not_what_the_earlier_revision_prints():
     ("deep", "shallow", "width"),
     [((6, 1000, 16), 1, 2.9e63), ((6, 1024, 16), 2, 1.20e16), ((6, 1024, 16), 3, 8.85e4)],
 )
-def test_other_widths_a_shallower_net_needs(deep, shallow, width):
+def test_other_widths_a_shallower_model_needs(deep, shallow, width):
     found = matching_width(shallow, *deep)
     assert found.width == pytest.approx(width, rel=5e-3)
     assert 10**found.log10_width == pytest.approx(found.width)
@@ -257,7 +255,7 @@ def test_at_that_width_the_two_bounds_meet():
         assert upper == pytest.approx(bounds(*deep).lower, rel=1e-12)
 
 
-def test_a_net_that_is_hardly_shallower_is_not_told_apart_by_the_bounds():
+def test_the_bounds_do_not_separate_a_model_that_is_hardly_shallower():
     four = matching_width(4, *EXAMPLE)
     assert four.width == pytest.approx(23, abs=0.5)
     assert not four.binding
@@ -282,17 +280,9 @@ def test_a_width_beyond_a_float_is_given_by_its_logarithm():
         ((0, 6, 1000, 16), "depth is 0"),
     ],
 )
-def test_corollary_1_is_refused_where_it_says_nothing(arguments, message):
+def test_corollary_1_is_refused_where_it_does_not_apply(arguments, message):
     with pytest.raises(InputError, match=message):
         matching_width(*arguments)
-
-
-def test_the_share_of_corollary_2():
-    assert beta1(12, 729) == 0.5
-    assert beta1(96, 12288) == pytest.approx(8.57 / 96, rel=1e-3)
-    for depth, width in ((6, 1000), (6, 729)):
-        with pytest.raises(InputError, match="above log3"):
-            beta1(depth, width)
 
 
 def test_the_theory_is_twenty_times_steeper_than_the_paper_measured():
@@ -328,25 +318,14 @@ def test_slopes_that_leave_the_ratio_open():
         ((1, 10**101, 1), "width is too large"),
     ],
 )
-def test_shapes_that_are_none(shape, message):
+def test_impossible_shapes_are_refused(shape, message):
     with pytest.raises(InputError, match=message):
         bounds(*shape)
 
 
-def test_equation_7_says_where_it_ends():
+def test_equation_7_has_a_largest_depth():
     assert all(math.isfinite(value) for value in equation_7(600, 10, 1))
     with pytest.raises(InputError, match="600"):
         equation_7(601, 10, 1)
     with pytest.raises(InputError, match="600"):
         threshold_params(601)
-
-
-def test_everything_is_strict_json():
-    for item in (
-        bounds(6, 729),
-        bounds(100, 10**6),
-        minimal_depth(1e9),
-        matching_width(1, 12, 10**6, 1),
-        compare_slope(0.1),
-    ):
-        json.dumps(item.to_json(), allow_nan=False)

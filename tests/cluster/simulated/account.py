@@ -1,4 +1,4 @@
-"""What the owner of an AWS account does in its console, by boto3 on the laptop: see `Laptop.python`."""
+"""Actions of the owner of an AWS account, by boto3 on the laptop; see `Laptop.python`."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import boto3
 
 
 def open_account(bucket: str, profiles: list[str], region: str) -> dict[str, str]:
-    """Make what cluster/README.md asks for before the first `ray up`; return the ids that AWS chose."""
+    """Make the resources that cluster/README.md lists before the first `ray up`; return their ids."""
     boto3.client("s3").create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": region})
     iam = boto3.client("iam")
     trust = {
@@ -43,7 +43,7 @@ def open_account(bucket: str, profiles: list[str], region: str) -> dict[str, str
 
 
 def groups_open_to_all() -> list[str]:
-    """The security groups that let anybody in by SSH."""
+    """The security groups that open SSH to everyone."""
     groups = boto3.client("ec2").describe_security_groups()["SecurityGroups"]
     return [
         group["GroupId"]
@@ -54,7 +54,7 @@ def groups_open_to_all() -> list[str]:
 
 
 def instances() -> list[dict[str, Any]]:
-    """What the cloud says of every instance there is or was."""
+    """The description of every running and terminated instance."""
     pages = boto3.client("ec2").describe_instances()["Reservations"]
     return [
         {
@@ -72,7 +72,7 @@ def instances() -> list[dict[str, Any]]:
 
 
 def terminate(*ids: str) -> None:
-    """Take instances away, as AWS does with spot machines."""
+    """Terminate instances, as AWS does with spot machines."""
     boto3.client("ec2").terminate_instances(InstanceIds=list(ids))
 
 
@@ -83,7 +83,7 @@ def objects(bucket: str, prefix: str = "") -> list[str]:
 
 
 def objects_with(bucket: str, texts: list[str]) -> list[str]:
-    """The keys of the objects in which one of some texts stands."""
+    """The keys of the objects that contain any of some texts."""
     client = boto3.client("s3")
     found = []
     for key in objects(bucket):

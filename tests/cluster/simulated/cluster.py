@@ -1,4 +1,4 @@
-"""A cluster as its user sees it, from the laptop: started, tunnelled to, given studies, asked, ended."""
+"""A cluster as its user controls it from the laptop."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 class Cluster:
-    """A cluster by its file."""
+    """The cluster of one file."""
 
     def __init__(self, simulation: Simulation, laptop: Laptop, file: str) -> None:
         """Args: file, from the laptop's working folder."""
@@ -28,12 +28,12 @@ class Cluster:
 
     @property
     def token(self) -> str:
-        """The secret of the cluster."""
+        """The token of the cluster."""
         return (self.laptop.root / str(self.laptop.home / TOKEN).lstrip("/")).read_text().strip()
 
     @property
     def authorised(self) -> str:
-        """The header that a client sends."""
+        """The header with the token."""
         return f"Authorization: Bearer {self.token}"
 
     def up(self) -> str:
@@ -47,7 +47,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def tunnels(self) -> Iterator[None]:
-        """Reach dashboard and MLflow from the laptop, as a user does."""
+        """Open tunnels from the laptop to dashboard and MLflow."""
         forward = ("ray", "exec", "--no-config-cache", "-p", "5000", self.file, "sleep infinity")
         with (
             self.laptop.started("ray", "dashboard", "--no-config-cache", self.file),
@@ -90,36 +90,36 @@ class Cluster:
         ]
 
     def losses(self, experiment: str) -> dict[str, float]:
-        """The final loss of each cell that is done, by the cell's name; each cell may have one run only."""
+        """The final loss of each finished cell, by its name; each cell may have one MLflow run only."""
         done = [run for run in self.runs(experiment) if run["tags"].get("interplay.status") == "done"]
         found = {run["name"]: run["metrics"]["loss"] for run in done}
         assert len(found) == len(done), "a cell has two runs"
         return found
 
     def training(self, pool: str) -> list[Running]:
-        """The machines of a pool on which a trial is running."""
+        """The machines of a pool that run a trial."""
         found = []
         for machine in self.simulation.instances(pool).values():
-            # It may be on its way up, or given back since.
+            # It may be booting, or already terminated.
             with contextlib.suppress(AssertionError, KeyError):
                 if "ImplicitFunc.train" in self.simulation.ask(machine.name, "ps", "-eo", "args"):
                     found.append(machine)
         return found
 
     def started_study(self, name: str, *options: str) -> contextlib.AbstractContextManager[Started]:
-        """Submit the study of NAME.yaml as README.md has it, and stay connected to its log."""
+        """Submit the study of NAME.yaml by the command of README.md, and follow its log."""
         submit = ("ray", "job", "submit", *options, "--working-dir", ".")
         return self.laptop.started(*submit, "--", "python", "-m", "study", "run", f"{name}.yaml")
 
     def written(self) -> Iterator[tuple[Path, bytes]]:
-        """Every file that the cluster has written on any machine, and what is in it: logs, results, MLflow's store."""
+        """Every file that the cluster wrote on any machine, with its content: logs, results, MLflow's store."""
         for name in self.simulation.instances():
             for folder in ("tmp", "home", "var/log"):
-                # Unlike `rglob`, it passes over folders that go meanwhile, as SQLite's journals and copies do below.
+                # Unlike `rglob`, it skips folders that are deleted meanwhile, such as SQLite's journals.
                 root = self.simulation.root(name)
                 for where, folders, names in os.walk(root / folder):
                     if Path("/", Path(where).relative_to(root)) == REPOSITORY:
-                        # Machines see what this one has; the repository may lie below one of these folders.
+                        # Machines also have the files of this host, and the repository may be among them.
                         folders.clear()
                         continue
                     for path in (Path(where, one) for one in names):

@@ -12,24 +12,24 @@ from pathlib import Path
 
 
 class NotPrivateError(Exception):
-    """The network here is not cut off from the world; the message says why."""
+    """The network here can reach the world; the message gives the reason."""
 
 
-def namespace(kind: str = "model") -> str:
-    """The name of a namespace of this process, such as `model:[4026531840]`."""
+def namespace(kind: str = "net") -> str:
+    """The name of a namespace of this process, such as `net:[4026531840]`."""
     return str(Path(f"/proc/self/ns/{kind}").readlink())
 
 
 def default_routes() -> list[str]:
-    """The network interfaces that a default route of this network namespace leads out by."""
+    """The network interfaces of the default routes of this network namespace."""
     found = []
-    for line in Path("/proc/model/route").read_text().splitlines()[1:]:
+    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
         interface, destination, _, _, _, _, _, mask = line.split()[:8]
         if destination == mask == "00000000":
             found.append(interface)
-    six = Path("/proc/model/ipv6_route")
+    six = Path("/proc/net/ipv6_route")
     for line in six.read_text().splitlines() if six.exists() else ():
-        # The kernel lists "no route to ::/0" as one that leads to the loopback interface.
+        # The kernel lists "no route to ::/0" as a route to the loopback interface.
         destination, length, *_, interface = line.split()
         if set(destination) == {"0"} and length == "00" and interface != "lo":
             found.append(interface)
@@ -46,7 +46,7 @@ def require_private(outside: str) -> None:
         NotPrivateError: this is the host's network, or it has a way out.
     """
     here = namespace()
-    if not outside.startswith("model:[") or here == outside:
+    if not outside.startswith("net:[") or here == outside:
         raise NotPrivateError(
             f"This is the network of the host ({here}), and what would run here calls addresses that a simulated "
             "cloud made up: they belong to real machines. Run it inside a started Simulation."
@@ -59,7 +59,7 @@ def require_private(outside: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Become the command, where that is safe."""
+    """Replace this process by the command if that is safe."""
     outside, *command = arguments
     try:
         require_private(outside)

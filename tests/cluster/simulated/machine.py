@@ -21,35 +21,35 @@ OPAQUE = "trusted.overlay.opaque"
 
 @dataclass(frozen=True)
 class Machine:
-    """What distinguishes one machine from another."""
+    """Properties of one machine."""
 
     name: str
     address: str
-    """In the network of all machines."""
+    """Address in the network of all machines."""
     user: str
-    """Who may log in, and become root without a password."""
+    """The user who may log in, and become root without a password."""
     key: str | None = None
-    """Line for `authorized_keys`; None where nobody logs in over the network."""
+    """Line for `authorized_keys`; None if nobody logs in over the network."""
     public: str | None = None
-    """A second address, as one on the internet."""
+    """A second, public address."""
     routed: bool = True
-    """Whether it has a default route, by the host of the simulation, which has none itself."""
+    """Whether it has a default route, by the simulation's host, which has none itself."""
     disk: str = "3g"
-    """Bytes of its disk, as tmpfs takes them; they are memory of the host."""
+    """Size of its disk in bytes, in the memory of the host."""
     shares: dict[str, str] = field(default_factory=dict)
-    """Folders of the host by where the machine has them, writable: a network file system."""
+    """Writable folders of the host by their path on the machine: a network file system."""
     needs: tuple[str, ...] = ()
-    """Folders of the host the machine has where the host does, read-only: what its image brought."""
+    """Read-only folders of the host, at the same path: the content of the image."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Set by the image at every login."""
+    """Environment of every login."""
     files: dict[str, str] = field(default_factory=dict)
     """Files of the user by path from the home."""
     names: dict[str, str] = field(default_factory=dict)
-    """Host names by address, besides its own."""
+    """Other host names by address."""
 
     @property
     def hostname(self) -> str:
-        """As EC2 names machines."""
+        """Host name in EC2's form."""
         return "ip-" + self.address.replace(".", "-")
 
 
@@ -69,7 +69,7 @@ def make_root(machine: Machine, folder: Path) -> Path:
         path.mkdir()
     upper.chmod(0o755)
     for name, mode in (("tmp", 0o1777), ("home", 0o755)):
-        # Nobody else's temporary files and homes; what this machine needs of them is mounted below.
+        # Hide the host's temporary files and homes; those that the machine needs are mounted below.
         (upper / name).mkdir()
         (upper / name).chmod(mode)
         os.setxattr(upper / name, OPAQUE, b"y")
@@ -85,7 +85,7 @@ def make_root(machine: Machine, folder: Path) -> Path:
         target = root / source.lstrip("/")
         target.mkdir(parents=True, exist_ok=True)
         for parent in target.relative_to(root).parents:
-            # An interpreter may live below root's home, which others may not enter.
+            # An interpreter may be below root's home, which others may not enter.
             (root / parent).chmod((root / parent).stat().st_mode | 0o011)
         mount("-o", "bind,ro", source, str(target))
     for target, source in machine.shares.items():
@@ -95,7 +95,7 @@ def make_root(machine: Machine, folder: Path) -> Path:
 
 
 def first_boot(machine: Machine) -> None:
-    """Write what tells this machine from its image; the root file system is the machine's own by now."""
+    """Write the files that differ between machines; the root file system is the machine's own here."""
     own = f"{machine.address} {machine.hostname}\n"
     others = "".join(f"{address} {name}\n" for address, name in machine.names.items())
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n{own}{others}")
@@ -103,7 +103,7 @@ def first_boot(machine: Machine) -> None:
     Path("/etc/resolv.conf").unlink(missing_ok=True)
     Path("/etc/resolv.conf").write_text("")
     if subprocess.run(["id", machine.user], capture_output=True, check=False).returncode:
-        # Not `!`, the default: sshd without PAM turns away an account that is locked.
+        # Not `!`, the default: sshd without PAM refuses a locked account.
         subprocess.run(["useradd", "-m", "-s", "/bin/bash", "-p", "*", machine.user], check=True)
     sudoers = Path("/etc/sudoers.d/simulated")
     sudoers.write_text(f"{machine.user} ALL=(ALL) NOPASSWD:ALL\n")

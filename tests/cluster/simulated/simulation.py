@@ -1,4 +1,4 @@
-"""The simulated cloud as a test sees it, from outside: start it, give orders on its laptop, look into its machines."""
+"""Control a simulated cloud from a test: start it, run commands on its laptop, look into its machines."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ START_SECONDS = 60.0
 
 
 def missing() -> str | None:
-    """Why there can be no simulation on this host, in one sentence; None where there can."""
+    """The reason in one sentence if there can be no simulation on this host; else None."""
     if os.name != "posix" or os.geteuid() != 0:
         return "a simulated cloud needs root, to make namespaces"
     search = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
@@ -64,7 +64,7 @@ def missing() -> str | None:
             "ip link add b0 type bridge && ip link add v0 type veth peer name v1"
         )
         tried = subprocess.run(
-            ["unshare", "--mount", "--model", "--pid", "--uts", "--fork", "--mount-proc", "sh", "-c", script],
+            ["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "--mount-proc", "sh", "-c", script],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     if tried.returncode:
@@ -75,20 +75,20 @@ def missing() -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """A machine that has power, as the host sees it."""
+    """A running machine, as the host sees it."""
 
     name: str
     network: str
     address: str
     public: str | None
     pool: str | None
-    """Ray's node type, where Ray started it."""
+    """Ray's node type, if Ray started it."""
     type: str | None
-    """EC2's instance type, where it is an instance."""
+    """EC2's instance type, if it is an instance."""
 
 
 class Simulation:
-    """A cloud in namespaces of its own, with a laptop. Use it in a `with`; leaving it ends all of it at once."""
+    """A cloud in its own namespaces, with a laptop. Use it in a `with`, whose end stops all of it."""
 
     def __init__(self, state: Path) -> None:
         """Args: state, an empty folder for logs and orders."""
@@ -105,7 +105,7 @@ class Simulation:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The one whose end is the end of all."""
+        """The process whose end stops all others."""
         assert self._process is not None, "the simulation has not been started"
         return self._process
 
@@ -113,7 +113,7 @@ class Simulation:
         image = {
             "user": "ubuntu",
             "needs": self.needs,
-            # What an image made for this project sets, and where the API of this cloud is.
+            # The environment of an image for this project, and the address of the cloud's API.
             "environment": {
                 "INTERPLAY_ENV": str(IMAGE_ENVIRONMENT),
                 "AWS_ENDPOINT_URL": ENDPOINT,
@@ -124,10 +124,10 @@ class Simulation:
         self.want(
             Machine(name=LAPTOP, address="172.31.240.1", user=USER, routed=False, needs=self.needs),
         )
-        # The kernel ends `unshare` with this process, however that ends, and all else with `unshare`.
+        # The kernel ends `unshare` with this process in any case, and everything else with `unshare`.
         with (self.state / "universe.log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--model", "--pid", "--fork", "--mount-proc",
+                ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc",
                  "--propagation", "private", "--kill-child=SIGKILL",
                  sys.executable, "-m", "tests.cluster.simulated.universe", str(self.state), self.outside],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=REPOSITORY, start_new_session=True,
@@ -148,14 +148,14 @@ class Simulation:
         self.process.wait()
 
     def log(self) -> str:
-        """What the cloud and its machines have said so far, without what sshd says of every visit."""
+        """The logs of the cloud and of its machines, without those of sshd."""
         parts = [self.state / "universe.log", *sorted((self.state / "consoles").glob("*.log"))]
         usual = re.compile(r".*(listening on|logout\(\) returned|publickey for|isconnect).*\n")
         said = {path.stem: usual.sub("", path.read_text(errors="replace"))[-3000:] for path in parts}
         return "\n".join(f"== {name}\n{text}" for name, text in said.items() if text)
 
     def wait_for(self, condition: Callable[[], Any], what: str, seconds: float, every: float = 0.5) -> Any:
-        """Return what a condition returns once that is true; a test fails where it does not become so in time."""
+        """Return the value of a condition once it is true; fail the test after a time limit."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert self.process.poll() is None, f"the simulated cloud ended\n{self.log()}"
@@ -164,17 +164,17 @@ class Simulation:
         return found
 
     def wait_for_boot(self, name: str) -> None:
-        """Return when a machine can be entered."""
+        """Return when commands can run on a machine."""
         self.wait_for(lambda: name in self.machines() and self._first(name), f"{name} to boot", START_SECONDS)
 
     def want(self, machine: Machine) -> None:
-        """Order a machine that is not of the cloud."""
+        """Start a machine that does not belong to the cloud."""
         part = self.state / f".{machine.name}"
         part.write_text(json.dumps(dataclasses.asdict(machine)))
         part.rename(self.state / "wanted" / f"{machine.name}.json")
 
     def machines(self) -> dict[str, Running]:
-        """All machines that have power, by name: instances by their id."""
+        """All running machines by name: instances by their id."""
         found = {}
         for path in (self.state / "running").glob("*.json"):
             with contextlib.suppress(FileNotFoundError):
@@ -190,11 +190,11 @@ class Simulation:
         }
 
     def refuse(self, *pools: str) -> None:
-        """Have no capacity for some of Ray's node types from now on; for none of them to have it for all again."""
+        """Set the node types of Ray for which the cloud has no capacity from now on; none by default."""
         (self.state / "full").write_text("\n".join(pools))
 
     def pid(self, name: str) -> int:
-        """The process on the host that is the first of a machine that has booted."""
+        """Process id on the host of the first process of a booted machine."""
         found = self._first(name)
         assert found, f"{name} has not booted\n{self.log()}"
         return found
@@ -203,27 +203,27 @@ class Simulation:
         for process in _members({self.machines()[name].network}):
             with contextlib.suppress(OSError):
                 status = Path(f"/proc/{process}/status").read_text()
-                # Before it is sshd, its root is still the host's: who entered then would write there.
+                # Before sshd starts, its root is still the host's: a command would write there.
                 if re.search(r"^Name:\tsshd$", status, re.M) and re.search(r"^NSpid:.*\t1$", status, re.M):
                     return process
         return None
 
     def root(self, name: str) -> Path:
-        """The root of a machine's file system, to be read from the host."""
+        """The root of a machine's file system, readable from the host."""
         return Path(f"/proc/{self.pid(name)}/root")
 
     def on(self, name: str, *command: str, user: str | None = None, **environment: str) -> list[str]:
-        """The command line that runs a command on a machine as one of its users, in the home; root by default."""
+        """The command line that runs a command on a machine as a user, in the home; root by default."""
         login = ["runuser", "-u", user, "--"] if user else []
         home = f"/home/{user}" if user else "/root"
         values = {"HOME": home, "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **environment}
         return [
-            "nsenter", "-t", str(self.pid(name)), "--mount", "--model", "--pid", "--uts", "--root", "--wd",
+            "nsenter", "-t", str(self.pid(name)), "--mount", "--net", "--pid", "--uts", "--root", "--wd",
             *login, "env", "-i", "-C", home, *(f"{k}={v}" for k, v in values.items()), *command,
         ]  # fmt: skip
 
     def ask(self, name: str, *command: str, user: str | None = None, **environment: str) -> str:
-        """What a command prints on a machine; it must succeed."""
+        """The output of a command on a machine; it must succeed."""
         done = subprocess.run(
             self.on(name, *command, user=user, **environment), capture_output=True, text=True, check=False
         )
@@ -240,23 +240,23 @@ def _members(networks: set[str]) -> set[int]:
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if str((path / "ns/model").readlink()) in networks:
+            if str((path / "ns/net").readlink()) in networks:
                 found.add(int(path.name))
     return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Traces:
-    """What a simulation has on the host while it runs, to be looked for afterwards."""
+    """What a simulation has on the host while it runs, for a check that nothing remains."""
 
     state: Path
     processes: frozenset[tuple[int, float]]
-    """Numbers, and times of start: a number may be given to another process."""
+    """Process ids with start times, because a process id may be reused."""
     namespaces: frozenset[str]
 
     @classmethod
     def of(cls, simulation: Simulation) -> "Traces":
-        """Take them down."""
+        """Record them."""
         processes, namespaces = set(), set()
         host = {str(path.readlink()) for path in Path("/proc/self/ns").iterdir()}
         for pid in simulation.members():
@@ -266,7 +266,7 @@ class Traces:
         return cls(simulation.state, frozenset(processes), frozenset(namespaces - host))
 
     def left(self, seconds: float = 30.0) -> list[str]:
-        """What is still there of them after some seconds, which the kernel takes to bury many processes."""
+        """Those that remain after some seconds, which the kernel needs to end many processes."""
         deadline = time.monotonic() + seconds
         while (found := self._left()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -284,14 +284,14 @@ class Traces:
                 if (name := str(path.readlink())) in self.namespaces:
                     found.append(f"namespace {name} of process {path.parts[2]}")
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            # A namespace that is mounted as a file lives on without a process.
+            # A namespace that is mounted as a file exists without a process.
             if str(self.state) in line or any(name in line for name in self.namespaces):
                 found.append(f"mount {line}")
         return found
 
 
 def copy_repository(target: Path) -> None:
-    """Copy the repository as it stands to a folder that is made for it, without what git ignores."""
+    """Copy the repository to a new folder, without files that git ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=REPOSITORY, capture_output=True, text=True, check=True,
@@ -312,15 +312,15 @@ class Started:
     folder: Path
 
     def out(self) -> str:
-        """What it has written to stdout so far."""
+        """Its output on stdout until now."""
         return (self.folder / "out").read_text(errors="replace")
 
     def err(self) -> str:
-        """What it has written to stderr so far."""
+        """Its output on stderr until now."""
         return (self.folder / "err").read_text(errors="replace")
 
     def wait(self, timeout: float) -> int:
-        """Its exit status; a test fails where it has none in time."""
+        """Its exit status; fail the test after a time limit."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -330,7 +330,7 @@ class Started:
 
 
 class Laptop:
-    """The machine a user sits at: no way to the internet, a copy of the repository, the cloud's keys."""
+    """The machine of the user: no internet, a copy of the repository, the cloud's keys."""
 
     def __init__(self, simulation: Simulation, folder: str = "interplay") -> None:
         """Args: folder, of the repository, below the home."""
@@ -346,22 +346,22 @@ class Laptop:
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "120",
-            # To a terminal Python writes each line at once, to a file it does not.
+            # Python buffers its output to a file, but not to a terminal.
             "PYTHONUNBUFFERED": "1",
             "PATH": f"{IMAGE_ENVIRONMENT / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin",
         }
 
     @property
     def root(self) -> Path:
-        """Its file system, seen from the host."""
+        """Its file system, readable from the host."""
         return self.simulation.root(LAPTOP)
 
     def path(self, name: str | Path) -> Path:
-        """A file of the working folder, seen from the host."""
+        """A file of the working folder, readable from the host."""
         return self.root / str(self.folder / name).lstrip("/")
 
     def clone(self) -> None:
-        """Have the repository in the working folder."""
+        """Copy the repository into the working folder."""
         copy_repository(self.path(""))
         self.simulation.ask(LAPTOP, "chown", "-R", f"{USER}:", str(self.folder))
 
@@ -394,7 +394,7 @@ class Laptop:
     def started(self, *command: str, **environment: str) -> Iterator["Started"]:
         """Run a command in the background until the end of a `with`."""
         folder = Path(tempfile.mkdtemp(prefix="command-", dir=self.simulation.state))
-        # Files, and no pipes: nobody reads while a command runs for minutes.
+        # Files instead of pipes: nobody reads during a command of minutes.
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             process = subprocess.Popen(
                 self.command(*command, **environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -405,7 +405,7 @@ class Laptop:
             kill(process)
 
     def get(self, url: str, *headers: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
-        """Ask a server by HTTP; return the status, 0 where nothing answers, and the text or what its JSON says."""
+        """Send a request by HTTP; return the status, 0 if nothing answers, and the text or parsed JSON."""
         post = () if body is None else ("-H", "Content-Type: application/json", "--data", json.dumps(body))
         more = (
             *(t for header in headers for t in ("-H", header)),
@@ -420,7 +420,7 @@ class Laptop:
             return int(code), text
 
     def python(self, function: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
-        """What a function of a module of these tests returns on the laptop; all of it must fit into JSON."""
+        """The value of a function of these test modules, called on the laptop; all values must be JSON."""
         script = (
             "import importlib, json, sys; module, name, arguments = json.loads(sys.argv[1]); "
             "print('\\n' + json.dumps(getattr(importlib.import_module(module), name)(*arguments)))"
@@ -431,7 +431,7 @@ class Laptop:
 
 
 def kill(process: "subprocess.Popen[Any]") -> None:
-    """End a process and all it has started, which may be in another pid namespace and outlive it."""
+    """End a process and its children, which may be in another pid namespace and outlive it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid)
         for one in (*family.children(recursive=True), family):

@@ -39,22 +39,22 @@ def ip(command: str) -> None:
 
 
 def make_network() -> None:
-    """A bridge for all machines, with everything that claims to be public on it and no way out."""
+    """Make a bridge for all machines and all public addresses, without a way out."""
     Path("/run/netns").mkdir(exist_ok=True)
     mount("-t", "tmpfs", "tmpfs", "/run/netns")
     for command in (
         "link set lo up",
         f"addr add {METADATA}/32 dev lo",
-        # Left to itself a bridge takes the lowest address of its ports: with each machine that comes or goes the
-        # others would talk to an address that is no more, for 40 s.
+        # By default a bridge takes the lowest address of its ports: whenever a machine comes or goes, the
+        # others would use a wrong address for 40 s.
         "link add br0 address 02:00:00:00:00:01 type bridge",
         f"addr add {GATEWAY}/16 dev br0",
         "link set br0 up",
         f"route add {PUBLIC} dev br0",
     ):
         ip(command)
-    # Machines reach public addresses by this one's bridge, and are told at once that others cannot be reached.
-    Path("/proc/sys/model/ipv4/ip_forward").write_text("1")
+    # This bridge answers at once that a public address cannot be reached.
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
 def start_api(state: Path) -> Any:
@@ -72,12 +72,12 @@ def start_api(state: Path) -> Any:
     from moto.instance_metadata import responses
     from moto.server import ThreadedMotoServer
 
-    # Arrow's S3 client asks without the last slash, is told 404 by moto, and goes on without credentials.
+    # Arrow's S3 client asks without the last slash, gets 404 from moto, and continues without credentials.
     responses.INSTANCE_METADATA["iam/security-credentials"] = "default-role"
     launch = InstanceBackend.run_instances
 
     def run_instances(self: Any, *arguments: Any, **options: Any) -> Any:
-        """Refuse what the file `full` names: a node type of Ray on each line."""
+        """Refuse the node types of Ray that the file `full` lists, one per line."""
         full = state / "full"
         asked = repr(options.get("tags"))
         for pool in full.read_text().split() if full.exists() else ():
@@ -97,16 +97,16 @@ def start_api(state: Path) -> Any:
 
 
 class Machines:
-    """The machines that have power."""
+    """The running machines."""
 
     def __init__(self, state: Path, image: dict[str, Any]) -> None:
-        """Args: state, the folder shared with the host; image, fields of `Machine` that all of the cloud share."""
+        """Args: state, the folder shared with the host; image, fields of `Machine` common to the cloud."""
         self.state, self.image = state, image
         self.powered: dict[str, subprocess.Popen[bytes]] = {}
         self._links = 0
 
     def boot(self, machine: Machine, about: dict[str, Any]) -> None:
-        """Give a machine a network and power, and tell the host of it."""
+        """Start a machine with a network, and record it for the host."""
         name = machine.name
         self._links += 1
         link = f"m{self._links}"
@@ -130,13 +130,13 @@ class Machines:
         spec.write_text(json.dumps(dataclasses.asdict(machine)))
         with (self.state / "consoles" / f"{name}.log").open("ab") as console:
             self.powered[name] = subprocess.Popen(
-                ["nsenter", f"--model=/run/netns/{name}", "unshare", "--mount", "--pid", "--uts", "--fork",
+                ["nsenter", f"--net=/run/netns/{name}", "unshare", "--mount", "--pid", "--uts", "--fork",
                  "--kill-child=SIGKILL", sys.executable, "-m", "tests.cluster.simulated.machine", str(spec)],
                 stdout=console, stderr=console, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         network = Path(f"/run/netns/{name}").stat().st_ino
         told = {
-            "network": f"model:[{network}]",
+            "network": f"net:[{network}]",
             "address": machine.address,
             "public": machine.public,
             **about,
@@ -147,7 +147,7 @@ class Machines:
         print(f"{time.time():.1f} boots {name} {told}", flush=True)
 
     def cut(self, name: str) -> None:
-        """Take a machine's power away."""
+        """Stop a machine."""
         process = self.powered.pop(name)
         process.kill()
         process.wait()
@@ -156,14 +156,14 @@ class Machines:
         print(f"{time.time():.1f} loses {name}", flush=True)
 
     def check(self) -> None:
-        """End everything when a machine has ended by itself: a test shall not wait for it."""
+        """End everything when a machine has ended by itself, so that no test waits for it."""
         for name, process in self.powered.items():
             if process.poll() is not None:
                 sys.exit(f"The machine {name} ended by itself with status {process.returncode}.")
 
 
 def instances(client: Any) -> Iterator[dict[str, Any]]:
-    """What the cloud says is running."""
+    """The running instances by the cloud's API."""
     for reservation in client.describe_instances()["Reservations"]:
         for instance in reservation["Instances"]:
             if instance["State"]["Name"] in ("pending", "running"):
@@ -171,13 +171,13 @@ def instances(client: Any) -> Iterator[dict[str, Any]]:
 
 
 def public_key(client: Any, name: str) -> str:
-    """The line for `authorized_keys` that the image's first boot would fetch."""
+    """The line for `authorized_keys` that the first boot of an image fetches."""
     (pair,) = client.describe_key_pairs(KeyNames=[name], IncludePublicKey=True)["KeyPairs"]
     return str(pair["PublicKey"]).strip()
 
 
 def ordered(client: Any, instance: dict[str, Any], image: dict[str, Any]) -> tuple[Machine, dict[str, Any]]:
-    """The machine of an instance, and what the host is told of it: its node type in Ray's words, its type in EC2's."""
+    """The machine of an instance, and its record for the host: node type of Ray, type of EC2."""
     tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
     machine = Machine(
         name=instance["InstanceId"],

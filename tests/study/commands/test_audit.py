@@ -34,7 +34,7 @@ def test_configs_and_a_shape_are_audited_together_in_order(command, models):
     assert (status, err) == (0, "")
     documents = json.loads(out)
     assert [item["depth"] for item in documents] == [32, 12, 80]
-    assert [item["verdict"] for item in documents] == ["too shallow", "too shallow", "within the band"]
+    assert [item["verdict"] for item in documents] == ["too shallow", "too shallow", "within the interval"]
     assert [round(item["ratio"], 2) for item in documents] == [0.59, 0.52, 0.99]
     assert {item["law"] for item in documents} == {"Levine et al. 2020 (arXiv 2006.12467)"}
 
@@ -48,7 +48,7 @@ def test_a_paragraph_comes_before_the_table(command, models):
         "32 layers of width 4,096",
         "too shallow",
         "22 layers too few (L/L* = 0.59)",
-        "best depth for this N is 54.3 (95 % band 53.0 – 55.7)",
+        "best depth for this N is 54.3 (95 % interval 53.0 – 55.7)",
         "above the 3.19e8 ± 3 %",
         "54 × 3,153",
         "extrapolation",
@@ -64,7 +64,7 @@ def test_the_exact_count_may_be_asked(command, models):
     assert status == 0
     (document,) = json.loads(out)
     assert document["params"] == document["exact_params"] == 6_738_415_616 - 2 * 32_000 * 4096
-    assert "asked about the exact N" in command("audit", "llama", "--count", "exact")[1]
+    assert "N in the law is the exact N" in command("audit", "llama", "--count", "exact")[1]
 
 
 def test_a_study_s_own_law_is_asked(command, tmp_path):
@@ -131,7 +131,7 @@ def test_a_fit_without_a_law_is_refused_with_a_way_out(command, tmp_path):
     assert command("fit", "runs.csv", "--out", "fit.json")[0] == 0
     status, out, err = command("audit", "--depth", "2", "--width", "16", "--fit", "fit.json")
     assert (status, out) == (2, "")
-    assert "has no law to audit by" in err
+    assert "has no usable law" in err
     assert "--law levine2020" in err
 
 
@@ -156,7 +156,7 @@ def test_a_byte_vocabulary_is_warned_of(command):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "Say what to audit"),
+        ((), "no model to audit"),
         (("--depth", "3"), "--depth and --width name a shape together"),
         (("--vocabulary", "256"), "--depth and --width name a shape together"),
         (("--depth", "0", "--width", "3"), "--depth is 0"),

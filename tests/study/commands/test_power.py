@@ -18,7 +18,6 @@ from analysis.runs.table import RunTable
 from study.commands.power import (
     MEANINGS,
     STUDIES,
-    Waiting,
     assumed,
     parse_assumptions,
     plan_power,
@@ -35,7 +34,7 @@ def planned(*overrides, spec=SMALL):
     return make_plan(load_spec(spec, overrides))
 
 
-def world(plan, *given, pilot=None):
+def assumptions(plan, *given, pilot=None):
     truth, items = assumed(plan, shapes_of_plan(plan), parse_assumptions(given), pilot)
     return truth, {item.name: item for item in items}
 
@@ -46,7 +45,7 @@ def means(truth, shapes):
 
 @pytest.fixture(scope="module")
 def pilot(tmp_path_factory):
-    """The fit of a study whose world is known."""
+    """The fit of a study simulated from a known truth."""
     truth = Truth(2.2, 0.32, (1, 2, 4), noise=0.001, slope=0.06, exponent=0.5, shared=0.2)
     shapes = shapes_of(truth.depths, np.geomspace(600, 60_000, 7))
     found = fit(RunTable.from_frame(simulate(truth, shapes, 4, np.random.default_rng(3))), draws=200)
@@ -72,7 +71,7 @@ def test_a_shape_counts_once_whatever_its_seeds_and_rates():
 
 
 def test_the_published_law_is_assumed_where_the_plan_could_measure_it():
-    truth, items = world(planned(spec="levine2020"))
+    truth, items = assumptions(planned(spec="levine2020"))
     assert (truth.a, truth.b) == (LEVINE2020.a, LEVINE2020.b)
     assert items["a"].source == f"default: law of {LEVINE2020.source}"
     assert items["noise"].value == 0.005
@@ -81,7 +80,7 @@ def test_the_published_law_is_assumed_where_the_plan_could_measure_it():
 
 def test_elsewhere_a_law_is_placed_so_that_the_plan_can_resolve_it():
     plan = planned()
-    truth, items = world(plan)
+    truth, items = assumptions(plan)
     assert "to show what the grid can resolve" in items["a"].source
     params = [12 * depth * width**2 for depth, width, _ in shapes_of_plan(plan)]
     low, high = math.log(min(params)), math.log(max(params))
@@ -92,24 +91,24 @@ def test_elsewhere_a_law_is_placed_so_that_the_plan_can_resolve_it():
 
 def test_the_loss_is_that_of_the_middle_size_and_the_noise_in_proportion():
     plan = planned()
-    truth, items = world(plan)
+    truth, items = assumptions(plan)
     assert items["loss"].value == pytest.approx(1.2 * plan.entropy)
     shapes = shapes_of_plan(plan)
     middle = math.exp(np.mean([math.log(12 * depth * width**2) for depth, width, _ in shapes]))
     assert float(truth.loss(1, np.array([middle]))[0]) == pytest.approx(1.2 * plan.entropy)
-    far, _ = world(plan, "a=6", "b=1", "loss=3")
+    far, _ = assumptions(plan, "a=6", "b=1", "loss=3")
     assert float(far.loss(1, np.array([middle]))[0]) == pytest.approx(3)
     assert all(1 < loss < 100 for loss in means(far, [s for s in shapes if s[0] == 1]))
 
 
 def test_what_is_given_wins_over_the_pilot_and_the_pilot_over_defaults(pilot):
     truth, path = pilot
-    _, items = world(planned(), "noise=0.02", "lack=0.001", pilot=path)
+    _, items = assumptions(planned(), "noise=0.02", "lack=0.001", pilot=path)
     assert (items["noise"].value, items["noise"].source) == (0.02, "given")
     assert (items["lack"].value, items["lack"].source) == (0.001, "given")
     assert (items["a"].source, items["shared"].source) == ("pilot: law", "pilot: correlation of its seeds")
     document = json.loads(path.read_text())
-    own, items = world(planned(), pilot=path)
+    own, items = assumptions(planned(), pilot=path)
     assert (own.a, own.b) == (document["law"]["a"], document["law"]["b"])
     assert own.noise == document["noise"]["sd_relative"]
     assert own.shared == document["noise"]["seed_correlation"]
@@ -121,19 +120,19 @@ def test_what_is_given_wins_over_the_pilot_and_the_pilot_over_defaults(pilot):
     assert own.exponent == pytest.approx(truth.exponent, rel=0.2)
 
 
-def test_a_pilot_without_a_law_says_why_and_gives_the_rest(pilot, tmp_path):
+def test_a_pilot_without_a_law_gives_the_reason_and_the_rest(pilot, tmp_path):
     _, path = pilot
     document = json.loads(path.read_text())
     document["law"] |= {"status": "insufficient", "a": None, "b": None, "reason": "one crossing only"}
     document["noise"] |= {"source": "residuals", "seed_correlation": 0.0}
     other = tmp_path / "fit.json"
     other.write_text(json.dumps(document))
-    _, items = world(planned(), pilot=other)
+    _, items = assumptions(planned(), pilot=other)
     assert items["a"].source.startswith(
         "the pilot has no law (one crossing only), so default: crossings spread"
     )
     assert items["noise"].source == "pilot: noise"
-    assert (items["shared"].value, items["shared"].source) == (0.3, "default; the pilot does not say")
+    assert (items["shared"].value, items["shared"].source) == (0.3, "default; not in the pilot")
 
 
 @pytest.mark.parametrize(
@@ -147,21 +146,21 @@ def test_a_pilot_without_a_law_says_why_and_gives_the_rest(pilot, tmp_path):
         (["noise=nan"], "`noise` must lie between"),
         (["shared=1"], "`shared` must lie between 0 and 0.99"),
         (["a=2", "b=-1"], "`b` must lie between 1e-06 and 10"),
-        (["a=2"], "gives `a` alone, and a law is both"),
+        (["a=2"], "gives `a` alone"),
         (["b=0.3"], "gives `b` alone"),
         (["noise=0.1", "noise=0.2"], "gives `noise` more than once"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_assumption_says_what_and_the_way_out(given, message):
+def test_a_wrong_assumption_is_refused_with_the_fix(given, message):
     with pytest.raises(SpecError) as error:
         parse_assumptions(given)
     assert message in str(error.value)
 
 
-def test_a_law_that_no_net_could_follow_is_refused():
+def test_a_law_that_no_model_could_follow_is_refused():
     with pytest.raises(SpecError, match=r"a = 30, b = 10 puts the crossing of depth 4 at a width of e\^70"):
-        world(planned(), "a=30", "b=10")
+        assumptions(planned(), "a=30", "b=10")
 
 
 def test_assumptions_that_make_a_loss_negative_are_refused():
@@ -169,7 +168,7 @@ def test_assumptions_that_make_a_loss_negative_are_refused():
         plan_power(planned(), ["slope=5", "loss=0.5"], studies=5)
 
 
-def test_a_plan_of_one_depth_has_nothing_to_foresee():
+def test_a_plan_of_one_depth_is_refused():
     with pytest.raises(SpecError, match="has depth 2 only, and a crossing is between two depths"):
         plan_power(planned("frontier.depths=[2]"))
 
@@ -213,6 +212,7 @@ def test_json_has_the_power_beside_the_plan(command, pilot):
     assert [change["name"] for change in power["halve"]["changes"]] == list(CHANGES)
     assert {"cost", "ratio", "ratio_error", "halves", "cheapest"} <= set(power["halve"]["changes"][0])
     assert power["notes"] == []
+    assert "b_widths" not in power
 
 
 def test_people_get_tables_that_fit_80_columns(command):
@@ -225,11 +225,11 @@ def test_people_get_tables_that_fit_80_columns(command):
         assert words in out
 
 
-def test_notes_say_what_is_left_out():
+def test_notes_name_what_is_left_out():
     plan = planned("search={sampler: tpe, candidates: 2, lr_factors: [0.5, 1]}", "frontier.depths=[1, 2]")
     notes = " ".join(plan_power(plan, studies=5).notes)
-    assert "trains only some of the cells listed; this is for all of them" in notes
-    assert "has 2 learning rates; it counts here once" in notes
+    assert "trains only some of the cells listed" in notes
+    assert "has 2 learning rates" in notes
     assert "more seeds help less than shown" in notes
     assert "a law needs two crossings" in notes
 
@@ -240,7 +240,7 @@ def test_a_study_of_two_depths_is_shown_without_a_law():
     assert any("(crossing) chooses its own cells" in note for note in power.notes)
     power = plan_power(planned("frontier.depths=[1, 2]"), studies=5)
     assert not any("(crossing)" in note for note in power.notes)
-    assert power.estimate_of_power.law.statuses["insufficient"] == 1
+    assert power.estimate.law.statuses["insufficient"] == 1
     console = Console(width=80, file=io.StringIO())
     console.print(power_view(power))
     text = console.file.getvalue()
@@ -252,24 +252,7 @@ def test_a_study_of_two_depths_is_shown_without_a_law():
     assert marked[0].startswith("one more depth, 3")
 
 
-def test_waiting_is_silent_off_a_terminal_and_for_the_first_seconds(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("study.commands.power.time.monotonic", lambda: now[0])
-    for terminal in (False, True):
-        console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-        now[0] = 0.0
-        with Waiting(console, 10) as waiting:
-            now[0] = 1.0
-            waiting.tell()
-            assert console.file.getvalue() == ""
-            now[0] = 4.0
-            waiting.tell()
-        shown = console.file.getvalue()
-        assert ("simulated study 2 of 10, about 16 s left" in shown) is terminal
-        assert bool(shown) is terminal
-
-
-def test_the_help_says_how_many_studies_are_simulated(command):
+def test_the_help_shows_how_many_studies_are_simulated(command):
     status, out, _ = command("plan", "--help")
     assert status == 0
     assert f"({STUDIES})" in re.sub(r"[\s│]+", " ", out)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from study.errors import SpecError
-from study.plan.layouts import GPUS_OF_A_MACHINE, PROCESS_BYTES, LayoutPlanner, divisors
+from study.plan.cost import data_exchange_seconds, tensor_exchange_seconds
+from study.plan.layouts import GPUS_OF_A_MACHINE, PROCESS_BYTES, ClusterCapacity, LayoutPlanner, divisors
 from study.plan.plan import Plan, by_hand, make_plan, wall_seconds
 from study.plan.table import plan_table
-from study.spec.devices import DEVICES, data_exchange_seconds, tensor_exchange_seconds, usable_memory
-from study.spec.study import ResourcesSection, load_spec
-from study.workers.machines import ClusterCapacity
+from study.spec.devices import DEVICES, usable_memory
+from study.spec.resources import ResourcesSection
+from study.spec.study import load_spec
 from trainables.cell import Cell, Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.counts import memory
@@ -105,7 +106,7 @@ def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
         return
     choice = planner.choose(shape)
     assert choice.layout == order[0]
-    assert choice.memory == memory(shape, VOCABULARY, one, order[0])
+    assert choice.cost.memory == memory(shape, VOCABULARY, one, order[0])
     choice.layout.check(shape, one)
 
 
@@ -113,7 +114,7 @@ def test_a_shape_too_large_for_one_device_is_shared_among_the_fewest_it_fits_and
     choice = layout_planner().choose(SHAPE)
     tensor, data = choice.layout.tensor_parallel, choice.layout.data_parallel
     assert tensor * data > 1
-    assert choice.memory.total <= usable_memory(DEVICES["a100-40gb"])
+    assert choice.cost.memory.total <= usable_memory(DEVICES["a100-40gb"])
     alone = memory(SHAPE, VOCABULARY, recipe(), Layout(zero=1, micro_batch=1)).total / 1e9
     degrees = f"tensor parallel {tensor}" + (f" x data parallel {data}" if data > 1 else "")
     assert f"{degrees}: {alone:.3g} GB of 36 GB on one device" in choice.flags
@@ -412,7 +413,7 @@ def test_by_hand_is_the_command_that_trains_the_layout() -> None:
         )
     )
     assert "--nproc-per-node 4" in text
-    assert text.endswith("--zero 3 --activation_checkpointing --shard-vocabulary")
+    assert text.endswith("--zero 3 --activation-checkpointing --shard-vocabulary")
 
 
 def test_a_cell_comes_with_the_command_that_trains_it(command: Any, tmp_path: Path) -> None:

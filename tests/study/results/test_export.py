@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from study.results.export import _data, _symbols, find
 from study.plan.plan import make_plan
+from study.results.export import _data, _symbols, find
 from study.spec.study import load_spec
 from study.tracking.mlflow_client import Experiment
 from study.tracking.rows import Row
@@ -22,8 +22,8 @@ from tests.disks import small_disk
 from tests.environment import environment_without
 from tests.trainables.export.test_weights import TEXT, load, validation_loss
 from trainables.data.tasks.spec import HopsData
-from trainables.train.loop import train
 from trainables.record import Keep, read_record
+from trainables.train.loop import train
 
 SYMBOLS = "{kind: hierarchy, vocabulary: 8, branching: 2, levels: 4, synonyms: 2, sequences: 500}"
 SPEC = """

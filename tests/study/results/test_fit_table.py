@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from analysis.fit.crossing_shift import contrast
-from analysis.fit.document import fit
-from analysis.runs.table import RunTable
 from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.report.answers import sensitivity_sentence
+from analysis.fit.crossing_shift import compare_fits
+from analysis.fit.document import fit
+from analysis.report.extras.shifts import shift_sentence
+from analysis.runs.table import RunTable
 from study.results.answer import fit_table
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
@@ -61,13 +61,14 @@ def test_other_learning_rates_and_parametrisations_are_told():
     half = frame[frame["depth"] < 4].assign(lr=0.005, arm="sensitivity")
     half["loss"] += 0.02 * (half["depth"] == 2)
     result = fit(RunTable.from_frame(pd.concat([frame, half], ignore_index=True)), draws=100)
-    result = replace(result, contrasts=(contrast(result, result, ("sp", "mup")),))
+    again, other = result.shifts, compare_fits(result, result, "training.parametrisation", "sp", "mup")
+    result = replace(result, shifts=(*again, other))
     text = io.StringIO()
     Console(file=text, width=110).print(fit_table(result))
-    item = next(item for item in result.sensitivity if item.deep == 2)
-    line = next(line for line in text.getvalue().splitlines() if "× 0.5" in line)
+    item = next(item for item in again[0].pairs if item.deep == 2)
+    line = next(line for line in text.getvalue().splitlines() if "half the" in line)
     assert line.startswith("1 → 2")
     assert f"{math.exp(item.shift):.2f}" in line
     words = " ".join(text.getvalue().split())
-    assert sensitivity_sentence(result.sensitivity, result.level) in words
-    assert "Between sp and mup no crossing moves beyond the noise" in words
+    assert shift_sentence(again) in words
+    assert shift_sentence([other]) in words

@@ -1,14 +1,12 @@
 """Rows of other parametrisations in a study's experiment, and which of them its crossings are compared with."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from analysis.fit.document import fit
 from analysis.design.simulated_study import Truth
-from study.results.parametrisations import contrasts, others, table_of
+from analysis.fit.document import fit
 from study.plan.plan import make_plan
+from study.results.parametrisations import others, parametrisation_shifts, table_of
 from study.run.recorder import cell_params
 from study.spec.study import load_spec
 from study.tracking.rows import Row
@@ -81,9 +79,9 @@ def own(plan):
 
 def test_the_crossings_are_compared(plan, mup, own):
     rows = [*rows_of(plan), *rows_of(mup, shift=0.05)]
-    (found,) = contrasts(load_spec(SMALL), plan, own, rows)
-    assert (found.own, found.other, found.protocol) == ("sp", "mup", mup.protocol)
-    assert found.used == len(mup.cells)
+    (found,) = parametrisation_shifts(plan, own, rows)
+    assert (found.base, found.value, found.protocol) == ("sp", "mup", mup.protocol)
+    assert found.runs == len(mup.cells)
     first = found.pairs[0]
     assert (first.shallow, first.deep) == (1, 2)
     # Two layers are the worse under mup, so they overtake one at a larger size.
@@ -92,5 +90,5 @@ def test_the_crossings_are_compared(plan, mup, own):
 
 
 def test_without_other_rows_or_a_loss_nothing_is_compared(plan, mup, own):
-    assert contrasts(load_spec(SMALL), plan, own, rows_of(plan)) == ()
-    assert contrasts(load_spec(SMALL), plan, own, rows_of(mup, status="diverged")) == ()
+    assert parametrisation_shifts(plan, own, rows_of(plan)) == ()
+    assert parametrisation_shifts(plan, own, rows_of(mup, status="diverged")) == ()

@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.design.simulated_study import Truth
 from analysis.report.study_page import MORE
 from analysis.runs.table import RunTable
-from analysis.design.simulated_study import Truth
-from study.results.answer import answer, searched
 from study.plan.plan import make_plan
+from study.results.answer import answer, searched
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.study import load_spec
 from study.tracking.study_paths import StudyPaths
-from tests.study.small import SMALL
 from tests.study.results.test_parametrisations import plan_of, rows_of
+from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
 SEARCH = ("search.sampler=crossing", "search.objective=b", "search.max_cells=40")
@@ -56,14 +56,13 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     other = plan_of("training.parametrisation=completep")
     rows = {row.cell: row for row in rows_of(other)}
     fit, page = answer(spec, plan, runs, where, None, rows, "the limit of 40 cells is reached.")
-    assert {item.factor for item in fit.sensitivity} == {0.5}
-    assert [(item.own, item.other) for item in fit.contrasts] == [("sp", "completep")]
+    assert [(item.base, item.value) for item in fit.shifts] == [(1.0, 0.5), ("sp", "completep")]
     html = page.read_text()
-    for name in (*MORE, "search", "sensitivity", "contrast"):
+    for name in (*MORE, "search", "sensitivity", "parametrisation"):
         assert f'<figure id="{name}"' in html
         assert (page.parent / "figures" / f"{name}.csv").is_file()
     assert "The limit of 40 cells is reached." in html
     document = json.loads((page.parent / "fit.json").read_text())
-    assert len(document["sensitivity"]) == 2
-    assert document["contrasts"][0]["protocol"] == other.protocol
+    assert [len(item["pairs"]) for item in document["shifts"]] == [2, 2]
+    assert document["shifts"][1]["protocol"] == other.protocol
     assert pd.read_csv(page.parent / "runs.csv")["arm"].eq("sensitivity").sum() == len(arm)

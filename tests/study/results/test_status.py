@@ -5,10 +5,10 @@ import io
 from rich.console import Console
 
 from study.plan.plan import make_plan
-from study.spec.study import load_spec
 from study.results.status import status_json, status_table, study_status
-from study.tracking.study_paths import study_paths
+from study.spec.study import load_spec
 from study.tracking.rows import Row
+from study.tracking.study_paths import study_paths
 from tests.study.search.test_crossing_search import loss_of
 from tests.study.small import SMALL
 

@@ -13,11 +13,10 @@ from analysis.design.simulated_study import Truth
 from study.plan.plan import make_plan
 from study.run.recorder import Recorder
 from study.run.runner import make_policy
-from study.search import Outcome
+from study.search import Outcome, make_search
 from study.search import crossing_search as crossing
 from study.search import stopping_rule as stop_when
 from study.search.crossing_search import CrossingSampler, Trials, distributions, group_of
-from study.search.make import make_search
 from study.search.stopping_rule import checks
 from study.spec.study import load_spec
 from study.tracking.rows import Row, StudyUpdate
@@ -268,8 +267,8 @@ def test_how_a_cell_ended_reaches_the_estimate(outcome, kind):
     assert trial.user_attrs["status"] == kind
     assert trial.state.name == ("COMPLETE" if outcome.loss and math.isfinite(outcome.loss) else "FAIL")
     trials = Trials(search.study, by_name(plan))
-    trials.look()
-    (row,) = trials.rows().to_dict("records")
+    trials.update()
+    (row,) = trials.frame().to_dict("records")
     assert row["status"] == kind
     assert math.isnan(row["loss"]) == (outcome.loss is None or math.isinf(outcome.loss))
     assert row["loss_se"] == (outcome.loss_se or 0.0)
@@ -317,7 +316,7 @@ def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkey
 def test_what_a_cell_costs_a_search_does_not_grow_with_the_cells(monkeypatch):
     spec, plan = study_of("max_cells: 100, stop_when: {crossing_halfwidth: 1e-6}")
     read, judged = counted(monkeypatch, crossing, "name_of"), counted(monkeypatch, stop_when, "reached")
-    lines, estimates = counted(monkeypatch, crossing, "line_of"), counted(monkeypatch, stop_when, "estimate")
+    lines, estimates = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, stop_when, "estimate")
     search = make_search(spec, plan, {}, workers=16)
     given, _, _ = drain(search, 16)
     search.state()
@@ -335,11 +334,11 @@ def test_looks_now_and_then_see_what_one_look_at_all_trials_sees():
         planned = running.pop(count % 3)
         search.tell(planned.cell.key, Outcome(None) if count == 5 else outcome_of(planned))
         if count % 4 == 1:
-            kept.look()
+            kept.update()
             anew = Trials(search.study, by_name(plan))
-            anew.look()
+            anew.update()
             assert (kept.tried, kept.running, kept.ended) == (anew.tried, anew.running, anew.ended)
-            assert kept.rows().equals(anew.rows())
+            assert kept.frame().equals(anew.frame())
             assert kept.spent == anew.spent
             assert len(kept.ended) == count + 1
 

@@ -6,16 +6,17 @@ import math
 import numpy as np
 import pytest
 
-from analysis.design.loss_forecast import Line
+from analysis.design.loss_forecast import LossForecast
 from study.errors import SpecError
 from study.run.trial import TrialSettings, trial_config
-from study.search.early_stopping import Judge, Policy, Watch, is_whole, stops
-from study.spec.study import AshaStopping, ForecastStopping, load_spec
+from study.search.early_stopping import EvaluationRule, Judge, Policy, is_whole
+from study.spec.early_stopping import AshaStopping, ForecastStopping
+from study.spec.study import load_spec
 from tests.study.learning_curves import Setting, planned
 from tests.study.small import SMALL
 from trainables.progress import Evaluation
 
-SURE = Line(step=5, centre=3.0, loss=2.0, slope=0.9, variance=(1e-4, 0.0, 0.01), runs=20)
+SURE = LossForecast(step=5, centre=3.0, loss=2.0, slope=0.9, variance=(1e-4, 0.0, 0.01), runs=20)
 
 
 def at(step, loss):
@@ -39,7 +40,7 @@ def free(policy, cells):
 
 
 def test_a_judge_ends_a_cell_where_its_forecast_is_sure_enough():
-    judge = Judge(steps=10, watches=(Watch(step=5, line=SURE, halfwidth=0.0099),))
+    judge = Judge(steps=10, rules=(EvaluationRule(step=5, line=SURE, halfwidth=0.0099),))
     ending = judge(at(5, 3.0))
     assert (ending.loss, ending.loss_se) == (2.0, 0.01)
     assert ending.reason == "at step 5 of 10; forecast 2.0000 ± 0.0196 from 20 finished cells"
@@ -51,7 +52,8 @@ def test_a_judge_ends_a_cell_where_its_forecast_is_sure_enough():
 
 def test_a_judge_ends_a_cell_that_is_not_among_the_best_with_its_forecast_where_there_is_one():
     judge = Judge(
-        steps=10, watches=(Watch(step=5, line=SURE, worst=3.5), Watch(step=8, line=None, worst=2.5))
+        steps=10,
+        rules=(EvaluationRule(step=5, line=SURE, worst=3.5), EvaluationRule(step=8, line=None, worst=2.5)),
     )
     assert judge(at(5, 3.5)) is None
     ending = judge(at(5, 3.6))
@@ -65,7 +67,11 @@ def test_a_judge_ends_a_cell_that_is_not_among_the_best_with_its_forecast_where_
 def test_a_judge_is_sent_to_a_trial_as_it_is():
     line = dataclasses.replace(SURE, loss=1 / 3)
     judge = Judge(
-        steps=10, watches=(Watch(step=5, line=line, worst=math.inf), Watch(step=8, line=None, worst=1.0))
+        steps=10,
+        rules=(
+            EvaluationRule(step=5, line=line, worst=math.inf),
+            EvaluationRule(step=8, line=None, worst=1.0),
+        ),
     )
     _, plan = planned(Setting({"rule": "asha"}))
     cell = plan.cells[0]
@@ -82,8 +88,8 @@ def test_nothing_is_foretold_before_enough_cells_are_done():
     assert policy.judge(mine) is None
     told(policy, others[11:12], curves)
     judge = policy.judge(mine)
-    assert [watch.step for watch in judge.watches] == [400, 600, 800]
-    assert {watch.line.runs for watch in judge.watches} == {12}
+    assert [watch.step for watch in judge.rules] == [400, 600, 800]
+    assert {watch.line.runs for watch in judge.rules} == {12}
 
 
 def test_stopped_and_failed_cells_and_those_of_another_rate_are_no_finished_curves():
@@ -127,35 +133,35 @@ def test_halving_looks_at_cells_of_the_same_budget_and_lets_the_best_go_on():
     told(policy, other[:9] + same[:2], curves)
     assert policy.judge(mine) is None
     policy.ended(same[2], "diverged", ())
-    (watch,) = policy.judge(mine).watches
+    (watch,) = policy.judge(mine).rules
     losses = sorted(curves[cell.cell.key][1].loss for cell in same[:2])
     assert (watch.step, watch.worst, watch.line) == (400, losses[1], None)
     told(policy, other[9:], curves)
-    (watch,) = policy.judge(mine).watches
+    (watch,) = policy.judge(mine).rules
     assert watch.line.step == 400
     many, cells, curves = study(rule="asha", reduction=2, grace=0.4)
     mine, *others = free(many, cells)
     told(many, others[:20], curves)
     for cell in others[20:35]:
         many.ended(cell, "stopped", curves[cell.cell.key][:2])
-    first, last = many.judge(mine).watches
+    first, last = many.judge(mine).rules
     assert (first.step, last.step) == (400, 800)
     assert (first.line.runs, last.line.runs) == (20, 20)
     alone, *_ = study(rule="asha", reduction=2, grace=0.4)
     told(alone, others[:20], curves)
-    assert alone.judge(mine).watches[1].line == last.line
+    assert alone.judge(mine).rules[1].line == last.line
     before = first.line
     for cell in others[35:40]:
         many.ended(cell, "stopped", curves[cell.cell.key][:4])
-    assert many.judge(mine).watches[0].line != before, "who came to the next rung tells of the way there"
+    assert many.judge(mine).rules[0].line != before, "who came to the next rung tells of the way there"
 
 
 def test_where_rules_may_stop():
     every = tuple(range(100, 1000, 100))
-    assert stops(ForecastStopping(rule="forecast"), every, 1000) == (300, 400, 500, 600, 700, 800, 900)
-    assert stops(AshaStopping(rule="asha"), every, 1000) == (300, 800)
-    assert stops(AshaStopping(rule="asha", grace=0.1, reduction=2), every, 1000) == (100, 200, 400, 800)
-    assert stops(AshaStopping(rule="asha"), (250, 500, 750), 1000) == (250, 750)
+    assert ForecastStopping(rule="forecast").steps(every, 1000) == (300, 400, 500, 600, 700, 800, 900)
+    assert AshaStopping(rule="asha").steps(every, 1000) == (300, 800)
+    assert AshaStopping(rule="asha", grace=0.1, reduction=2).steps(every, 1000) == (100, 200, 400, 800)
+    assert AshaStopping(rule="asha").steps((250, 500, 750), 1000) == (250, 750)
 
 
 @pytest.mark.parametrize(

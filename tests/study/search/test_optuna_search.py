@@ -4,8 +4,7 @@ import optuna
 import pytest
 
 from study.plan.plan import make_plan
-from study.search import Outcome
-from study.search.optuna_search import FrontierSearch
+from study.search import Outcome, make_search
 from study.spec.study import load_spec
 from tests.study.small import SMALL
 
@@ -15,7 +14,7 @@ def plan_for(*overrides):
 
 
 def search_for(plan, spec_overrides=(), known=None):
-    return FrontierSearch(plan, load_spec(SMALL, spec_overrides).search, known or {})
+    return make_search(load_spec(SMALL, spec_overrides), plan, known or {})
 
 
 def loss_of(planned):
@@ -144,7 +143,7 @@ def test_an_adaptive_search_goes_on_from_the_run_table_alone(sampler, cut):
         else:
             known[planned.cell.key] = Outcome(loss_of(planned))
             first.tell(planned.cell.key, known[planned.cell.key])
-    again = FrontierSearch(plan, load_spec(SMALL, overrides).search, known, {failed})
+    again = make_search(load_spec(SMALL, overrides), plan, known, {failed})
     order = drain(again)
     assert failed in keys(order), "a failed cell is tried again"
     assert not set(keys(order)) & set(known)
@@ -164,7 +163,7 @@ def test_a_killed_adaptive_search_asks_for_the_very_cells_it_would_have(sampler,
         f"search.sampler={sampler}", "search.candidates=5", "search.lr_factors=[0.5,1,2]", "training.seeds=2",
     )  # fmt: skip
     plan = plan_for(*overrides)
-    spec = load_spec(SMALL, overrides).search
+    spec = load_spec(SMALL, overrides)
     whole = keys(drain(search_for(plan, overrides), slots))
     assert len(whole) == 50
     for cut in range(1, 50, 8):
@@ -176,7 +175,7 @@ def test_a_killed_adaptive_search_asks_for_the_very_cells_it_would_have(sampler,
             planned = running.pop(0)
             known[planned.cell.key] = Outcome(loss_of(planned))
             search.tell(planned.cell.key, known[planned.cell.key])
-        again = FrontierSearch(plan, spec, known, keys(running))
+        again = make_search(spec, plan, known, keys(running))
         assert keys(drain(again, slots)) == keys(running) + whole[len(given) :]
 
 

@@ -13,9 +13,8 @@ from analysis.design.simulated_study import Truth
 from analysis.runs.table import RunTable
 from study.errors import SpecError
 from study.plan.plan import make_plan
-from study.search.optuna_search import FrontierSearch
+from study.search import Outcome, make_search
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
-from study.search.source import Outcome
 from study.spec.study import load_spec, parse_spec
 from tests.study.small import SMALL
 
@@ -84,7 +83,7 @@ class Run:
     def __init__(self, spec, plan, known=()):
         self.ended = list(known)
         losses = {p.cell.key: Outcome(loss_of(p)) for p in known}
-        search = FrontierSearch(plan, spec.search, losses)
+        search = make_search(spec, plan, losses)
         self.source = ThenSensitivityRuns(
             search,
             lambda key: key in {p.cell.key for p in self.ended},
@@ -180,8 +179,8 @@ def test_a_real_study_ends_with_its_arm_and_does_it_once(tmp_path):
     assert len(runs) == 8
     assert arm["lr_factor"].tolist() == [0.5] * 4
     fit = json.loads((tmp_path / "results" / "armed" / "fit.json").read_text())
-    (shift,) = fit["sensitivity"]
-    assert (shift["shallow"], shift["deep"], shift["factor"], shift["runs"]) == (1, 2, 0.5, 4)
+    ((shift,),) = [study["pairs"] for study in fit["shifts"] if study["value"] == 0.5]
+    assert (shift["shallow"], shift["deep"], shift["runs"]) == (1, 2, 4)
     assert shift["shift_interval"] is None, "one seed of two sizes has no noise estimate"
     assert fit["rows"]["used"] == 4
     assert "nothing to train: all 8 rows are there" in run()

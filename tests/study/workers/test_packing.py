@@ -14,7 +14,7 @@ import ray
 from rich.console import Console
 
 from study.errors import SpecError
-from study.workers import distributed_encoding as spread
+from study.workers import distributed_encoding
 from study.workers import packing
 from study.workers.distributed_encoding import Reader, Workers
 from study.workers.machines import Machine, Slots
@@ -85,17 +85,17 @@ def test_spread_over_workers_it_is_the_same_store_to_the_last_byte(
     two_cpus, texts, tmp_path, case, monkeypatch, capfd
 ):
     used = []
-    encoded = spread._encoded
+    encoded = distributed_encoding._encoded
 
     def noted(encoder, chunks, count, marks):
         used.append((len(chunks), count))
         return encoded(encoder, chunks, count, marks)
 
-    monkeypatch.setattr(spread, "_encoded", noted)
+    monkeypatch.setattr(distributed_encoding, "_encoded", noted)
     data = CASES[case](texts)
     plain = open_store(data, context=CONTEXT, root=tmp_path / "plain")
     # More workers than there are CPUs: those that do not come are not waited for.
-    encode = spread.spread(Workers(3), chunk=4000, worth=1000)
+    encode = distributed_encoding.distributed_encoder(Workers(3), chunk=4000, worth=1000)
     ours = open_store(data, context=CONTEXT, root=tmp_path / "spread", encode=encode)
     assert files(ours) == files(plain)
     assert len(used) == 2, "both sides went over Ray"
@@ -127,7 +127,7 @@ def test_a_worker_that_is_killed_costs_nothing(two_cpus, texts, tmp_path, monkey
             killed.append(worker.pid)
 
     monkeypatch.setattr(pack, "WATCH_SECONDS", 0.0)
-    encode = spread.spread(Workers(2), chunk=2000, worth=1000)
+    encode = distributed_encoding.distributed_encoder(Workers(2), chunk=2000, worth=1000)
     ours = open_store(data, context=CONTEXT, root=tmp_path / "spread", encode=encode, watch=kill)
     assert killed
     assert files(ours) == files(plain)
@@ -138,7 +138,7 @@ def test_what_goes_wrong_in_a_worker_is_raised_and_frees_the_cluster(two_cpus, t
     text = texts / "gone.txt"
     text.write_text(prose(seed=2))
     monkeypatch.setattr(Reader, "chunk", lambda self, index: (b"\xff", array("q", [1]), b"\0"))
-    encode = spread.spread(Workers(2), chunk=4000, worth=1000)
+    encode = distributed_encoding.distributed_encoder(Workers(2), chunk=4000, worth=1000)
     with pytest.raises(Exception, match="can't decode byte 0xff"):
         open_store(FilesData(path=str(text), **BPE), context=CONTEXT, root=tmp_path, encode=encode)
     # The frames of the exception hold the workers until they are collected.
@@ -151,15 +151,19 @@ def test_what_goes_wrong_in_a_worker_is_raised_and_frees_the_cluster(two_cpus, t
 def test_the_data_of_a_study_is_spread_where_the_cluster_has_other_machines(
     two_cpus, texts, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(packing, "spread", lambda workers: spread.spread(workers, chunk=4000, worth=1000))
+    monkeypatch.setattr(
+        packing,
+        "distributed_encoder",
+        lambda workers: distributed_encoding.distributed_encoder(workers, chunk=4000, worth=1000),
+    )
     counts = []
-    encoded = spread._encoded
+    encoded = distributed_encoding._encoded
 
     def noted(encoder, chunks, count, marks):
         counts.append((count, marks))
         return encoded(encoder, chunks, count, marks)
 
-    monkeypatch.setattr(spread, "_encoded", noted)
+    monkeypatch.setattr(distributed_encoding, "_encoded", noted)
     data = CASES["bpe"](texts)
     key = data_key(data, CONTEXT)
     here = Machine({"CPU": 2.0}, ray.get_runtime_context().get_node_id())
@@ -188,7 +192,7 @@ import sys, threading, time
 from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
-from study.workers.distributed_encoding import Workers, spread
+from study.workers.distributed_encoding import Workers, distributed_encoder
 from trainables.data import open_store
 from trainables.data.spec import FilesData
 text, root = sys.argv[1], Path(sys.argv[2])
@@ -200,7 +204,7 @@ said = []
 def watch(stage, share):
     said.append((time.monotonic(), stage, share))
 def pack():
-    encode = spread(Workers(4, ("spot",)), chunk=4000, worth=1000)
+    encode = distributed_encoder(Workers(4, ("spot",)), chunk=4000, worth=1000)
     open_store(FilesData(path=text, tokenizer="bpe", vocabulary=400), context=64, root=root, watch=watch, encode=encode)
 packing = threading.Thread(target=pack, daemon=True)
 packing.start()

@@ -11,7 +11,7 @@ import torch
 from trainables.cell import Recipe, Shape
 from trainables.checkpoint import checkpoint, universal
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.ranks.process_group import join
 from trainables.train.engine import build_engine
 

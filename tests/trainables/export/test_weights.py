@@ -26,9 +26,10 @@ from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
 from trainables.errors import InputError
 from trainables.export.tokenizer import huggingface_tokenizer
-from trainables.export.weights import as_conv1d, export_config, write
+from trainables.export.weights import write
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
+from trainables.model.gpt2 import as_conv1d, model_config
 from trainables.record import Keep, Record, damage, read_record
 from trainables.train.loop import train
 
@@ -262,7 +263,7 @@ def test_a_state_that_is_not_the_whole_model_is_refused(root, tmp_path):
     one = cell(SYMBOLS)
     store = open_store(SYMBOLS, context=CONTEXT, root=root)
     state = build_model(one.shape, one.recipe, store.vocabulary, 0).state_dict()
-    config = export_config(one, store)
+    config = model_config(one.shape, one.recipe, store.vocabulary)
     name = "transformer.h.0.attn.c_attn.weight"
     assert torch.equal(as_conv1d(state, config)[name], state[name].t())
     with pytest.raises(RuntimeError, match=r"c_attn.weight is \[16, 24\], not \[16, 48\]"):
@@ -322,7 +323,7 @@ def test_weights_of_a_net_that_is_no_gpt2_are_refused_before_it_trains(root, tmp
     other = one.model_copy(update={"recipe": one.recipe.model_copy(update={"residual": "admin"})})
     (tmp_path / "cell.json").write_text(other.model_dump_json())
     assert main([str(tmp_path / "cell.json"), "--data", str(root), "--weights", str(tmp_path / "m")]) == 2
-    assert "keeps a plain GPT-2" in capsys.readouterr().err
+    assert "`residual`" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
 
 

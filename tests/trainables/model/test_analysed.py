@@ -9,7 +9,7 @@ from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.spec import HierarchyData
 from trainables.model.counts import flops, parameters
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.train.loop import train
 
 CONTEXT, VOCABULARY = 16, 9

@@ -9,7 +9,8 @@ from transformers import GPT2LMHeadModel
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.counts import flops, kept_activations, memory, parameters, rank_parameters
-from trainables.model.gpt2 import build_model, model_config
+from trainables.model.family import build_model
+from trainables.model.gpt2 import model_config
 
 
 def recipe(context: int, batch: int = 1) -> Recipe:

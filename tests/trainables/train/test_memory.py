@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainables.memory_cells import measure
-from trainables.cell import Network, Precision, Recipe, Shape
+from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout, default_zero
 from trainables.model.counts import Memory, memory
 
@@ -28,7 +28,7 @@ CASES = {
 
 
 def arguments(
-    name: str, precision: Precision, network: Network = "gpt2", **layout: Any
+    name: str, precision: Precision, network: str = "gpt2", **layout: Any
 ) -> tuple[Shape, int, Recipe, Layout]:
     depth, width, heads, vocabulary, context, batch = CASES[name]
     recipe = Recipe(steps=4, batch=batch, context=context, precision=precision, network=network)

@@ -17,12 +17,13 @@ from trainables.data.spec import HierarchyData
 from trainables.errors import InputError
 from trainables.export.weights import whole_state
 from trainables.layout import Layout
-from trainables.model.gpt2 import build_model
+from trainables.model.families import gpt2 as families
+from trainables.model.families.gpt2 import PARTITION_CONFIG
+from trainables.model.family import build_model
 from trainables.ranks import process_group as world
 from trainables.ranks.process_group import forget_degrees, join, leave
-from trainables.train import engine as engines
 from trainables.train import loop
-from trainables.train.engine import SHARDS, build_engine, deepspeed_config
+from trainables.train.engine import build_engine, deepspeed_config
 from trainables.train.loop import train
 
 WIDTH, VOCABULARY, CONTEXT = 16, 11, 8
@@ -117,18 +118,21 @@ def replicas_after_training(cell, root, rank_info, rendezvous):
 def unmatched_specs(rank_info, rendezvous):
     """The library's rows of a matrix whose pattern matches nothing, and what our engine says of it."""
     join(rank_info, rendezvous)
-    nothing = {**SHARDS, "layer_specs": [{**spec, "patterns": ["nothing"]} for spec in SHARDS["layer_specs"]]}
+    nothing = {
+        **PARTITION_CONFIG,
+        "layer_specs": [{**spec, "patterns": ["nothing"]} for spec in PARTITION_CONFIG["layer_specs"]],
+    }
     tensor = {"autotp_size": 2, "partition_config": nothing}
     replicated = rows(library_engine({"tensor_parallel": tensor}, TENSOR))
     said = []
-    for wrong in ({**nothing}, {**SHARDS, "layer_specs": SHARDS["layer_specs"][:2]}):
-        engines.SHARDS = wrong
+    for wrong in ({**nothing}, {**PARTITION_CONFIG, "layer_specs": PARTITION_CONFIG["layer_specs"][:2]}):
+        families.PARTITION_CONFIG = wrong
         try:
             engine_of(TENSOR)
         except RuntimeError as error:
             said.append(str(error))
         finally:
-            engines.SHARDS = SHARDS
+            families.PARTITION_CONFIG = PARTITION_CONFIG
     return replicated, said
 
 
@@ -260,7 +264,7 @@ def test_library_defect_specs_that_match_nothing_leave_the_matrix_whole(ranks):
     for replicated, said in ranks.gang(2, unmatched_specs):
         assert replicated == 3 * WIDTH
         assert "c_attn has 48 rows on this rank and should have 24" in said[0]
-        assert "DeepSpeed did not share transformer.h.0.mlp.c_fc.weight" in said[1]
+        assert "DeepSpeed did not shard transformer.h.0.mlp.c_fc.weight" in said[1]
 
 
 @pytest.mark.slow

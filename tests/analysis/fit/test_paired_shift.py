@@ -1,4 +1,4 @@
-"""The sensitivity arm against worlds in which the shift of a crossing is known."""
+"""Sensitivity runs against worlds in which the shift of each crossing is known."""
 
 from dataclasses import replace
 
@@ -9,10 +9,16 @@ from scipy.optimize import brentq
 
 from analysis.curves.curves import build_curves
 from analysis.design.simulated_study import Truth, shapes_of, simulate
+from analysis.fit.crossing_shift import (
+    LEARNING_RATE,
+    ChangedStudy,
+    moved,
+    paired_shifts,
+    split_sensitivity_runs,
+)
 from analysis.fit.document import Fit, fit
-from analysis.fit.learning_rate_shift import outstanding, shifts, split
 from analysis.law.crossings import find_crossings
-from analysis.report.answers import sensitivity_sentence, shift_sentence
+from analysis.report.extras.shifts import factor_phrase, shift_sentence
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 
@@ -35,14 +41,22 @@ def crossing(shallow, deep, factor=None):
 
 
 def shifts_of(frame):
-    """The arm alone: a whole fit also holds out budgets and fits the rivals, which takes a hundred times as long."""
-    main, arm = split(RunTable.from_frame(frame))
+    """(shallow, deep, factor) -> shift, without the rest of a fit, which takes a hundred times as long."""
+    main, again = split_sensitivity_runs(RunTable.from_frame(frame))
     rows = compare(main).rows
     curves = build_curves(rows)
-    return shifts(arm, rows, curves, find_crossings(curves, draws=100).items, 0.95)
+    return by_pair(paired_shifts(again, rows, curves, find_crossings(curves, draws=100).items, 0.95))
 
 
-def with_arm(generator, seeds=3, noise=0.002, factors=(0.5, 2.0), near=2):
+def by_pair(studies):
+    return {(item.shallow, item.deep, study.value): item for study in studies for item in study.pairs}
+
+
+def study_of(*pairs):
+    return [ChangedStudy(LEARNING_RATE, 1.0, 0.5, pairs, 0.95, 12)]
+
+
+def with_sensitivity_runs(generator, seeds=3, noise=0.002, factors=(0.5, 2.0), near=2):
     """A study, and the `near` sizes below and above 1 -> 2 and 2 -> 4 again at other rates."""
     rows = simulate(TRUTH, SHAPES, seeds, generator).assign(lr=0.01, arm="")
     again = []
@@ -60,13 +74,13 @@ def with_arm(generator, seeds=3, noise=0.002, factors=(0.5, 2.0), near=2):
                         loss=part["loss"] + HARM[factor, depth] + stray, lr=0.01 * factor, arm="sensitivity"
                     )
                 )
-    arm = pd.concat(again).drop_duplicates(["depth", "params", "seed", "lr"])
-    return pd.concat([rows, arm], ignore_index=True)
+    again = pd.concat(again).drop_duplicates(["depth", "params", "seed", "lr"])
+    return pd.concat([rows, again], ignore_index=True)
 
 
 @pytest.fixture(scope="module")
 def frame():
-    return with_arm(np.random.default_rng(3))
+    return with_sensitivity_runs(np.random.default_rng(3))
 
 
 @pytest.fixture(scope="module")
@@ -74,25 +88,26 @@ def found(frame):
     return fit(RunTable.from_frame(frame), draws=200)
 
 
-def test_the_arm_changes_nothing_in_the_study_itself(frame, found):
+def test_sensitivity_runs_change_nothing_in_the_study_itself(frame, found):
     alone = fit(RunTable.from_frame(frame[frame["arm"] == ""].drop(columns="arm")), draws=200)
     assert found.crossings == alone.crossings
     assert found.law == alone.law
     assert found.used == alone.used
-    assert alone.sensitivity == ()
-    reasons = {item["reason"] for item in found.left_out}
-    assert reasons == {"of the sensitivity arm, with another learning rate on purpose; it enters no crossing"}
+    assert alone.shifts == ()
+    assert all("sensitivity run" in item["reason"] for item in found.left_out)
     assert len(found.left_out) == (frame["arm"] != "").sum()
 
 
 def test_a_known_shift_is_found(found):
-    shifts = {(item.shallow, item.deep, item.factor): item for item in found.sensitivity}
+    shifts = by_pair(found.shifts)
     assert set(shifts) == {(s, d, f) for s, d in ((1, 2), (2, 4)) for f in (0.5, 2.0)}
     for (shallow, deep, factor), item in shifts.items():
         true = crossing(shallow, deep, factor) - crossing(shallow, deep)
         low, high = item.shift_interval
         assert low < true < high
         assert low < item.shift < high
+        assert item.changed_params == pytest.approx(item.params * np.exp(item.shift))
+        assert item.changed_interval == pytest.approx((item.params * np.exp(low), item.params * np.exp(high)))
         assert item.runs == 12
         change = HARM[factor, shallow] - HARM[factor, deep]
         assert abs(item.gap_change - change) < 4 * item.gap_change_se
@@ -108,11 +123,11 @@ def test_a_known_shift_is_found(found):
 def test_the_intervals_of_shifts_hold_what_they_say():
     inside = total = 0
     for study in range(40):
-        frame = with_arm(np.random.default_rng([7, study]))
-        for item in shifts_of(frame):
+        frame = with_sensitivity_runs(np.random.default_rng([7, study]))
+        for (shallow, deep, factor), item in shifts_of(frame).items():
             if item.shift is None or item.shift_interval is None:
                 continue
-            true = crossing(item.shallow, item.deep, item.factor) - crossing(item.shallow, item.deep)
+            true = crossing(shallow, deep, factor) - crossing(shallow, deep)
             low, high = item.shift_interval
             holds = (low is None or low <= true) and (high is None or true <= high)
             inside, total = inside + holds, total + 1
@@ -123,26 +138,26 @@ def test_the_intervals_of_shifts_hold_what_they_say():
 
 def test_one_seed_takes_two_runs_for_independent(frame):
     one = frame[frame["seed"] == 0]
-    item = next(item for item in shifts_of(one) if (item.shallow, item.factor) == (1, 0.5))
+    item = shifts_of(one)[1, 2, 0.5]
     # The next size below and above of each depth, and one alone where the crossing lies beside both.
     assert 2 <= item.runs <= 4
     assert item.gap_change_se > 0
     assert item.shift_interval is not None
 
 
-def test_an_arm_that_diverged_says_so(frame):
+def test_diverged_sensitivity_runs_give_a_reason(frame):
     dead = (frame["arm"] != "") & (frame["lr"] > 0.015) & (frame["depth"] == 2)
     lost = frame.assign(status=np.where(dead, "diverged", "done"), loss=frame["loss"].mask(dead, np.nan))
     found = shifts_of(lost)
-    double = [item for item in found if item.factor == 2]
+    double = [item for (_, _, factor), item in found.items() if factor == 2]
     assert all(item.shift is None and item.diverged for item in double)
     assert double[0].reason == "depth 2 has no run at 2 times its rate: all its runs diverged"
-    assert all(item.shift is not None for item in found if item.factor == 0.5)
+    assert all(item.shift is not None for (_, _, factor), item in found.items() if factor == 0.5)
 
 
 def test_a_crossing_that_leaves_the_sizes_says_where(frame):
     far = frame.assign(loss=frame["loss"] + 0.5 * ((frame["arm"] != "") & (frame["depth"] == 2)))
-    item = next(item for item in shifts_of(far) if (item.shallow, item.factor) == (1, 0.5))
+    item = shifts_of(far)[1, 2, 0.5]
     assert item.shift is None
     assert item.reason == "the crossing moves above the sizes at which both depths were measured"
     # How far beyond is not known, but that it moves is.
@@ -150,20 +165,20 @@ def test_a_crossing_that_leaves_the_sizes_says_where(frame):
     assert low > 0
     assert high is None
     assert item.significant
-    words = sensitivity_sentence([item], 0.95)
-    assert words == f"Another learning rate moves 1 → 2: {item.reason}."
+    assert item.changed_status == "right_censored"
+    assert item.reason in shift_sentence(study_of(item))
     back = frame.assign(loss=frame["loss"] + 0.5 * ((frame["arm"] != "") & (frame["depth"] == 1)))
-    other = next(item for item in shifts_of(back) if (item.shallow, item.factor) == (1, 0.5))
+    other = shifts_of(back)[1, 2, 0.5]
     assert other.shift_interval[0] is None
     assert other.shift_interval[1] < 0
     assert other.significant
-    assert "(95 %: below 0." in shift_sentence(other, 0.95)
+    assert "(95 %: below 0." in factor_phrase(other, 0.95)
 
 
 def test_a_gap_that_does_not_rise_gives_no_shift(frame, monkeypatch):
     # At the end of the range an ambiguous crossing may have it so; an error of nothing would look like a certainty.
-    monkeypatch.setattr("analysis.fit.learning_rate_shift._slope", lambda *_: (-0.01, 0.001))
-    for item in shifts_of(frame):
+    monkeypatch.setattr("analysis.fit.crossing_shift._slope", lambda *_: (-0.01, 0.001))
+    for item in shifts_of(frame).values():
         assert item.shift is None
         assert item.shift_interval is None
         assert not item.significant
@@ -171,28 +186,31 @@ def test_a_gap_that_does_not_rise_gives_no_shift(frame, monkeypatch):
 
 
 def test_many_comparisons_are_taken_together(found):
-    shifts = found.sensitivity
-    moved = outstanding(shifts, 0.95)
-    assert (moved[0].deep, moved[0].factor) == (2, 2.0)
-    assert sensitivity_sentence(shifts, 0.95).startswith(
-        f"Another learning rate moves {len({i.deep for i in moved})}"
-    )
-    # One of ten that would stand out alone.
-    nothing = [replace(shifts[0], p_value=p) for p in (0.02, *np.linspace(0.1, 0.9, 9))]
+    (study, largest), *_ = moved(found.shifts)
+    assert (largest.deep, study.value) == (2, 2.0)
+    assert "1 → 2 at double the learning rate" in shift_sentence(found.shifts)
+    one = by_pair(found.shifts)[1, 2, 0.5]
+    # One of ten that would be significant alone.
+    nothing = [replace(one, p_value=p) for p in (0.02, *np.linspace(0.1, 0.9, 9))]
     assert nothing[0].significant
-    assert outstanding(nothing, 0.95) == []
-    assert outstanding(nothing[:1], 0.95) == nothing[:1]
-    assert "No crossing moves" in sensitivity_sentence(nothing, 0.95)
-    sure = replace(shifts[0], p_value=1e-6)
-    assert outstanding([*nothing, sure], 0.95) == [sure]
-    assert outstanding([replace(sure, p_value=None)], 0.95) == []
+    assert moved(study_of(*nothing)) == []
+    assert [pair for _, pair in moved(study_of(nothing[0]))] == nothing[:1]
+    assert "No crossing moves" in shift_sentence(study_of(*nothing))
+    sure = replace(one, p_value=1e-6)
+    assert [pair for _, pair in moved(study_of(*nothing, sure))] == [sure]
+
+
+def test_without_a_noise_estimate_a_shift_has_no_verdict(found):
+    alone = replace(by_pair(found.shifts)[1, 2, 0.5], shift_interval=None, p_value=None)
+    assert moved(study_of(alone)) == []
+    assert "no noise estimate" in shift_sentence(study_of(alone))
 
 
 def test_the_order_of_rows_changes_nothing(frame, found):
-    mixed = frame.sample(frac=1, random_state=1).reset_index(drop=True)
-    for one, other in zip(found.sensitivity, shifts_of(mixed), strict=True):
-        assert other.shift == pytest.approx(one.shift, abs=1e-9)
+    mixed = shifts_of(frame.sample(frac=1, random_state=1).reset_index(drop=True))
+    for place, one in by_pair(found.shifts).items():
+        assert mixed[place].shift == pytest.approx(one.shift, abs=1e-9)
 
 
 def test_the_fit_file_keeps_the_shifts(found):
-    assert Fit.from_json(found.to_json()).sensitivity == found.sensitivity
+    assert Fit.from_json(found.to_json()).shifts == found.shifts

@@ -4,8 +4,9 @@ from typing import get_args
 
 import pytest
 
-from study.spec.devices import DEVICES, local_gpus, step_seconds, usable_memory
-from study.spec.study import DeviceName
+from study.plan.cost import step_seconds
+from study.spec.devices import DEVICES, local_gpus, usable_memory
+from study.spec.resources import DeviceName
 from trainables.cell import Shape
 from trainables.model.counts import flops
 

@@ -1,0 +1,130 @@
+"""What one shape costs in one layout: parameters, FLOPs, memory and time, from closed forms."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from study.spec.devices import Device
+from trainables.cell import Precision, Recipe, Shape
+from trainables.layout import Layout
+from trainables.model.counts import Memory, flops, memory, parameters
+from trainables.model.family import Flops, Parameters
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of training a shape by a recipe; each number is computed on first use."""
+
+    shape: Shape
+    vocabulary: int
+    recipe: Recipe
+    layout: Layout
+    device: Device
+    utilisation: float | None = None
+    """Share of the device's peak; None for the share assumed of the device."""
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """Counts of parameters."""
+        recipe = self.recipe
+        return parameters(self.shape, self.vocabulary, recipe.context, recipe.network, recipe.residual)
+
+    @cached_property
+    def flops(self) -> Flops:
+        """Operations per token."""
+        return flops(self.shape, self.vocabulary, self.recipe.context, self.recipe.network)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes of the tensors on the rank that holds most."""
+        return memory(self.shape, self.vocabulary, self.recipe, self.layout)
+
+    @property
+    def training_flops(self) -> float:
+        """Training FLOPs of the whole cell, without evaluations."""
+        return float(self.flops.training * self.recipe.tokens)
+
+    @cached_property
+    def piece_seconds(self) -> float:
+        """Seconds of forward and backward on one micro-batch, all ranks side by side."""
+        recipe, layout, work = self.recipe, self.layout, self.flops
+        per_token = work.training + (work.forward if layout.activation_checkpointing else 0)
+        tokens = layout.sequences(recipe) * recipe.context
+        of_rank = tokens / layout.tensor_parallel
+        return step_seconds(
+            self.device,
+            self.shape,
+            of_rank,
+            per_token * tokens / layout.tensor_parallel,
+            recipe.precision,
+            self.utilisation,
+        ) + tensor_exchange_seconds(self.device, self.shape, tokens, recipe.precision, layout)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one optimizer step."""
+        exchange = data_exchange_seconds(
+            self.device, self.parameters.total, self.recipe.precision, self.layout
+        )
+        return self.layout.pieces(self.recipe) * self.piece_seconds + exchange
+
+    def seconds(self, evaluations: int, validation_tokens: int) -> float:
+        """Return the seconds of the whole cell with its evaluations."""
+        recipe, layout = self.recipe, self.layout
+        tokens = layout.sequences(recipe) * recipe.context * layout.data_parallel
+        # An evaluation is forward only: a third of the work of training on as many tokens.
+        evaluation = -(-validation_tokens // tokens) * self.piece_seconds / 3
+        return recipe.steps * self.step_seconds + evaluations * evaluation
+
+
+def step_seconds(
+    device: Device,
+    shape: Shape,
+    tokens: float,
+    flops: float,
+    precision: Precision,
+    utilisation: float | None = None,
+) -> float:
+    """Estimate the seconds of a training step of `tokens` tokens and `flops` operations on one device."""
+    share = device.utilisation if utilisation is None else utilisation
+    return (
+        device.seconds_per_step
+        + shape.depth * device.seconds_per_step_layer
+        + tokens * shape.depth * shape.width * device.seconds_per_value
+        + flops / (device.peak[precision] * share)
+    )
+
+
+def tensor_exchange_seconds(
+    device: Device, shape: Shape, tokens: int, precision: Precision, layout: Layout
+) -> float:
+    """Estimate the seconds of the all-reduces among tensor-parallel ranks for a micro-batch of `tokens` tokens.
+
+    Per layer two sums of the residual stream in forward and two in backward (Shoeybi et al. 2019, arXiv 1909.08053,
+    section 3), and forward again if activations are recomputed. ASSUMPTION: none of it overlaps with computation.
+    """
+    sums = shape.depth * (6 if layout.activation_checkpointing else 4)
+    return sums * _all_reduce_seconds(
+        device, tokens * shape.width * _bytes(precision), layout.tensor_parallel
+    )
+
+
+def data_exchange_seconds(device: Device, parameters: int, precision: Precision, layout: Layout) -> float:
+    """Estimate the seconds of the all-reduce of gradients among data-parallel groups in one step.
+
+    ZeRO stage 3 sends half as much again as stages 0 to 2 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+    ASSUMPTION: none of it overlaps with computation.
+    """
+    held = parameters / layout.tensor_parallel
+    whole = _all_reduce_seconds(device, held * _bytes(precision), layout.data_parallel)
+    return whole * (1.5 if layout.zero == 3 else 1.0)
+
+
+def _all_reduce_seconds(device: Device, size: float, ranks: int) -> float:
+    """Return the seconds of a ring all-reduce: every rank sends and receives 2·(n-1)/n of the size."""
+    if ranks == 1:
+        return 0.0
+    return device.seconds_per_exchange + 2 * (ranks - 1) / ranks * size / device.link
+
+
+def _bytes(precision: Precision) -> int:
+    return 2 if precision == "bf16" else 4

@@ -1,0 +1,97 @@
+"""Plans cells: the layout, cost and learning rate of each shape under one spec."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from study.plan.cells import PlannedCell
+from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner
+from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
+from study.spec.frontier import FrontierShape, bottlenecked
+from study.spec.resources import ResourcesSection
+from study.spec.study import StudySpec
+from trainables.cell import Cell, Recipe, Shape
+from trainables.data.spec import DataSpec, HierarchyData
+from trainables.data.tasks.spec import TaskData
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans single cells of one spec; costs are computed once per shape."""
+
+    spec: StudySpec
+    recipe: Recipe
+    data_key: str
+    layouts: LayoutPlanner
+    _known: dict[Shape, Choice] = field(default_factory=dict, repr=False, compare=False)
+
+    def cells(self, found: FrontierShape, seeds: Iterable[int]) -> list[PlannedCell]:
+        """Plan a shape with every learning-rate factor of the spec and these seeds."""
+        seeds = tuple(seeds)
+        return [self.cell(found, factor, seed) for factor in self.spec.search.lr_factors for seed in seeds]
+
+    def cell(self, found: FrontierShape, factor: float, seed: int, arm: str = "") -> PlannedCell:
+        """Plan one cell; see `Plan.planned_for`."""
+        shape, resources = found.shape, self.spec.resources
+        if shape not in self._known:
+            self._known[shape] = self.layouts.choose(shape)
+        choice = self._known[shape]
+        cost, flags = choice.cost, choice.flags
+        vocabulary = self.layouts.vocabulary
+        if bottlenecked(shape, vocabulary):
+            flags = (f"width above the vocabulary of {vocabulary}", *flags)
+        seconds = cost.seconds(resources.evaluations, validation_tokens(self.spec.data, self.recipe.context))
+        price = resources.price_per_hour
+        return PlannedCell(
+            cell=Cell(
+                shape=shape,
+                recipe=self.recipe,
+                data=self.spec.data,
+                data_key=self.data_key,
+                lr=self.spec.training.rate(shape) * factor,
+                seed=seed,
+            ),
+            budget=found.budget,
+            lr_factor=factor,
+            parameters=cost.parameters,
+            tokens=self.recipe.tokens,
+            flops=cost.training_flops,
+            memory_bytes=cost.memory.total,
+            layout=choice.layout,
+            seconds=seconds,
+            cost=None if price is None else price * seconds * choice.layout.ranks / 3600,
+            flags=flags,
+            arm=arm,
+        )
+
+
+def make_planner(
+    spec: StudySpec, *, base: Path = Path(), to_read: bool = False, room: ClusterCapacity | None = None
+) -> Planner:
+    """Return the planner of a study; `make_plan` describes the arguments."""
+    # Imported here because `trainables.data` may load numpy; reading a spec must not.
+    from trainables.data import data_key, vocabulary_size
+
+    device, recipe = DEVICES[spec.resources.device], spec.recipe
+    slots = room.devices if room else _slots(spec.resources, device)
+    key = data_key(spec.data, spec.training.context, base)
+    layouts = LayoutPlanner(spec.resources, device, slots, recipe, vocabulary_size(spec.data), not to_read)
+    if room:
+        layouts = replace(layouts, share=room.memory, largest=room.together)
+    return Planner(spec, recipe, key, layouts)
+
+
+def _slots(resources: ResourcesSection, device: Device) -> int:
+    if resources.slots != "auto":
+        return resources.slots
+    if device.is_gpu:
+        return max(1, local_gpus())
+    by_memory = usable_memory(device) // (2 * PROCESS_BYTES)
+    return max(1, min(int(cores() / resources.cpus_per_trial), by_memory))
+
+
+def validation_tokens(data: DataSpec, context: int) -> int:
+    """Return the tokens of the validation set."""
+    if isinstance(data, HierarchyData | TaskData):
+        return data.validation_sequences * context
+    return data.validation_tokens

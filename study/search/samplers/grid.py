@@ -1,0 +1,32 @@
+"""The sampler `grid`: every depth at every budget with every learning rate."""
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from study.plan.cells import Outcome
+from study.plan.plan import Plan
+from study.search.source import Search
+from study.spec.search import Sampler, register
+from study.spec.study import StudySpec
+
+
+@register
+class Grid(Sampler):
+    """Train every cell."""
+
+    is_grid = True
+
+    sampler: Literal["grid"] = "grid"
+
+    def make_search(
+        self,
+        plan: Plan,
+        spec: StudySpec,
+        known: Mapping[str, Outcome],
+        begun: Collection[str],
+        workers: int,
+    ) -> Search:
+        """Return the candidates of the plan, all of them."""
+        from study.search.optuna_search import FrontierSearch
+
+        return FrontierSearch(plan, known, begun, seed=self.seed)

@@ -1,0 +1,221 @@
+"""The sections `resources` and `tracking`: devices, storage, estimates, and the MLflow store."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from study.spec.devices import DEVICES
+from study.spec.section import SECRET, Degree, Section, Width
+
+DeviceName = Literal[
+    "cpu",
+    "l4-24gb",
+    "a10g-24gb",
+    "l40s-48gb",
+    "a100-40gb",
+    "a100-80gb",
+    "h100-80gb",
+    "h200-141gb",
+    "b200-180gb",
+]
+
+
+class MinWidth(Section):
+    """A degree by the width of the shape."""
+
+    min_width: dict[Degree, Width] = Field(
+        description="the least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1"
+    )
+
+    def degree(self, width: int) -> int:
+        """The largest degree a width is enough for."""
+        return max((degree for degree, least in self.min_width.items() if width >= least), default=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values and all(isinstance(key, int) for key in values):
+            table = ", ".join(f"{degree}: {width}" for degree, width in values.items())
+            raise ValueError(f"degrees by width stand under `min_width`; write {{min_width: {{{table}}}}}")
+        return values
+
+    @field_validator("min_width", mode="before")
+    @classmethod
+    def _no_true_widths(cls, table: Any) -> Any:
+        if isinstance(table, Mapping) and any(isinstance(width, bool) for width in table.values()):
+            raise ValueError("a width is true or false; give the least width of each degree as a number")
+        return table
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min_width:
+            raise ValueError("`min_width` is empty; write {2: 2048, 4: 8192}, or a degree alone, or auto")
+        steps = sorted(self.min_width.items())
+        for (low, narrow), (high, wide) in pairwise(steps):
+            if wide <= narrow:
+                raise ValueError(
+                    f"`min_width` gives degree {high} from width {wide} on, and degree {low} from {narrow}, so no "
+                    f"shape would have {low}; a higher degree needs a larger width"
+                )
+        return self
+
+
+def _degree_kind(value: Any) -> str:
+    return "table" if isinstance(value, Mapping | MinWidth) else "one"
+
+
+#: How many ranks share something of a cell.
+DegreeRule = Annotated[
+    Annotated[Literal["auto"] | Degree, Tag("one")] | Annotated[MinWidth, Tag("table")],
+    Discriminator(_degree_kind),
+]
+
+
+class ResourcesSection(Section):
+    """What a rank of a trial gets, how a cell is spread over ranks, and what the estimates assume."""
+
+    device: DeviceName = Field(
+        default="cpu", description="what a trial trains on; sets memory and speed of the plan"
+    )
+    slots: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="devices in use at a time; a cell takes one a rank. auto is as many as there are cores or GPUs "
+        "here, or ranks that the cluster holds and may grow to",
+    )
+    pool: str = Field(
+        default="any",
+        min_length=1,
+        description="which machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; "
+        "for device cpu any is the pool without GPUs",
+    )
+    cpus_per_trial: float = Field(default=1, gt=0, description="CPU cores of each rank of a trial")
+    gpus_per_trial: int = Field(
+        default=0, ge=0, le=1, description="GPUs of each rank of a trial; by default 1 unless on cpu"
+    )
+    tensor_parallel: DegreeRule = Field(
+        default="auto",
+        description="ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a "
+        "number, or {min_width: {2: 2048, 4: 8192}}",
+    )
+    data_parallel: DegreeRule = Field(
+        default="auto",
+        description="groups of ranks that share each batch; auto is more than 1 only where the heads allow no more "
+        "tensor parallelism",
+    )
+    zero: Literal["auto", 0, 1, 2, 3] = Field(
+        default="auto",
+        description="what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest "
+        "that is right, 1 for bf16 and for several ranks",
+    )
+    micro_batch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="sequences a group works on at once; auto is the most that fit the device",
+    )
+    activation_checkpointing: Literal["never", "always", "auto"] = Field(
+        default="never",
+        description="compute the activations inside a layer again in backward instead of keeping them: a third more "
+        "work for less memory; auto is only where a cell does not fit without",
+    )
+    shard_vocabulary: Literal["never", "always"] = Field(
+        default="never",
+        description="also share the embedding and the logits among the tensor-parallel ranks, where there are several",
+    )
+    gang_timeout_seconds: float = Field(
+        default=300, gt=0, description="how long ranks wait for one another before the trial is given up"
+    )
+    storage: str = Field(
+        default="auto",
+        min_length=1,
+        description="where what all machines share is kept: packed data, checkpoints, final weights, a copy of the "
+        "results. auto is INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, "
+        "such as s3://BUCKET/FOLDER",
+    )
+    checkpoint_every_seconds: float = Field(default=30, gt=0, description="most work lost with a machine")
+    capacity_timeout_seconds: float = Field(
+        default=600,
+        gt=0,
+        description="how long a pool of a cluster may give no machine before this is said",
+    )
+    max_retries: int = Field(default=2, ge=0, description="new attempts after a lost process or machine")
+    evaluations: int = Field(
+        default=4, ge=1, description="evaluations during a cell, the last one at its end"
+    )
+    keep_weights: Literal["final", "none"] = Field(
+        default="final",
+        description="final: the weights of each cell that is done stay in the results folder, for `interplay export`",
+    )
+    price_per_hour: float | None = Field(default=None, ge=0, description="of one slot, in any currency")
+    utilisation: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="share of the device's peak to plan with, instead of the assumed one",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gpu_by_device(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "gpus_per_trial" not in values:
+            device = DEVICES.get(str(values.get("device", "cpu")))
+            return {**values, "gpus_per_trial": int(device is not None and device.is_gpu)}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        is_gpu = DEVICES[self.device].is_gpu
+        if self.gpus_per_trial and not is_gpu:
+            raise ValueError(
+                f"`gpus_per_trial` is {self.gpus_per_trial}, but `device` is {self.device}; take "
+                f"`gpus_per_trial` out, "
+                f"or name the GPU: {', '.join(name for name in DEVICES if DEVICES[name].is_gpu)}"
+            )
+        if is_gpu and not self.gpus_per_trial:
+            raise ValueError(
+                f"`gpus_per_trial` is 0, but `device` is {self.device}, a GPU; set it to 1, or `device: cpu`"
+            )
+        parts = urlsplit(self.storage)
+        # The spec is written to disk and to MLflow as it is, so a secret in it would leak.
+        if "@" in parts.netloc or any(SECRET.search(key) for key, _ in parse_qsl(parts.query, True)):
+            raise ValueError(
+                "`storage` holds a password or key, and specs are kept as files; take it out and set it in the "
+                "environment of every machine (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+            )
+        return self
+
+
+class TrackingSection(Section):
+    """Where MLflow keeps the study."""
+
+    uri: str = Field(
+        default="auto", min_length=1, description="auto is SQLite in the results folder; or an MLflow URI"
+    )
+    experiment: str | None = Field(
+        default=None, min_length=1, description="MLflow experiment; by default the name"
+    )
+
+    @model_validator(mode="after")
+    def _usable_and_no_secret(self) -> Self:
+        example = "write it as http://host:5000"
+        try:
+            parts = urlsplit(self.uri)
+        except ValueError as error:
+            raise ValueError(f"`uri` is no address ({error}); {example}") from None
+        # The spec is written to disk and to MLflow as it is, so a secret in it would leak.
+        secrets = [key for key, _ in parse_qsl(parts.query, keep_blank_values=True) if SECRET.search(key)]
+        if parts.password or secrets:
+            where = f" (`{secrets[0]}`)" if secrets else ""
+            raise ValueError(
+                f"`uri` holds a password{where}, and specs are kept as files; take it out and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN; PGPASSWORD for "
+                "a database) in the environment"
+            )
+        try:
+            _ = parts.port
+        except ValueError:
+            raise ValueError(f"`uri` has a port that is no number from 0 to 65535; {example}") from None
+        if parts.scheme in ("http", "https") and not parts.hostname:
+            raise ValueError(f"`uri` names no host; {example}")
+        return self

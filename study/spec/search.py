@@ -1,0 +1,211 @@
+"""The sections `search` and `sensitivity`. Each sampler is one subclass of `Sampler`, registered by `register`."""
+
+import importlib
+import math
+import pkgutil
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
+from pydantic_core import InitErrorDetails
+
+from study.spec.section import Section, refuse_repeats
+
+#: What a search estimates.
+ObjectiveName = Literal["depth", "b", "crossings"]
+#: The package whose modules register the built-in samplers. It is above this one, so it is named by a string.
+BUILT_IN = "study.search.samplers"
+
+_SAMPLERS: dict[str, "type[Sampler]"] = {}
+
+
+class Sampler(Section):
+    """Which cells of a study are trained, in which order, and with which multiples of the rule's learning rate.
+
+    A subclass is one sampler: its keys of the section `search`, their checks, what the plan says of it, and its search.
+    It has a default for `sampler`, its name. What it does not override is that of a sampler which picks candidates
+    (a depth and a learning rate) within each budget. A plan is a `study.plan.Plan`, a spec a `StudySpec`.
+    """
+
+    is_grid: ClassVar[bool] = False
+    """Whether every cell is trained, so that there is nothing to search."""
+    chooses_cells: ClassVar[bool] = False
+    """Whether single cells are chosen, also of shapes and seeds that the spec does not list."""
+
+    replaces: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The keys of the spec that an override of a key of this section removes."""
+
+    sampler: str = Field(
+        description="grid: all depths x lr_factors; tpe, gp: Optuna picks `candidates` of them per budget; crossing: "
+        "the cells that say most about where depths cross, for what they cost"
+    )
+    lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(1.0,), description="multipliers on the rule's learning rate"
+    )
+    seed: int = Field(default=0, ge=0, description="of the sampler")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_keys_of_other_samplers(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        foreign = [key for key in values if key not in cls.model_fields]
+        for name, other in samplers().items():
+            if keys := [f"`{key}`" for key in foreign if key in other.model_fields]:
+                raise ValueError(
+                    f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} for the sampler `{name}`, and the sampler "
+                    f"is `{cls.model_fields['sampler'].default}`; take {', '.join(keys)} out, or choose `sampler: "
+                    f"{name}`"
+                )
+        return values
+
+    @model_validator(mode="after")
+    def _usable_factors(self) -> Self:
+        if not self.lr_factors:
+            raise ValueError("`lr_factors` is empty; write [1.0] to use the rule's rate as it is")
+        refuse_repeats("lr_factors", self.lr_factors)
+        return self
+
+    def check(self, spec: Any) -> None:
+        """Raise a `ValueError` if the sampler cannot search this study."""
+
+    @property
+    def objective_name(self) -> ObjectiveName:
+        """What the search estimates."""
+        return "depth"
+
+    @property
+    def projected_params(self) -> float | None:
+        """The N at which the best depth is projected; None for ten times the largest budget."""
+        return None
+
+    @property
+    def wanted_halfwidth(self) -> float | None:
+        """Relative half-width of the interval at which the search ends; None if it does not end by one."""
+        return None
+
+    @property
+    def candidates_per_budget(self) -> int | None:
+        """How many candidates of each budget are trained; None for all."""
+        return None
+
+    def more_cells(self, planner: Any, listed: Any) -> tuple[list[Any], list[str]]:
+        """Return cells the search may train beside those of the `listed` shapes, and notes on shapes it cannot add."""
+        return [], []
+
+    def check_cells(self, cells: Collection[Any]) -> None:
+        """Raise a `SpecError` if the limits of the search allow none of the planned cells."""
+
+    def plan_json(self) -> dict[str, Any]:
+        """What ends the search, as keys of the plan's JSON."""
+        return {
+            "candidates": self.candidates_per_budget,
+            "stop_when": None,
+            "max_flops": None,
+            "max_cells": None,
+        }
+
+    def trained_shares(self, plan: Any) -> dict[float, float]:
+        """Return the expected share of each budget's candidates that is trained."""
+        budgets = [one[0] for one in {(p.budget, p.cell.shape.depth, p.lr_factor) for p in plan.cells}]
+        picked = self.candidates_per_budget
+        return {
+            budget: 1.0 if picked is None else min(1.0, picked / count)
+            for budget, count in Counter(budgets).items()
+        }
+
+    def cell_count(self, plan: Any) -> int:
+        """Return how many cells are trained, at most."""
+        return round(math.fsum(plan.trained_shares[planned.budget] for planned in plan.cells))
+
+    def token_count(self, plan: Any) -> float:
+        """Return the training tokens of all cells that are trained."""
+        tokens: float = plan.expected("tokens")
+        return tokens
+
+    def plan_notes(self, plan: Any) -> list[str]:
+        """Return the lines below the table of the plan that describe the search."""
+        if self.candidates_per_budget is None:
+            return []
+        return [
+            f"the search ({self.sampler}) tries {self.candidates_per_budget} candidates per budget: {plan.cell_count} "
+            f"of the {len(plan.cells)} cells listed; totals are for an average choice"
+        ]
+
+    def power_notes(self) -> list[str]:
+        """Return how a simulated study of all listed cells differs from this search."""
+        if self.candidates_per_budget is None:
+            return []
+        return [
+            f"The search ({self.sampler}) trains only some of the cells listed; the simulation trains all of them, so "
+            "its intervals are too narrow."
+        ]
+
+    def make_search(
+        self, plan: Any, spec: Any, known: Mapping[str, Any], begun: Collection[str], workers: int
+    ) -> Any:
+        """Return the `study.search.Search` of a plan; `study.search.make_search` describes the arguments."""
+        raise NotImplementedError
+
+
+AnySampler = TypeVar("AnySampler", bound=Sampler)
+
+
+def register(sampler: type[AnySampler]) -> type[AnySampler]:
+    """Make a sampler known by its name; a class decorator."""
+    _SAMPLERS[str(sampler.model_fields["sampler"].default)] = sampler
+    return sampler
+
+
+def unregister(name: str) -> None:
+    """Forget a sampler."""
+    del _SAMPLERS[name]
+
+
+def samplers() -> Mapping[str, type[Sampler]]:
+    """Return all samplers by name, the built-in ones and those that were registered."""
+    package = importlib.import_module(BUILT_IN)
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{BUILT_IN}.{module.name}")
+    return _SAMPLERS
+
+
+def parse_search(value: Any) -> Sampler:
+    """Check a section `search` by the rules of the sampler it names; `grid` if it names none.
+
+    Raises:
+        ValidationError: there is no such sampler, or its keys are wrong.
+    """
+    if isinstance(value, Sampler):
+        return value
+    name = value.get("sampler", "grid") if isinstance(value, Mapping) else "grid"
+    found = samplers().get(name) if isinstance(name, str) else None
+    if found is None:
+        expected = ", ".join(f"'{other}'" for other in samplers())
+        mistake = InitErrorDetails(
+            type="literal_error", loc=("sampler",), input=name, ctx={"expected": expected}
+        )
+        raise ValidationError.from_exception_data("search", [mistake])
+    return found.model_validate(value)
+
+
+#: The section of any sampler.
+SearchSection = Annotated[SerializeAsAny[Sampler], WrapValidator(lambda value, _: parse_search(value))]
+
+
+class SensitivitySection(Section):
+    """Cells next to each crossing that are trained again at other learning rates, once the search has ended."""
+
+    lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(0.5, 2.0), description="multiples of each cell's learning rate"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.lr_factors:
+            raise ValueError("`lr_factors` is empty; write [0.5, 2], or take `sensitivity` out")
+        refuse_repeats("lr_factors", self.lr_factors)
+        if 1 in self.lr_factors:
+            raise ValueError("`lr_factors` has 1, which is the study itself; take it out")
+        return self

@@ -1,0 +1,165 @@
+"""The section `training`: how every cell is trained."""
+
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from study.errors import SpecError
+from study.spec.section import Depth, Section, Width, refuse_repeats
+from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
+
+
+def _list_or_count(value: Any) -> str:
+    return "list" if isinstance(value, list | tuple) else "count"
+
+
+class FixedRate(Section):
+    """The same learning rate for every shape."""
+
+    rule: Literal["fixed"]
+    value: float = Field(gt=0, description="peak learning rate")
+
+    def rate(self, shape: Shape) -> float:
+        """Peak learning rate of a shape."""
+        return self.value
+
+
+class WidthRate(Section):
+    """A power of the width: min(cap, base · d^exponent)."""
+
+    rule: Literal["width"]
+    base: float = Field(gt=0, description="rate at a width of 1")
+    exponent: float = Field(
+        default=-1.0, ge=-4, le=4, description="-1 is muP's rule for hidden matrices under Adam"
+    )
+    cap: float | None = Field(default=None, gt=0, description="largest rate")
+
+    def rate(self, shape: Shape) -> float:
+        """Peak learning rate of a shape."""
+        return self.at(shape.width)
+
+    def at(self, width: int) -> float:
+        """Peak learning rate of a width."""
+        rate = self.base * math.pow(width, self.exponent)
+        return rate if self.cap is None else min(self.cap, rate)
+
+
+class TableRate(Section):
+    """A learning rate for each shape, for example from an earlier search."""
+
+    rule: Literal["table"]
+    values: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        description="rates by shape, such as `L2-d16: 0.02`"
+    )
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        if not self.values:
+            raise ValueError("`values` is empty; give a rate for each shape, such as `L2-d16: 0.02`")
+        for name in self.values:
+            if not re.fullmatch(r"L[1-9]\d*-d[1-9]\d*", name):
+                raise ValueError(f"`{name}` names no shape; write depth and width as `L2-d16`")
+        return self
+
+    def rate(self, shape: Shape) -> float:
+        """Peak learning rate of a shape; raises `SpecError` for a shape the table does not have."""
+        name = f"L{shape.depth}-d{shape.width}"
+        if name not in self.values:
+            known = ", ".join(sorted(self.values))
+            raise SpecError(
+                f"`training.lr.values` has no rate for {name}, a shape of the frontier. It has: {known}. "
+                f"Add `{name}: <rate>`, or use `rule: width`."
+            )
+        return self.values[name]
+
+
+LearningRate = Annotated[FixedRate | WidthRate | TableRate, Field(discriminator="rule")]
+
+
+class BaseSection(Section):
+    """The shape that the learning rate is given for under mup and completep; its heads are as in the frontier."""
+
+    depth: Depth = Field(
+        default=2, description="layers of the base shape; completep follows the depth from here"
+    )
+    width: Width = Field(default=64, description="its width; mup and completep follow the width from here")
+
+
+class TrainingSection(Section, RecipeFields):
+    """How every cell is trained: the fields of a recipe, and the rules its other fields follow from."""
+
+    steps: int | None = Field(default=None, ge=1, description="optimizer steps")
+    tokens: float | None = Field(
+        default=None,
+        ge=1,
+        description="instead of steps: training tokens, rounded to whole steps (at least one)",
+    )
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto", description="auto is fp32 on CPU and bf16 on GPU"
+    )
+    base: BaseSection = Field(
+        default_factory=BaseSection,
+        description="for mup and completep: the shape at which they are the same as sp, {depth: 2, width: 64}",
+    )
+    lr: LearningRate = Field(description="rule of the peak learning rate")
+    seeds: Annotated[
+        Annotated[int, Field(ge=1, le=10_000), Tag("count")]
+        | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Tag("list")],
+        Discriminator(_list_or_count),
+    ] = Field(default=1, description="how many (0, 1, …), or which")
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer steps of a cell."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, round((self.tokens or 0) / (self.batch * self.context)))
+
+    @property
+    def seed_values(self) -> tuple[int, ...]:
+        """The seeds every shape is trained with; the same for all, so that differences are paired."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+    def rate(self, shape: Shape) -> float:
+        """Peak learning rate of a shape; under mup and completep the rate of the base shape.
+
+        mup and completep scale the rate by the width themselves. The rule `width` is therefore read at the width of the
+        base shape, and all shapes share one base rate. The rates of a table are base rates, one per shape.
+
+        Raises:
+            SpecError: the table does not have the shape.
+        """
+        if self.parametrisation != "sp" and isinstance(self.lr, WidthRate):
+            return self.lr.at(self.base.width)
+        return self.lr.rate(shape)
+
+    def recipe(self, precision: Precision, head_width: float) -> Recipe:
+        """Return what the cells of a study have in common.
+
+        Args:
+            precision: the one `auto` stands for.
+            head_width: width of one head of the base shape.
+        """
+        shared = {name: getattr(self, name) for name in RecipeFields.model_fields}
+        return Recipe(
+            **shared,
+            steps=self.step_count,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            precision=precision,
+            base=Base(depth=self.base.depth, width=self.base.width, head_width=head_width),
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.steps is None) == (self.tokens is None):
+            given = "neither is" if self.steps is None else "both are"
+            raise ValueError(f"give exactly one of `steps` and `tokens`; {given} given")
+        if isinstance(self.seeds, tuple):
+            if not self.seeds:
+                raise ValueError("`seeds` is empty; give a number of seeds or a list such as [0, 1, 2]")
+            refuse_repeats("seeds", self.seeds)
+        return self

@@ -1,0 +1,130 @@
+"""Another model family is one class: it is counted, built, trained and planned without a change of any module."""
+
+import pytest
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from study.spec.study import parse_spec
+from tests.study.small import SMALL
+from trainables.cell import Cell, Recipe, Shape
+from trainables.data import data_key
+from trainables.data.spec import HierarchyData
+from trainables.errors import InputError
+from trainables.layout import Layout
+from trainables.model import family as families
+from trainables.model.counts import flops, memory, parameters
+from trainables.model.family import Flops, ModelFamily, Parameters, Role, build_model, family, family_names
+from trainables.train.loop import train
+
+DATA = HierarchyData()
+SHAPE = Shape(depth=2, width=24, heads=2)
+
+
+class TinyLlama(ModelFamily):
+    """Llama with as many key-value heads as heads and an MLP of 3·d."""
+
+    name = "tiny_llama"
+
+    def parameters(self, shape, vocabulary, context, residual):
+        width = shape.width
+        return Parameters(vocabulary * width, 0, shape.depth * (13 * width**2 + 2 * width) + width)
+
+    def flops(self, shape, vocabulary, context):
+        depth, width = shape.depth, shape.width
+        return Flops(
+            26 * depth * width**2, 4 * depth * context * width, 2 * vocabulary * width, 10 * depth * width
+        )
+
+    def rank_parameters(self, shape, vocabulary, context, layout):
+        counts = self.parameters(shape, vocabulary, context, "pre")
+        return counts.embedding + counts.non_embedding // layout.tensor_parallel
+
+    def layer_activations(self, stream, scores, tensor_parallel):
+        return 16 * stream // tensor_parallel
+
+    def role(self, name):
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        if "norm" in name:
+            return Role("final_norm" if layer is None else "norm", False, layer)
+        if layer is None:
+            return Role("embedding", True)
+        return Role("branch_output" if "o_proj" in name or "down_proj" in name else "hidden", True, layer)
+
+    def build(self, shape, recipe, vocabulary, seed):
+        import torch
+
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=shape.width,
+            num_hidden_layers=shape.depth,
+            num_attention_heads=shape.heads,
+            intermediate_size=3 * shape.width,
+            max_position_embeddings=recipe.context,
+            tie_word_embeddings=True,
+            use_cache=False,
+        )
+        return LlamaForCausalLM(config)
+
+    def partition_config(self):
+        return None
+
+    def exported(self, state, shape, recipe, vocabulary):
+        raise NotImplementedError
+
+    def is_huggingface(self, recipe):
+        return False
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setattr(families, "_REGISTERED", dict(families._REGISTERED))
+    families.register(TinyLlama)
+
+
+def recipe(**changes):
+    return Recipe(**{"steps": 6, "batch": 4, "context": 32, "network": "tiny_llama", **changes})
+
+
+def test_the_built_in_families_are_found():
+    assert {"analysed", "gpt2", "tiny_llama"} <= set(family_names())
+    with pytest.raises(InputError, match="`network: gpt3` is no model family; choose among analysed, gpt2"):
+        family("gpt3")
+
+
+def test_its_counts_are_those_of_its_model():
+    model = build_model(SHAPE, recipe(), 9, seed=0)
+    counts = parameters(SHAPE, 9, 32, "tiny_llama")
+    assert counts.total == model.num_parameters()
+    linear = sum(
+        m.weight.numel() for n, m in model.named_modules() if isinstance(m, nn.Linear) and "head" not in n
+    )
+    assert flops(SHAPE, 9, 32, "tiny_llama").matrices == 2 * linear
+    assert memory(SHAPE, 9, recipe(), Layout(zero=1)).weights >= 4 * counts.total
+
+
+@pytest.mark.parametrize("parametrisation", ["sp", "completep"])
+def test_it_trains_under_a_parametrisation(tmp_path, parametrisation):
+    one = Cell(
+        shape=SHAPE,
+        recipe=recipe(steps=40, parametrisation=parametrisation),
+        data=DATA,
+        data_key=data_key(DATA, 32),
+        lr=0.01,
+        seed=0,
+    )
+    result = train(one, data_root=tmp_path, evaluations=2)
+    assert result.status == "done"
+    assert result.total_params == parameters(SHAPE, result.vocabulary, 32, "tiny_llama").total
+    assert result.loss < result.points[0].train_loss
+
+
+def test_a_spec_takes_it_and_refuses_unknown_ones():
+    import yaml
+
+    raw = yaml.safe_load(open(SMALL).read())
+    raw["training"]["network"] = "tiny_llama"
+    assert parse_spec(raw).recipe.network == "tiny_llama"
+    raw["training"]["network"] = "tiny_lama"
+    with pytest.raises(InputError, match="tiny_llama"):
+        parse_spec(raw)

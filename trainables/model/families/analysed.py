@@ -1,0 +1,66 @@
+"""The network that Levine et al. 2020 analyse: attention alone, without softmax, ReLU or norm."""
+
+import math
+from typing import Any, ClassVar
+
+from trainables.cell import Recipe, Residual, Shape
+from trainables.layout import Layout
+from trainables.model.families.gpt2 import GPT2
+from trainables.model.family import Flops, Parameters, register
+
+
+@register
+class Analysed(GPT2):
+    """GPT-2 without MLPs and norms, with linear attention (`trainables.model.analysed`)."""
+
+    name = "analysed"
+    # Without softmax there are no attention weights for the diagnostic `induction`.
+    diagnostics = GPT2.diagnostics - {"induction"}
+    #: Token and position vectors sum to a variance of 1.
+    embedding_std = math.sqrt(0.5)
+    residuals: ClassVar[frozenset[Residual]] = frozenset({"pre"})
+    own_residual: ClassVar[Residual] = "sqrt"
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse dropout, and another scale of branches than its own."""
+        super().check(recipe)
+        if recipe.parametrisation != "sp":
+            raise ValueError(
+                f"`network: analysed` and `parametrisation: {recipe.parametrisation}` exclude each other, because each "
+                "sets the scale of branches; keep one"
+            )
+        if recipe.dropout:
+            raise ValueError("`network: analysed` has no dropout; set `dropout: 0`")
+
+    def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
+        """Count 4·d² weights per block."""
+        return Parameters(vocabulary * shape.width, context * shape.width, shape.depth * 4 * shape.width**2)
+
+    def flops(self, shape: Shape, vocabulary: int, context: int) -> Flops:
+        """Count the FLOPs of one token."""
+        depth, width = shape.depth, shape.width
+        return Flops(8 * depth * width**2, 4 * depth * context * width, 2 * vocabulary * width, 0)
+
+    def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
+        """Count what the largest rank holds; ranks share the matrices of the blocks."""
+        degree, width = layout.tensor_parallel, shape.width
+        symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
+        return symbols * width + context * width + shape.depth * (4 * width**2 // degree)
+
+    def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
+        """Count the layer's input; query, key, value and the input of the last matrix; and the stored scores."""
+        return stream + 4 * stream // tensor_parallel + scores
+
+    def score_gradients(self, scores: int) -> int:
+        """Count the gradient of the stored scores."""
+        return scores
+
+    def change(self, model: Any, recipe: Recipe) -> None:
+        """Remove MLPs and norms, and replace the attention."""
+        from trainables.model.analysed import to_analysed
+
+        to_analysed(model)
+
+    def is_huggingface(self, recipe: Recipe) -> bool:
+        """The model is not HuggingFace's class."""
+        return False

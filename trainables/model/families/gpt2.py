@@ -1,0 +1,132 @@
+"""GPT-2 (Radford et al. 2019) as HuggingFace's `GPT2LMHeadModel`, with tied embeddings and a fourfold MLP."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainables.cell import Recipe, Residual, Shape
+from trainables.layout import Layout
+from trainables.model.family import Flops, ModelFamily, Parameters, Role, register
+
+if TYPE_CHECKING:
+    import torch
+
+#: How tensor-parallel ranks share the matrices (Shoeybi et al. 2019, arXiv 1909.08053, section 3): by output before
+#: the nonlinearity, by input after it. `c_attn` holds query, key and value, each sharded by itself. DeepSpeed's own
+#: rules do not know GPT-2 (its issue 3711).
+PARTITION_CONFIG: Mapping[str, Any] = {
+    "use_default_specs": False,
+    "layer_specs": [
+        {
+            "patterns": [r".*\.attn\.c_attn\.weight$"],
+            "partition_type": "column",
+            "shape": [3, -1],
+            "partition_dim": 0,
+        },
+        {"patterns": [r".*\.attn\.c_proj\.weight$"], "partition_type": "row"},
+        {"patterns": [r".*\.mlp\.c_fc\.weight$"], "partition_type": "column"},
+        {"patterns": [r".*\.mlp\.c_proj\.weight$"], "partition_type": "row"},
+    ],
+}
+
+
+@register
+class GPT2(ModelFamily):
+    """The default family."""
+
+    name = "gpt2"
+    residuals = ModelFamily.residuals | {"post", "admin"}
+    diagnostics = frozenset({"rank", "layer_drop", "induction", "gradients"})
+
+    def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
+        """Count 12·d² weights, 9·d biases and two norms of 2·d per block, and a final norm.
+
+        ADMIN has two more vectors of d per block.
+        """
+        depth, width = shape.depth, shape.width
+        stream_weights = 2 * depth * width if residual == "admin" else 0
+        return Parameters(
+            embedding=vocabulary * width,
+            position=context * width,
+            non_embedding=depth * (12 * width**2 + 13 * width) + 2 * width + stream_weights,
+        )
+
+    def flops(self, shape: Shape, vocabulary: int, context: int) -> Flops:
+        """Count the FLOPs of one token."""
+        depth, width = shape.depth, shape.width
+        return Flops(
+            matrices=24 * depth * width**2,
+            attention=4 * depth * context * width,
+            head=2 * vocabulary * width,
+            norms=10 * depth * width + 5 * width,
+        )
+
+    def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
+        """Count what the largest rank holds.
+
+        Ranks share the four matrices of each block and the biases of the two before a nonlinearity. Each rank holds
+        all other biases, the norms, the positions and, unless `shard_vocabulary` is set, the embedding.
+        """
+        degree, width = layout.tensor_parallel, shape.width
+        symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
+        block = (12 * width**2 + 7 * width) // degree + 6 * width
+        return symbols * width + context * width + shape.depth * block + 2 * width
+
+    def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
+        """16 values of d per token, of which ranks share 12.
+
+        Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count 34·s·b·h bytes of 16-bit values and dropout
+        masks plus 5·a·s²·b of attention scores. Without dropout 32 bytes, 16 values, are left, and a fused attention
+        kernel does not store the scores.
+        """
+        return 4 * stream + 12 * stream // tensor_parallel
+
+    def role(self, name: str) -> Role:
+        """Return the role of a parameter of `GPT2LMHeadModel`."""
+        block = re.search(r"\.h\.(\d+)\.", name)
+        if block is None:
+            is_norm = ".ln_f." in name
+            return Role("final_norm" if is_norm else "embedding", not is_norm)
+        layer, is_weight = int(block[1]), name.endswith(".weight")
+        if ".ln_" in name:
+            return Role("norm", False, layer)
+        return Role("branch_output" if ".c_proj." in name else "hidden", is_weight, layer)
+
+    def build(self, shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
+        """Build `GPT2LMHeadModel`, with other residual connections where the recipe names them."""
+        from trainables.model.gpt2 import build_gpt2
+
+        return build_gpt2(shape, recipe, vocabulary, seed, self.change)
+
+    def change(self, model: Any, recipe: Recipe) -> None:
+        """Change HuggingFace's model in place before its weights are drawn."""
+        if recipe.residual in ("post", "admin"):
+            from trainables.model.residual import to_post_norm
+
+            to_post_norm(model, weighted=recipe.residual == "admin")
+
+    def partition_config(self) -> Mapping[str, Any]:
+        """Return the specs of the four matrices."""
+        return PARTITION_CONFIG
+
+    def finish_sharding(self, model: Any, layout: Layout) -> None:
+        """Set the width of each attention's local heads, which DeepSpeed does not."""
+        from trainables.model.gpt2 import use_local_heads
+
+        use_local_heads(model, layout)
+
+    def is_huggingface(self, recipe: Recipe) -> bool:
+        """Models with norms after the sum are not HuggingFace's class."""
+        return recipe.residual not in ("post", "admin")
+
+    def exported(
+        self, state: Mapping[str, "torch.Tensor"], shape: Shape, recipe: Recipe, vocabulary: int
+    ) -> tuple[Any, dict[str, "torch.Tensor"]]:
+        """Return the configuration, and the weights with `Conv1D` matrices and the attention scale folded in."""
+        from trainables.model.gpt2 import as_conv1d, model_config
+        from trainables.model.parametrisation import fold_attention
+
+        config = model_config(shape, recipe, vocabulary)
+        config.architectures = ["GPT2LMHeadModel"]
+        return config, as_conv1d(fold_attention(state, shape, recipe), config)

@@ -1,0 +1,203 @@
+"""A model family: everything that differs between GPT-2 and another kind of transformer, in one class.
+
+A family is named by the key `training.network`. Its class lives in `trainables/model/families/NAME.py`, or registers
+itself with `register`. Importing a family must load no torch, because plans count parameters and FLOPs; methods that
+build or change a model import what they need.
+"""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from trainables.cell import Recipe, Residual, Shape
+from trainables.errors import InputError
+from trainables.layout import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+#: Backward computes two products of the same size for each product of forward (Kaplan et al. 2020, section 2.1).
+TRAINING_OVER_FORWARD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Exact parameter counts of a model with tied embeddings, by where they are."""
+
+    embedding: int
+    """V·d, shared with the head."""
+    position: int
+    """Learned position vectors: T·d in GPT-2, 0 in a family with rotary positions."""
+    non_embedding: int
+    """All blocks and the final norm; the paper's N = 12·L·d² leaves out biases and norms."""
+
+    @property
+    def total(self) -> int:
+        """All parameters, equal to `model.num_parameters()`."""
+        return self.embedding + self.position + self.non_embedding
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Floating-point operations of one token's forward pass; a multiply-add counts as two."""
+
+    matrices: int
+    """The matrices of all blocks: 24·L·d² in GPT-2."""
+    attention: int
+    """Scores and weighted values over the whole context: 4·L·T·d (a causal kernel may skip half of it)."""
+    head: int
+    """Logits: 2·V·d."""
+    norms: int
+    """Five per value: 10·L·d + 5·d in GPT-2, 1 % of the total at d = 32."""
+
+    @property
+    def forward(self) -> int:
+        """The sum, as DeepSpeed's FLOPs profiler counts: without biases, residual sums and GELU."""
+        return self.matrices + self.attention + self.head + self.norms
+
+    @property
+    def training(self) -> int:
+        """Forward and backward of one token."""
+        return TRAINING_OVER_FORWARD * self.forward
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a parameter does in the model. Parametrisations and initialisations depend on roles, not on names."""
+
+    kind: Literal["embedding", "hidden", "branch_output", "norm", "final_norm"]
+    """`branch_output` is the last linear layer of a residual branch."""
+    is_matrix: bool
+    layer: int | None = None
+    """Index of the block from 0; None outside the blocks."""
+
+
+class ModelFamily(ABC):
+    """One kind of transformer: its counts in closed form, its construction, and how its weights are sharded."""
+
+    name: ClassVar[str]
+    """The value of `training.network`."""
+    diagnostics: ClassVar[frozenset[str]] = frozenset()
+    """Diagnostics that can look into its blocks (`trainables.diagnostics.names`)."""
+    embedding_std: ClassVar[float] = 0.02
+    """Standard deviation of the initial embeddings."""
+    residuals: ClassVar[frozenset[Residual]] = frozenset({"pre", "sqrt", "linear", "scaled_norm"})
+    """Values of `training.residual` that it can train; these four only scale weights by their role."""
+    own_residual: ClassVar[Residual | None] = None
+    """Scale of its branches where the family fixes it; None leaves the choice to `recipe.residual`."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that this family cannot train.
+
+        Raises:
+            ValueError: names the key and the fix.
+        """
+        if recipe.residual not in self.residuals:
+            raise ValueError(
+                f"`network: {self.name}` has no `residual: {recipe.residual}`; choose among "
+                f"{', '.join(sorted(self.residuals))}"
+            )
+
+    def residual(self, recipe: Recipe) -> Residual:
+        """How branches join the residual stream."""
+        return self.own_residual or recipe.residual
+
+    # Counts: closed forms of a shape, without a model.
+
+    @abstractmethod
+    def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
+        """Count the parameters exactly."""
+
+    @abstractmethod
+    def flops(self, shape: Shape, vocabulary: int, context: int) -> Flops:
+        """Count the FLOPs of one token of a sequence of `context` tokens."""
+
+    @abstractmethod
+    def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
+        """Count the parameters that the largest tensor-parallel rank holds before ZeRO divides them."""
+
+    @abstractmethod
+    def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
+        """Bytes that backward needs of one layer.
+
+        Args:
+            stream: bytes of one vector of width d per token of the micro-batch.
+            scores: bytes of the attention weights of one layer on a rank.
+            tensor_parallel: ranks that share a layer.
+        """
+
+    def score_gradients(self, scores: int) -> int:
+        """Bytes of the gradients of stored attention weights: 0 where a fused kernel stores none."""
+        return 0
+
+    # The model: these import torch.
+
+    @abstractmethod
+    def role(self, name: str) -> Role:
+        """Return the role of a parameter, by its name in the model."""
+
+    @abstractmethod
+    def build(self, shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
+        """Build and initialise a HuggingFace causal language model on the CPU in fp32, the same for the same seed."""
+
+    @abstractmethod
+    def partition_config(self) -> Mapping[str, Any] | None:
+        """Return DeepSpeed's `partition_config` for tensor parallelism; None uses HuggingFace's own plan."""
+
+    def finish_sharding(self, model: Any, layout: Layout) -> None:
+        """Adjust a model whose matrices DeepSpeed has sharded, and check that all of them are.
+
+        Raises:
+            RuntimeError: a matrix is not sharded.
+        """
+
+    def is_huggingface(self, recipe: Recipe) -> bool:
+        """Whether the trained model is HuggingFace's own class, which can be exported."""
+        return True
+
+    @abstractmethod
+    def exported(
+        self, state: Mapping[str, "torch.Tensor"], shape: Shape, recipe: Recipe, vocabulary: int
+    ) -> tuple[Any, dict[str, "torch.Tensor"]]:
+        """Return HuggingFace's configuration and the weights that `from_pretrained` of that configuration reads."""
+
+
+_REGISTERED: dict[str, type[ModelFamily]] = {}
+
+
+def register(family_class: type[ModelFamily]) -> type[ModelFamily]:
+    """Make a family known under its name; use as a class decorator."""
+    _REGISTERED[family_class.name] = family_class
+    return family_class
+
+
+def family_names() -> list[str]:
+    """Names of all families, for `training.network`."""
+    from trainables.model import families
+
+    return sorted({module.name for module in pkgutil.iter_modules(families.__path__)} | set(_REGISTERED))
+
+
+def family(name: str) -> ModelFamily:
+    """Return the family of a name.
+
+    Raises:
+        InputError: there is no such family.
+    """
+    if name not in _REGISTERED:
+        if name not in family_names():
+            raise InputError(
+                f"`network: {name}` is no model family; choose among {', '.join(family_names())}."
+            )
+        importlib.import_module(f"trainables.model.families.{name}")
+    return _REGISTERED[name]()
+
+
+def build_model(shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
+    """Build and initialise the model of a cell on the CPU in fp32; the same seed gives the same weights."""
+    model_family = family(recipe.network)
+    model_family.check(recipe)
+    return model_family.build(shape, recipe, vocabulary, seed)

@@ -65,9 +65,14 @@ def _runs(experiment: str, tracking_uri: str | None) -> Iterator[Any]:
         raise InputError(
             f"MLflow has no experiment {experiment!r}; it has {', '.join(names) or 'none'}.{hint}"
         )
+    return all_runs(client, found.experiment_id)
+
+
+def all_runs(client: Any, experiment_id: str, condition: str = "") -> Iterator[Any]:
+    """Yield all runs of an experiment that match an MLflow filter, page by page."""
     token = None
     while True:
-        page = client.search_runs([found.experiment_id], max_results=1000, page_token=token)
+        page = client.search_runs([experiment_id], condition, max_results=1000, page_token=token)
         yield from page
         token = page.token
         if not token:

@@ -201,9 +201,8 @@ def existing(uri: str) -> str:
 def existing_experiment(spec: StudySpec, results: Path) -> tuple[Experiment | None, str | None]:
     """Return a study's MLflow experiment, and why its server cannot be used; None without one. Makes nothing."""
     uri = tracking_uri(spec.tracking.uri, results)
-    file, problem = sqlite_file(uri), server_problem(uri)
-    if problem or (file is not None and not file.is_file()):
-        return None, problem and problem.replace(uri, shown(uri))
+    if problem := server_problem(uri):
+        return None, problem.replace(uri, shown(uri))
     try:
         return Experiment(uri, spec.experiment, create=False), None
     except LookupError:

@@ -3,15 +3,16 @@
 import json
 import math
 import time
-from typing import Protocol
 
+from analysis.runs.mlflow import MEASURE
 from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
 from study.search import Search
 from study.search.crossing_search import next_words
 from study.search.early_stopping import Judge, Policy
+from study.tracking.mirror import Mirror
 from study.tracking.provenance import revision
-from study.tracking.rows import ARM, ENDED, LOST_TRIALS, MEASURE, START, CurveUpdate, Row, StudyUpdate
+from study.tracking.rows import ARM, ENDED, LOST_TRIALS, START, CurveUpdate, Row, StudyUpdate
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import identity
 from trainables.progress import Progress, Result
@@ -19,16 +20,6 @@ from trainables.storage.storage import discard, under
 
 #: Tags of a study's run: which cells a search trains next and why, and which limit ended it.
 NEXT, SEARCH_ENDED = "interplay.next", "interplay.search_ended"
-
-
-class Outlet(Protocol):
-    """Takes what a tracker shows; see `study.tracking.mirror.Mirror`."""
-
-    def put(self, item: CurveUpdate | StudyUpdate) -> None:
-        """Take a live curve or metrics of the study."""
-
-    def ended(self, row: Row) -> None:
-        """Take a row that is in the ledger."""
 
 
 class Recorder:
@@ -41,19 +32,11 @@ class Recorder:
         self,
         plan: Plan,
         rows: dict[str, Row],
-        mirror: Outlet,
+        mirror: Mirror,
         paths: StudyPaths,
         policy: Policy | None = None,
     ) -> None:
-        """Begin with the rows of earlier runs, to which those of this one are added.
-
-        Args:
-            plan: of the study.
-            rows: by cell key.
-            mirror: to the tracker.
-            paths: of the study.
-            policy: of early stopping.
-        """
+        """Begin with the rows of earlier runs, to which those of this one are added."""
         self.plan, self.rows, self.mirror, self.paths, self.policy = plan, rows, mirror, paths, policy
         self.ledger, self.unfinished = paths.ledger, paths.unfinished
         self.viewer: Viewer | None = None

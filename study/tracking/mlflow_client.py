@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from analysis.runs.mlflow import all_runs
 from study.errors import SpecError
 from study.spec.resources import TrackingSection
 from study.spec.section import from_environment
@@ -27,7 +28,6 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-PAGE = 1000
 #: MLflow filter of the runs of cells.
 CELL_RUNS = "tags.`interplay.kind` = 'trial'"
 
@@ -98,7 +98,7 @@ class Experiment:
             uri: of the store.
             name: of the experiment.
             artifacts: where a new experiment of a local store keeps files.
-            create: whether a missing experiment is made.
+            create: whether a missing experiment, and the file of a local store, is made.
 
         Raises:
             SpecError: it is deleted, or the store cannot be opened and no waiting mends that.
@@ -108,6 +108,9 @@ class Experiment:
         from mlflow.tracking import MlflowClient
 
         self.uri = uri
+        file = sqlite_file(uri)
+        if file is not None and not file.is_file() and not create:
+            raise LookupError(file)
         try:
             self.client = MlflowClient(uri)
             found = self.client.get_experiment_by_name(name)
@@ -133,16 +136,8 @@ class Experiment:
         self.experiment_id = str(found.experiment_id)
 
     def runs(self, condition: str = CELL_RUNS) -> Iterator[Any]:
-        """Yield all runs that match an MLflow filter, page by page."""
-        token = None
-        while True:
-            page = self.client.search_runs(
-                [self.experiment_id], condition, max_results=PAGE, page_token=token
-            )
-            yield from page
-            token = page.token
-            if not token:
-                return
+        """Yield all runs that match an MLflow filter."""
+        return all_runs(self.client, self.experiment_id, condition)
 
 
 def first_line(error: BaseException) -> str:

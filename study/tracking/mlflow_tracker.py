@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from study.tracking.mlflow_client import Experiment, server_problem, sqlite_file
+from study.tracking.mlflow_client import Experiment, server_problem
 from study.tracking.rows import ENDED, TAG_CHARACTERS, CurveUpdate, Params, Row, Status, StudyUpdate
 from trainables.storage.storage import shown
 
@@ -51,9 +51,6 @@ class MlflowTracker:
 
     def recorded(self) -> dict[str, str] | None:
         """Return the tag `ENDED` of each cell with a complete row; None if there is no such experiment."""
-        file = sqlite_file(self.uri)
-        if file is not None and not file.is_file():
-            return None
         try:
             experiment = self._experiment or Experiment(self.uri, self.name, create=False)
         except LookupError:

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from analysis.runs.mlflow import MEASURE
 from trainables.progress import Evaluation, Point
 
 Status = Literal["done", "stopped", "diverged", "failed"]
@@ -17,9 +18,8 @@ TAG_CHARACTERS = 4000
 ENDED = "interplay.ended"
 #: The tag that marks cells trained for a comparison beside the main study, such as `sensitivity`.
 ARM = "interplay.arm"
-#: Prefix of final metrics measured beside the loss, such as `measure.accuracy`, which are columns of the run table; and
-#: of those measured before the first step.
-MEASURE, START = "measure.", "start."
+#: Prefix of final metrics measured before the first step. Those measured beside the loss at the end have `MEASURE`.
+START = "start."
 
 Params = Mapping[str, str | int | float | None]
 

@@ -7,10 +7,11 @@ import math
 import pytest
 
 from analysis.fit.document import fit
+from analysis.runs.mlflow import MEASURE
 from study.commands.series import page_words, read_series, report_series
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members
-from study.tracking.rows import MEASURE, Row
+from study.tracking.rows import Row
 from study.tracking.study_paths import study_paths
 from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL

@@ -1,12 +1,8 @@
-"""The command `interplay`: one function a verb. Heavy libraries are imported by the verbs that need them."""
+"""The command `interplay`: one function per verb. Heavy libraries are imported by the verbs that need them."""
 
 import errno
-import json
 import os
-import shlex
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,18 +12,18 @@ from rich.text import Text
 
 from analysis.errors import InputError as AnalysisError
 from study.cluster.cli import app as cluster_app
+from study.commands.output import show
 from study.commands.theory import app as theory_app
 from study.errors import SpecError
 from trainables.errors import InputError
 
 if TYPE_CHECKING:
-    from study.results.sources import Runs
-    from study.spec.study import StudySpec
+    from study.commands.fit import Reading
 
-#: Exit statuses: 0 done, 1 some cells failed, 2 the input is wrong, 130 stopped by the user (128 + SIGINT).
-FAILED, WRONG, STOPPED = 1, 2, 130
+#: Exit status for wrong input; `study.commands.run` has those of a run.
+WRONG = 2
 
-#: What a user can mend about a file or a disk; any other OSError is a defect and keeps its traceback.
+#: Errors of files and disks that the user can fix; any other OSError is a defect and keeps its traceback.
 _USER_ERRNO = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
@@ -44,62 +40,60 @@ app = typer.Typer(
 app.add_typer(theory_app, name="theory")
 app.add_typer(cluster_app, name="cluster")
 
-SpecArgument = Annotated[str, typer.Argument(help="a preset's name or a YAML file")]
+SpecArgument = Annotated[str, typer.Argument(help="name of a preset, or a YAML file")]
 RunsArgument = Annotated[
-    str, typer.Argument(help="a spec, mlflow:EXPERIMENT, or a table of runs (CSV, JSONL, Parquet)")
+    str, typer.Argument(help="a spec, mlflow:EXPERIMENT, or a run table (CSV, JSONL, Parquet)")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key, e.g. training.seeds=5")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key: training.seeds=5")
 ]
 ResultsOption = Annotated[
-    Path, typer.Option("--results", envvar="INTERPLAY_RESULTS", help="root of everything that is written")
+    Path, typer.Option("--results", envvar="INTERPLAY_RESULTS", help="folder of all results")
 ]
 UriOption = Annotated[
     str | None,
-    typer.Option(
-        "--uri", help="MLflow store; by default MLFLOW_TRACKING_URI, else that of the results folder"
-    ),
+    typer.Option("--uri", help="MLflow store [default: MLFLOW_TRACKING_URI, else the results folder]"),
 ]
-LevelOption = Annotated[float, typer.Option("--level", help="of all intervals, between 0 and 1")]
-JsonOption = Annotated[bool, typer.Option("--json", help="one JSON document on stdout and nothing else")]
+LevelOption = Annotated[float, typer.Option("--level", help="level of all intervals, between 0 and 1")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document only")]
 ColumnOption = Annotated[
     list[str] | None,
-    typer.Option("--column", metavar="OURS=THEIRS", help="the name of a column in a foreign table"),
+    typer.Option("--column", metavar="OURS=THEIRS", help="name of a column in a foreign table"),
 ]
 CountOption = Annotated[
     Literal["nonembedding", "table"],
-    typer.Option("--count", help="how N is counted: 12·L·d², or the column params of a table"),
+    typer.Option("--count", help="N is 12·L·d², or the column params of a table"),
 ]
 TokensOption = Annotated[
     float | None,
-    typer.Option(
-        "--tokens", help="compare checkpoints at these training tokens; by default the most all shapes have"
-    ),
+    typer.Option("--tokens", help="compare at these training tokens [default: the most all shapes have]"),
 ]
+FitOption = Annotated[Path | None, typer.Option("--fit", help="the fit.json of a study")]
 
 
 def main() -> None:
-    """Run the command; an error in the input ends it with status 2 and one paragraph, never a traceback."""
+    """Run the command; wrong input ends it with status 2 and one paragraph, never a traceback."""
     try:
         app()
     except BrokenPipeError:
-        # The reader of a pipe (head, less) has gone: nothing is wrong, and there is nobody to tell.
+        # The reader of a pipe (head, less) has ended: this is no error.
         sys.stderr.close()
         sys.exit(0)
     except (SpecError, InputError, AnalysisError, ConnectionError) as error:
-        # A ConnectionError is of a storage that cannot be reached: it says which, and nothing else of ours raises one.
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
-        sys.exit(WRONG)
+        # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
+        _fail(str(error))
     except OSError as error:
-        if error.errno not in _USER_ERRNO and not _folder_has_gone(error):
+        if error.errno not in _USER_ERRNO and not _folder_is_missing(error):
             raise
-        where = error.filename or "the results folder"
-        text = (
-            f"{where}: {error.strerror}. What was recorded is kept; mend this (or take another folder with --results) "
-            "and run the same command again."
+        _fail(
+            f"{error.filename or 'the results folder'}: {error.strerror}. What was recorded is kept; fix this (or "
+            "choose another folder with --results) and run the same command again."
         )
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
-        sys.exit(WRONG)
+
+
+def _fail(text: str) -> None:
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+    sys.exit(WRONG)
 
 
 @app.command()
@@ -112,139 +106,46 @@ def plan(
         typer.Option("--cell", metavar="KEY", help="print one cell as JSON, for `python -m trainables`"),
     ] = None,
     power: Annotated[
-        bool, typer.Option("--power", help="also: how wide the intervals will be, and what would halve them")
+        bool, typer.Option("--power", help="also simulate how wide the intervals will be")
     ] = False,
     assume: Annotated[
         list[str] | None,
         typer.Option(
             "--assume",
             metavar="NAME=VALUE",
-            help="for --power: a, b, noise, slope, exponent, shared, lack or loss",
+            help="with --power: a, b, noise, slope, exponent, shared, lack or loss",
         ),
     ] = None,
     pilot: Annotated[
-        Path | None, typer.Option("--from", help="for --power: the fit.json of a pilot study to assume")
+        Path | None, typer.Option("--from", help="with --power: assume the fit.json of a pilot study")
     ] = None,
     studies: Annotated[
-        int | None, typer.Option("--studies", help="for --power: how many studies to simulate (72)")
+        int | None, typer.Option("--studies", help="with --power: number of simulated studies (72)")
     ] = None,
 ) -> None:
-    """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Runs nothing."""
-    from study.plan.plan import by_hand, make_plan
-    from study.plan.table import plan_table
-    from study.spec.study import load_spec
+    """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Trains nothing."""
+    from study.commands import plan as verb
 
-    given = {"--assume": assume, "--from": pilot, "--studies": studies}
-    alone = [name for name, value in given.items() if value is not None]
-    if alone and not power:
-        raise SpecError(
-            f"{' and '.join(alone)} only goes with --power, which simulates the study; add --power."
-        )
-    if cell and power:
-        raise SpecError("--cell prints one cell and --power looks at the whole study; take one of them out.")
-    loaded = load_spec(spec, overrides or ())
-    if loaded.vary is not None:
-        from study.commands import series
-
-        if cell or power:
-            series.refuse_series(loaded, "--cell" if cell else "--power")
-        plans = series.plans(loaded)
-        if as_json:
-            _print_json(series.plan_json(loaded, plans))
-        else:
-            Console().print(series.plan_view(loaded, plans))
+    if power:
+        if cell:
+            raise SpecError(
+                "--cell prints one cell and --power simulates the whole study; remove one of them."
+            )
+        verb.show_power(spec, overrides or (), assume or (), pilot, studies, as_json=as_json)
         return
-    made = make_plan(loaded)
+    verb.refuse_power_options(**{"assume": assume, "from": pilot, "studies": studies})
     if cell:
-        planned = made.planned(cell)
-        print(planned.cell.model_dump_json(indent=2))
-        print(f"{by_hand(planned.layout)}  # trains it, with the cell above in CELL.json", file=sys.stderr)
-        return
-    if not power:
-        if as_json:
-            _print_json(made.to_json())
-        else:
-            Console().print(plan_table(made))
-        return
-    from study.commands.power import plan_power, power_view
-
-    found = plan_power(made, assume or (), pilot, studies, Console(stderr=True, quiet=as_json))
-    if as_json:
-        _print_json(made.to_json() | {"power": found.to_json()})
+        verb.show_cell(spec, overrides or (), cell)
     else:
-        Console().print(plan_table(made))
-        Console(highlight=False).print(power_view(found))
+        verb.show_plan(spec, overrides or (), as_json=as_json)
 
 
 @app.command()
-def run(
-    spec: SpecArgument,
-    overrides: SetOption = None,
-    results: ResultsOption = RESULTS,
-) -> None:
-    """Run the missing cells of a study, then fit and write the report. Running it again goes on where it ended."""
-    from study.spec.study import load_spec
+def run(spec: SpecArgument, overrides: SetOption = None, results: ResultsOption = RESULTS) -> None:
+    """Train the missing cells of a study, then fit and write the report. Run it again to resume."""
+    from study.commands import run as verb
 
-    loaded = load_spec(spec, overrides or ())
-    from analysis.report.answers import answers
-    from study.run.runner import run_study
-    from study.tracking.mlflow_client import tracking_uri
-
-    _refuse_file(results, "--results")
-    tracking_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
-    console = Console(highlight=False)
-    again = _command("run", spec, overrides or (), results)
-    if loaded.vary is not None:
-        _run_series(loaded, results, console, again, _command("status", spec, overrides or (), results))
-        return
-    summary = run_study(loaded, results, console)
-    if not summary.finished:
-        _say(console, "Stopped. Nothing is lost; go on with: ", again)
-        raise typer.Exit(STOPPED)
-    if summary.fit and summary.report:
-        for line in answers(summary.fit):
-            console.print(Text(line))
-        _say(console, "Report: ", str(_relative(summary.report)))
-        if summary.copy:
-            _say(console, "A copy of all results: ", summary.copy)
-    failed = len(summary.failed)
-    if failed:
-        _say_failed(console, summary.failed, again)
-    if not summary.fit:
-        left = "all others diverged" if failed else "every cell diverged"
-        why = "Nothing to fit: no cell has a loss that can be used; " + left + ". Each with its reason: "
-        _say(console, why, _command("status", spec, overrides or (), results))
-    if failed or not summary.fit:
-        raise typer.Exit(FAILED)
-
-
-def _run_series(spec: "StudySpec", results: Path, console: Console, again: str, status: str) -> None:
-    """Run the studies of a series; ends with status 1 if cells failed or none has a loss, 130 if it was stopped."""
-    from study.commands.series import page_words, run_series
-
-    summaries, page, copy = run_series(spec, results, console)
-    if not all(summary.finished for summary in summaries):
-        _say(console, "Stopped. Nothing is lost; go on with: ", again)
-        raise typer.Exit(STOPPED)
-    failed = {key: reason for summary in summaries for key, reason in summary.failed.items()}
-    if page:
-        for line in page_words(page):
-            console.print(Text(line))
-        _say(console, "Series: ", str(_relative(page)))
-        if copy:
-            _say(console, "A copy of its page: ", copy)
-    if failed:
-        _say_failed(console, failed, again)
-    if not page:
-        why = "No page: no cell of the series has a loss that can be used. Each with its reason: "
-        _say(console, why, status)
-    if failed or not page:
-        raise typer.Exit(FAILED)
-
-
-def _say_failed(console: Console, failed: Mapping[str, str], again: str) -> None:
-    text = "1 cell" if len(failed) == 1 else f"{len(failed)} cells"
-    _say(console, f"{text} failed, the first because: {_first(failed)}. Try again with: ", again)
+    raise typer.Exit(verb.run(spec, overrides or (), results, RESULTS))
 
 
 @app.command()
@@ -253,10 +154,7 @@ def presets(as_json: JsonOption = False) -> None:
     from study.commands.presets import catalogue, catalogue_view
 
     records = catalogue()
-    if as_json:
-        _print_json(records)
-    else:
-        Console(highlight=False).print(catalogue_view(records))
+    show(records, catalogue_view(records), as_json=as_json)
 
 
 @app.command()
@@ -265,24 +163,25 @@ def submit(
     overrides: SetOption = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="FILE", help="the cluster's file, such as cluster/aws.yaml"),
+        typer.Option("--cluster", metavar="FILE", help="the cluster file, such as cluster/aws.yaml"),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option("--address", metavar="URL", help="a dashboard that can be reached, instead of a tunnel"),
+        typer.Option("--address", metavar="URL", help="a reachable dashboard, instead of a tunnel"),
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="do not follow the log")] = False,
     submission_id: Annotated[
-        str | None, typer.Option("--submission-id", metavar="ID", help="of the job; by default one is made")
+        str | None, typer.Option("--submission-id", metavar="ID", help="of the job [default: generated]")
     ] = None,
 ) -> None:
-    """Send a study to a cluster and follow it: `interplay run` there, as a job of Ray."""
+    """Run a study on a cluster, as a Ray job, and follow its log."""
     from study.submit.job import submit as send
 
+    console = Console(highlight=False)
     status = send(
         spec,
         overrides or (),
-        Console(highlight=False),
+        console,
         file=cluster,
         address=address,
         submission=submission_id,
@@ -303,20 +202,14 @@ def status(
     from study.spec.study import load_spec
 
     loaded = load_spec(spec, overrides or ())
-    if loaded.vary is not None:
-        from study.commands import series
-
-        found = series.statuses(loaded, results)
-        if as_json:
-            _print_json(series.status_json(loaded, found))
-        else:
-            Console().print(series.status_view(found))
+    if loaded.vary is None:
+        state = study_status(loaded, results)
+        show(status_json(state), status_table(state), as_json=as_json)
         return
-    state = study_status(loaded, results)
-    if as_json:
-        _print_json(status_json(state))
-    else:
-        Console().print(status_table(state))
+    from study.commands import series
+
+    found = series.statuses(loaded, results)
+    show(series.status_json(loaded, found), series.status_view(found), as_json=as_json)
 
 
 @app.command()
@@ -338,36 +231,11 @@ def fit(
     out: Annotated[Path | None, typer.Option("--out", help="also write the fit to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the crossings of a table of runs and fit the threshold law."""
-    from analysis.files import write_json
-    from analysis.fit.document import fit as fit_runs
-    from study.results.answer import bootstrap_text, fit_table
+    """Find the crossings of a run table and fit the threshold law."""
+    from study.commands import fit as verb
 
-    if out and out.is_dir():
-        raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
-    series = _series(runs, overrides, column, uri, count)
-    if series is not None:
-        _fit_series(series, results, level, tokens, parametric_bootstrap, out, as_json=as_json)
-        return
-    source = _runs(runs, overrides, column, results, uri, count)
-    result = source.compared(
-        fit_runs(
-            source.table,
-            level=level,
-            tokens=tokens,
-            parametric_bootstrap=parametric_bootstrap,
-            entropy=source.known.get("entropy"),
-        )
-    )
-    document = result.to_json()
-    if out:
-        write_json(out, document)
-    if as_json:
-        _print_json(document)
-    else:
-        Console().print(fit_table(result))
-        if parametric_bootstrap:
-            Console(highlight=False).print(bootstrap_text(result))
+    reading = _reading(runs, overrides, column, count, tokens, results, uri, level)
+    verb.fit(reading, parametric_bootstrap, out, as_json=as_json)
 
 
 @app.command()
@@ -382,25 +250,25 @@ def report(
     results: ResultsOption = RESULTS,
     uri: UriOption = None,
 ) -> None:
-    """Write `report.html`, figures, CSVs and `fit.json` of a table of runs."""
-    from analysis.fit.document import fit as fit_runs
-    from analysis.report.study_page import write_report
+    """Write `report.html`, figures, CSVs and `fit.json` of a run table."""
+    from study.commands import fit as verb
 
-    _refuse_file(out, "--out")
-    series = _series(runs, overrides, column, uri, count)
-    if series is not None:
-        from study.commands.series import report_series
+    verb.report(_reading(runs, overrides, column, count, tokens, results, uri, level), out)
 
-        page = report_series(series, results, out, level=level, tokens=tokens)
-        _say(Console(highlight=False), "Series: ", str(_relative(page)))
-        return
-    source = _runs(runs, overrides, column, results, uri, count)
-    result = source.compared(
-        fit_runs(source.table, level=level, tokens=tokens, entropy=source.known.get("entropy"))
-    )
-    known = {**source.known, **source.searched()}
-    path = write_report(source.table, result, out, title=Path(runs).name, **known)
-    _say(Console(highlight=False), "Report: ", str(_relative(path)))
+
+def _reading(
+    runs: str,
+    overrides: list[str] | None,
+    column: list[str] | None,
+    count: Literal["nonembedding", "table"],
+    tokens: float | None,
+    results: Path,
+    uri: str | None,
+    level: float,
+) -> "Reading":
+    from study.commands.fit import Reading
+
+    return Reading(runs, overrides or (), column or (), count, tokens, results, uri, level)
 
 
 @app.command()
@@ -410,81 +278,71 @@ def recommend(
         typer.Option("--params", metavar="N ...", help="sizes in non-embedding parameters: 1e9 7e9"),
     ] = None,
     more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
-    fit_file: Annotated[Path | None, typer.Option("--fit", help="a fit.json of a study")] = None,
+    fit_file: FitOption = None,
     law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020")] = None,
     published_table: Annotated[
         bool, typer.Option("--published-table", help="the paper's own table beside the recomputed one")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the best depth and width for a size, with a band, from a study's fit or a published law."""
+    """Give the best depth and width for a size, with an interval, from a study's fit or a published law."""
     from study.results import answer
 
     sizes = [*(params or ()), *(more or ())]
     if published_table:
         rows = answer.published_shapes(law, fit_file, sizes)
-        shown = answer.published_table_view(rows)
+        view = answer.published_table_view(rows)
     else:
         source, rows = answer.recommend(fit_file, law, sizes)
-        shown = answer.recommendation_table(source, rows)
-    if as_json:
-        _print_json(rows)
-    else:
-        Console().print(shown)
+        view = answer.recommendation_table(source, rows)
+    show(rows, view, as_json=as_json)
 
 
 @app.command()
 def audit(
     configs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[CONFIG]...", help="HuggingFace config.json files, or folders that hold one"),
+        typer.Argument(metavar="[CONFIG]...", help="HuggingFace config.json files, or their folders"),
     ] = None,
     depth: Annotated[int | None, typer.Option("--depth", help="layers, instead of a config")] = None,
     width: Annotated[int | None, typer.Option("--width", help="width, instead of a config")] = None,
     vocabulary: Annotated[
         int | None, typer.Option("--vocabulary", help="with --depth and --width: number of tokens")
     ] = None,
-    law: Annotated[str | None, typer.Option("--law", help="a published law; by default levine2020")] = None,
-    fit_file: Annotated[Path | None, typer.Option("--fit", help="a fit.json of a study")] = None,
+    law: Annotated[str | None, typer.Option("--law", help="a published law [default: levine2020]")] = None,
+    fit_file: FitOption = None,
     count: Annotated[
-        str, typer.Option("--count", help="which N enters the law: nonembedding (12·L·d²) or exact")
+        str, typer.Option("--count", help="N of the law: nonembedding (12·L·d²) or exact")
     ] = "nonembedding",
     as_json: JsonOption = False,
 ) -> None:
-    """Say where an existing model stands on the law: too deep, too shallow, or within the interval."""
+    """Compare an existing model with the law: too deep, too shallow, or within the interval."""
     from study.commands.audit import audit_json, audit_models, audit_view
 
     audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, count)
-    if as_json:
-        _print_json(audit_json(audits))
-    else:
-        Console(highlight=False).print(audit_view(audits))
+    show(audit_json(audits), audit_view(audits), as_json=as_json)
 
 
 @app.command()
 def export(
     cell: Annotated[
-        str,
-        typer.Argument(metavar="CELL", help="a cell's key, its first digits, or its name such as L2-d16-s0"),
+        str, typer.Argument(metavar="CELL", help="a cell's key, its first digits, or its name: L2-d16-s0")
     ],
-    out: Annotated[Path, typer.Option("--out", help="folder of the model, empty or not there yet")],
+    out: Annotated[Path, typer.Option("--out", help="folder of the model, empty or new")],
     study: Annotated[
         str | None, typer.Option("--study", metavar="SPEC", help="look for the cell in this study only")
     ] = None,
     results: ResultsOption = RESULTS,
     mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="also log it as an MLflow model of the cell's own run")
+        bool, typer.Option("--mlflow", help="also log it as an MLflow model of the cell's run")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained cell as a plain HuggingFace folder: safetensors, config, tokenizer, model card."""
+    """Write a trained cell as a HuggingFace folder: safetensors, config, tokenizer, model card."""
     from study.results.export import export_cell, export_text
 
     written = export_cell(cell, out, results, study=study, mlflow=mlflow)
-    if as_json:
-        _print_json(written.to_json())
-    else:
-        Console(highlight=False).print(export_text(written), soft_wrap=True)
+    show(written.to_json(), export_text(written), as_json=as_json)
 
 
 @app.command()
@@ -496,119 +354,16 @@ def ui(
     port: Annotated[int, typer.Option(help="port of the page")] = 5000,
     uri: UriOption = None,
 ) -> None:
-    """Open MLflow's own web page on the studies of a results folder or another store."""
+    """Open MLflow's web page on the studies of a results folder or another store."""
     from study.commands.ui import serve
 
     serve(results, host, port, Console(), uri)
 
 
-def _runs(
-    source: str,
-    overrides: list[str] | None,
-    column: list[str] | None,
-    results: Path,
-    uri: str | None,
-    count: Literal["nonembedding", "table"],
-) -> "Runs":
-    """Return the run table of RUNS, and what a report may add where RUNS is a spec."""
-    from study.results.sources import read_source
-
-    return read_source(source, overrides or (), column or (), results, uri, count)
-
-
-def _series(
-    source: str, overrides: list[str] | None, column: list[str] | None, uri: str | None, count: str
-) -> "StudySpec | None":
-    """Return the spec of a series that RUNS names, if it names one."""
-    from study.results.sources import series_of
-
-    return series_of(source, overrides or (), column or (), uri, count)
-
-
-def _fit_series(
-    spec: "StudySpec",
-    results: Path,
-    level: float,
-    tokens: float | None,
-    parametric_bootstrap: int,
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Fit every study of a series."""
-    from analysis.files import write_json
-    from study.commands.series import fits_json, read_series
-    from study.results.answer import fit_table
-
-    compared = read_series(
-        spec, results, level=level, tokens=tokens, parametric_bootstrap=parametric_bootstrap
-    )
-    document = fits_json(spec, compared)
-    if out:
-        write_json(out, document)
-    if as_json:
-        _print_json(document)
-        return
-    console = Console()
-    for one in compared:
-        console.print(Text(one.member.spec.name, style="bold"))
-        console.print(
-            fit_table(one.fit) if one.fit else Text("nothing to fit: no row has a loss that can be used")
-        )
-
-
-def _refuse_file(folder: Path, option: str) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise SpecError(f"{option} {folder} is a file; name a folder, which is made where it is missing.")
-
-
-def _first(reasons: Mapping[str, str]) -> str:
-    return next(iter(reasons.values())).strip().rstrip(".")
-
-
-def _print_json(document: object) -> None:
-    print(json.dumps(document, indent=2, allow_nan=False))
-
-
-def _say(console: Console, text: str, value: str) -> None:
-    """Print a sentence and what a user may copy from it: never as markup, never broken over lines."""
-    console.print(Text.assemble(text, (value, "bold")), soft_wrap=True)
-
-
-def _command(verb: str, spec: str, overrides: Sequence[str], results: Path) -> str:
-    """Return the command line that does this again, in this folder and with this very program."""
-    sets = [part for text in overrides for part in ("--set", text)]
-    where = [] if results == RESULTS else ["--results", str(results)]
-    return shlex.join([*_program(), verb, spec, *sets, *where])
-
-
-def _program() -> list[str]:
-    """How this program was started: by a name on PATH, by a path, or as `python -m study`."""
-    started = Path(sys.argv[0])
-    if started.name == "__main__.py":
-        return [*_program_at(Path(sys.executable)), "-m", "study"]
-    return _program_at(started)
-
-
-def _program_at(path: Path) -> list[str]:
-    found = shutil.which(path.name)
-    if path.parent == Path() and not path.exists():
-        return [path.name]
-    # Not resolved: the `python` of a virtual environment is a link to one that lacks the packages.
-    if found and os.path.abspath(found) == os.path.abspath(path):  # noqa: PTH100
-        return [path.name]
-    shown = _relative(path.absolute())
-    return [str(shown) if shown.is_absolute() or len(shown.parts) > 1 else f"./{shown}"]
-
-
-def _folder_has_gone(error: OSError) -> bool:
-    """Whether a file could not be made because its folder, which the user named, is not there (any more)."""
+def _folder_is_missing(error: OSError) -> bool:
+    """Whether a file could not be made because the folder that the user named does not exist."""
     return (
         error.errno == errno.ENOENT
         and isinstance(error.filename, str | bytes | os.PathLike)
         and not Path(os.fsdecode(error.filename)).parent.is_dir()
     )
-
-
-def _relative(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -49,7 +49,7 @@ FLOORS = {
         {"law"},
         {"curves"},
         {"runs"},
-        {"groups", "threads", "tables"},
+        {"groups", "intervals", "tables", "threads"},
         {"files", "numbers"},
         {"errors"},
     ],
@@ -71,7 +71,15 @@ FLOORS = {
         {"storage", "ranks"},
         {"progress", "errors"},
     ],
-    "trainables/data": [{"store"}, {"packing"}, {"sources"}, {"spec"}, {"tasks"}],
+    "trainables/data": [
+        {"store"},
+        {"packing"},
+        {"spec"},
+        {"kinds"},
+        {"task"},
+        {"kind"},
+        {"sources", "score"},
+    ],
 }
 
 

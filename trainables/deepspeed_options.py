@@ -4,13 +4,12 @@ DeepSpeed ignores a top-level key it does not know and accepts any value of some
 pydantic sections are checked. So the top level is checked here against a list, and the rest by DeepSpeed itself.
 """
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainables.errors import InputError
+from trainables.errors import InputError, near_misses
 
 #: Allowed top-level keys and their values: a section that DeepSpeed checks (None), a type, the keys of a section that
 #: DeepSpeed does not check, or the values that make sense here.
@@ -170,7 +169,7 @@ def _check_value(path: str, value: Any, wanted: Any) -> None:
 
 def _nearest(key: str) -> str:
     """The nearest allowed key, else all of them."""
-    close = difflib.get_close_matches(key.lower(), [*ALLOWED, *SET_BY], n=1, cutoff=0.75)
+    close = near_misses(key, [*ALLOWED, *SET_BY], cutoff=0.75)
     if close:
         return f" (did you mean `{close[0]}`?)"
     return f"; allowed: {', '.join(ALLOWED)}. Options of ZeRO go into `zero_optimization`"

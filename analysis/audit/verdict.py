@@ -11,7 +11,8 @@ from typing import Any, Literal
 from analysis.audit.model_config import ModelConfig
 from analysis.errors import InputError
 from analysis.files import to_json
-from analysis.law.projection import Interval, Law, Transition, n_transition, recommend
+from analysis.intervals import Interval
+from analysis.law.projection import Law, Transition, n_transition, recommend
 
 Count = Literal["nonembedding", "exact"]
 Verdict = Literal["too deep", "too shallow", "within the interval"]

@@ -1,13 +1,12 @@
 """Which rows belong to one budget, and the one size at which its depths can be compared."""
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.curves.curves import ShapeMeans
 from analysis.curves.noise import Floats
 
 #: Sizes without a named budget form one group while neighbours differ by less than this, and the whole by
@@ -16,37 +15,19 @@ NEIGHBOUR = 1.35
 #: A budget's losses are compared at one N that all its depths cover; it may differ from the budget by this
 #: factor.
 SHIFT = 1.35
-#: A depth is compared at an N only where two of its sizes enclose it that are at most so far apart: on a smooth curve
-#: through all its sizes, and on a straight line between the two.
+#: A depth is compared at an N only if two of its sizes enclose it; these may differ by at most this factor, on a smooth
+#: curve through all its sizes and on a straight line between the two.
 CURVE_REACH, LINE_REACH = 10.0, 4.0
-#: More named budgets than this are neighbours on one curve rather than groups; sizes are then grouped as if unnamed.
+#: With more named budgets than this, sizes are grouped as if unnamed.
 MOST_BUDGETS = 40
 
 
-class Sizes(Protocol):
-    """What is measured at which size: `analysis.curves.curves.Curves`, or the bare points."""
-
-    @property
-    def depths(self) -> Sequence[int]:
-        """The depths, ascending."""
-
-    @property
-    def x(self) -> Floats:
-        """Ln N of the points."""
-
-    def at(self, depth: int) -> npt.NDArray[np.int64]:
-        """Indices of the points of one depth, in order of N."""
-
-    def range(self, depth: int) -> tuple[float, float]:
-        """Smallest and largest ln N of a depth."""
-
-
 def budget_of(rows: pd.DataFrame) -> pd.Series:
-    """The budget of every row: as planned, or, where a row has none, the geometric mean of its group of sizes.
+    """The budget of every row: as planned, or, if a row has none, the geometric mean of its group of sizes.
 
     Args:
-        rows: column params, and budget where the study named one. Groups are cut from small to large, so
-            leaving the largest sizes away changes no other group.
+        rows: column params, and budget if the study named one. Groups are cut from small to large, so dropping the
+            largest sizes changes no other group.
 
     Returns:
         N in parameters, with the index of `rows`.
@@ -78,19 +59,19 @@ def budgets(rows: pd.DataFrame) -> list[tuple[float, list[int]]]:
 
 
 def common_size(
-    points: Sizes, target: float, trained: list[int], reach: float = CURVE_REACH
+    points: ShapeMeans, target: float, trained: list[int], reach: float = CURVE_REACH
 ) -> tuple[float, list[int]]:
     """The ln N near a budget at which most of its depths can be compared, and the depths that can be.
 
-    Widths are whole, so the depths of one budget have slightly different sizes: at the budget itself one of them may
-    lie outside its measured range, or far from its next size, while all meet at a size measured close by. Of the
-    sizes that serve equally many of the trained depths the nearest to the budget is taken.
+    Widths are whole numbers, so the depths of one budget have slightly different sizes. At the budget itself one of
+    them may lie outside its measured range, or far from its next size, while all can be compared at a size close by. Of
+    the sizes at which equally many trained depths can be compared, the nearest to the budget is chosen.
 
     Args:
         points: all points of the study.
         target: ln of the budget.
         trained: the depths trained for it.
-        reach: factor between two sizes that may enclose an N.
+        reach: largest factor between the two sizes that enclose an N.
     """
     knots = np.concatenate([points.x[points.at(depth)] for depth in points.depths])
     sizes = np.unique(np.array([target, *knots[np.abs(knots - target) <= math.log(SHIFT)]]))
@@ -101,16 +82,16 @@ def common_size(
     return float(sizes[best]), [depth for depth in points.depths if served[depth][best]]
 
 
-def enclosed(points: Sizes, depth: int, x: float) -> bool:
+def enclosed(points: ShapeMeans, depth: int, x: float) -> bool:
     """Whether ln N = `x` is a measured size of the depth or lies between two that are close enough for a curve."""
     return bool(_enclosed(points, depth, np.array([x]), CURVE_REACH)[0])
 
 
-def _enclosed(points: Sizes, depth: int, x: Floats, reach: float) -> npt.NDArray[np.bool_]:
+def _enclosed(points: ShapeMeans, depth: int, x: Floats, reach: float) -> npt.NDArray[np.bool_]:
     knots = points.x[points.at(depth)]
     right = np.clip(np.searchsorted(knots, x), 0, len(knots) - 1)
     left = np.maximum(right - 1, 0)
-    # The ln of a size, made on two ways, may differ in the last digits.
+    # The ln of a size, computed in two ways, may differ in the last digits.
     near = np.minimum(np.abs(knots[right] - x), np.abs(knots[left] - x)) < 1e-9
     inside = (x >= knots[0]) & (x <= knots[-1])
     return np.asarray(near | (inside & (knots[right] - knots[left] <= math.log(reach))))

@@ -1,14 +1,15 @@
 """Loss against ln N for each depth: points, noise, and the smooth curves through them with their covariance.
 
-A point is the mean loss of a shape over its seeds. Its error is the seed noise (`analysis.curves.noise`) and what the curves
-lack: widths are whole, learning rates follow a rule, so real losses do not lie on any curve exactly. What they lack is
-taken in proportion to the noise at that loss, because both are largest where models are small and losses fall steeply.
-The loss of a run that was stopped early is a forecast, and its own standard error adds to that of its point.
+A point is the mean loss of a shape over its seeds. Its variance has two parts: the seed noise (`analysis.curves.noise`)
+and the misfit of the curves. Real losses do not lie on any curve exactly, because widths are whole numbers and learning
+rates follow a rule. The misfit is taken in proportion to the noise at that loss, because both are largest where models
+are small and losses fall steeply. The loss of a run that was stopped early is a forecast; its standard error adds to
+that of its point.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,39 +23,28 @@ from analysis.curves.noise import Floats, Noise, from_residuals, from_seeds
 from analysis.curves.smooth import Smooth, fit_smooth, solution
 from analysis.runs.columns import FORECAST_ERROR
 
-#: Seeds of a study that are followed one by one; beyond it (every run its own seed) they pair nothing.
+#: Most seeds of a study that are treated as paired between shapes; with more, every run has its own seed.
 MOST_SEEDS = 200
 
 
 @dataclass(frozen=True)
-class Curves:
-    """All points of a study, ordered by depth, then N, and the curves through them.
+class ShapeMeans:
+    """The mean losses of all shapes of a study, ordered by depth, then N.
 
     Attributes:
         depth, x, mean, count: arrays over the points: layers, ln N, mean loss over seeds, number of seeds.
-        sd: sample standard deviation of each point (NaN with one seed), for display; tests use `noise`.
         incidence: (points, seeds), 1/count where the point has that seed, else 0.
         noise: the pooled seed noise.
-        misfit_sd_ratio: standard deviation of the points about the curves beyond the seed noise, over the noise of one
-            seed; 0 where the noise explains all, and where there is no estimate beside the scatter itself.
-        misfit_p: probability of scatter as large as this from seed noise alone; None without replicates.
-        smooth: the curves.
-        solve: (parameters, points): how the parameters follow the mean losses.
-        forecast: standard error that forecasts among its runs bring to each point's mean, nats a token.
-        forecast_count: runs of each point that are forecasts.
+        forecast: standard error that forecasts among its runs add to each point's mean, nats per token.
+        forecast_count: number of runs of each point that are forecasts.
     """
 
     depth: npt.NDArray[np.int64]
     x: Floats
     mean: Floats
     count: npt.NDArray[np.int64]
-    sd: Floats
     incidence: Floats
     noise: Noise
-    misfit_sd_ratio: float
-    misfit_p: float | None
-    smooth: Smooth
-    solve: Floats
     forecast: Floats
     forecast_count: npt.NDArray[np.int64]
 
@@ -63,19 +53,44 @@ class Curves:
         """The depths, ascending."""
         return sorted({int(value) for value in self.depth})
 
+    def at(self, depth: int) -> npt.NDArray[np.int64]:
+        """Indices of the points of one depth, in order of N."""
+        return np.flatnonzero(self.depth == depth)
+
+    def range(self, depth: int) -> tuple[float, float]:
+        """Smallest and largest ln N of a depth."""
+        x = self.x[self.at(depth)]
+        return float(x[0]), float(x[-1])
+
+
+@dataclass(frozen=True)
+class Curves(ShapeMeans):
+    """The shapes of a study and the curves through them.
+
+    Attributes:
+        smooth: the curves.
+        solve: (parameters, points): derivative of the parameters with respect to the mean losses.
+        misfit_sd_ratio: standard deviation of the points about the curves beyond the seed noise, over the noise of one
+            seed; 0 where the noise explains all, and where there is no estimate beside the scatter itself.
+        misfit_p: probability of scatter as large as this from seed noise alone; None without replicates.
+    """
+
+    smooth: Smooth
+    solve: Floats
+    misfit_sd_ratio: float
+    misfit_p: float | None
+
     @cached_property
     def se(self) -> Floats:
-        """Standard error of each point's mean from the seeds and from forecasts, nats a token."""
+        """Standard error of each point's mean from the seeds and from forecasts, nats per token."""
         return np.hypot(self.noise.sd_at(self.mean) / np.sqrt(self.count), self.forecast)
 
     @cached_property
     def misfit_sd(self) -> Floats:
-        """Standard deviation of each point about the curves beyond the seed noise, nats a token."""
-        return np.asarray(
-            self.misfit_sd_ratio * self.noise.sd_at(self.mean)
-            if self.misfit_sd_ratio
-            else np.zeros_like(self.mean)
-        )
+        """Standard deviation of each point about the curves beyond the seed noise, nats per token."""
+        if not self.misfit_sd_ratio:
+            return np.zeros_like(self.mean)
+        return np.asarray(self.misfit_sd_ratio * self.noise.sd_at(self.mean))
 
     @property
     def misfit_rms(self) -> float:
@@ -84,12 +99,12 @@ class Curves:
 
     @cached_property
     def residual(self) -> Floats:
-        """Mean loss less the curve, nats a token."""
+        """Mean loss less the curve, nats per token."""
         return np.asarray(self.mean - self.smooth.fitted(self.depth, self.x))
 
     @property
     def dof(self) -> float:
-        """Degrees of freedom of the standard errors: those of the noise, fewer where the lack of fit adds to it.
+        """Degrees of freedom of the standard errors: those of the noise, fewer where the misfit adds to it.
 
         By the rule of Welch and Satterthwaite for a sum of two estimated variances.
         """
@@ -122,15 +137,6 @@ class Curves:
         """(parameters, seeds + points): a root of the covariance, one column an independent error."""
         shared, own = self.errors
         return np.hstack([self.solve @ shared, self.solve * own])
-
-    def at(self, depth: int) -> npt.NDArray[np.int64]:
-        """Indices of the points of one depth, in order of N."""
-        return np.flatnonzero(self.depth == depth)
-
-    def range(self, depth: int) -> tuple[float, float]:
-        """Smallest and largest ln N of a depth."""
-        x = self.x[self.at(depth)]
-        return float(x[0]), float(x[-1])
 
     def loss(self, depth: int, x: Floats) -> Floats:
         """Nats a token on the curve of `depth` at ln N = x.
@@ -200,111 +206,82 @@ class Curves:
 
 
 def build_curves(rows: pd.DataFrame) -> Curves:
-    """Curves from the compared rows of a run table (columns depth, params, seed, loss, and loss_se where it has one).
+    """Fit curves to the compared rows of a run table (columns depth, params, seed, loss, and loss_se if present).
 
     Rows of one depth, N and seed are averaged first. The result does not depend on the order of the rows.
     """
-    table = loss_table(rows)
-    losses, depth = table.losses, table.depth
-    present = np.isfinite(losses)
-    count = present.sum(axis=1)
-    x = np.log(table.params)
-    mean = np.where(present, losses, 0).sum(axis=1) / np.maximum(count, 1)
-    residual = np.where(present, losses - mean[:, None], 0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.where(count > 1, (residual**2).sum(axis=1) / (count - 1), np.nan)
-    noise = table.noise
-    incidence = present / np.maximum(count, 1)[:, None] if table.paired else np.zeros((len(x), 1))
+    means = shape_means(rows)
+    depth, x, mean, count, noise = means.depth, means.x, means.mean, means.count, means.noise
     square = noise.sd_at(mean) ** 2
-    own = (1 - noise.correlation) * square / np.maximum(count, 1) + table.forecast**2
-    misfit_sd_ratio, misfit_p = 0.0, None
+    own = (1 - noise.correlation) * square / np.maximum(count, 1) + means.forecast**2
+    ratio, misfit_p = 0.0, None
     if noise.known:
         # Equal numbers of seeds, as in most studies, need one round: weights then change by a common factor only.
-        for _ in range(3 if len(set(count.tolist())) > 1 or table.forecast.any() else 1):
-            smooth = fit_smooth(depth, x, mean, 1 / (own + misfit_sd_ratio**2 * square))
-            before = misfit_sd_ratio
-            misfit_sd_ratio, misfit_p = _misfit(smooth, depth, x, mean, own, square)
-            if misfit_sd_ratio == before:
+        for _ in range(3 if len(set(count.tolist())) > 1 or means.forecast.any() else 1):
+            smooth = fit_smooth(depth, x, mean, 1 / (own + ratio**2 * square))
+            before = ratio
+            ratio, misfit_p = _misfit(smooth, depth, x, mean, own, square)
+            if ratio == before:
                 # The same weights again would give the same curves.
                 break
-        weight = 1 / (own + misfit_sd_ratio**2 * square)
+        weight = 1 / (own + ratio**2 * square)
     else:
         size = np.maximum(np.abs(mean), np.finfo(float).tiny) ** 2
         weight, total, spare = 1 / size, 0.0, 0
-        for _ in range(4 if table.forecast.any() else 1):
+        for _ in range(4 if means.forecast.any() else 1):
             smooth = fit_smooth(depth, x, mean, weight)
             square = (mean - smooth.fitted(depth, x)) ** 2
             # A choice among families fits the noise a little as well; it is counted as one parameter more, with which
             # the intervals of simulated one-seed studies covered as they should (issue 3).
             spare = len(x) - smooth.parameters - (len(smooth.press) > 1)
-            total = _without_forecast_errors(square, size, table.forecast, spare)
+            total = _without_forecast_errors(square, size, means.forecast, spare)
             if spare > 0 and total > 0:
-                weight = 1 / (size + table.forecast**2 * spare / total)
+                weight = 1 / (size + means.forecast**2 * spare / total)
         # Residuals at the level of rounding are those of a table without noise, not a small noise.
         noise = from_residuals(noise, total if total > len(x) * 1e-24 else 0.0, spare)
-    return Curves(
-        depth=depth,
-        x=x,
-        mean=mean,
-        count=count,
-        sd=np.sqrt(variance),
-        incidence=incidence,
-        noise=noise,
-        misfit_sd_ratio=misfit_sd_ratio,
-        misfit_p=misfit_p,
-        smooth=smooth,
-        solve=solution(smooth, depth, x, weight)[0],
-        forecast=table.forecast,
-        forecast_count=table.forecast_count,
-    )
+    known: dict[str, Any] = {item.name: getattr(means, item.name) for item in fields(means)} | {
+        "noise": noise
+    }
+    solve = solution(smooth, depth, x, weight)[0]
+    return Curves(**known, smooth=smooth, solve=solve, misfit_sd_ratio=ratio, misfit_p=misfit_p)
 
 
-@dataclass(frozen=True)
-class LossTable:
-    """Losses of the shapes by seed; the shapes are ordered by depth, then N.
-
-    Attributes:
-        losses: (points, seeds), NaN where absent.
-        depth, params: layers and N of the points.
-        paired: whether the columns are seeds; with more than `MOST_SEEDS` of them they only count the runs of a shape.
-        errors: (points, seeds), the standard error of a loss that is a forecast, 0 for one that was measured.
-    """
-
-    losses: Floats
-    depth: npt.NDArray[np.int64]
-    params: Floats
-    paired: bool
-    errors: Floats
-
-    @cached_property
-    def noise(self) -> Noise:
-        """Of the measured losses alone: a forecast has another spread than what it foretells."""
-        measured = np.where(self.errors > 0, np.nan, self.losses)
-        some = np.isfinite(measured).any(axis=1)
-        noise = from_seeds(measured[some]) if some.any() else replace(from_seeds(self.losses), source="none")
-        return noise if self.paired else replace(noise, correlation=0.0)
-
-    @cached_property
-    def forecast(self) -> Floats:
-        """`Curves.forecast`: the errors of forecasts are taken for independent.
-
-        Those of one shape lean on the same finished runs. Taken for one error, the intervals of simulated studies were
-        wider by half and covered 99 %; as they are, 94 to 97 % (issue 6). That is rather too large: a forecast, being a
-        mean, scatters less about the curve than the loss it foretells, and counts with the noise of a seed besides.
-        """
-        return np.asarray(np.sqrt((self.errors**2).sum(axis=1)) / np.isfinite(self.losses).sum(axis=1))
-
-    @cached_property
-    def forecast_count(self) -> npt.NDArray[np.int64]:
-        """Runs of each shape that are forecasts."""
-        return np.asarray((self.errors > 0).sum(axis=1), dtype=np.int64)
-
-
-def loss_table(rows: pd.DataFrame) -> LossTable:
-    """The losses of rows with the columns depth, params, seed (numbers), loss, and loss_se where there is one.
+def shape_means(rows: pd.DataFrame) -> ShapeMeans:
+    """Average rows of each depth and N (columns depth, params, seed (numbers), loss, and loss_se if present).
 
     Raises:
         ValueError: there is no row.
+    """
+    losses, errors, depth, params, paired = _by_seed(rows)
+    present = np.isfinite(losses)
+    count = present.sum(axis=1)
+    mean = np.where(present, losses, 0).sum(axis=1) / np.maximum(count, 1)
+    # The noise of the measured losses alone: a forecast has another variance than the loss it predicts.
+    measured = np.where(errors > 0, np.nan, losses)
+    some = np.isfinite(measured).any(axis=1)
+    noise = from_seeds(measured[some]) if some.any() else replace(from_seeds(losses), source="none")
+    return ShapeMeans(
+        depth=depth,
+        x=np.log(params),
+        mean=mean,
+        count=count,
+        incidence=present / np.maximum(count, 1)[:, None] if paired else np.zeros((len(count), 1)),
+        noise=noise if paired else replace(noise, correlation=0.0),
+        # Errors of forecasts are taken as independent. Forecasts of one shape use the same finished runs, but with one
+        # common error the intervals of simulated studies were wider by half and covered 99 %; as it is, 94 to 97 %
+        # (issue 6). Even that is rather too large, because a forecast is a mean and has the noise of a seed added.
+        forecast=np.asarray(np.sqrt((errors**2).sum(axis=1)) / count),
+        forecast_count=np.asarray((errors > 0).sum(axis=1), dtype=np.int64),
+    )
+
+
+def _by_seed(rows: pd.DataFrame) -> tuple[Floats, Floats, npt.NDArray[np.int64], Floats, bool]:
+    """Tabulate losses by shape and seed.
+
+    Returns:
+        (shapes, seeds): losses, NaN where absent; (shapes, seeds): the standard error of a loss that is a forecast, 0
+        for one that was measured; layers and N of the shapes, ordered by depth, then N; whether columns are seeds: with
+        more than `MOST_SEEDS` of them they only count the runs of a shape.
     """
     if not len(rows):
         raise ValueError("there is no row")
@@ -329,7 +306,7 @@ def loss_table(rows: pd.DataFrame) -> LossTable:
     losses[shape, column] = _means(loss[order], first)
     errors = np.zeros_like(losses)
     errors[shape, column] = np.nan_to_num(_means(error[order], first))
-    return LossTable(losses, depth[shapes], params[shapes], paired, errors)
+    return losses, errors, depth[shapes], params[shapes], paired
 
 
 def _means(values: Floats, first: npt.NDArray[np.int64]) -> Floats:
@@ -346,7 +323,9 @@ def _means(values: Floats, first: npt.NDArray[np.int64]) -> Floats:
 def _misfit(
     smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, mean: Floats, own: Floats, square: Floats
 ) -> tuple[float, float | None]:
-    """`Curves.misfit_sd_ratio`, at which the weighted squared residuals equal their degrees of freedom, and the p value of 0.
+    """`Curves.misfit_sd_ratio` and `Curves.misfit_p`.
+
+    At the ratio the weighted squared residuals equal their degrees of freedom; the p value tests a ratio of 0.
 
     Args:
         smooth: the curves.

@@ -29,7 +29,7 @@ LEAST_SHARE = 0.5
 _FLOPS = 6
 
 
-class Step(NamedTuple):
+class SearchPoint(NamedTuple):
     """Estimate after so many cells and training FLOPs."""
 
     cells: int
@@ -37,7 +37,7 @@ class Step(NamedTuple):
     estimate: Estimate
 
 
-class GridStep(NamedTuple):
+class GridPoint(NamedTuple):
     """Expected half-width of a grid with so many seeds."""
 
     seeds: int
@@ -46,7 +46,7 @@ class GridStep(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchInfo:
     """Input of a report on a search besides its rows.
 
     Attributes:
@@ -124,7 +124,7 @@ def rows_in_order(runs: RunTable) -> pd.DataFrame | None:
 
 def history(
     rows: pd.DataFrame, objective: Objective, *, points: int = MOST_POINTS, level: float = 0.95
-) -> list[Step]:
+) -> list[SearchPoint]:
     """Estimate the objective after each cell, at evenly spaced cells and the last.
 
     Args:
@@ -138,7 +138,7 @@ def history(
     spent = np.cumsum(rows["flops"].to_numpy(dtype=float))
     counts = np.unique(np.linspace(1, len(rows), min(points, len(rows))).round().astype(int))
     return [
-        Step(int(count), float(spent[count - 1]), estimate(rows.iloc[:count], objective, level=level))
+        SearchPoint(int(count), float(spent[count - 1]), estimate(rows.iloc[:count], objective, level=level))
         for count in counts
     ]
 
@@ -151,7 +151,7 @@ def grid_steps(
     *,
     most_seeds: int = MOST_SEEDS,
     level: float = 0.95,
-) -> list[GridStep]:
+) -> list[GridPoint]:
     """Simulate a grid with one more seed at a time, from the fit of the search.
 
     Losses at the grid's shapes are drawn from the curves, the seed noise and the lack of fit of `rows`; the half-width
@@ -181,7 +181,8 @@ def grid_steps(
             part = table[table["seed"] < count]
             widths[study, count - 1] = estimate(part, objective, level=level).halfwidth
     return [
-        GridStep(count, count * cost, float(np.median(widths[:, count - 1]))) for count in range(1, seeds + 1)
+        GridPoint(count, count * cost, float(np.median(widths[:, count - 1])))
+        for count in range(1, seeds + 1)
     ]
 
 
@@ -213,7 +214,7 @@ def _simulated(
 
 
 def search_data(
-    runs: RunTable, search: Search, *, level: float = 0.95, points: int = MOST_POINTS
+    runs: RunTable, search: SearchInfo, *, level: float = 0.95, points: int = MOST_POINTS
 ) -> SearchData | None:
     """Compute the history of a search; None where the table has no order of its rows.
 
@@ -238,7 +239,7 @@ def search_data(
     return SearchData(
         cells[["order", "flops", "depth", "params", "seed", "loss", "outcome"]],
         steps.replace([np.inf, -np.inf], np.nan),
-        pd.DataFrame(grid, columns=GridStep._fields).replace(np.inf, np.nan),
+        pd.DataFrame(grid, columns=GridPoint._fields).replace(np.inf, np.nan),
         search.objective,
         search.stop_when,
     )

@@ -25,7 +25,7 @@ from analysis.curves.curves import Curves, build_curves
 from analysis.design.candidates import Key, Option, ended, in_order, is_lost, lost_shapes
 from analysis.design.learning_rates import corner_rates, plan_rates
 from analysis.design.objective import Objective, compared
-from analysis.design.variance_model import Model, Step, sure_noise
+from analysis.design.variance_model import Step, VarianceModel, sure_noise
 from analysis.threads import single_threaded
 
 __all__ = ["Choice", "Objective", "Option", "propose"]
@@ -144,26 +144,25 @@ def _best(
     spent = rate * float(rows["params"].sum()) + sum(item.cost for item in waiting)
     spent += overhead * (len(rows) + len(waiting))
     plan = plan_rates(rows, waiting, able, shapes, sd)
-    model = Model(
+    variance = VarianceModel(
         curves,
         shapes,
         measured,
         running,
         shape_of,
         seed_of,
-        np.array([item.cost for item in able]),
-        overhead,
+        np.array([item.cost for item in able]) + overhead,
         spent,
         objective,
         plan,
     )
     chosen: list[Choice] = []
-    while len(chosen) < count and (step := model.best()) is not None:
+    while len(chosen) < count and (step := variance.best()) is not None:
         # One at a time even if several belong together, so that asking for n equals asking n times for one.
         item = able[step.option]
-        first = not model.taken[model.shape_of[step.option]].any()
+        first = not variance.taken[variance.shape_of[step.option]].any()
         chosen.append(Choice(item, step.gain, _why(item, step, first)))
-        model.take(step.option)
+        variance.take(step.option)
     return chosen
 
 

@@ -5,7 +5,9 @@ fit (`build_curves`, `find_crossings`, `fit_threshold`, `recommend`) with its in
 same numbers that the report shows.
 """
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +19,6 @@ import pandas as pd
 from analysis.curves.curves import build_curves
 from analysis.design.candidates import diverged
 from analysis.errors import InputError
-from analysis.groups import numbered
 from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.projection import law_of, recommend
 from analysis.law.threshold import ThresholdFit, fit_threshold
@@ -127,14 +128,10 @@ def _sorted(rows: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
 
 def _lost(rows: pd.DataFrame, finite: npt.NDArray[np.bool_]) -> Lost:
     """Return (depth, N, diverged cells) of shapes without a loss."""
-    depth, params = (rows[name].to_numpy(dtype=float) for name in ("depth", "params"))
-    shape = numbered(depth, params)
-    first = np.unique(shape, return_index=True)[1]
-    alive, runs = np.bincount(shape, weights=finite), np.bincount(shape, weights=diverged(rows))
-    return tuple(
-        (int(depth[first[i]]), float(params[first[i]]), int(runs[i]))
-        for i in np.flatnonzero((alive == 0) & (runs > 0))
-    )
+    shapes = list(zip(rows["depth"].astype(int).tolist(), rows["params"].astype(float).tolist(), strict=True))
+    alive = set(itertools.compress(shapes, finite))
+    cells = Counter(itertools.compress(shapes, diverged(rows)))
+    return tuple((*shape, count) for shape, count in cells.items() if shape not in alive)
 
 
 def _nothing(why: str) -> Estimate:

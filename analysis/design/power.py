@@ -19,6 +19,7 @@ import numpy as np
 from analysis.curves.curves import build_curves
 from analysis.curves.noise import Floats
 from analysis.design.simulated_study import Truth, simulate_matched
+from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.law.threshold import ThresholdFit, fit_threshold
@@ -26,8 +27,7 @@ from analysis.threads import single_threaded
 
 #: (depth, width, budget).
 Shape = tuple[int, int, float]
-#: An interval; an end is None where it is open.
-Interval = tuple[float | None, float | None]
+
 STATUSES = ("bracketed", "left_censored", "right_censored", "ambiguous", "insufficient")
 LAW_STATUSES = ("ok", "open", "not_converged", "insufficient")
 #: Draws of the bootstrap in a simulated study. They only decide whether 95 % of them have one sign change; the

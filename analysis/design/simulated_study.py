@@ -23,7 +23,7 @@ class Truth:
     Attributes:
         a, b: ln d = a + b·L at the crossings of neighbouring depths.
         depths: ascending.
-        asymptote: loss of the shallowest depth at infinite width, nats a token.
+        asymptote: loss of the shallowest depth at infinite width, nats per token.
         drop: loss of the shallowest depth above its asymptote at its first crossing, nats.
         exponent: α.
         slope: slope of the gap of neighbours at their crossing, nats per e-fold of N.

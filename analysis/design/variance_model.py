@@ -92,7 +92,7 @@ class _State:
     stated: float
 
 
-class Model:
+class VarianceModel:
     """A linearised study, its options, and the objective."""
 
     def __init__(
@@ -104,7 +104,6 @@ class Model:
         shape_of: Integers,
         seed_of: Integers,
         cost: Floats,
-        overhead: float,
         spent: float,
         objective: Objective,
         rates: RatePlan,
@@ -118,8 +117,7 @@ class Model:
             begun: the same for running cells.
             shape_of: row of every option in these.
             seed_of: column of every option in these.
-            cost: FLOPs of every option.
-            overhead: fixed cost of an option.
+            cost: cost of every option.
             spent: cost of all that is measured or running.
             objective: objective of the search.
             rates: learning rates of the shapes.
@@ -129,10 +127,15 @@ class Model:
         self.free = rates.single.copy()
         self.probes = dict(rates.probes)
         self.excess = rates.excess.copy()
-        self.cost = cost + overhead
-        self.spent = spent
+        self.cost, self.spent = cost, spent
         self.depth = np.array([depth for depth, _ in shapes])
         self.x = np.log(np.array([params for _, params in shapes]))
+        self._linearise(curves)
+        self._locate(measured)
+        self.state = self._follow(self.taken)
+
+    def _linearise(self, curves: Curves) -> None:
+        """Evaluate curves, derivatives and noise at the shapes, and the gaps of the pairs at places in ln N."""
         smooth, noise = curves.smooth, curves.noise
         every = list(zip(self.depth.tolist(), self.x, strict=True))
         self.jacobian = np.vstack([smooth.jacobian(depth, np.array([x])) for depth, x in every])
@@ -159,8 +162,6 @@ class Model:
         prior = vague.T @ vague
         # An exponent at the end of its range or a spline coefficient at zero has no derivative; M stays invertible.
         self.prior = prior + 1e-9 * float(np.mean(np.diag(prior))) * np.eye(len(prior))
-        self._locate(measured)
-        self.state = self._follow(self.taken)
 
     def _locate(self, measured: Floats) -> None:
         """Compute the crossing of each pair, its slope there, and the law, shrinking uncertain crossings to the line.

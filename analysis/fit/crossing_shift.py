@@ -26,7 +26,8 @@ from scipy.stats import t as student
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.fit.measures import Value
-from analysis.law.crossings import Crossing, Gap, Interval, gap_of, roots
+from analysis.intervals import Interval
+from analysis.law.crossings import Crossing, Gap, gap_of, roots
 from analysis.law.threshold import ThresholdFit
 from analysis.runs.table import RunTable
 
@@ -111,13 +112,13 @@ class Fitted(Protocol):
     """The part of a fit that `compare_fits` reads."""
 
     @property
-    def crossings(self) -> tuple[Crossing, ...]: ...  # noqa: D102
+    def crossings(self) -> tuple[Crossing, ...]: ...
     @property
-    def law(self) -> ThresholdFit: ...  # noqa: D102
+    def law(self) -> ThresholdFit: ...
     @property
-    def used(self) -> int: ...  # noqa: D102
+    def used(self) -> int: ...
     @property
-    def level(self) -> float: ...  # noqa: D102
+    def level(self) -> float: ...
 
 
 def moved(studies: Sequence[ChangedStudy]) -> list[tuple[ChangedStudy, CrossingShift]]:

@@ -1,6 +1,5 @@
 """The fit of a run table: noise, crossings, law, rivals and best shapes, as one JSON document."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -15,20 +14,12 @@ from analysis.errors import InputError
 from analysis.files import from_json, to_json
 from analysis.fit.crossing_shift import ChangedStudy, paired_shifts, split_sensitivity_runs
 from analysis.fit.kaplan import Kaplan, kaplan
+from analysis.law.advice import Advice, Disagreement, advices, disagreements, threshold_advice
 from analysis.law.crossings import Crossing, Crossings, find_crossings
-from analysis.law.held_out import (
-    Advice,
-    Disagreement,
-    HeldOut,
-    SurfaceChooser,
-    Trainer,
-    disagreements,
-    held_out,
-    surface_trainers,
-)
+from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
-from analysis.law.projection import Law, law_of, solve_depth
+from analysis.law.projection import Law, law_of
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, TokenRule, compare
 from analysis.runs.table import RunTable
@@ -112,7 +103,7 @@ class Fit:
 
     def advices(self) -> dict[str, Advice]:
         """Form -> depth as a function of N, for the law and every usable rival."""
-        return _choosers((self.law, *self.rivals), self.surfaces)
+        return advices((self.law, *self.rivals), self.surfaces)
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN."""
@@ -193,15 +184,15 @@ def fit(
     for row, reason in comparison.left_out.items():
         cell = runs.frame.at[row, "cell"]
         left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
-    advices = _choosers((law, power), surfaces)
+    advice = advices((law, power), surfaces)
     return Fit(
         crossings=found.items,
         law=law,
         rivals=(power,),
         surfaces=surfaces,
         held_out=_held_out(rows, curves),
-        disagreements=tuple(disagreements(advices, float(rows["params"].min())))
-        if law.form in advices
+        disagreements=disagreements(advice, float(rows["params"].min()), reference=law.form)
+        if law.form in advice
         else (),
         best=best,
         noise=curves.noise.summary(),
@@ -231,34 +222,6 @@ def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
     )
 
 
-@dataclass(frozen=True)
-class _Line:
-    """The best depth by a law through crossings: ln d = a + b·L, or a + b·ln L."""
-
-    fitted: ThresholdFit
-
-    def __call__(self, params: float) -> float | None:
-        """L with 12·L·d(L)² = N; None if the width does not rise with the depth."""
-        a, b = self.fitted.a, self.fitted.b
-        if a is None or b is None or b <= 0:
-            return None
-        if self.fitted.form == "log-linear":
-            return solve_depth(a, b, params)
-        return math.exp((math.log(params / 12) - 2 * a) / (1 + 2 * b))
-
-    def why(self, params: float) -> str | None:
-        """The reason for no depth; the same at every N."""
-        if self.fitted.b is None:
-            return self.fitted.reason
-        return None if self.fitted.b > 0 else "the width at the crossing does not rise with the depth"
-
-
-def _choosers(fitted: tuple[ThresholdFit, ...], surfaces: tuple[SurfaceFit, ...]) -> dict[str, Advice]:
-    """Form -> depth as a function of N."""
-    lines: dict[str, Advice] = {item.form: _Line(item) for item in fitted if item.a is not None}
-    return lines | {item.form: SurfaceChooser(item) for item in surfaces if item.usable}
-
-
 def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
     """How the law and its rivals choose at sizes they have not seen."""
     # Both forms use the same rows, one after the other: keep the last crossings.
@@ -272,7 +235,7 @@ def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
 
     def trainer(form: Form) -> Trainer:
         def train(seen: pd.DataFrame) -> Advice:
-            return _Line(fit_threshold(crossings(seen), form))
+            return threshold_advice(fit_threshold(crossings(seen), form))
 
         return train
 

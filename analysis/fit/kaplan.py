@@ -26,7 +26,7 @@ from analysis.curves.best_shapes import BestShape
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.curves.smooth import fit_family, solution
-from analysis.law.crossings import Interval
+from analysis.intervals import Interval
 
 #: Parameters counted: N as in the fit, or all.
 Counted = Literal["own", "total"]

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis.fit.document import Fit
-from analysis.law.crossings import NO_NOISE, Crossing, Interval
-from analysis.law.held_out import APART, BASELINE
+from analysis.intervals import Interval
+from analysis.law.advice import APART
+from analysis.law.crossings import NO_NOISE, Crossing
+from analysis.law.held_out import BASELINE
 from analysis.numbers import digits, human, short
 
 #: Most pairs of depths with a sentence of their own among the headlines.
@@ -79,33 +81,26 @@ def noise_sentence(fit: Fit) -> str:
 
 def crossing_sentence(item: Crossing, level: float) -> str:
     """The finding for one pair of depths."""
-    pair = f"Depth {item.deep} overtakes depth {item.shallow}"
+    deep, shallow = layers(item.deep), layers(item.shallow)
+    smallest, largest = (human(end) for end in item.range or (0.0, 0.0))
     match item.status:
         case "bracketed":
+            interval = f"{percent(level)}: {human_range(item.params_interval)}"
             return (
-                f"{pair} at N ≈ {human(item.params or 0.0)} ({percent(level)}: {human_range(item.params_interval)}), "
-                f"where the shallower model is {digits(item.width or 0.0)} wide."
+                f"{deep} overtake {shallow} at N ≈ {human(item.params or 0.0)} ({interval}), where the shallower "
+                f"model is {digits(item.width or 0.0)} wide."
             )
         case "left_censored":
-            low = item.range[0] if item.range else 0.0
             return (
-                f"Depth {item.deep} is ahead of depth {item.shallow} at every size measured, "
-                f"from N ≈ {human(low)} on{_aside(item)}."
+                f"{deep} are ahead of {shallow} at every size measured, from N ≈ {smallest} on{_aside(item)}."
             )
         case "right_censored":
-            high = item.range[1] if item.range else 0.0
-            return (
-                f"Depth {item.deep} does not overtake depth {item.shallow} up to N ≈ {human(high)}, "
-                f"the largest size measured{_aside(item)}."
-            )
+            return f"{deep} do not overtake {shallow} up to N ≈ {largest}, the largest size measured{_aside(item)}."
         case "ambiguous":
-            if item.params is None:
-                return (
-                    f"Whether depth {item.deep} overtakes depth {item.shallow} is not settled: {item.reason}."
-                )
-            return f"{pair} perhaps near N ≈ {human(item.params)}, which is not settled: {item.reason}."
+            near = "" if item.params is None else f" near N ≈ {human(item.params)}"
+            return f"Whether {deep} overtake {shallow}{near} is not settled: {item.reason}."
         case "insufficient":
-            return f"Depths {item.shallow} and {item.deep} cannot be compared: {item.reason}."
+            return f"{shallow} and {deep} cannot be compared: {item.reason}."
 
 
 def law_sentence(fit: Fit) -> str:

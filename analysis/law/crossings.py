@@ -29,9 +29,9 @@ from scipy.stats import t as student
 
 from analysis.curves.curves import Curves, overlap
 from analysis.curves.noise import Floats
+from analysis.intervals import Interval, params_interval, params_of, width_of
 
 Status = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "insufficient"]
-Interval = tuple[float | None, float | None]
 
 #: Share of draws that must have exactly one sign change.
 SHARE_ONE = 0.95
@@ -308,19 +308,23 @@ def _classify(
     against = _against(point, shallow, deep, diverged)
     if against and status not in ("ambiguous", "insufficient"):
         status, reason = "ambiguous", against
-    percentiles = _percentiles(drawn.x, level) if known else None
-    ends = _params_interval(interval)
+    drawn_interval = percentiles(drawn.x, level) if known else None
+    params, ends = params_of(where), params_interval(interval)
+
+    def width(size: float | None) -> float | None:
+        return None if size is None else width_of(size, shallow)
+
     return Crossing(
         shallow=shallow,
         deep=deep,
         adjacent=adjacent,
         status=status,
         reason=reason,
-        params=_params(where),
+        params=params,
         params_interval=ends,
-        width=_width(_params(where), shallow),
-        width_interval=None if ends is None else (_width(ends[0], shallow), _width(ends[1], shallow)),
-        bootstrap_interval=_params_interval(percentiles),
+        width=width(params),
+        width_interval=None if ends is None else (width(ends[0]), width(ends[1])),
+        bootstrap_interval=params_interval(drawn_interval),
         range=(math.exp(gap.x[0]), math.exp(gap.x[-1])),
         gap_small=float(gap.value[0]),
         gap_large=float(gap.value[-1]),
@@ -345,8 +349,8 @@ def _with_delta(item: Crossing, delta: float, gap: Gap, drawn: Roots, quantile: 
     return replace(
         item,
         delta=delta,
-        delta_params=_params(float(point.x[0])),
-        delta_interval=_params_interval(interval),
+        delta_params=params_of(float(point.x[0])),
+        delta_interval=params_interval(interval),
         delta_status=status,
     )
 
@@ -428,19 +432,8 @@ def _against(
     return None
 
 
-def _percentiles(values: Floats, level: float) -> tuple[float, float]:
+def percentiles(values: Floats, level: float) -> tuple[float, float]:
+    """The central `level` of the draws."""
     # `inverted_cdf` picks a draw and never averages one with an infinity.
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
     return float(low), float(high)
-
-
-def _params_interval(interval: tuple[float, float] | None) -> Interval | None:
-    return None if interval is None else (_params(interval[0]), _params(interval[1]))
-
-
-def _params(x: float) -> float | None:
-    return math.exp(x) if math.isfinite(x) else None
-
-
-def _width(params: float | None, depth: int) -> float | None:
-    return None if params is None else math.sqrt(params / (12 * depth))

@@ -1,18 +1,17 @@
-"""Rivals of the threshold law that say a loss for every shape: three surfaces over size N and depth L.
+"""Rivals of the threshold law: three surfaces that give the loss as a function of size N and depth L.
 
 - `additive` (Liu et al. 2026, arXiv 2602.05970): loss = E + c_m·d^-α_m + c_l·L^-α_l.
 - `aspect` (Bian et al. 2025): loss = (E + A·N^-α)(1 + ε·R^γ) with R = d/L.
-- `response`: a quadratic in ln N and ln L, no theory; the reference for what the points themselves support.
+- `response`: a quadratic in ln N and ln L, without theory; the reference for what the points themselves support.
 
-Both papers add a term in the training tokens D. Losses are compared here at equal tokens only, where such a term is
-one constant: B·D^-β cannot be told from E, and E below is their sum. E is therefore not the entropy of the data.
+Both papers add a term in the training tokens D. Losses are compared here at equal tokens, where B·D^-β is a constant
+that cannot be separated from E. The E below is their sum, not the entropy of the data.
 
-The width of a shape is that of its count, d = sqrt(N/(12·L)); it is the true width where N = 12·L·d².
+The width of a shape follows from its count: d = sqrt(N/(12·L)).
 
-The two nonlinear surfaces are fitted by variable projection: for given exponents the coefficients are a linear
-problem with non-negative unknowns, solved exactly, so that only the exponents are searched. The plain problem in all
-five parameters is badly conditioned, and its optimisers stop early. A grid over the exponents gives the
-starts; the sum of squares, not its mean, is minimised from each; what the optimiser says is kept.
+The two nonlinear surfaces are fitted by variable projection. For given exponents the coefficients solve a linear
+problem with non-negative unknowns, so only the exponents are searched, from the minima of a grid. A search in all five
+parameters at once is badly conditioned and stops early.
 """
 
 import math
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.ndimage import minimum_filter
-from scipy.optimize import brentq, least_squares, nnls
+from scipy.optimize import least_squares, nnls
 from scipy.stats import norm
 from scipy.stats import t as student
 
@@ -35,7 +34,7 @@ from analysis.errors import InputError
 SurfaceForm = Literal["additive", "aspect", "response"]
 SurfaceStatus = Literal["ok", "bound_hit", "not_converged", "insufficient"]
 
-#: Range of α_m, α_l and α. Below it a power is a logarithm in all but name, above it a step.
+#: Range of α_m, α_l and α. Below it a power is nearly a logarithm, above it nearly a step.
 EXPONENT = (0.01, 10.0)
 #: Range of |γ|.
 ASPECT_EXPONENT = (0.01, 6.0)
@@ -43,7 +42,7 @@ ASPECT_EXPONENT = (0.01, 6.0)
 ASPECT_EFFECT = (-0.95, 20.0)
 #: Most local minima of the grid that are refined.
 STARTS = 6
-#: Of the optimiser, for the change of the sum of squares, of the exponents, and for the gradient.
+#: Relative tolerance of the optimiser for the sum of squares, the exponents and the gradient.
 TOLERANCE = 1e-12
 #: Smallest ratio of the singular values of centred (ln N, ln L): below it depth and size move together.
 COLLINEAR = 1e-4
@@ -58,21 +57,21 @@ class SurfaceFit:
 
     Attributes:
         form: see the module.
-        status: `ok`; `bound_hit`, when the best parameters lie on a bound (`reason` says which); `not_converged`, when
-            the optimiser gave up; `insufficient`, when the points cannot determine the surface.
+        status: `ok`; `bound_hit`: the best parameters lie on a bound (`reason` names it); `not_converged`: the
+            optimiser gave up; `insufficient`: the points do not determine the surface.
         reason: of any status but `ok`.
-        parameters: name -> value. `additive`: E, c_m, alpha_m, c_l, alpha_l, depth_offset (o in L - o, 0 unless
-            asked for). `aspect`: E, A, alpha, epsilon, gamma. `response`: b, b_N, b_L, b_NN, b_NL, b_LL of
-            u = ln N - log_params and v = ln L - log_depth, and these two centres.
-        rmse: weighted root mean square of the residuals, nats a token.
+        parameters: name -> value. `additive`: E, c_m, alpha_m, c_l, alpha_l. `aspect`: E, A, alpha, epsilon, gamma.
+            `response`: b, b_N, b_L, b_NN, b_NL, b_LL of u = ln N - log_params and v = ln L - log_depth, and these two
+            centres.
+        rmse: weighted root mean square of the residuals, nats per token.
         points, dof: number of points, and of points less parameters.
-        aicc: Akaike's criterion corrected for few points, with a variance that is estimated; comparable between
-            surfaces of the same points only; None with too few points for it.
-        starts: number of starts refined: the local minima of the sum of squares on a grid of exponents.
-        message: of the optimiser, verbatim, how many starts came to the same minimum, and the size of the grid.
-        covariance: of the six coefficients of `response`, in their order; None for the others.
-        scaled: the covariance is scaled by the residuals (Student's t), because the noise of the points is not known
-            or the surface misses them by more than it; else it follows from the noise alone (normal).
+        aicc: Akaike's criterion corrected for few points, with an estimated variance; comparable between surfaces of
+            the same points only; None with too few points.
+        starts: number of refined starts, the local minima of the sum of squares on a grid of exponents.
+        message: of the optimiser, how many starts reached the same minimum, and the size of the grid.
+        covariance: of the six coefficients of `response`; None for the other forms.
+        scaled: the covariance is scaled by the residuals (Student's t), because the noise is not known or the residuals
+            exceed it; else it follows from the noise alone (normal).
         depth_range, params_range: smallest and largest depth and N of the points.
     """
 
@@ -97,22 +96,14 @@ class SurfaceFit:
         return self.status in ("ok", "bound_hit")
 
     def loss(self, params: npt.ArrayLike, depth: npt.ArrayLike) -> Floats:
-        """Predicted loss, nats a token, elementwise over N and L (broadcast).
-
-        Raises:
-            ValueError: the fit has no parameters, or a depth is not above the depth offset.
-        """
-        if not self.parameters:
-            raise ValueError(f"the {self.form} surface has no parameters: {self.reason}")
+        """Predicted loss, nats per token, elementwise over N and L (broadcast); NaN unless usable."""
         p = self.parameters
         n, layers = np.broadcast_arrays(np.asarray(params, dtype=float), np.asarray(depth, dtype=float))
+        if not self.usable:
+            return np.full(n.shape, np.nan)
         width = np.sqrt(n / (12 * layers))
         if self.form == "additive":
-            effective = layers - p["depth_offset"]
-            if np.any(effective <= 0):
-                raise ValueError(f"a depth is not above the depth offset {p['depth_offset']:g}")
-            narrow, shallow = p["c_m"] * width ** -p["alpha_m"], p["c_l"] * effective ** -p["alpha_l"]
-            return np.asarray(p["E"] + narrow + shallow)
+            return np.asarray(p["E"] + p["c_m"] * width ** -p["alpha_m"] + p["c_l"] * layers ** -p["alpha_l"])
         if self.form == "aspect":
             size = p["E"] + p["A"] * n ** -p["alpha"]
             return np.asarray(size * (1 + p["epsilon"] * (width / layers) ** p["gamma"]))
@@ -130,14 +121,14 @@ class SurfaceFit:
     def best_depth_interval(
         self, params: float, level: float = 0.95
     ) -> tuple[float | None, float | None] | None:
-        """The depths that cannot be told from the best one at fixed N (Fieller 1954); `response` only.
+        """Interval of the best depth at fixed N by Fieller's method (1954); `response` only.
 
-        These are the depths at which the slope of the loss in ln L does not differ from zero at `level`. It is exact
-        for normal errors however weak the curvature, where a standard error of the ratio would be far too short.
+        It holds the depths at which the slope of the loss in ln L does not differ from zero at `level`. It is exact for
+        normal errors however weak the curvature, where a standard error of the ratio would be far too short.
 
         Returns:
-            Both ends, None for an end that is open: the curvature cannot be told from zero, and the data do not
-            exclude that the loss goes on falling that way. None instead of ends for the other forms.
+            Both ends, None for an open end: the curvature does not differ from zero, and the data do not exclude that
+            the loss goes on falling that way. None instead of ends for the other forms.
         """
         if self.form != "response" or self.covariance is None:
             return None
@@ -171,86 +162,43 @@ class SurfaceFit:
             raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
         if not self.usable:
             return None, self.reason
-        return {
-            "additive": self._best_additive,
-            "aspect": self._best_aspect,
-            "response": self._best_response,
-        }[self.form](params)
-
-    def _best_additive(self, params: float) -> tuple[float | None, str | None]:
         p = self.parameters
-        if p["c_m"] <= 0 and p["c_l"] <= 0:
-            return None, "neither width nor depth changes the fitted loss"
-        if p["c_m"] <= 0:
+        if self.form == "aspect":
+            effect = p["epsilon"] * p["gamma"]
+            if effect == 0:
+                return None, "the aspect d/L does not change the fitted loss"
+            better, change = ("deeper", "grows") if effect > 0 else ("wider", "falls")
+            return None, (
+                f"this form is monotone in the aspect d/L: at every N the loss {change} with it, so {better} is "
+                "always better and there is no finite best depth"
+            )
+        if self.form == "response":
+            if p["b_LL"] <= 0:
+                return None, (
+                    f"the surface is not convex in ln L (b_LL = {p['b_LL']:.3g}), so it has no minimum in depth"
+                )
+            slope = p["b_L"] + p["b_NL"] * (math.log(params) - p["log_params"])
+            best = _depth(-slope / (2 * p["b_LL"]), p["log_depth"])
+            return (best, None) if best else (None, "the minimum lies beyond any finite depth")
+        if p["c_m"] <= 0 or p["c_l"] <= 0:
+            term, better = ("width term (c_m)", "deeper") if p["c_m"] <= 0 else ("depth term (c_l)", "wider")
             return (
                 None,
-                "the width term vanished (c_m = 0): deeper is always better, there is no finite best depth",
+                f"the fitted {term} is 0: {better} is always better, so there is no finite best depth",
             )
-        if p["c_l"] <= 0:
-            return None, "the depth term vanished (c_l = 0): wider is always better, there is no best depth"
-        half, alpha, offset = p["alpha_m"] / 2, p["alpha_l"], p["depth_offset"]
-        # d(loss)/dL = 0 at d = sqrt(N/(12·L)): L^(half-1)·(L - o)^(α_l+1) = ratio.
+        # d(loss)/dL = 0 at d = sqrt(N/(12·L)): L^(α_m/2 + α_l) = ratio.
+        half, alpha = p["alpha_m"] / 2, p["alpha_l"]
         ratio = (
             math.log(p["c_l"] * alpha) - math.log(p["c_m"] * half) + half * (math.log(params) - math.log(12))
         )
-        power = ratio / (half + alpha)
-        if offset == 0:
-            return math.exp(power), None
-
-        def slope(log: float) -> float:
-            # ln(L/(L-o)) as a sum that does not overflow; increasing in ln(L - o).
-            return (half + alpha) * log + (half - 1) * math.log1p(offset * math.exp(-log)) - ratio
-
-        low, high = power - 1, power + 1
-        while slope(low) > 0:
-            low -= 2
-        while slope(high) < 0:
-            high += 2
-        return offset + math.exp(brentq(slope, low, high, xtol=1e-13)), None
-
-    def _best_aspect(self, params: float) -> tuple[float | None, str | None]:
-        effect = self.parameters["epsilon"] * self.parameters["gamma"]
-        if effect == 0:
-            return None, "the aspect d/L does not change the fitted loss"
-        better, other = ("deeper", "grows") if effect > 0 else ("wider", "falls")
-        return None, (
-            f"this form is monotone in the aspect d/L: at every N the loss {other} with it, so {better} is "
-            "always better and there is no finite best depth"
-        )
-
-    def _best_response(self, params: float) -> tuple[float | None, str | None]:
-        p = self.parameters
-        if p["b_LL"] <= 0:
-            return None, (
-                f"the surface is not convex in ln L (b_LL = {p['b_LL']:.3g}), so it has no minimum in depth"
-            )
-        slope = p["b_L"] + p["b_NL"] * (math.log(params) - p["log_params"])
-        best = _depth(-slope / (2 * p["b_LL"]), p["log_depth"])
-        return (None, "the minimum lies beyond any finite depth") if not best else (best, None)
-
-
-#: The depth-width fit of Liu et al. 2026 to about 200 Chinchilla runs, from their notebook: depth enters as
-#: 100·(L - 2), so c_l here is 413.697·100^-1.0661 in our units. E is its value at endless tokens.
-LIU2026 = SurfaceFit(
-    form="additive",
-    status="ok",
-    parameters={
-        "E": 1.7442079782485962,
-        "c_m": 300.988021816479,
-        "alpha_m": 0.9599189162254333,
-        "c_l": 413.69695850058315 * 100**-1.0660876035690308,
-        "alpha_l": 1.0660876035690308,
-        "depth_offset": 2.0,
-    },
-)
+        return math.exp(ratio / (half + alpha)), None
 
 
 def points_of(curves: Curves) -> pd.DataFrame:
-    """One row a shape, for the fits here: depth, params, width (of the count), loss, se and weight.
+    """One row per shape, for the fits here: depth, params, width (of the count), loss, se and weight.
 
     `loss` is the mean over seeds and `se` its standard error from the pooled noise (NaN when not known). `weight` is
-    1/(se² + λ²) with λ the scatter of real shapes about any curve (`Curves.misfit_sd`), which weighs most where seeds agree
-    well; it is 1 where the noise is not known.
+    1/(se² + `Curves.misfit_sd`²), and 1 where the noise is not known.
     """
     params, depth = np.exp(curves.x), curves.depth
     weight = 1 / (curves.se**2 + curves.misfit_sd**2) if curves.noise.known else np.ones_like(params)
@@ -259,30 +207,28 @@ def points_of(curves: Curves) -> pd.DataFrame:
 
 
 def fit_surfaces(points: pd.DataFrame) -> tuple[SurfaceFit, ...]:
-    """All three surfaces through the same points: additive, aspect, response. See `fit_additive` for `points`."""
-    return fit_additive(points), fit_aspect(points), fit_response(points)
+    """All three surfaces through the same points: additive, aspect, response."""
+    return tuple(fit_surface(form, points) for form in ("additive", "aspect", "response"))
 
 
-def fit_additive(points: pd.DataFrame, *, depth_offset: float = 0.0) -> SurfaceFit:
-    """Loss = E + c_m·d^-α_m + c_l·(L - o)^-α_l with E, c >= 0 and α > 0 (Liu et al. 2026, whose notebook has o = 2).
+def fit_surface(form: SurfaceForm, points: pd.DataFrame) -> SurfaceFit:
+    """Fit one surface by weighted least squares.
 
     Args:
-        points: one row a shape: depth, params (N), loss (nats a token, all at equal tokens: a token term is part of
-            E), and where known weight = 1/se²; weights of 1 when missing. Their order does not matter.
-        depth_offset: o >= 0.
-
-    Raises:
-        InputError: a column is missing, or a value is not finite or not positive.
+        form: see the module.
+        points: one row per shape: depth, params (N), loss (nats per token, all at equal tokens), and where known
+            weight = 1/se². Their order does not matter.
     """
     data = _Points.read(points)
-    if not (math.isfinite(depth_offset) and depth_offset >= 0):
-        raise InputError(f"The depth offset is {depth_offset:g}; it must be zero or positive.")
-    poor = data.lacking("additive")
-    if poor is None and data.depth.min() <= depth_offset:
-        poor = f"depth {data.depth.min():g} is not above the depth offset {depth_offset:g}"
-    if poor is not None:
-        return data.insufficient("additive", poor)
-    logs = np.column_stack([(data.x - np.log(12 * data.depth)) / 2, np.log(data.depth - depth_offset)])
+    reason = data.lacking(form)
+    if reason is not None:
+        return SurfaceFit(form, "insufficient", reason, points=len(data.loss))
+    return {"additive": _fit_additive, "aspect": _fit_aspect, "response": _fit_response}[form](data)
+
+
+def _fit_additive(data: "_Points") -> SurfaceFit:
+    """Loss = E + c_m·d^-α_m + c_l·L^-α_l with E, c >= 0 and α > 0."""
+    logs = np.column_stack([(data.x - np.log(12 * data.depth)) / 2, np.log(data.depth)])
     # Relative to the smallest width and depth every column lies in [0, 1], whatever the exponent.
     reference = logs.min(axis=0)
     logs = logs - reference
@@ -302,25 +248,15 @@ def fit_additive(points: pd.DataFrame, *, depth_offset: float = 0.0) -> SurfaceF
         "alpha_m": float(found.theta[0]),
         "c_l": float(found.coefficients[2] * scale[1]),
         "alpha_l": float(found.theta[1]),
-        "depth_offset": float(depth_offset),
     }
-    hits = [
-        *(f"{name} = 0" for name in ("E", "c_m", "c_l") if values[name] == 0),
-        *found.on_bound(("alpha_m", "alpha_l")),
-    ]
-    return data.done("additive", values, found, hits)
+    return data.done("additive", values, ("E", "c_m", "c_l"), found, ("alpha_m", "alpha_l"))
 
 
-def fit_aspect(points: pd.DataFrame) -> SurfaceFit:
-    """Loss = (E + A·N^-α)(1 + ε·R^γ), R = d/L, with E, A >= 0 and α > 0 (Bian et al. 2025).
+def _fit_aspect(data: "_Points") -> SurfaceFit:
+    """Loss = (E + A·N^-α)(1 + ε·R^γ), R = d/L, with E, A >= 0 and α > 0.
 
-    The effect of R has any sign; at fixed N it is monotone in R whatever the parameters, so this form has no
-    finite best depth. Arguments and errors as in `fit_additive`.
+    At fixed N it is monotone in R whatever the parameters, so this form has no finite best depth.
     """
-    data = _Points.read(points)
-    poor = data.lacking("aspect")
-    if poor is not None:
-        return data.insufficient("aspect", poor)
     size = data.x - data.x.min()
     ratios = (data.x - np.log(12 * data.depth)) / 2 - np.log(data.depth)
     centre = float(ratios.mean())
@@ -356,32 +292,23 @@ def fit_aspect(points: pd.DataFrame) -> SurfaceFit:
         "epsilon": effect * math.exp(-gamma * centre),
         "gamma": gamma,
     }
-    hits = [
-        *(f"{name} = 0" for name in ("E", "A") if values[name] == 0),
-        *found.on_bound(("alpha", "gamma", "epsilon·R^gamma at the mean aspect")),
-    ]
-    return data.done("aspect", values, found, hits)
+    names = ("alpha", "gamma", "epsilon·R^gamma at the mean aspect")
+    return data.done("aspect", values, ("E", "A"), found, names)
 
 
-def fit_response(points: pd.DataFrame) -> SurfaceFit:
-    """Loss quadratic in ln N and ln L, by weighted linear least squares.
+def _fit_response(data: "_Points") -> SurfaceFit:
+    """Loss quadratic in ln N and ln L, by linear least squares.
 
-    L*(N) = exp(-(b_L + b_NL·ln N)/(2·b_LL)) where b_LL > 0: a power law of N, whose interval is exact
-    (`SurfaceFit.best_depth_interval`). Arguments and errors as in `fit_additive`.
+    L*(N) = exp(-(b_L + b_NL·ln N)/(2·b_LL)) where b_LL > 0: a power law of N.
     """
-    data = _Points.read(points)
-    poor = data.lacking("response")
-    if poor is not None:
-        return data.insufficient("response", poor)
     centre_x, centre_v = float(data.x.mean()), float(np.log(data.depth).mean())
     design = _quadratic(data.x - centre_x, np.log(data.depth) - centre_v)
     root = np.sqrt(data.weight)
     q, r = np.linalg.qr(design * root[:, None])
     singular = np.linalg.svd(r / np.linalg.norm(r, axis=0), compute_uv=False)
     if singular[-1] < COLLINEAR * singular[0]:
-        return data.insufficient(
-            "response", "the shapes do not determine all six coefficients of a quadratic"
-        )
+        reason = "the shapes do not determine all six coefficients of a quadratic"
+        return SurfaceFit("response", "insufficient", reason, points=len(data.loss))
     beta = np.linalg.solve(r, q.T @ (root * data.loss))
     residual = root * (data.loss - design @ beta)
     rss, dof = float(residual @ residual), len(data.loss) - 6
@@ -425,22 +352,8 @@ class _Points:
 
     @classmethod
     def read(cls, points: pd.DataFrame) -> "_Points":
-        missing = [name for name in ("depth", "params", "loss") if name not in points]
-        if missing:
-            raise InputError(
-                f"The points lack the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; a surface needs "
-                "depth, params and loss, one row a shape."
-            )
         depth, params, loss = (points[name].to_numpy(dtype=float) for name in ("depth", "params", "loss"))
         weight = points["weight"].to_numpy(dtype=float) if "weight" in points else np.ones(len(points))
-        for name, values in (("depth", depth), ("params", params), ("loss", loss), ("weight", weight)):
-            bad = ~np.isfinite(values) | ((values <= 0) & (name != "loss"))
-            if bad.any():
-                rule = "finite" if name == "loss" else "finite and positive"
-                raise InputError(
-                    f"Point {int(np.flatnonzero(bad)[0]) + 1} has the {name} {values[bad][0]:g}; every {name} must be "
-                    f"{rule}. Leave such rows out."
-                )
         order = np.lexsort((weight, loss, depth, params))
         known = bool(np.any(weight != 1))
         return cls(depth[order], np.log(params[order]), loss[order], weight[order], known)
@@ -456,48 +369,47 @@ class _Points:
         centred = np.column_stack([self.x - self.x.mean(), np.log(self.depth) - np.log(self.depth).mean()])
         singular = np.linalg.svd(centred / np.linalg.norm(centred, axis=0), compute_uv=False)
         if singular[1] < COLLINEAR * singular[0]:
-            return "depth and size move together, so their effects cannot be told apart"
+            return "depth and size move together, so their effects cannot be separated"
         return None
 
-    def insufficient(self, form: SurfaceForm, reason: str) -> SurfaceFit:
-        return SurfaceFit(form, "insufficient", reason, points=len(self.loss))
-
     def summary(self, form: SurfaceForm, rss: float) -> dict[str, Any]:
-        """What every fit says of its points and of how well it meets them."""
+        """The attributes of `SurfaceFit` that follow from the points and the sum of squares."""
         count, k = len(self.loss), _PARAMETERS[form] + 1
-        # Of a perfect fit the logarithm would be minus infinity; rounding is as near as it comes.
+        # The logarithm of a perfect fit would be minus infinity, so the mean square is at least that of rounding.
         mean = max(rss / count, float(np.mean(self.weight)) * (1e-15 * float(np.abs(self.loss).max())) ** 2)
         spare = count - k - 1
+        aicc = None
+        if spare > 0 and mean > 0:
+            aicc = count * math.log(mean) + 2 * k + 2 * k * (k + 1) / spare
         return {
             "rmse": math.sqrt(rss / float(self.weight.sum())),
             "points": count,
             "dof": count - _PARAMETERS[form],
-            "aicc": count * math.log(mean) + 2 * k + 2 * k * (k + 1) / spare
-            if spare > 0 and mean > 0
-            else None,
+            "aicc": aicc,
             "depth_range": (float(self.depth.min()), float(self.depth.max())),
             "params_range": (float(np.exp(self.x.min())), float(np.exp(self.x.max()))),
         }
 
     def done(
-        self, form: SurfaceForm, values: dict[str, float], found: "_Minimum", hits: list[str]
+        self,
+        form: SurfaceForm,
+        values: dict[str, float],
+        coefficients: tuple[str, ...],
+        found: "_Minimum",
+        exponents: tuple[str, ...],
     ) -> SurfaceFit:
-        """The fit with its status."""
+        """The fit with its status; `coefficients` may be zero and `exponents` (of `found.theta`) on an end."""
+        hits = [f"{name} = 0" for name in coefficients if values[name] == 0]
+        for name, value, ends in zip(exponents, found.theta, found.bounds, strict=True):
+            hits += [f"{name} = {end:g}" for end in ends if abs(value - end) <= 1e-6 * max(abs(end), 1e-2)]
         status: SurfaceStatus = "ok"
         reason = None
         if not found.converged:
             status, reason = "not_converged", f"the optimiser stopped early: {found.message}"
         elif hits:
             status, reason = "bound_hit", f"the best fit lies on a bound: {', '.join(hits)}"
-        return SurfaceFit(
-            form=form,
-            status=status,
-            reason=reason,
-            parameters=values,
-            starts=found.starts,
-            message=found.message,
-            **self.summary(form, found.rss),
-        )
+        summary = self.summary(form, found.rss)
+        return SurfaceFit(form, status, reason, values, starts=found.starts, message=found.message, **summary)
 
 
 @dataclass(frozen=True)
@@ -511,15 +423,6 @@ class _Minimum:
     message: str
     starts: int
     bounds: tuple[tuple[float, float], ...]
-
-    def on_bound(self, names: tuple[str, ...]) -> list[str]:
-        """The exponents that lie on an end of their range."""
-        hits = []
-        for name, value, (low, high) in zip(names, self.theta, self.bounds, strict=True):
-            for end in (low, high):
-                if abs(value - end) <= 1e-6 * max(abs(end), 1e-2):
-                    hits.append(f"{name} = {end:g}")
-        return hits
 
 
 def _project(
@@ -535,7 +438,7 @@ def _project(
         data: the points.
         columns: θ -> Φ, (points, coefficients).
         derivative: (θ, c) -> ∂(Φ·c)/∂θ, (points, exponents).
-        grids: for each box, one axis of starting values an exponent.
+        grids: for each box, one axis of starting values per exponent.
         boxes: the ranges of θ.
     """
     root = np.sqrt(data.weight)
@@ -580,7 +483,7 @@ def _project(
     tried = sum(math.prod(len(axis) for axis in axes) for axes in grids)
     lowest = min(cost for cost, _, _ in results)
     same = [item for item in results if item[0] <= lowest * (1 + 1e-6) + 1e-18]
-    # Of starts that came to one minimum, one that also knows it.
+    # Prefer a start that also converged among those that reached the same minimum.
     _, best, box = min(same, key=lambda item: (item[1].status <= 0, item[0]))
     _, coefficients, misfit = solve(best.x)
     return _Minimum(

@@ -1,8 +1,8 @@
-"""The whole pipeline again on studies simulated from a study's own curves and noise.
+"""Parametric bootstrap: repeat the whole pipeline on studies simulated from a study's own curves and noise.
 
-The bootstrap of `analysis.law.crossings` moves the fitted curves within their covariance, which takes half a second. Here
-each draw is a table of new losses, and all is done anew: the choice of the family, exponents, noise, lack of fit,
-crossings, scatter and law. It costs a fit a draw, so it is made on demand.
+The bootstrap of `analysis.law.crossings` moves the fitted curves within their covariance, which takes half a second.
+Here each draw is a table of new losses, and every step is repeated: the choice of the family, exponents, noise, misfit,
+crossings, scatter and law. Each draw costs a fit, so it is made on request only.
 """
 
 from dataclasses import dataclass
@@ -12,25 +12,24 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
-from analysis.curves.noise import Floats
-from analysis.law.crossings import find_crossings
+from analysis.intervals import Interval, params_of
+from analysis.law.crossings import find_crossings, percentiles
 from analysis.law.threshold import fit_threshold
 from analysis.runs.columns import FORECAST_ERROR
 
-Interval = tuple[float | None, float | None]
 #: Draws of the inner bootstrap, of which nothing is kept.
 _INNER = 100
 
 
 @dataclass(frozen=True)
 class ParametricBootstrap:
-    """Percentiles over the refits.
+    """Percentiles over the simulated studies.
 
     Attributes:
-        count: how many were made.
-        with_law: how many of them had a law; a and b are those of these.
-        a_interval, b_interval: None without any.
-        crossings: by pair, as `1-2`: interval of N; an end is None where the crossing lay outside the sizes.
+        count: number of simulated studies.
+        with_law: number of those with a law.
+        a_interval, b_interval: over the studies with a law; None if there are none.
+        crossings: by pair, as `1-2`: interval of N; an end is None if the crossing lay outside the sizes.
     """
 
     count: int
@@ -43,7 +42,7 @@ class ParametricBootstrap:
 def run_bootstrap(
     curves: Curves, count: int, *, level: float = 0.95, seed: int = 0
 ) -> ParametricBootstrap | None:
-    """So many studies simulated from the curves, each fitted from its losses on; None without a noise estimate.
+    """Simulate studies from the curves and fit each from its losses; None without a noise estimate.
 
     Args:
         curves: of the study.
@@ -73,12 +72,12 @@ def run_bootstrap(
         low, high = np.quantile(np.array(laws), [(1 - level) / 2, (1 + level) / 2], axis=0)
         a, b = (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
     return ParametricBootstrap(
-        count, len(laws), a, b, {pair: _percentiles(values, level) for pair, values in places.items()}
+        count, len(laws), a, b, {pair: _interval(values, level) for pair, values in places.items()}
     )
 
 
 def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
-    """Losses as another study of the same shapes and seeds might have had: depth, params, seed, loss."""
+    """Simulate the losses of another study of the same shapes and seeds: depth, params, seed, loss."""
     noise = curves.noise
     fitted = curves.mean - curves.residual
     sd = noise.sd_at(curves.mean)
@@ -99,26 +98,20 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     )
     if not curves.forecast_count.any():
         return rows
-    # The last runs of each shape are its forecasts, with one standard error that gives the mean its own.
+    # The last runs of each shape are its forecasts; their common standard error reproduces that of the mean.
     place = np.arange(len(point)) - np.repeat(np.cumsum(curves.count) - curves.count, curves.count)
     each = curves.forecast * curves.count / np.sqrt(np.maximum(curves.forecast_count, 1))
-    foretold = place >= (curves.count - curves.forecast_count)[point]
-    return rows.assign(**{FORECAST_ERROR: np.where(foretold, each[point], 0.0)})
+    is_forecast = place >= (curves.count - curves.forecast_count)[point]
+    return rows.assign(**{FORECAST_ERROR: np.where(is_forecast, each[point], 0.0)})
 
 
 def _seeds(curves: Curves) -> Any:
-    """The seed of every run, point by point: those the point had, or a count where seeds pair nothing."""
+    """The seed of every run, point by point; numbered within each point if seeds are not paired."""
     if curves.incidence.shape[1] > 1:
         return np.nonzero(curves.incidence)[1]
     return np.concatenate([np.arange(count) for count in curves.count])
 
 
-def _percentiles(values: list[float], level: float) -> Interval:
-    low, high = np.quantile(
-        np.array(values, dtype=float), [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf"
-    )
-    return _params(low), _params(high)
-
-
-def _params(x: Floats | float) -> float | None:
-    return float(np.exp(x)) if np.isfinite(x) else None
+def _interval(values: list[float], level: float) -> Interval:
+    low, high = percentiles(np.array(values), level)
+    return params_of(low), params_of(high)

@@ -12,14 +12,13 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import InputError
+from analysis.intervals import Interval, width_of
 
 if TYPE_CHECKING:
     from analysis.law.threshold import ThresholdFit
 
 #: Points (a, b, open) on the boundary of the laws that the data do not exclude; `open`: see `Law.region`.
 Region = tuple[tuple[float, float, bool], ...]
-#: Two ends, low and high; None where the law sets no limit.
-Interval = tuple[float | None, float | None]
 
 #: Points of an ellipse: its extremes are met to (pi / 720)² / 2, that is 1e-5 of the half-width.
 _POINTS = 720
@@ -243,13 +242,13 @@ def _recommend_one(law: Law, params: float) -> dict[str, Any]:
     return {
         "params": params,
         "depth": depth,
-        "width": max(1, round(_width(params, depth))),
+        "width": max(1, round(width_of(params, depth))),
         "depth_interval": [low, high],
         # The budget is fixed, so the deepest shape of the band is the narrowest.
-        "width_interval": [_width(params, end) if end else None for end in (high, low)],
+        "width_interval": [width_of(params, end) if end else None for end in (high, low)],
         "extrapolated": law.extrapolates(exact),
         "depth_exact": exact,
-        "width_exact": _width(params, exact),
+        "width_exact": width_of(params, exact),
         "depth_error": depth_error,
         "width_error": depth_error / 2,
         "unbounded": low is None or high is None,
@@ -290,10 +289,6 @@ def _exp(x: float) -> float:
         return math.exp(x)
     except OverflowError:
         return math.inf
-
-
-def _width(params: float, depth: float) -> float:
-    return math.sqrt(params / (12 * depth))
 
 
 def _range(ends: tuple[float, float]) -> str:

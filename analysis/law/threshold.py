@@ -32,11 +32,11 @@ from scipy.stats import chi2
 from scipy.stats import t as student
 
 from analysis.curves.noise import Floats
+from analysis.intervals import Interval
 from analysis.law.crossings import Crossings, Gap
 
 Form = Literal["log-linear", "power"]
 Status = Literal["ok", "open", "not_converged", "insufficient"]
-Interval = tuple[float | None, float | None]
 Covariance = tuple[tuple[float, float], tuple[float, float]]
 TWO_POINTS = "two crossings: no test of the form"
 

@@ -13,7 +13,7 @@ from analysis.files import write_bytes, write_text
 from analysis.fit.crossing_shift import LEARNING_RATE
 from analysis.fit.measures import label
 from analysis.fit.sentences import ends, percent, short_range
-from analysis.law.crossings import Interval
+from analysis.intervals import Interval
 from analysis.numbers import digits, human, short
 from analysis.report.catalogue import Figure, inline_svg
 from analysis.report.extras.shifts import factor_interval

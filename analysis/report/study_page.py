@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.design.history import Search, search_data
+from analysis.design.history import SearchInfo, search_data
 from analysis.files import write_json, write_text
 from analysis.fit.document import Fit
 from analysis.fit.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
 from analysis.fit.measures import label
-from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence, disagreement_sentence
+from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
 from analysis.law.crossings import Crossing
 from analysis.report.answers import answers, search_sentence
 from analysis.report.catalogue import SHIFT_FIGURES, TITLES, Figure, absent_figures, make_figures
@@ -58,7 +58,7 @@ def write_report(
     measures: pd.DataFrame | None = None,
     recommendations: Sequence[Mapping[str, Any]] | None = None,
     spec_text: str | None = None,
-    search: Search | None = None,
+    search: SearchInfo | None = None,
     more: Sequence[Figure] = (),
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.

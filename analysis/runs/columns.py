@@ -1,11 +1,10 @@
 """The columns of a run table: their names, and how the headings of a foreign table become ours."""
 
-import difflib
 from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.errors import InputError
+from analysis.errors import InputError, near_misses
 
 #: The columns every run table of ours has, in this order. N = `params` = 12·L·d² is the paper's count of
 #: non-embedding parameters; `total_params` counts everything; `loss` is in nats a token.
@@ -62,7 +61,7 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
         )
     for ours, theirs in columns.items():
         if ours not in _NAMES:
-            near = difflib.get_close_matches(ours, _NAMES, n=1)
+            near = near_misses(ours, _NAMES)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise InputError(f"{ours!r} is not a column of a run table; those are {', '.join(_NAMES)}.{hint}")
         if theirs not in frame.columns:
@@ -113,8 +112,6 @@ def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
     names = [str(name) for name in frame.columns]
     if ours in names:
         return f" Its own column {ours} needs no --column."
-    folded = {name.lower(): name for name in reversed(names) if name not in (*_NAMES, TABLE_PARAMS)}
-    near = difflib.get_close_matches(wanted.lower(), folded, n=1, cutoff=0.6)
-    if not near:
-        near = [name for name in folded if wanted.lower() in name][:1]
-    return f" Perhaps --column {ours}={folded[near[0]]}." if near else ""
+    others = [name for name in names if name not in (*_NAMES, TABLE_PARAMS)]
+    near = near_misses(wanted, others) or [name for name in others if wanted.lower() in name.lower()]
+    return f" Perhaps --column {ours}={near[0]}." if near else ""

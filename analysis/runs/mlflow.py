@@ -1,12 +1,11 @@
 """Reads the runs of cells in an MLflow experiment as rows, before they are typed."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from analysis.errors import InputError
+from analysis.errors import InputError, near_misses
 from analysis.runs.columns import COLUMNS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
 from analysis.runs.files import keep_missing
 
@@ -60,7 +59,7 @@ def _runs(experiment: str, tracking_uri: str | None) -> Iterator[Any]:
     found = client.get_experiment_by_name(experiment)
     if found is None:
         names = [item.name for item in client.search_experiments(max_results=1000)]
-        near = difflib.get_close_matches(experiment, names, n=1, cutoff=0.5)
+        near = near_misses(experiment, names)
         hint = f" Did you mean mlflow:{near[0]}?" if near else ""
         raise InputError(
             f"MLflow has no experiment {experiment!r}; it has {', '.join(names) or 'none'}.{hint}"

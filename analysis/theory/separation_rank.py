@@ -140,18 +140,14 @@ def separation_rank(
     if (need := _gibibytes(depth, width, heads, tokens, size)) > memory:
         raise InputError(
             f"A grid of {size:,} for depth {depth}, width {width}, heads {heads} and {tokens} tokens needs {need:.3g} "
-            "GiB, and --memory allows "
-            f"{memory:g}. Allow more, or take a smaller grid or width."
+            f"GiB, and --memory allows {memory:g}. Allow more, or take a smaller grid or width."
         )
     began = time.monotonic()
     network = random_network(depth, width, heads, seed=seed)
     stopped: Literal["memory", "time", "grid"] | None = None
     while True:
         started = time.monotonic()
-        # Each partition gets its own inputs: the same ones would give the same matrix, and equal ranks show nothing.
-        generator = np.random.default_rng([seed, 1, *inside])
-        inputs = generator.integers(0, PRIME, (2, size, tokens // 2, width), dtype=np.int64)
-        rank = modular_rank(grid_matrix(network, inputs[0], inputs[1], first_inside=0 in inside))
+        rank = _grid_rank(network, inside, size, seed)
         now = time.monotonic()
         if rank < size:
             break
@@ -243,6 +239,14 @@ def held(rank: int, saturated: bool, lower: float | None, upper: float | None) -
     above = None if lower is None else True if value >= lower - slack else None if saturated else False
     below = None if upper is None else False if value > upper + slack else None if saturated else True
     return Held(above, below)
+
+
+def _grid_rank(network: Network, inside: tuple[int, ...], size: int, seed: int) -> int:
+    """Draw `size` inputs on each side and compute the rank of M."""
+    # Each partition gets its own inputs: the same ones would give the same matrix, and equal ranks show nothing.
+    generator = np.random.default_rng([seed, 1, *inside])
+    inputs = generator.integers(0, PRIME, (2, size, len(inside), network.value.shape[-1]), dtype=np.int64)
+    return modular_rank(grid_matrix(network, inputs[0], inputs[1], first_inside=0 in inside))
 
 
 def random_network(depth: int, width: int, heads: int, *, seed: int = 0) -> Network:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from study.errors import SpecError
+from study.spec.yaml_file import yaml_problem
 
 #: Keys and list indices from the top of the document.
 Path = tuple[str | int, ...]
@@ -101,9 +102,7 @@ def read(name: str) -> ClusterFile:
     except UnicodeDecodeError as error:
         raise SpecError(f"{name} is not a UTF-8 text file ({error.reason} at byte {error.start}).") from error
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
-        raise SpecError(f"{name} is not YAML{where}: {getattr(error, 'problem', error)}.") from error
+        raise SpecError(f"{name} is not YAML{yaml_problem(error)}.") from error
     if not isinstance(document, dict):
         found = "empty" if document is None else f"a {type(document).__name__}"
         raise SpecError(f"{name} is {found}; a cluster file is a mapping with `cluster_name` and `provider`.")

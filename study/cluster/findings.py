@@ -1,8 +1,6 @@
 """Findings about a cluster file, each with its line, key and message."""
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -53,12 +51,6 @@ class Report:
 def dotted(path: Path) -> str:
     """Write a path as `file_mounts.a.b` or `worker_ips[0]`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-
-
-def near(word: str, words: Iterable[str]) -> str:
-    """Return `; did you mean …?` if a similar word exists, else an empty string."""
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def need(purpose: str, module: str) -> None:

@@ -4,10 +4,11 @@ import re
 from typing import Any
 
 from study.cluster.cluster_file import Path
-from study.cluster.findings import Report, near
+from study.cluster.findings import Report
 from study.cluster.prices import disk_sizes, instance_type, is_spot, prices
 from study.cluster.rules import AWS_METADATA, check_metadata
 from study.cluster.schema import check_node_configs, regions
+from trainables.errors import did_you_mean
 
 #: ASSUMPTION: an image with NVIDIA's driver takes 45 to 65 GB, the environment with CUDA's libraries 8; the rest must
 #: hold tokens and checkpoints of running cells.
@@ -45,7 +46,8 @@ def _provider(report: Report) -> None:
     region = str(provider.get("region"))
     if region not in regions():
         report.error(
-            ("provider", "region"), f"AWS has no region {region}{near(region, regions()) or '; give yours'}"
+            ("provider", "region"),
+            f"AWS has no region {region}{did_you_mean(region, regions()) or '; give yours'}",
         )
     for zone in str(provider.get("availability_zone") or f"{region}a").split(","):
         if not re.fullmatch(rf"{re.escape(region)}(-[a-z]+-\d)?[a-z]", zone.strip()):

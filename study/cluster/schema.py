@@ -10,7 +10,8 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from study.cluster.cluster_file import Path
-from study.cluster.findings import Report, near
+from study.cluster.findings import Report
+from trainables.errors import did_you_mean
 
 #: Keys that Ray sets for every machine, and its own key for a choice of subnets.
 _RAY_KEYS = {"MinCount": 1, "MaxCount": 1}
@@ -36,7 +37,9 @@ def check_schema(report: Report) -> None:
         known = error.schema.get("properties", {}) if error.validator == "additionalProperties" else ()
         unknown = [key for key in error.instance if key not in known] if known else []
         for key in unknown:
-            report.error((*path, key), f"`{key}` is not a key here{near(key, known) or '; remove it'}")
+            report.error(
+                (*path, key), f"`{key}` is not a key here{did_you_mean(key, known) or '; remove it'}"
+            )
         if not unknown:
             report.error(path, f"Ray's schema refuses this value: {error.message}")
     if mistakes:
@@ -87,7 +90,7 @@ def check_node_configs(report: Report) -> None:
             path = (*place, *(int(part) if part.isdecimal() else part for part in parts))
             if reason == "unknown field":
                 key = details["unknown_param"]
-                hint = near(key, [*details["valid_names"], _RAY_ONLY]) or "; remove it"
+                hint = did_you_mean(key, [*details["valid_names"], _RAY_ONLY]) or "; remove it"
                 report.error((*path, key), f"EC2 has no parameter `{key}` here{hint}")
             elif reason == "missing required field":
                 report.error(path, f"`{details['required_name']}` is missing, which EC2 requires; add it")
@@ -97,5 +100,5 @@ def check_node_configs(report: Report) -> None:
                 report.error(path, f"`{path[-1]}` has an {reason}: {details.get('param')!r}{fix}")
         kind = config.get("InstanceType")
         if "LaunchTemplate" not in config and kind not in types:
-            hint = near(str(kind), types) or "; give a type such as g6.xlarge"
+            hint = did_you_mean(str(kind), types) or "; give a type such as g6.xlarge"
             report.error((*place, "InstanceType"), f"EC2 has no instance type {kind}{hint}")

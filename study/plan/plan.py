@@ -16,8 +16,6 @@ from study.spec.frontier import FrontierShape, Miss, misses, shapes
 from study.spec.search import Sampler
 from study.spec.study import StudySpec
 from trainables.cell import Precision, Recipe, Shape, digest
-from trainables.data.spec import DataSpec, HierarchyData
-from trainables.data.tasks.spec import TaskData
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
@@ -178,10 +176,10 @@ class Plan:
             "more_cells": [planned.row() for planned in self.more],
             "misses": [
                 {
-                    "budget": miss.budget,
-                    "depth": miss.depth,
-                    "nearest_width": miss.nearest_width,
-                    "deviation": miss.deviation,
+                    **{
+                        name: getattr(miss, name)
+                        for name in ("budget", "depth", "nearest_width", "deviation")
+                    },
                     "reason": miss.reason,
                 }
                 for miss in self.misses
@@ -212,16 +210,14 @@ def make_plan(
     more, refused = spec.search.more_cells(planner, listed)
     missed = tuple(misses(spec.frontier))
     if not to_read:
-        _check_options((*cells, *more))
-        _check_diagnostics(spec, (*cells, *more))
-        spec.search.check_cells((*cells, *more))
+        _check(spec, (*cells, *more))
     return Plan(
         name=spec.name,
         device=device.name,
         slots=planner.layouts.slots,
         precision=recipe.precision,
         vocabulary=planner.layouts.vocabulary,
-        entropy=_entropy(spec.data),
+        entropy=spec.data.entropy,
         protocol=digest(
             {
                 "data": planner.data_key,
@@ -237,22 +233,17 @@ def make_plan(
     )
 
 
-def _check_options(cells: Sequence[PlannedCell]) -> None:
-    """Check the options for DeepSpeed at every ZeRO stage of the plan."""
-    for options, zero in {p.layout.zero: (p.cell.recipe.deepspeed, p.layout.zero) for p in cells}.values():
-        if options:
-            try:
-                check_options(options, zero)
-            except InputError as error:
-                raise SpecError(str(error)) from error
-
-
-def _check_diagnostics(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
-    for layout in dict.fromkeys(planned.layout for planned in cells):
-        try:
+def _check(spec: StudySpec, cells: Sequence[PlannedCell]) -> None:
+    """Check DeepSpeed's options at every ZeRO stage, diagnostics in every layout, and the limits of the search."""
+    spec.search.check_cells(cells)
+    try:
+        for zero in dict.fromkeys(planned.layout.zero for planned in cells):
+            if spec.recipe.deepspeed:
+                check_options(spec.recipe.deepspeed, zero)
+        for layout in dict.fromkeys(planned.layout for planned in cells):
             check_diagnostics(spec.diagnostics, layout, spec.recipe)
-        except InputError as error:
-            raise SpecError(str(error)) from error
+    except InputError as error:
+        raise SpecError(str(error)) from error
 
 
 def wall_seconds(work: Iterable[tuple[float, int]], slots: int) -> float:
@@ -316,7 +307,7 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
             notes.append(
                 "no GPU is visible here, so time assumes one slot; set `resources.slots` to plan for more"
             )
-    available = _training_tokens(spec.data, recipe.context)
+    available = spec.data.training_tokens(recipe.context)
     if available is not None and recipe.tokens > available:
         notes.append(
             f"each cell reads {recipe.tokens:,} tokens of at most {available:,} there are: "
@@ -329,24 +320,3 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
             "`resources.keep_weights: none` keeps none"
         )
     return notes
-
-
-def _training_tokens(data: DataSpec, context: int) -> int | None:
-    if isinstance(data, HierarchyData | TaskData):
-        return data.sequences * context
-    return data.max_tokens
-
-
-def _entropy(data: DataSpec) -> float | None:
-    """Return the entropy of the data in nats per target, if it is known.
-
-    The targets of a task follow from its inputs: 0. The entropy of a grammar is that of the root and of the rule at
-    every inner node; this is exact because each string has one tree (Cagnetta et al. 2024, section 2).
-    """
-    if isinstance(data, TaskData):
-        return 0.0
-    if not isinstance(data, HierarchyData):
-        return None
-    length: int = data.branching**data.levels
-    inner = (length - 1) // (data.branching - 1)
-    return (math.log(data.vocabulary) + inner * math.log(data.synonyms)) / length

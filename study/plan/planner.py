@@ -11,8 +11,7 @@ from study.spec.frontier import FrontierShape, bottlenecked
 from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec
 from trainables.cell import Cell, Recipe, Shape
-from trainables.data.spec import DataSpec, HierarchyData
-from trainables.data.tasks.spec import TaskData
+from trainables.data import data_key
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Planner:
         vocabulary = self.layouts.vocabulary
         if bottlenecked(shape, vocabulary):
             flags = (f"width above the vocabulary of {vocabulary}", *flags)
-        seconds = cost.seconds(resources.evaluations, validation_tokens(self.spec.data, self.recipe.context))
+        seconds = cost.seconds(resources.evaluations, self.spec.data.held_out_tokens(self.recipe.context))
         price = resources.price_per_hour
         return PlannedCell(
             cell=Cell(
@@ -69,13 +68,10 @@ def make_planner(
     spec: StudySpec, *, base: Path = Path(), to_read: bool = False, room: ClusterCapacity | None = None
 ) -> Planner:
     """Return the planner of a study; `make_plan` describes the arguments."""
-    # Imported here because `trainables.data` may load numpy; reading a spec must not.
-    from trainables.data import data_key, vocabulary_size
-
     device, recipe = DEVICES[spec.resources.device], spec.recipe
     slots = room.devices if room else _slots(spec.resources, device)
     key = data_key(spec.data, spec.training.context, base)
-    layouts = LayoutPlanner(spec.resources, device, slots, recipe, vocabulary_size(spec.data), not to_read)
+    layouts = LayoutPlanner(spec.resources, device, slots, recipe, spec.data.vocabulary_size, not to_read)
     if room:
         layouts = replace(layouts, share=room.memory, largest=room.together)
     return Planner(spec, recipe, key, layouts)
@@ -88,10 +84,3 @@ def _slots(resources: ResourcesSection, device: Device) -> int:
         return max(1, local_gpus())
     by_memory = usable_memory(device) // (2 * PROCESS_BYTES)
     return max(1, min(int(cores() / resources.cpus_per_trial), by_memory))
-
-
-def validation_tokens(data: DataSpec, context: int) -> int:
-    """Return the tokens of the validation set."""
-    if isinstance(data, HierarchyData | TaskData):
-        return data.validation_sequences * context
-    return data.validation_tokens

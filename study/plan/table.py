@@ -12,17 +12,6 @@ from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from trainables.layout import Layout
 
-_PREFIXES = (
-    (1e24, "Y"),
-    (1e21, "Z"),
-    (1e18, "E"),
-    (1e15, "P"),
-    (1e12, "T"),
-    (1e9, "G"),
-    (1e6, "M"),
-    (1e3, "k"),
-)
-
 
 def plan_table(plan: Plan) -> Group:
     """Return the plan for rich to print: one line per shape, totals in the footer, notes below."""
@@ -131,9 +120,9 @@ def _rates(rates: Iterable[float]) -> str:
 
 def short(value: float) -> str:
     """Return a number in three digits with its decimal prefix, such as 1.23M."""
-    for size, prefix in _PREFIXES:
-        if value >= size:
-            return f"{value / size:.3g}{prefix}"
+    for power, prefix in zip(range(24, 0, -3), "YZEPTGMk", strict=True):
+        if value >= 10**power:
+            return f"{value / 10**power:.3g}{prefix}"
     return f"{value:.3g}"
 
 

@@ -79,7 +79,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         return {}
     import pandas as pd
 
-    from analysis.design.history import Search
+    from analysis.design.history import SearchInfo
     from study.results.optuna_plots import optuna_figures
     from study.search.stopping_rule import objective_of
 
@@ -92,7 +92,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         }
     )
     return {
-        "search": Search(objective_of(spec), spec.search.wanted_halfwidth, grid, ended),
+        "search": SearchInfo(objective_of(spec), spec.search.wanted_halfwidth, grid, ended),
         "more": optuna_figures(runs),
     }
 
@@ -356,7 +356,7 @@ def _shifts(result: "Fit") -> list[RenderableType]:
 
     parts: list[RenderableType] = []
     for studies in by_key(result.shifts).values():
-        title = f"shifts of the crossings against {condition(studies[0].key, studies[0].base)}"
+        title = f"crossings against {condition(studies[0].key, studies[0].base)}"
         table = Table(title=title, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0))
         for name in ("pair", "changed to", "N times", f"{100 * result.level:g} %", "runs", "why"):
             table.add_column(name, justify="left" if name in ("pair", "changed to", "why") else "right")

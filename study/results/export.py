@@ -20,8 +20,6 @@ from study.results.sources import existing_experiment
 from study.spec.study import load_spec
 from study.tracking.mlflow_client import CELL_RUNS, Experiment, first_line
 from study.tracking.study_paths import StudyPaths, study_paths_of
-from trainables.data.spec import DataSpec, HierarchyData, MixtureData
-from trainables.data.tasks.spec import TaskData
 from trainables.errors import InputError
 from trainables.model.family import family
 from trainables.record import RECORD, Record, RecordError, damage, read_record, refuse_filled
@@ -219,7 +217,7 @@ def model_card(kept: Kept) -> str:
         "shape": f"depth {shape.depth}, width {shape.width}, {shape.heads} heads (GPT-2, tied embeddings)",
         "parameters": f"{record.params:,} by 12·L·d²; {record.total_params:,} in all",
         "context": f"{recipe.context} tokens",
-        "data": f"{_data(cell.data)} (content {cell.data_key})",
+        "data": f"{cell.data.describe()} (content {cell.data_key})",
         "tokens": f"{_tokenizer(record)}, {record.vocabulary:,} symbols",
         "training": f"{record.step:,} steps of {recipe.batch} sequences, {record.tokens:,} tokens, {recipe.precision}",
         "learning rate": f"{cell.lr:.6g} at its peak, seed {cell.seed}",
@@ -244,7 +242,7 @@ def model_card(kept: Kept) -> str:
         if record.tokenizer
         else [
             "",
-            f"Its tokens are {_symbols(cell.data, record.vocabulary)} and no text, so there is no tokenizer.",
+            f"Its tokens are {cell.data.describe_ids()} and no text, so there is no tokenizer.",
         ]
     )
     return "\n".join(
@@ -513,45 +511,6 @@ def _name(line: dict[str, str]) -> str:
 def _list(kept: Sequence[Kept | Unread]) -> str:
     shown = "; ".join(str(k) for k in kept[:LISTED])
     return shown + (f" and {len(kept) - LISTED} more" if len(kept) > LISTED else "")
-
-
-def _symbols(data: DataSpec, vocabulary: int) -> str:
-    """What the ids of a model without a tokenizer are."""
-    if isinstance(data, TaskData) and len(data.parts) > 1:
-        starts = (f"{data.first_start + place} of {part}" for place, part in enumerate(data.parts))
-        return (
-            f"the ids 0 to {data.first_start - 1} of a task (a sequence begins with an id that tells its "
-            f"{data.graded_by}: {', '.join(starts)})"
-        )
-    whose = "a task" if isinstance(data, TaskData) else "a random grammar"
-    return f"symbols 0 to {vocabulary - 2} of {whose} (a sequence begins with the id {vocabulary - 1})"
-
-
-def _data(data: DataSpec) -> str:
-    """What the data is, in words; of files only the last part of a path, which may tell about its owner."""
-    if isinstance(data, MixtureData):
-        total = sum(part.weight for part in data.parts)
-        return "a mixture: " + ", ".join(
-            f"{part.weight / total:.0%} {_data(part.data)}" for part in data.parts
-        )
-    if isinstance(data, HierarchyData):
-        return (
-            f"a random hierarchy of {data.levels} levels, {data.vocabulary} symbols, {data.synonyms} synonyms of "
-            f"{data.branching} symbols, grammar {data.grammar_seed}"
-        )
-    if isinstance(data, TaskData):
-        told = data.model_dump(exclude={"kind", "sequences", "validation_sequences"})
-        words = (
-            f"{key} {' and '.join(map(str, value)) if isinstance(value, tuple) else value}"
-            for key, value in told.items()
-        )
-        return f"the task {data.kind} ({', '.join(words)})"
-    if data.kind == "files":
-        paths = (data.path,) if isinstance(data.path, str) else data.path
-        return "files " + ", ".join(Path(path).name for path in paths)
-    if data.kind == "hub":
-        return " ".join(filter(None, (data.name, data.config, data.split, data.revision)))
-    return data.kind
 
 
 def _tokenizer(record: Record) -> str:

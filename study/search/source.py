@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from analysis.design.objective import Estimate
 
 
+#: Outcomes of ended cells by cell key, in the order in which they ended.
+Known = Mapping[str, Outcome]
+#: Keys of cells that were begun and have no outcome (failed or cut off), in the order in which they began.
+Keys = Collection[str]
+
+
 class Source(Protocol):
     """Where the driver takes cells from."""
 
@@ -76,20 +82,15 @@ class Search(Source):
 
 
 def make_search(
-    spec: StudySpec,
-    plan: Plan,
-    known: Mapping[str, Outcome],
-    begun: Collection[str] = (),
-    workers: int | None = None,
+    spec: StudySpec, plan: Plan, known: Known, begun: Keys = (), workers: int | None = None
 ) -> Search:
     """Return the search of a study, resumed from its results.
 
     Args:
         spec: the study.
         plan: its cells.
-        known: outcomes of ended cells by cell key, in the order in which they ended.
-        begun: keys of cells that were begun and have no outcome (failed or cut off), in the order in which they began:
-            they come first.
+        known: outcomes of ended cells.
+        begun: keys of cells without an outcome, which come first.
         workers: how many cells run at once; by default the plan's slots.
     """
     search: Search = spec.search.make_search(plan, spec, known, begun, workers or plan.slots)

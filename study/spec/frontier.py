@@ -8,11 +8,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from study.spec.section import Budget, Depth, Section, Width, refuse_repeats
+from study.spec.section import Budget, Depth, Section, Width, check_range, refuse_repeats
 from trainables.cell import Shape
 
-#: Neighbouring budgets a search may try are at most this factor apart: a quarter in width, about the steps that small
-#: widths come in.
+#: Neighbouring budgets that a search may add are at most this factor apart, about a quarter in width.
 SPACING = 1.5
 
 
@@ -25,7 +24,7 @@ class FrontierShape:
 
     @property
     def deviation(self) -> float:
-        """How far N = 12·L·d² of the shape is from the budget, as a share of the budget."""
+        """Relative difference between N = 12·L·d² of the shape and the budget."""
         return self.shape.budget_params / self.budget - 1
 
 
@@ -37,37 +36,36 @@ class Miss:
     depth: int
     nearest_width: int
     deviation: float
-    """How far 12·L·d² of the nearest width is from the budget, as a share of the budget."""
+    """Relative difference between N of the nearest width and the budget."""
     taken_by: float | None = None
-    """The budget that has this shape already, where the width itself would be near enough."""
+    """The budget that already has this shape, if the width is near enough."""
 
     @property
     def reason(self) -> str:
         """One sentence for people."""
+        where = f"depth {self.depth} at budget {self.budget:g}"
         if self.taken_by is not None:
-            return (
-                f"depth {self.depth} at budget {self.budget:g}: its width {self.nearest_width} belongs "
-                f"to budget "
-                f"{self.taken_by:g} already"
-            )
-        return (
-            f"depth {self.depth} at budget {self.budget:g}: the nearest width {self.nearest_width} is "
-            f"{self.deviation:+.0%} off"
-        )
+            return f"{where}: its width {self.nearest_width} belongs to budget {self.taken_by:g} already"
+        return f"{where}: the nearest width {self.nearest_width} is {self.deviation:+.0%} off"
 
 
 class BudgetRange(Section):
-    """Budgets from `min` to `max`, each the same factor above the one before."""
+    """Budgets from `min` to `max` in equal ratios."""
 
     min: Budget = Field(description="smallest budget")
     max: Budget = Field(description="largest budget")
-    points: int = Field(ge=2, le=10_000, description="how many budgets, both ends counted")
+    points: int = Field(ge=2, le=10_000, description="number of budgets, both ends included")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.min >= self.max:
-            raise ValueError(f"`min` {self.min:g} is not below `max` {self.max:g}; swap them")
+        check_range(self.min, self.max)
         return self
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The budgets in ascending order."""
+        steps, ratio = self.points - 1, self.max / self.min
+        return (self.min, *(self.min * ratio ** (i / steps) for i in range(1, steps)), self.max)
 
 
 def _list_or_table(value: Any) -> str:
@@ -75,7 +73,7 @@ def _list_or_table(value: Any) -> str:
 
 
 class FrontierSection(Section):
-    """Which shapes are compared: budgets x depths, or the widths of each depth by hand."""
+    """Which shapes are compared: depths at budgets, or hand-written widths of each depth."""
 
     budgets: (
         Annotated[
@@ -88,7 +86,7 @@ class FrontierSection(Section):
     widths: dict[Depth, tuple[Width, ...]] | None = Field(
         default=None,
         description="instead of budgets: the widths of each depth; the budget of a shape is its own N. "
-        "`depths`, if given, says which of them are used",
+        "`depths`, if given, selects among them",
     )
     heads: int | None = Field(
         default=None, ge=1, le=10_000, description="attention heads of every layer (the paper: 2)"
@@ -100,7 +98,7 @@ class FrontierSection(Section):
         default=0.1,
         gt=0,
         lt=1,
-        description="how far N of a shape may be from its budget, as a share of the budget",
+        description="largest relative difference between N of a shape and its budget",
     )
     width_multiple: int = Field(
         default=1, ge=1, le=10_000, description="widths are multiples of this, and of the heads"
@@ -112,20 +110,16 @@ class FrontierSection(Section):
         if self.widths is not None:
             return tuple(sorted({found.budget for found in shapes(self)}))
         if isinstance(self.budgets, BudgetRange):
-            low, high, points = self.budgets.min, self.budgets.max, self.budgets.points
-            ratio = high / low
-            return (low, *(low * ratio ** (i / (points - 1)) for i in range(1, points - 1)), high)
+            return self.budgets.values
         return tuple(sorted(self.budgets or ()))
 
     @property
     def depth_values(self) -> tuple[int, ...]:
         """The depths in ascending order."""
-        return tuple(
-            sorted(self.widths if self.depths is None and self.widths is not None else self.depths or ())
-        )
+        return tuple(sorted(self.depths if self.depths is not None else self.widths or ()))
 
     def head_width(self, width: int) -> float:
-        """Width of one head of a shape of this width; a fraction where the heads do not divide it."""
+        """Return the width of one head of a shape; a fraction if the heads do not divide the width."""
         return float(self.head_dim) if self.head_dim is not None else width / (self.heads or 1)
 
     @model_validator(mode="after")
@@ -149,9 +143,8 @@ class FrontierSection(Section):
             unknown = sorted(set(self.depths) - set(widths))
             if unknown or not self.depths:
                 raise ValueError(
-                    f"`depths` has {unknown or 'nothing'}, and `widths` has the depths {sorted(widths)}; "
-                    f"choose among these, "
-                    "or give widths for the others"
+                    f"`depths` has {unknown or 'nothing'}, and `widths` has the depths {sorted(widths)}; choose among "
+                    "these, or give widths for the others"
                 )
         step = width_step(self)
         for depth, values in widths.items():
@@ -160,11 +153,10 @@ class FrontierSection(Section):
             refuse_repeats(f"widths.{depth}", values)
             for width in values:
                 if width % step:
-                    low, high = width // step * step, (width // step + 1) * step
+                    low = width // step * step
                     raise ValueError(
-                        f"width {width} of depth {depth} is not a multiple of {step} "
-                        f"({self._step_reason()}); "
-                        f"take {f'{low} or ' if low else ''}{high}"
+                        f"width {width} of depth {depth} is not a multiple of {step} ({self._step_reason()}); take "
+                        f"{f'{low} or ' if low else ''}{low + step}"
                     )
 
     def _check_budgets(self) -> None:
@@ -177,30 +169,22 @@ class FrontierSection(Section):
             if not values:
                 raise ValueError(f"`{name}` is empty; give at least one value")
             refuse_repeats(name, values)
-        found, missed = shapes(self), misses(self)
-        for depth in self.depth_values:
-            if any(one.shape.depth == depth for one in found):
-                continue
+        missed = misses(self)
+        for depth in set(self.depth_values) - {found.shape.depth for found in shapes(self)}:
             best = min((miss for miss in missed if miss.depth == depth), key=lambda miss: abs(miss.deviation))
-            if (
-                best.taken_by is not None
-            ):  # pragma: no cover - the budget that took it would be among the found
-                continue
+            needed = math.ceil(abs(best.deviation) * 100) / 100
+            smallest = 12 * depth * width_step(self) ** 2
+            fix = (
+                f"Set `tolerance` to {needed:g} or more, change the budgets"
+                if needed < 1
+                else f"Raise the budgets to {smallest} or more"
+            )
             raise ValueError(
                 f"depth {depth} has no shape at any budget: widths are multiples of {width_step(self)} "
-                f"({self._step_reason()}), and the nearest, width {best.nearest_width} for budget "
-                f"{best.budget:g}, has "
-                f"N = {12 * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance "
-                f"{self.tolerance:.0%}). "
-                f"{self._way_out(best.deviation, depth)}"
+                f"({self._step_reason()}), and the nearest, width {best.nearest_width} for budget {best.budget:g}, has "
+                f"N = {12 * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance {self.tolerance:.0%}). "
+                f"{fix}, or leave depth {depth} out"
             )
-
-    def _way_out(self, deviation: float, depth: int) -> str:
-        needed = math.ceil(abs(deviation) * 100) / 100
-        if needed < 1:
-            return f"Set `tolerance` to {needed:g} or more, change the budgets, or leave depth {depth} out"
-        smallest = 12 * depth * width_step(self) ** 2
-        return f"Raise the budgets to {smallest} or more, or leave depth {depth} out"
 
     def _step_reason(self) -> str:
         head = f"{self.heads} heads" if self.heads is not None else f"heads of {self.head_dim}"
@@ -210,9 +194,9 @@ class FrontierSection(Section):
 def shapes(frontier: FrontierSection) -> list[FrontierShape]:
     """Return every shape of the frontier, by budget and depth.
 
-    With `budgets`, each depth has at most one shape a budget: the allowed width whose N = 12·L·d² (Levine et
-    al. 2020, section 5.1) is nearest to the budget, if it is within the tolerance. With `widths`, each depth
-    has the widths listed, and the budget of a shape is its own N.
+    With `budgets`, each depth has at most one shape per budget: the allowed width whose N = 12·L·d² (Levine et al.
+    2020, section 5.1) is nearest to the budget, if it is within the tolerance. With `widths`, each depth has the widths
+    listed, and the budget of a shape is its own N.
     """
     return _resolve(frontier)[0]
 
@@ -225,8 +209,8 @@ def added_shapes(
     The budgets are log-midpoints of those given, halved until neighbours are at most a factor of `SPACING` apart.
 
     Args:
-        frontier: what is given; a depth and width it has already are not returned again.
-        beyond: whether also budgets below the smallest and above the largest given, in steps of at most `SPACING`.
+        frontier: the given shapes, which are not returned.
+        beyond: whether to add budgets below the smallest and above the largest, in steps of at most `SPACING`.
         low: smallest added budget; None for the smallest given.
         high: largest added budget; None for the largest given.
     """
@@ -247,7 +231,7 @@ def added_shapes(
 
 
 def _budgets_of(frontier: FrontierSection, depth: int) -> Sequence[float]:
-    """The budgets of a depth in ascending order; of widths written by hand those of this depth alone."""
+    """Return the budgets of a depth in ascending order; with hand-written widths those of this depth."""
     if frontier.widths is None:
         return frontier.budget_values
     return sorted(12.0 * depth * width**2 for width in frontier.widths[depth])
@@ -264,7 +248,7 @@ def _budgets_to_try(
 
 
 def _between(low: float, high: float) -> list[float]:
-    """Log-midpoints of two budgets, and of these, until neighbours are at most a factor of `SPACING` apart."""
+    """Return budgets between two, in equal ratios of at most `SPACING`, their number a power of two less one."""
     ratio = high / low
     parts = 1
     while ratio ** (1 / parts) > SPACING * (1 + 1e-12):
@@ -273,26 +257,25 @@ def _between(low: float, high: float) -> list[float]:
 
 
 def misses(frontier: FrontierSection) -> list[Miss]:
-    """Return the pairs of budget and depth that `shapes` has no shape of their own for."""
+    """Return the pairs of budget and depth without a shape of their own."""
     return _resolve(frontier)[1]
 
 
 def width_step(frontier: FrontierSection) -> int:
-    """Widths are multiples of this: of `width_multiple`, and of the heads (or of the size of a head)."""
+    """Return the step of widths: a multiple of `width_multiple` and of the heads (or of the size of a head)."""
     return math.lcm(frontier.width_multiple, frontier.heads or frontier.head_dim or 1)
 
 
 def heads_of(frontier: FrontierSection, width: int) -> int:
-    """Attention heads of a width: fixed, or as many as heads of `head_dim` fit."""
+    """Return the attention heads of a width: fixed, or as many heads of `head_dim` as fit."""
     return frontier.heads if frontier.heads is not None else width // (frontier.head_dim or 1)
 
 
 def bottlenecked(shape: Shape, vocabulary: int) -> bool:
-    """Say whether the width is above the vocabulary.
+    """Whether the width is above the vocabulary V.
 
-    The embedding then has rank at most V < d, and extra width adds less than its parameters promise: depth
-    is favoured for a reason that is not the depth-to-width interplay (Wies, Levine, Jannai and Shashua 2021,
-    arXiv 2105.03928).
+    The embedding then has rank at most V, and extra width adds less than its parameters suggest. This favours depth for
+    another reason than the depth-to-width interplay (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
     """
     return shape.width > vocabulary
 
@@ -326,9 +309,9 @@ def _resolve(frontier: FrontierSection) -> tuple[list[FrontierShape], list[Miss]
 def _nearest_widths(
     pairs: Sequence[tuple[float, int]], step: int
 ) -> tuple[dict[tuple[float, int], int], dict[tuple[int, int], float]]:
-    """The width nearest to each (budget, depth), and the budget that each (depth, width) is nearest to.
+    """Return the width nearest to each (budget, depth), and the budget nearest to each (depth, width).
 
-    The latter because two close budgets must not train one shape twice.
+    The latter keeps two close budgets from training one shape twice.
     """
     nearest: dict[tuple[float, int], int] = {}
     owner: dict[tuple[int, int], float] = {}
@@ -343,6 +326,6 @@ def _nearest_widths(
 
 
 def _nearest_width(budget: float, depth: int, step: int) -> int:
-    """The multiple of `step` whose 12·L·d² is nearest to the budget; the smaller one on a tie."""
+    """Return the multiple of `step` whose 12·L·d² is nearest to the budget; the smaller one on a tie."""
     below = max(1, math.floor(math.sqrt(budget / (12 * depth)) / step)) * step
     return min((below, below + step), key=lambda width: abs(12 * depth * width**2 - budget))

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from study.spec.search import Sampler, samplers
+from trainables.data.kind import KINDS, DataKind
 from trainables.errors import did_you_mean, near_misses
 
 #: How many mistakes are listed at once.
@@ -171,22 +172,14 @@ def _models_at(model: type[BaseModel], location: Sequence[int | str]) -> list[ty
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
-    """Return all models an annotation mentions; for the base class of samplers all samplers."""
+    """Return all models an annotation mentions; for the base class of samplers or data kinds all of them."""
     if annotation is Sampler:
         return list(samplers().values())
+    if annotation is DataKind:
+        return list(KINDS.values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for argument in get_args(annotation) for found in models(argument)]
-
-
-def variants(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
-    """Return the members of a union of models by the value of their discriminator."""
-    return {
-        str(tag): one
-        for one in models(union)
-        if discriminator in one.model_fields
-        for tag in _literals(one.model_fields[discriminator].annotation)
-    }
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:

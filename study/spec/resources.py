@@ -5,33 +5,29 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from study.spec.devices import DEVICES
 from study.spec.section import SECRET, Degree, Section, Width
 
-DeviceName = Literal[
-    "cpu",
-    "l4-24gb",
-    "a10g-24gb",
-    "l40s-48gb",
-    "a100-40gb",
-    "a100-80gb",
-    "h100-80gb",
-    "h200-141gb",
-    "b200-180gb",
-]
+
+def _known_device(name: str) -> str:
+    if name not in DEVICES:
+        expected = ", ".join(f"'{device}'" for device in DEVICES)
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return name
 
 
 class MinWidth(Section):
     """A degree by the width of the shape."""
 
     min_width: dict[Degree, Width] = Field(
-        description="the least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1"
+        description="least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1"
     )
 
     def degree(self, width: int) -> int:
-        """The largest degree a width is enough for."""
+        """Return the largest degree that a width allows."""
         return max((degree for degree, least in self.min_width.items() if width >= least), default=1)
 
     @model_validator(mode="before")
@@ -39,7 +35,7 @@ class MinWidth(Section):
     def _named(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and values and all(isinstance(key, int) for key in values):
             table = ", ".join(f"{degree}: {width}" for degree, width in values.items())
-            raise ValueError(f"degrees by width stand under `min_width`; write {{min_width: {{{table}}}}}")
+            raise ValueError(f"degrees by width belong under `min_width`; write {{min_width: {{{table}}}}}")
         return values
 
     @field_validator("min_width", mode="before")
@@ -75,20 +71,20 @@ DegreeRule = Annotated[
 
 
 class ResourcesSection(Section):
-    """What a rank of a trial gets, how a cell is spread over ranks, and what the estimates assume."""
+    """Devices of a trial, how a cell is spread over ranks, storage, and assumptions of the estimates."""
 
-    device: DeviceName = Field(
-        default="cpu", description="what a trial trains on; sets memory and speed of the plan"
+    device: Annotated[str, AfterValidator(_known_device)] = Field(
+        default="cpu", description="what a trial trains on; sets memory and speed in the plan"
     )
     slots: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
-        description="devices in use at a time; a cell takes one a rank. auto is as many as there are cores or GPUs "
-        "here, or ranks that the cluster holds and may grow to",
+        description="devices in use at a time; a cell takes one per rank. auto is the number of cores or GPUs here, or "
+        "of ranks that the cluster can hold",
     )
     pool: str = Field(
         default="any",
         min_length=1,
-        description="which machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; "
+        description="machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; "
         "for device cpu any is the pool without GPUs",
     )
     cpus_per_trial: float = Field(default=1, gt=0, description="CPU cores of each rank of a trial")
@@ -102,13 +98,13 @@ class ResourcesSection(Section):
     )
     data_parallel: DegreeRule = Field(
         default="auto",
-        description="groups of ranks that share each batch; auto is more than 1 only where the heads allow no more "
+        description="groups of ranks that share each batch; auto is more than 1 only if the heads allow no more "
         "tensor parallelism",
     )
     zero: Literal["auto", 0, 1, 2, 3] = Field(
         default="auto",
         description="what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest "
-        "that is right, 1 for bf16 and for several ranks",
+        "that is correct, 1 for bf16 and for several ranks",
     )
     micro_batch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
@@ -116,28 +112,30 @@ class ResourcesSection(Section):
     )
     activation_checkpointing: Literal["never", "always", "auto"] = Field(
         default="never",
-        description="compute the activations inside a layer again in backward instead of keeping them: a third more "
-        "work for less memory; auto is only where a cell does not fit without",
+        description="recompute the activations inside a layer in backward: a third more work for less memory; auto is "
+        "only if a cell does not fit without",
     )
     shard_vocabulary: Literal["never", "always"] = Field(
         default="never",
-        description="also share the embedding and the logits among the tensor-parallel ranks, where there are several",
+        description="also share the embedding and the logits among tensor-parallel ranks",
     )
     gang_timeout_seconds: float = Field(
-        default=300, gt=0, description="how long ranks wait for one another before the trial is given up"
+        default=300, gt=0, description="how long ranks wait for one another before the trial fails"
     )
     storage: str = Field(
         default="auto",
         min_length=1,
-        description="where what all machines share is kept: packed data, checkpoints, final weights, a copy of the "
-        "results. auto is INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, "
+        description="for what all machines share: packed data, checkpoints, final weights, a copy of the results. auto "
+        "is INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, "
         "such as s3://BUCKET/FOLDER",
     )
-    checkpoint_every_seconds: float = Field(default=30, gt=0, description="most work lost with a machine")
+    checkpoint_every_seconds: float = Field(
+        default=30, gt=0, description="most work lost if a machine is lost"
+    )
     capacity_timeout_seconds: float = Field(
         default=600,
         gt=0,
-        description="how long a pool of a cluster may give no machine before this is said",
+        description="how long a pool of a cluster may start no machine before a warning",
     )
     max_retries: int = Field(default=2, ge=0, description="new attempts after a lost process or machine")
     evaluations: int = Field(
@@ -152,7 +150,7 @@ class ResourcesSection(Section):
         default=None,
         gt=0,
         le=1,
-        description="share of the device's peak to plan with, instead of the assumed one",
+        description="share of the device's peak that plans assume, instead of the built-in one",
     )
 
     @model_validator(mode="before")
@@ -168,8 +166,7 @@ class ResourcesSection(Section):
         is_gpu = DEVICES[self.device].is_gpu
         if self.gpus_per_trial and not is_gpu:
             raise ValueError(
-                f"`gpus_per_trial` is {self.gpus_per_trial}, but `device` is {self.device}; take "
-                f"`gpus_per_trial` out, "
+                f"`gpus_per_trial` is {self.gpus_per_trial}, but `device` is {self.device}; take `gpus_per_trial` out, "
                 f"or name the GPU: {', '.join(name for name in DEVICES if DEVICES[name].is_gpu)}"
             )
         if is_gpu and not self.gpus_per_trial:
@@ -177,7 +174,7 @@ class ResourcesSection(Section):
                 f"`gpus_per_trial` is 0, but `device` is {self.device}, a GPU; set it to 1, or `device: cpu`"
             )
         parts = urlsplit(self.storage)
-        # The spec is written to disk and to MLflow as it is, so a secret in it would leak.
+        # The spec is written to disk and to MLflow, so a secret in it would leak.
         if "@" in parts.netloc or any(SECRET.search(key) for key, _ in parse_qsl(parts.query, True)):
             raise ValueError(
                 "`storage` holds a password or key, and specs are kept as files; take it out and set it in the "
@@ -202,8 +199,8 @@ class TrackingSection(Section):
         try:
             parts = urlsplit(self.uri)
         except ValueError as error:
-            raise ValueError(f"`uri` is no address ({error}); {example}") from None
-        # The spec is written to disk and to MLflow as it is, so a secret in it would leak.
+            raise ValueError(f"`uri` is not an address ({error}); {example}") from None
+        # The spec is written to disk and to MLflow, so a secret in it would leak.
         secrets = [key for key, _ in parse_qsl(parts.query, keep_blank_values=True) if SECRET.search(key)]
         if parts.password or secrets:
             where = f" (`{secrets[0]}`)" if secrets else ""
@@ -215,7 +212,7 @@ class TrackingSection(Section):
         try:
             _ = parts.port
         except ValueError:
-            raise ValueError(f"`uri` has a port that is no number from 0 to 65535; {example}") from None
+            raise ValueError(f"`uri` has a port that is not a number from 0 to 65535; {example}") from None
         if parts.scheme in ("http", "https") and not parts.hostname:
             raise ValueError(f"`uri` names no host; {example}")
         return self

@@ -17,7 +17,8 @@ ObjectiveName = Literal["depth", "b", "crossings"]
 #: The package whose modules register the built-in samplers. It is above this one, so it is named by a string.
 BUILT_IN = "study.search.samplers"
 
-_SAMPLERS: dict[str, "type[Sampler]"] = {}
+REGISTRY: dict[str, "type[Sampler]"] = {}
+"""Samplers by name; `samplers` adds the built-in ones."""
 
 
 class Sampler(Section):
@@ -142,9 +143,7 @@ class Sampler(Section):
             "its intervals are too narrow."
         ]
 
-    def make_search(
-        self, plan: Any, spec: Any, known: Mapping[str, Any], begun: Collection[str], workers: int
-    ) -> Any:
+    def make_search(self, plan: Any, spec: Any, known: Any, begun: Any, workers: int) -> Any:
         """Return the `study.search.Search` of a plan; `study.search.make_search` describes the arguments."""
         raise NotImplementedError
 
@@ -154,13 +153,8 @@ AnySampler = TypeVar("AnySampler", bound=Sampler)
 
 def register(sampler: type[AnySampler]) -> type[AnySampler]:
     """Make a sampler known by its name; a class decorator."""
-    _SAMPLERS[str(sampler.model_fields["sampler"].default)] = sampler
+    REGISTRY[str(sampler.model_fields["sampler"].default)] = sampler
     return sampler
-
-
-def unregister(name: str) -> None:
-    """Forget a sampler."""
-    del _SAMPLERS[name]
 
 
 def samplers() -> Mapping[str, type[Sampler]]:
@@ -168,7 +162,7 @@ def samplers() -> Mapping[str, type[Sampler]]:
     package = importlib.import_module(BUILT_IN)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{BUILT_IN}.{module.name}")
-    return _SAMPLERS
+    return REGISTRY
 
 
 def parse_search(value: Any) -> Sampler:

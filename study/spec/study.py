@@ -3,7 +3,6 @@
 Importing this module loads no training library.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,54 +23,51 @@ from study.spec.search import SearchSection, SensitivitySection, parse_search
 from study.spec.section import Section, refuse_repeats
 from study.spec.training import TableRate, TrainingSection
 from trainables.cell import Precision, Recipe
-from trainables.data.spec import DataSpec, HierarchyData, MixtureData
-from trainables.data.tasks.spec import AnyTask, TaskData
+from trainables.data.spec import DataSpec
 from trainables.diagnostics.names import Diagnostic
 from trainables.model.family import family
 
-#: What lies in a results folder beside the folders of studies.
+#: Names in a results folder that are not studies.
 RESERVED = ("data", "mlartifacts", "mlflow.db")
 
-#: What a key may be in each study of a series.
+#: Values of the key in which the studies of a series differ.
 Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)] | str
-
-
-#: Keys that tell studies of one series from each other, or say where they are kept.
+#: Keys that a series cannot vary.
 NOT_VARIED = ("name", "description", "claim", "vary", "tracking", "diagnostics")
 
 
 class StudySpec(Section):
-    """A study: the data, the frontier of shapes, how each is trained, and how the whole is run."""
+    """A study: the data, the frontier of shapes, how each shape is trained, and how the study is run."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=100,
-        description="letters, digits, `.`, `_`, `-`; the results' folder and the MLflow experiment",
+        description="letters, digits, `.`, `_`, `-`; names the results folder and the MLflow experiment",
     )
     description: str = Field(default="", description="one line for lists of studies")
     claim: str = Field(
-        default="", description="what a source says the outcome should be, and which source; on the report"
+        default="", description="the result that a source reports, with the source; shown in the report"
     )
     data: DataSpec
     frontier: FrontierSection
     training: TrainingSection
     search: SearchSection = Field(default_factory=lambda: parse_search({}))
     early_stopping: EarlyStopping | None = Field(
-        default=None, description="whether cells may end before their last step; by default none does"
+        default=None, description="when cells may end before their last step; by default never"
     )
     sensitivity: SensitivitySection | None = Field(
-        default=None, description="whether the crossings are tried at other learning rates; by default not"
+        default=None, description="other learning rates at the crossings; by default none"
     )
     diagnostics: tuple[Diagnostic, ...] = Field(
         default=(),
-        description="what is measured of the layers at the start and at each evaluation; nothing by default",
+        description="what is measured of the layers at the start and at each evaluation; by default nothing",
     )
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
     vary: dict[str, tuple[Value, ...]] | None = Field(
         default=None,
-        description="a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ in that "
-        "alone, each of its own report, and one page that holds them against each other",
+        description="a key and its values, such as {data.hops: [1, 2, 4]}: a series of studies that differ only in "
+        "this key, each with a report, and one page that compares them",
     )
 
     @property
@@ -81,7 +77,7 @@ class StudySpec(Section):
 
     @property
     def precision(self) -> Precision:
-        """The precision cells are trained in, on the device of `resources`."""
+        """The precision of training on the device of `resources`."""
         if self.training.precision == "auto":
             return "bf16" if DEVICES[self.resources.device].is_gpu else "fp32"
         return self.training.precision
@@ -92,7 +88,7 @@ class StudySpec(Section):
         return self.training.recipe(self.precision, self.frontier.head_width(self.training.base.width))
 
     def to_yaml(self) -> str:
-        """Return this very spec, all defaults written out; `load_spec` reads it back unchanged."""
+        """Return the spec as YAML with all defaults; `load_spec` reads it back unchanged."""
         text: str = yaml.safe_dump(
             self.model_dump(mode="json"),
             sort_keys=False,
@@ -105,27 +101,27 @@ class StudySpec(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         family(self.training.network).check(self.recipe)
-        # Compared without case: on some file systems `Data` is the folder `data`.
+        # Case does not count: on some file systems `Data` is the folder `data`.
         if self.name.lower() in RESERVED:
             raise ValueError(
-                f"`name` is {self.name!r}, and the results folder keeps {', '.join(RESERVED)} for itself; "
-                "take another name"
+                f"`name` is {self.name!r}, and {', '.join(RESERVED)} are reserved in the results folder; choose "
+                "another name"
             )
-        sources = (
-            [part.data for part in self.data.parts] if isinstance(self.data, MixtureData) else [self.data]
-        )
-        for source in sources:
-            if isinstance(source, HierarchyData):
-                _check_grammar(source, self.training.context)
+        misfit = self.data.misfit(self.training.context)
+        if misfit:
+            raise ValueError(f"`training.context` {self.training.context} does not fit `data`: {misfit}")
+        if self.data.measures_accuracy and self.resources.shard_vocabulary == "always":
+            raise ValueError(
+                f"`resources.shard_vocabulary` is always, but the accuracy of the task `{self.data.kind}` is computed "
+                "from whole logits; set it to never: the vocabulary of a task is small"
+            )
         refuse_repeats("diagnostics", self.diagnostics)
-        if isinstance(self.data, TaskData):
-            _check_task(self.data, self.training.context, self.resources)
         if self.early_stopping is not None:
             self.early_stopping.check(self.training.step_count, self.resources.evaluations)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
             raise ValueError(
-                f"`sensitivity` asks what another learning rate does to the crossings, but `search.lr_factors` tries "
-                f"{len(self.search.lr_factors)} of every shape already; take `sensitivity` out, or leave one factor"
+                f"`sensitivity` trains at other learning rates, but `search.lr_factors` already has "
+                f"{len(self.search.lr_factors)} per shape; take `sensitivity` out, or keep one factor"
             )
         if isinstance(self.training.lr, TableRate):
             for found in shapes(self.frontier):
@@ -145,21 +141,21 @@ class SeriesMember:
 
 
 def varied(spec: StudySpec) -> tuple[str, tuple[int | float | str, ...]]:
-    """The key in which the studies of a series differ, and its values.
+    """Return the key in which the studies of a series differ, and its values.
 
     Raises:
-        ValueError: there is not one key, or it has fewer than two values, or may not be varied.
+        ValueError: there is not exactly one key, it has fewer than two values, or it cannot vary.
     """
     vary = spec.vary or {}
     if len(vary) != 1:
         raise ValueError(
-            f"`vary` has {f'{len(vary)} keys' if vary else 'no key'}, and a series differs in one; write for example "
-            "`vary: {training.tokens: [1e6, 3e6]}`"
+            f"`vary` has {f'{len(vary)} keys' if vary else 'no key'}, and a series varies exactly one; write for "
+            "example `vary: {training.tokens: [1e6, 3e6]}`"
         )
     ((key, values),) = vary.items()
     if key.split(".")[0] in NOT_VARIED:
         raise ValueError(
-            f"`vary` has the key `{key}`, which no study of a series can have of its own; name a key of another "
+            f"`vary` has the key `{key}`, which is the same for all studies of a series; name a key of another "
             "section, such as `training.tokens`"
         )
     if len(values) < 2:
@@ -172,17 +168,17 @@ def varied(spec: StudySpec) -> tuple[str, tuple[int | float | str, ...]]:
 
 
 def members(spec: StudySpec) -> tuple[SeriesMember, ...]:
-    """The studies of a series, in the order of their values; each is kept under the name `SERIES-KEY-VALUE`.
+    """Return the studies of a series in the order of their values, each named `SERIES-KEY-VALUE`.
 
     Raises:
-        ValueError: see `varied`; or the study is wrong with one of the values, which is named.
+        ValueError: as `varied`, or the study is wrong with one of the values.
     """
     key, values = varied(spec)
     raw = spec.model_dump(mode="json", exclude={"vary"}, exclude_unset=True)
     found = []
     for value, slug in zip(values, _slugs(key, values), strict=True):
         try:
-            # One experiment, so that MLflow shows the series in one table.
+            # One experiment for all, so that MLflow shows the series in one table.
             raw_member = yaml_file.changed(raw, {key: value, "tracking.experiment": spec.experiment})
             raw_member["name"] = f"{spec.name}-{key.split('.')[-1]}-{slug}"
             found.append(SeriesMember(value, parse_spec(raw_member, f"with `{key}` {value}")))
@@ -192,12 +188,12 @@ def members(spec: StudySpec) -> tuple[SeriesMember, ...]:
 
 
 def studies(spec: StudySpec) -> tuple[StudySpec, ...]:
-    """The studies that a spec stands for: those of a series, else itself."""
+    """Return the studies of a series; for a single study the study itself."""
     return (spec,) if spec.vary is None else tuple(member.spec for member in members(spec))
 
 
 def _slugs(key: str, values: Sequence[float | str]) -> list[str]:
-    """The values of a key as parts of names; of files the last parts, where these differ."""
+    """Return the values of a key as parts of names; of paths the file names if these differ."""
     if yaml_file.VARIED_PATH.fullmatch(key):
         last = [_slug(Path(str(value)).name) for value in values]
         if len(set(last)) == len(last):
@@ -206,59 +202,25 @@ def _slugs(key: str, values: Sequence[float | str]) -> list[str]:
 
 
 def _slug(value: float | str) -> str:
-    """A value as part of a name: `4`, `1e06`, `gpt2`."""
+    """Return a value as part of a name: `4`, `1e06`, `gpt2`."""
     text = value if isinstance(value, str) else f"{value:g}".replace("+", "")
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
-def _check_grammar(data: HierarchyData, context: int) -> None:
-    # Compared by logarithms first: the powers themselves may have millions of digits.
-    if data.levels * math.log(data.branching) > math.log(context) + 1e-9:
-        fitting = int(math.log(context) / math.log(data.branching) + 1e-9)
-        raise ValueError(
-            f"the grammar's strings have branching^levels = {data.branching}^{data.levels} symbols, more than "
-            f"`training.context` {context}; take at most {fitting} `levels`, or a longer context"
-        )
-    length: int = data.branching**data.levels
-    if context % length:
-        below = context // length * length
-        raise ValueError(
-            f"`training.context` {context} is not a multiple of {length}, the length of the grammar's strings "
-            f"(branching^levels = {data.branching}^{data.levels}); take {below} or {below + length}"
-        )
-    if math.log(data.synonyms) > (data.branching - 1) * math.log(data.vocabulary) + 1e-9:
-        most: int = data.vocabulary ** (data.branching - 1)
-        raise ValueError(
-            f"`data.synonyms` {data.synonyms} x `data.vocabulary` {data.vocabulary} rules need more than the "
-            f"{most * data.vocabulary} strings of {data.branching} symbols there are; take at most {most} synonyms"
-        )
-
-
-def _check_task(data: AnyTask, context: int, resources: ResourcesSection) -> None:
-    misfit = data.misfit(context)
-    if misfit:
-        raise ValueError(f"`training.context` {context} does not go with `data`: {misfit}")
-    if resources.shard_vocabulary == "always":
-        raise ValueError(
-            f"`resources.shard_vocabulary` is always, but the accuracy of the task `{data.kind}` is read off whole "
-            "logits; set it to never: the vocabulary of a task is small"
-        )
-
-
 def load_spec(source: str, overrides: Sequence[str] = ()) -> StudySpec:
-    """Read a preset (`quickstart`) or a YAML file, apply overrides (`training.seeds=5`), and check the whole.
+    """Read a preset (`quickstart`) or a YAML file, apply overrides (`training.seeds=5`), and check the result.
 
-    Values of overrides are YAML. An override wins over what it excludes: `data.path` on a preset whose data
-    has no path turns the data into `files` and keeps tokenizer and limits; a new `data.kind` or
-    `training.lr.rule` keeps only the keys both kinds know; `training.tokens` replaces `steps`,
-    `frontier.head_dim` replaces `heads`, and so on. A preset wins over a file of the same name; write
-    `./quickstart` for the file.
+    Values of overrides are YAML. An override removes what it excludes: `data.path` on a preset whose data has no path
+    turns the data into `files` and keeps tokenizer and limits; a new `data.kind`, `training.lr.rule` or
+    `search.sampler` keeps only the keys that both have; `training.tokens` replaces `steps`, `frontier.head_dim`
+    replaces `heads`, and so on. A preset takes precedence over a file of the same name; write `./quickstart` for the
+    file.
 
-    A relative `data.path` starts from the folder of the YAML file it is written in, and from the working folder
-    in an override. The spec that comes back has absolute paths, so it means the same wherever it is kept.
+    A relative `data.path` starts from the folder of its YAML file, or from the working folder in an override. The
+    returned spec has absolute paths.
 
     Raises:
-        SpecError: whatever is wrong, at most five mistakes at once.
+        SpecError: lists up to five mistakes at once.
     """
     origin, raw = yaml_file.read(source)
     if source not in yaml_file.preset_names():
@@ -274,8 +236,3 @@ def parse_spec(raw: Mapping[str, Any], origin: str = "the spec") -> StudySpec:
         return StudySpec.model_validate(raw)
     except ValidationError as error:
         raise SpecError(explain(error, raw, StudySpec, origin)) from None
-
-
-def presets() -> dict[str, str]:
-    """Return the presets that come with the package and their descriptions, by name."""
-    return {name: str(yaml_file.preset(name).get("description", "")) for name in yaml_file.preset_names()}

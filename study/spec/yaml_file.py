@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from study.errors import SpecError
-from study.spec.messages import show, variants
+from study.spec.messages import show
 from study.spec.search import samplers
-from trainables.data.spec import DataSpec
+from trainables.data.kind import KINDS
 from trainables.errors import did_you_mean
 
 #: Setting the key on the left removes the keys on the right: they exclude one another, or belong to what was replaced.
@@ -229,7 +229,7 @@ def _follow_data(result: dict[str, Any], changes: dict[str, Any]) -> None:
     data = result.get("data")
     if not isinstance(data, dict) or "data" in changes:
         return
-    kinds = variants(DataSpec, "kind")
+    kinds = KINDS
     here = kinds.get(str(data.get("kind")))
     if "data.path" in changes and "data.kind" not in changes and here and "path" not in here.model_fields:
         changes["data.kind"] = "files"

@@ -1,8 +1,9 @@
-"""Encodes text on the machines of a cluster by Ray Data; the store is the same to the last byte.
+"""Encoding text on the machines of a cluster by Ray Data; the store is the same to the last byte.
 
-The driver reads and splits the text, learns the vocabulary and writes the ids, all in the order of the text, which it
-buffers on its disk. The slowest part, BPE encoding, is cut into chunks. A chunk goes to a worker as a Ray object, so a
-worker needs neither the source nor the storage, and the ids return in the order of the chunks.
+The driver reads and splits the text, learns the vocabulary and writes the ids, because all three go through the text in
+order; the whole text is on its disk meanwhile. The slowest step, the encoding with BPE, is cut into chunks. A chunk is
+sent to a worker as a Ray object, so a worker needs neither the source nor the storage. The ids return in the order of
+the chunks.
 """
 
 import logging
@@ -20,21 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from study.workers.machines import MARK
-from trainables.data.packing.pack import Encode, Ids, token_type
+from trainables.data.packing.pack_text import Encode
 from trainables.data.packing.text_buffer import Chunk, Text, cut
+from trainables.data.packing.token_file import Ids, token_type
 from trainables.data.packing.tokenizer import Encoder, bpe_encoder, bytes_encoder
-from trainables.data.sources.mixture import interleave
+from trainables.data.sources.interleave import interleave
 
-#: Bytes of text in a chunk: about a second of a worker's time.
+#: Bytes of text per chunk: about a second of work.
 CHUNK = 4 << 20
-#: Bytes of text per worker; less than twice as many are encoded by the driver.
-WORTH = 64 << 20
-#: Chunks at a worker: the one it encodes and the next.
+#: Least bytes of text per worker; with less than two workers, the driver encodes.
+PER_WORKER = 64 << 20
+#: Chunks at a worker: one in work, and the next.
 AT_WORKER = 2
-#: Chunks that are read at once on the driver's machine.
+#: Chunks that the driver's reader process reads at once.
 READERS = 4
-#: Ray Data (2.60) requests twice as many CPUs as there are, from any pool, the most expensive ones included. Our
-#: workers are requested from the start, with their pool.
+#: Ray Data asks the autoscaler for CPUs, twice as many as there are, and so would start machines of any pool, including
+#: the most expensive (Ray 2.60). Our workers are requested from the start, and name their pool.
 ASK_FOR_NOTHING = {"RAY_DATA_DEFAULT_CLUSTER_SCALING_UP_MAX_CPU_RESOURCE_DELTA": "0"}
 
 
@@ -44,27 +46,28 @@ class Workers:
 
     most: int
     marks: tuple[str, ...] = ()
-    """Resources of which their machines must have some, such as a pool's."""
+    """Resources that their machines must have, such as that of a pool."""
 
 
-def distributed_encoder(workers: Workers, *, chunk: int = CHUNK, worth: int = WORTH) -> Encode:
-    """Return an encoder that runs on workers.
+def encode_on_workers(workers: Workers, *, chunk: int = CHUNK, per_worker: int = PER_WORKER) -> Encode:
+    """Return an `Encode` that encodes on workers.
 
-    Workers on machines that the autoscaler has yet to start join later; the others do not wait. A worker whose machine
-    is lost is started elsewhere and repeats its chunks. Finished ids wait for earlier chunks in Ray's object store, of
-    which Ray Data uses at most half. In a mixture, ids of a part that is ahead wait on this machine's disk.
+    Workers whose machines the autoscaler has to start join later; the others do not wait for them. A worker whose
+    machine dies is started again elsewhere and repeats its chunks. Ids that wait for earlier ones are in Ray's object
+    store, of which Ray Data uses at most half. In a mixture, the ids of a part that is ahead wait on this machine's
+    disk.
 
     Args:
         workers: how many at most, and where.
-        chunk: bytes of text in a chunk.
-        worth: bytes of text per worker.
+        chunk: bytes of text per chunk.
+        per_worker: least bytes of text per worker.
     """
 
     @contextmanager
     def encode(
         encoder: Encoder, texts: Sequence[Text], weights: Sequence[float], work: Path
     ) -> Iterator[list[Iterator[Ids]]]:
-        count = min(workers.most, sum(text.size for text in texts) // worth)
+        count = min(workers.most, sum(text.size for text in texts) // per_worker)
         if count < 2:
             yield [encoder.encode(text) for text in texts]
             return
@@ -80,16 +83,16 @@ def distributed_encoder(workers: Workers, *, chunk: int = CHUNK, worth: int = WO
 
 
 def _order(texts: Sequence[Text], weights: Sequence[float], size: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield all chunks, about in the order of use: by weight until the first text ends, then the rest."""
+    """Yield all chunks in about the order of use: by the weights while every text lasts, then the rest."""
     streams = [text.chunks(size) for text in texts]
-    yield from interleave(streams, weights, lambda one: one.size)
+    yield from interleave(streams, weights, lambda chunk: chunk.size)
     for owner, stream in enumerate(streams):
         for one in stream:
             yield owner, one
 
 
 class _Arrivals:
-    """Passes ids to each text, from chunks in one order for all texts; ids that come early wait on the disk."""
+    """Distributes the ids of chunks, which arrive in one order, to their texts; early ids wait on the disk."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class _Arrivals:
         files: Sequence[IO[bytes]],
         dtype: np.dtype[Any],
     ) -> None:
-        """Take the owner of each row, and for each owner a file for early ids."""
+        """Take the text index of each row, and one file per text for ids that arrive early."""
         self._rows, self._files, self._dtype = zip(owners, rows, strict=True), files, dtype
         self._waiting: list[deque[tuple[int, int, bytes]]] = [deque() for _ in files]
 
@@ -127,23 +130,23 @@ class _Arrivals:
 
 
 class Reader:
-    """A Ray actor that reads chunks for the workers on the driver's machine."""
+    """Reads chunks on the driver's machine, for workers; a Ray actor."""
 
     def __init__(self, chunks: Sequence[Chunk], tokenizer: str | None) -> None:
         self._chunks, self._tokenizer = chunks, tokenizer
 
     def tokenizer(self) -> str | None:
-        """Return the BPE tokenizer as JSON; None for bytes."""
+        """Return the BPE tokenizer in JSON; None for bytes."""
         return self._tokenizer
 
     def chunk(self, index: int) -> tuple[bytes, "array[int]", bytearray]:
-        """Return the text of a chunk, and for each piece its bytes and whether a document ends with it."""
+        """Return the text of a chunk, the bytes of each piece, and whether a document ends with it."""
         one = self._chunks[index]
         return one.content(), one.lengths, one.lasts
 
 
 class Worker:
-    """An actor of Ray Data that encodes chunks."""
+    """Encodes chunks; a Ray Data actor."""
 
     def __init__(self, reader: Any) -> None:
         import ray
@@ -159,7 +162,7 @@ class Worker:
         self._dtype = token_type(self._encoder.vocabulary)
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[Any]]:
-        """Return the ids of one chunk, and their number in each piece."""
+        """Return the ids of one chunk, and the number of ids per piece."""
         (index,) = batch["chunk"].tolist()
         pieces = cut(*self._get(self._reader.chunk.remote(index)))
         ids = list(self._encoder.encode(pieces))
@@ -174,13 +177,13 @@ class Worker:
 def _encoded(
     encoder: Encoder, chunks: Sequence[Chunk], count: int, marks: Sequence[str]
 ) -> Generator[tuple[bytes, bytes], None, None]:
-    """Yield for each chunk, in order, its ids and their number in each piece, as bytes of numbers."""
+    """Yield the ids of each chunk in order, and the number of ids per piece, as raw arrays."""
     os.environ |= ASK_FOR_NOTHING
     import ray
     import ray.data
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # The text is on the disk of this machine, which as the head of a cluster offers no CPU.
+    # The text is on the disk of this machine, which as the head of a cluster may have no CPU resource.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     reader = (
         ray.remote(Reader)
@@ -197,7 +200,7 @@ def _encoded(
                     Worker,
                     fn_constructor_args=(reader,),
                     batch_size=1,
-                    # All at once: Ray's autoscaler starts machines for those that cannot be placed yet.
+                    # All are requested at once, so that the autoscaler starts machines for those that cannot be placed.
                     compute=ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=AT_WORKER),
                     num_cpus=1,
                     resources=dict.fromkeys(marks, MARK),
@@ -207,7 +210,7 @@ def _encoded(
                     for row in table.to_pylist():
                         if row["chunk"] != expected:
                             raise AssertionError(
-                                f"Ray Data returned chunk {row['chunk']} instead of {expected}"
+                                f"Ray Data gave chunk {row['chunk']} in the place of {expected}"
                             )
                         expected += 1
                         yield row["ids"], row["counts"]
@@ -217,7 +220,7 @@ def _encoded(
 
 @contextmanager
 def _quiet_data(context: Any) -> Iterator[Any]:
-    """Run Ray Data without progress bars and log lines; errors are raised all the same."""
+    """Turn off progress bars and logs of Ray Data; errors are raised all the same."""
     log = logging.getLogger("ray.data")
     before = log.level
     context.enable_progress_bars = False

@@ -1,4 +1,4 @@
-"""Packs the data of a study, in this process or on the machines of a cluster, and shows the progress."""
+"""Packing the data of a study, in this process or on the machines of a cluster, with a progress line."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,15 +10,13 @@ from rich.text import Text
 
 from study.errors import SpecError
 from study.plan.table import duration
-from study.workers.distributed_encoding import Workers, distributed_encoder
+from study.workers.distributed_encoding import Workers, encode_on_workers
 from study.workers.machines import Machine, Slots
-from trainables.data.packing.pack import Watch
-from trainables.data.spec import DataSpec, HierarchyData
-from trainables.data.store.open import open_store
-from trainables.data.store.remote_store import is_packed
-from trainables.data.tasks.spec import TaskData
+from trainables.data import DataSpec
+from trainables.data.packing.progress import OnProgress
+from trainables.data.store.open import is_packed, open_store
 
-#: Seconds between two lines of output without a terminal.
+#: Seconds between two lines where the output is no terminal.
 LINE_SECONDS = 30.0
 
 
@@ -33,20 +31,20 @@ def packed(
     slots: Slots | None = None,
     machines: Sequence[Machine] = (),
 ) -> None:
-    """Pack the data of a study below `root`, unless it is packed.
+    """Pack the data of a study below `root`, unless it is packed already.
 
-    On a cluster, text with a BPE vocabulary is encoded by the machines of the study's slots. Bytes, the hierarchy and
-    tasks are packed here, because sending them would cost more.
+    Text with a BPE vocabulary is encoded on the machines of the study's slots, if Ray is connected to a cluster of
+    several machines. Other data is packed here, which takes less time than sending it.
 
     Args:
-        data: of the study.
-        context: tokens of a sequence.
+        data: data of the study.
+        context: tokens per sequence.
         root: folder or URI of all stores.
-        key: the `data_key` of the plan.
-        base: folder for relative paths of the data.
+        key: the `data_key` that was planned with.
+        base: folder that relative paths of the data start from.
         console: shows the progress and the time left.
-        slots: of the study on the joined cluster; None on one machine.
-        machines: of that cluster, those that its autoscaler may start included.
+        slots: the study's share of a cluster that was joined; None on one machine.
+        machines: machines of that cluster, including those its autoscaler may start.
 
     Raises:
         DataError: the data cannot be used, or the disk is full.
@@ -57,17 +55,17 @@ def packed(
         if is_packed(data, context, root, key):
             return
         workers = None
-        if slots and not isinstance(data, HierarchyData | TaskData) and data.tokenizer == "bpe":
+        if slots and data.slow_to_encode:
             workers = workers_of(slots, machines)
-        encode = distributed_encoder(workers) if workers else None
-        with shown(console) as watch:
-            open_store(data, context=context, root=root, key=key, base=base, encode=encode, watch=watch)
+        encode = encode_on_workers(workers) if workers else None
+        with shown(console) as show:
+            open_store(data, context=context, root=root, key=key, base=base, encode=encode, on_progress=show)
     except ConnectionError as error:
         raise SpecError(str(error)) from error
 
 
 def workers_of(slots: Slots, machines: Sequence[Machine]) -> Workers | None:
-    """Return one worker for each CPU in the study's share of the joined cluster; None if that is this machine alone."""
+    """Return one worker per CPU in the study's share of the cluster; None if that is only this machine."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -81,20 +79,20 @@ def workers_of(slots: Slots, machines: Sequence[Machine]) -> Workers | None:
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[Watch]:
-    """Yield a function that shows the progress: one updated line in a terminal, else a line every half minute."""
+def shown(console: Console) -> Iterator[OnProgress]:
+    """Yield an `OnProgress` that shows one line: updated in a terminal, else printed every half minute."""
     began = printed = time.monotonic()
     current, first = "", (began, 0.0)
 
     with console.status("packing the data") as status:
 
-        def watch(stage: str, share: float | None) -> None:
+        def show(stage: str, share: float | None) -> None:
             nonlocal current, first, printed
             now = time.monotonic()
             if stage != current:
                 current, first = stage, (now, 0.0)
             elif share is not None and not first[1]:
-                # The time until then may have gone into starting machines, so it is not extrapolated.
+                # Machines may have had to start first: the time left is estimated from the first share on.
                 first = (now, share)
             text = f"packing the data: {stage}"
             if share is not None:
@@ -108,7 +106,7 @@ def shown(console: Console) -> Iterator[Watch]:
                 printed = now
                 console.print(Text(text), soft_wrap=True)
 
-        yield watch
+        yield show
     spent = time.monotonic() - began
     if spent >= LINE_SECONDS:
         console.print(Text(f"packed the data in {duration(spent)}", style="dim"))

@@ -1,9 +1,9 @@
-"""A simulated search: rows in the order they ended, an arm at other learning rates, and the grid beside it."""
+"""A simulated search: rows in the order they ended, sensitivity runs, and the grid beside it."""
 
 import numpy as np
 import pandas as pd
 
-from analysis.design.history import Search
+from analysis.design.history import SearchInfo
 from analysis.design.objective import Objective
 from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.runs.table import RunTable
@@ -24,7 +24,7 @@ def searched(seeds=3, seed=0):
     return rows.assign(order=np.arange(1, len(rows) + 1), flops=6 * rows["params"] * TOKENS)
 
 
-def with_arm(rows, factor=0.5, harm=0.01):
+def with_sensitivity_runs(rows, factor=0.5, harm=0.01):
     """`rows`, and the sizes about 1 -> 2 again at another rate that harms depth 2."""
     where = TRUTH.crossing(1)
     near = rows[(rows["depth"] < 4) & rows["params"].between(where / 3, where * 3)]
@@ -46,7 +46,7 @@ def grid():
 
 
 def search(until=0.3, ended=""):
-    return Search(AIM, until, grid(), ended)
+    return SearchInfo(AIM, until, grid(), ended)
 
 
 def table(rows):

@@ -95,7 +95,7 @@ def _measure(part: str, folder: Path) -> list[Figure]:
     if part == "search":
         return search.measure()
     if part == "pack":
-        return packing.spread_time(folder)
+        return packing.encoding_time(folder)
     if part == "throughput":
         return throughput.measure(folder)
     if part == "diagnostics":

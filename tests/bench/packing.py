@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from study.workers.distributed_encoding import Workers, distributed_encoder
+from study.workers.distributed_encoding import Workers, encode_on_workers
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
 from trainables.data import data_key
-from trainables.data.packing.pack import Encode, encode_here, pack
-from trainables.data.spec import FilesData
+from trainables.data.kinds.files import FilesData
+from trainables.data.packing.pack import pack
+from trainables.data.packing.pack_text import Encode, encode_here
 
 CPUS = 2
 #: Of text, some ten seconds of one core.
@@ -24,7 +25,7 @@ CONTEXT = 64
 CHUNKS = 64
 
 
-def spread_time(folder: Path) -> list[Figure]:
+def encoding_time(folder: Path) -> list[Figure]:
     """Seconds that the encoding of the training text takes, from the first to the last id, and their ratios.
 
     The workers' start is left out, which is as long for sixty gigabytes, and with it the first chunks of many.
@@ -39,7 +40,9 @@ def spread_time(folder: Path) -> list[Figure]:
             seconds[name] = _timed(data, folder / name, encode_here)
     with private_ray(Slots(CPUS, 1, 0)):
         seconds["ray"] = _timed(
-            data, folder / "ray", distributed_encoder(Workers(CPUS), chunk=MEGABYTES * 1_000_000 // CHUNKS, worth=1)
+            data,
+            folder / "ray",
+            encode_on_workers(Workers(CPUS), chunk=MEGABYTES * 1_000_000 // CHUNKS, per_worker=1),
         )
     digests = {(folder / name / "train.bin").read_bytes() for name in seconds}
     assert len(digests) == 1, "the same ids"

@@ -10,7 +10,7 @@ from tests.bench.figure import Figure
 from tests.plain_gpt2 import PlainGPT2, PlainTrainer
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import batch
 from trainables.data.store.open import open_store
 from trainables.model.family import build_model

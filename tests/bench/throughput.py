@@ -11,7 +11,7 @@ from study.spec.devices import DEVICES
 from tests.bench.figure import Figure
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import batch
 from trainables.data.store.open import open_store
 from trainables.layout import Layout

@@ -12,7 +12,8 @@ import pytest
 
 import study.run.runner
 from study import cli
-from study.plan.plan import make_plan
+from study.commands.run import program
+from study.plan import make_plan
 from study.run.runner import Summary
 from study.spec.study import load_spec
 from study.tracking.mlflow_client import Experiment, tracking_uri
@@ -73,7 +74,7 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["plan", "quickstart", "--bogus"], "--bogus"),
         (["plan"], "spec"),
         (["run", "text", "--set", "data.path=absent.txt"], "absent.txt"),
-        (["run", "quickstart", "--set", "tracking.uri=http://localhost:abc"], "port that is no number"),
+        (["run", "quickstart", "--set", "tracking.uri=http://localhost:abc"], "port that is not a number"),
         (["run", "quickstart", "--results", "a?b"], "has a `?` or a `%` code in its path"),
         (["ui", "--port", "70000"], "--port 70000 is no port"),
         (["ui", "--uri", "sqlite:///absent.db"], "no MLflow store"),
@@ -274,7 +275,7 @@ def test_the_program_is_named_as_it_was_started(command, tmp_path, monkeypatch):
 
     def named(started):
         monkeypatch.setattr("sys.argv", [started])
-        return cli._program()
+        return program()
 
     on_path = tmp_path / "bin" / "interplay"
     on_path.parent.mkdir()

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from trainables.cell import Base, Cell, Recipe, Shape, digest
-from trainables.data.spec import FilesData, HierarchyData
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
 
 
 def cell(**changes):

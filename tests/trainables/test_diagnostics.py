@@ -10,7 +10,7 @@ from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
 from trainables.checkpoint import checkpoint
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import IGNORED, validation_batches
 from trainables.data.store.open import open_store
 from trainables.diagnostics.blocks import blocks, check_blocks, embedded, mean_loss

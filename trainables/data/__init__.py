@@ -1,30 +1,17 @@
-"""Corpora, tokenizers, the packed token store, and batches as a pure function of (seed, step).
+"""Text or generated sequences, packed once into a store of tokens, and batches as a pure function of (seed, step)."""
 
-What the rest of the project needs is named here and imported on first use, so that reading a spec or a plan
-loads neither numpy nor `datasets`.
-"""
+from typing import Any
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from trainables.data.packing.data_key import data_key
+from trainables.data.spec import DataSpec
 
-if TYPE_CHECKING:
-    from trainables.data.packing.data_key import data_key, vocabulary_size
-    from trainables.data.store.batches import batch, validation_batches
-    from trainables.data.store.open import TokenStore, open_store
-
-_HOMES = {
-    "batch": "store.batches",
-    "validation_batches": "store.batches",
-    "data_key": "packing.data_key",
-    "vocabulary_size": "packing.data_key",
-    "TokenStore": "store.open",
-    "open_store": "store.open",
-}
-
-__all__ = ["TokenStore", "batch", "data_key", "open_store", "validation_batches", "vocabulary_size"]
+__all__ = ["DataSpec", "data_key", "open_store"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    # Imported on first use: reading a spec must not load numpy.
+    if name == "open_store":
+        from trainables.data.store.open import open_store
+
+        return open_store
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

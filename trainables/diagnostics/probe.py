@@ -10,7 +10,7 @@ import torch
 
 from trainables.cell import Cell
 from trainables.data.store.batches import validation_batches
-from trainables.data.store.open import TokenStore
+from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics.blocks import check_blocks
 from trainables.diagnostics.gradients import StepMeter
 from trainables.diagnostics.induction import induction

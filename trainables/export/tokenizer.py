@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from trainables.data.packing.tokenizer import BYTES_END, END_OF_TEXT
-from trainables.data.store.open import TokenStore
+from trainables.data.kind import BYTES_END
+from trainables.data.packing.tokenizer import END_OF_TEXT
+from trainables.data.store.token_store import TokenStore
 from trainables.errors import DataError
 
 

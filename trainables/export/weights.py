@@ -14,9 +14,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from trainables.cell import Cell
-from trainables.data.spec import DataSpec
-from trainables.data.store.open import TokenStore
-from trainables.data.tasks.spec import TaskData
+from trainables.data.store.token_store import TokenStore
 from trainables.export.tokenizer import huggingface_tokenizer
 from trainables.layout import Layout
 from trainables.model.family import family
@@ -147,7 +145,7 @@ def exported(
     """Return the config of training with what generation needs, and the weights in HuggingFace's layout."""
     model_family = family(cell.recipe.network)
     config, tensors = model_family.exported(state, cell.shape, cell.recipe, store.vocabulary)
-    config.bos_token_id, config.eos_token_id = boundaries(cell.data, store)
+    config.bos_token_id, config.eos_token_id = cell.data.boundaries
     config.use_cache = True
     config.dtype = torch.bfloat16 if cell.recipe.precision == "bf16" else torch.float32
     return config, tensors
@@ -162,24 +160,6 @@ def generation_config(config: Any, context: int) -> GenerationConfig:
         max_length=context,
         use_cache=True,
     )
-
-
-def boundaries(data: DataSpec, store: TokenStore) -> tuple[int | None, int | None]:
-    """Return the ids a text begins after and ends with, None where there is no such id.
-
-    Documents are packed with end of text between them, so it is also what precedes one. A sequence of symbols
-    begins with an id of its own, the last of the vocabulary, and ends with its context; of a task of several
-    difficulties each has such an id, and none is what to begin with.
-    """
-    if isinstance(data, TaskData) and len(data.parts) > 1:
-        return None, None
-    from trainables.data.packing.tokenizer import BPE_END, BYTES_END
-
-    kind = store.manifest["spec"].get("tokenizer")
-    if kind is None:
-        return store.vocabulary - 1, None
-    end = BYTES_END if kind == "bytes" else BPE_END
-    return end, end
 
 
 def _name_the_common_class(path: Path) -> None:

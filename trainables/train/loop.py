@@ -15,9 +15,8 @@ from trainables.cell import Cell
 from trainables.checkpoint import checkpoint
 from trainables.checkpoint.checkpoint import TrainingState
 from trainables.data.store.batches import IGNORED, batch, validation_batches
-from trainables.data.store.open import TokenStore, open_store
-from trainables.data.tasks.score import Score
-from trainables.data.tasks.spec import TaskData
+from trainables.data.store.open import open_store
+from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics.names import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
 from trainables.errors import DataError, InputError
@@ -91,7 +90,7 @@ def train(
     layout = layout or Layout(zero=default_zero(recipe.precision, 1))
     layout.check(cell.shape, recipe)
     check_diagnostics(diagnostics, layout, recipe)
-    if layout.shard_vocabulary and isinstance(cell.data, TaskData):
+    if layout.shard_vocabulary and cell.data.measures_accuracy:
         # The loss would leave out what is not scored, but no rank would have the logits to read the accuracy off.
         raise InputError(
             f"the layout shards the vocabulary, and the accuracy of the task {cell.data.kind} is read off whole "
@@ -320,12 +319,11 @@ class _Training:
         """Loss over the whole validation set, each target once, in nats per target; the groups share the work.
 
         Where data has targets of its own, the share of those asked for that the model puts first is the measure
-        `accuracy` (`trainables.data.tasks.score`).
+        `accuracy` (`trainables.data.score`).
         """
         layout, engine = self.layout, self.engine
         start = time.perf_counter()
-        task = self.cell.data if isinstance(self.cell.data, TaskData) else None
-        score = Score(task, self.cell.recipe.context) if task else None
+        score = self.cell.data.score(self.cell.recipe.context)
         sums = torch.zeros(2 + (score.numbers if score else 0), dtype=torch.float64)
         engine.eval()
         with torch.no_grad():

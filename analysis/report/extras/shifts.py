@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Canvas
 from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, CrossingShift, moved
 from analysis.fit.measures import Value, label
 from analysis.fit.sentences import ends, percent
-from analysis.law.crossings import Interval
+from analysis.intervals import Interval
 from analysis.numbers import digits
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import MARKS, WIDTH, size_axis
@@ -193,7 +193,7 @@ def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
     pairs = [pair for study in studies for pair in study.pairs]
     bounded = [pair for pair in pairs if pair.shift_interval is not None]
     start = condition(first.key, first.base)
-    changed = first.key if len(studies) > 1 else condition(first.key, first.value)
+    changed = f"other values of the {first.key}" if len(studies) > 1 else condition(first.key, first.value)
     if not bounded:
         why = (
             "there is no noise estimate"
@@ -212,7 +212,8 @@ def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
         for study, pair in found[:MOST_NAMED]
     ]
     more = f"; {len(found) - MOST_NAMED} more are in the table" if len(found) > MOST_NAMED else ""
-    sentence = f"Against {start}, {len(found)} of {len(bounded)} crossings move: {'; '.join(parts)}{more}."
+    share = f"{len(found)} of {len(bounded)} comparisons"
+    sentence = f"Against {start}, crossings move in {share}: {'; '.join(parts)}{more}."
     if together or len(bounded) == 1:
         return sentence
     chance = f"{100 * (1 - first.level ** len(bounded)):.0f} %"

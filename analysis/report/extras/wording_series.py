@@ -82,7 +82,9 @@ def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
         parts = []
         for where, group in itertools.groupby(rows.to_dict("records"), lambda row: _where(row, level)):
             parts.append(f"{where} at {listed_values([row['value'] for row in group])}")
-        told.append(f"Depth {deep} overtakes depth {shallow}, by {key}: {'; '.join(parts)}.")
+        told.append(
+            f"{deep} layers overtake {shallow} layer{'s' * (shallow != 1)}, by {key}: {'; '.join(parts)}."
+        )
     if silent:
         pairs = f"{silent} more pairs of depths are" if silent > 1 else "1 more pair of depths is"
         few = "No crossing is between two sizes measured at any value; what bounds there are is in the table."

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from study.errors import SpecError
-from study.plan.cells import Outcome, PlannedCell
+from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
 from study.plan.planner import Planner
 from study.plan.table import short
-from study.search.source import Search
+from study.search.source import Keys, Known, Search
 from study.spec.frontier import FrontierShape, added_shapes
 from study.spec.search import ObjectiveName, Sampler, register
 from study.spec.section import Budget, Section, check_range
@@ -288,14 +288,7 @@ class Crossing(Sampler):
             "shapes and seeds listed."
         ]
 
-    def make_search(
-        self,
-        plan: Plan,
-        spec: StudySpec,
-        known: Mapping[str, Outcome],
-        begun: Collection[str],
-        workers: int,
-    ) -> Search:
+    def make_search(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys, workers: int) -> Search:
         """Return the search of one Optuna study, whose trials are cells."""
         from study.search.crossing_search import CrossingSearch
 

@@ -1,11 +1,9 @@
 """The sampler `grid`: every depth at every budget with every learning rate."""
 
-from collections.abc import Collection, Mapping
 from typing import Literal
 
-from study.plan.cells import Outcome
 from study.plan.plan import Plan
-from study.search.source import Search
+from study.search.source import Keys, Known, Search
 from study.spec.search import Sampler, register
 from study.spec.study import StudySpec
 
@@ -18,14 +16,7 @@ class Grid(Sampler):
 
     sampler: Literal["grid"] = "grid"
 
-    def make_search(
-        self,
-        plan: Plan,
-        spec: StudySpec,
-        known: Mapping[str, Outcome],
-        begun: Collection[str],
-        workers: int,
-    ) -> Search:
+    def make_search(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys, workers: int) -> Search:
         """Return the candidates of the plan, all of them."""
         from study.search.optuna_search import FrontierSearch
 

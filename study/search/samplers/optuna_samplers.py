@@ -1,13 +1,12 @@
 """The samplers `tpe` and `gp`: Optuna picks depths and learning rates within each budget."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from study.plan.cells import Outcome
 from study.plan.plan import Plan
-from study.search.source import Search
+from study.search.source import Keys, Known, Search
 from study.spec.search import Sampler, register
 from study.spec.study import StudySpec
 
@@ -48,14 +47,7 @@ class Candidates(Sampler):
         """
         raise NotImplementedError
 
-    def make_search(
-        self,
-        plan: Plan,
-        spec: StudySpec,
-        known: Mapping[str, Outcome],
-        begun: Collection[str],
-        workers: int,
-    ) -> Search:
+    def make_search(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys, workers: int) -> Search:
         """Return the search of one Optuna study per budget."""
         from study.search.optuna_search import FrontierSearch
 

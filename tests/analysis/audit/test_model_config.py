@@ -214,9 +214,7 @@ def test_where_the_count_is_not_sure_there_is_none(name, change, reason):
 
 
 def test_a_missing_depth_names_what_was_looked_for():
-    with pytest.raises(
-        InputError, match=r"has no depth: none of num_hidden_layers, n_layer.*--depth L"
-    ):
+    with pytest.raises(InputError, match=r"has no depth: none of num_hidden_layers, n_layer.*--depth L"):
         model_config({"hidden_size": 48}, "here")
     with pytest.raises(InputError, match=r"has no width: none of hidden_size, n_embd"):
         model_config({"n_layer": 3}, "here")

@@ -96,7 +96,11 @@ def test_both_readings_of_the_rule_give_one_verdict(width):
     low, high = found.transition.params_interval
     if found.best["depth"] != 66:
         by_size = (
-            "too shallow" if found.params > high else "too deep" if found.params < low else "within the interval"
+            "too shallow"
+            if found.params > high
+            else "too deep"
+            if found.params < low
+            else "within the interval"
         )
         assert found.verdict == by_size
 

@@ -35,7 +35,7 @@ def test_without_an_order_there_is_no_history():
 
 
 def test_sensitivity_runs_are_left_out_and_a_diverged_cell_has_no_loss():
-    frame = searched.with_arm(searched.searched())
+    frame = searched.with_sensitivity_runs(searched.searched())
     frame.loc[4, ["status", "loss"]] = ["diverged", np.nan]
     found = rows_in_order(RunTable.from_frame(frame))
     assert len(found) == (frame["arm"] == "").sum()
@@ -104,7 +104,7 @@ def test_no_grid_is_simulated_without_noise_or_a_curve(rows):
 
 @pytest.fixture(scope="module")
 def data():
-    frame = searched.with_arm(searched.searched())
+    frame = searched.with_sensitivity_runs(searched.searched())
     frame.loc[4, ["status", "loss"]] = ["diverged", np.nan]
     return search_data(searched.table(frame), searched.search(), points=10)
 

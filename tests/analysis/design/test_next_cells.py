@@ -12,7 +12,7 @@ from analysis.design.learning_rates import RatePlan, common_rates
 from analysis.design.next_cells import Option, propose
 from analysis.design.objective import Objective
 from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.design.variance_model import Model
+from analysis.design.variance_model import VarianceModel
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.005)
 BUDGETS = np.geomspace(800, 48_000, 6)
@@ -327,7 +327,7 @@ def test_the_variance_of_the_measured_cells_is_that_of_the_fit(monkeypatch, erro
     every, none = np.ones((len(shapes), 4)), np.zeros((len(shapes), 4))
     rates = RatePlan(np.zeros(1, dtype=bool), np.zeros(len(shapes)), {})
     first = np.zeros(1, dtype=np.int64)
-    model = Model(curves, shapes, every, none, first, first, np.ones(1), 0.0, 1.0, Objective("b"), rates)
+    model = VarianceModel(curves, shapes, every, none, first, first, np.ones(1), 1.0, Objective("b"), rates)
     state = model.state
     for table in model.table:
         ours = np.sum((table @ state.inverse) * table, axis=1) + np.sum((table @ state.moved) ** 2, axis=1)

@@ -61,7 +61,7 @@ def test_a_shifted_world_is_told_by_its_factor(own):
         assert low < 0.8 < high
         assert item.significant
     words = shift_sentence([found])
-    assert "2 of 2 crossings move" in words
+    assert "in 2 of 2 comparisons" in words
     assert "1 → 2 at training.parametrisation completep to 2." in words
 
 

@@ -94,7 +94,7 @@ def test_a_rival_of_which_nothing_is_said_has_no_law():
         "power",
         "insufficient",
         None,
-        "the file does not say",
+        "not in the file",
     )
 
 

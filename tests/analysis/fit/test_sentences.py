@@ -16,8 +16,8 @@ from analysis.fit.sentences import (
     short_range,
     surface_sentence,
 )
+from analysis.law.advice import Disagreement, DisagreementSpan
 from analysis.law.crossings import NO_NOISE, Crossing
-from analysis.law.held_out import Disagreement, DisagreementSpan
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import human, short
 from analysis.runs.table import RunTable, read_runs
@@ -54,16 +54,16 @@ def test_open_ends_are_said():
 def test_each_status_has_its_sentence():
     bracketed = Crossing(1, 2, True, "bracketed", None, 3100, (2700, 3600), 16.1, (15.0, 17.3))
     assert crossing_sentence(bracketed, 0.95) == (
-        "Depth 2 overtakes depth 1 at N ≈ 3.1 thousand (95 %: 2.7–3.6 thousand), where the shallower model is 16 wide."
+        "2 layers overtake 1 layer at N ≈ 3.1 thousand (95 %: 2.7–3.6 thousand), where the shallower model is 16 wide."
     )
     right = Crossing(2, 4, True, "right_censored", "x", range=(1e3, 24e3))
     assert crossing_sentence(right, 0.95).startswith(
-        "Depth 4 does not overtake depth 2 up to N ≈ 24 thousand"
+        "4 layers do not overtake 2 layers up to N ≈ 24 thousand"
     )
     left = Crossing(2, 4, True, "left_censored", "x", range=(1e3, 24e3))
-    assert "ahead of depth 2 at every size measured, from N ≈ 1.0 thousand" in crossing_sentence(left, 0.95)
+    assert "ahead of 2 layers at every size measured, from N ≈ 1.0 thousand" in crossing_sentence(left, 0.95)
     assert "not settled: too noisy" in crossing_sentence(Crossing(2, 4, True, "ambiguous", "too noisy"), 0.95)
-    assert "near N ≈ 5.0 thousand, which is not settled" in crossing_sentence(
+    assert "near N ≈ 5.0 thousand is not settled" in crossing_sentence(
         Crossing(2, 4, True, "ambiguous", "too noisy", params=5e3), 0.95
     )
 
@@ -75,8 +75,8 @@ def test_what_is_settled_comes_first(pilot_frame):
     frame.loc[(frame["depth"] == 2) & (frame["width"] > 20), "loss"] += 0.05
     found = fit(RunTable.from_frame(frame))
     lines = headlines(found)
-    assert lines[0].startswith("Depth 4 overtakes depth 2 at N")
-    assert lines[1].startswith("Depth 2 is ahead of depth 1 at every size measured")
+    assert lines[0].startswith("4 layers overtake 2 layers at N")
+    assert lines[1].startswith("2 layers are ahead of 1 layer at every size measured")
     assert lines[2].startswith("A clear lead, 0.5 % of the loss, is reached at N ≈ ")
     assert "(2 → 4 layers; " in lines[2]
     assert lines[3].startswith("Lowest loss measured")
@@ -142,7 +142,7 @@ def test_many_pairs_are_counted_not_told(line_frame):
     frame = line_frame({d: (1 + d / 100, -0.1 - d / 300) for d in range(1, 9)}, sd=0.001)
     lines = headlines(fit(RunTable.from_frame(frame, count="table"), draws=100))
     assert "3 more pairs of neighbouring depths are in the table of crossings." in lines
-    assert sum("overtakes" in line or "is ahead" in line for line in lines) <= 4
+    assert sum("overtake" in line or "are ahead" in line for line in lines) <= 4
 
 
 def test_where_rivals_part_for_good(found):
@@ -199,7 +199,7 @@ def test_a_settled_pair_comes_before_the_response_surface(tmp_path):
     bound = Crossing(1, 2, True, "left_censored", "the gap is positive at both ends", range=(1e3, 2e3))
     for item, leads in ((bound, False), (dataclasses.replace(bound, reason=NO_NOISE), True)):
         lines = headlines(dataclasses.replace(found, crossings=(item, *found.crossings)))
-        assert lines[0].startswith("A quadratic surface" if leads else "Depth 2 is ahead of depth 1"), lines
+        assert lines[0].startswith("A quadratic surface" if leads else "2 layers are ahead of 1 layer"), lines
 
 
 def test_with_a_law_the_response_surface_is_left_to_the_table(found):

@@ -266,13 +266,13 @@ def test_two_crossings_have_no_residuals_and_the_report_says_why(study, pilot_fi
     assert absent == {"residuals": no_residuals(pilot_fit)}
 
 
-def test_rivals_are_the_choosers_of_the_fit(found):
+def test_rivals_are_the_advices_of_the_fit(found):
     data = rivals_data(found)
-    assert set(data.lines["law"]) == set(found.choosers())
-    for name, layout_planner in found.choosers().items():
+    assert set(data.lines["law"]) == set(found.advices())
+    for name, advice in found.advices().items():
         line = data.lines[data.lines["law"] == name]
         for row in line.iloc[[0, -1]].to_dict("records"):
-            depth = layout_planner(row["params"])
+            depth = advice(row["params"])
             assert row["depth"] == pytest.approx(depth) if depth else math.isnan(row["depth"])
     assert data.lines["params"].max() == pytest.approx(1e13)
     rows = found.evidence.comparison.rows["params"]

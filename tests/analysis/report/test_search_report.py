@@ -17,7 +17,7 @@ from tests.analysis.report.test_study_page import read
 
 @pytest.fixture(scope="module")
 def runs():
-    return searched.table(searched.with_arm(searched.searched(seeds=2)))
+    return searched.table(searched.with_sensitivity_runs(searched.searched(seeds=2)))
 
 
 @pytest.fixture(scope="module")

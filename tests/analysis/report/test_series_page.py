@@ -36,7 +36,7 @@ def test_the_page_tells_where_each_crossing_lies(page, members):
     text = read(page).text
     for shallow, deep in ((1, 2), (2, 4)):
         assert re.search(
-            rf"Depth {deep} overtakes depth {shallow}, by data.vocabulary: N ≈ [\d.]+ thousand \(95 %: "
+            rf"{deep} layers overtake {shallow} layers?, by data.vocabulary: N ≈ [\d.]+ thousand \(95 %: "
             r"[\d.]+–[\d.]+ thousand\) at 8; .* at 64; .* at 512\.",
             text,
         )

@@ -81,9 +81,9 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
     for sentence in headlines(found):
         assert sentence in text
     assert re.search(
-        r"Depth 2 overtakes depth 1 at N ≈ [\d.]+ thousand \(95 %: [\d.]+–[\d.]+ thousand\)", text
+        r"2 layers overtake 1 layer at N ≈ [\d.]+ thousand \(95 %: [\d.]+–[\d.]+ thousand\)", text
     )
-    assert "two crossings do not test its form" in text
+    assert "two crossings cannot test its form" in text
     assert "every row of the run table is used" in text
     assert json.loads((page.parent / "fit.json").read_text()) == found.to_json()
     assert read_runs(page.parent / "runs.csv").used["loss"].tolist() == study.used["loss"].tolist()
@@ -221,7 +221,7 @@ def test_projections_stand_beside_the_rivals(study, found, page):
     assert rows
     assert all(row["outside"] for row in rows)
     assert any(None in row["depth_interval"] for row in rows)
-    choosers = found.choosers()
+    choosers = found.advices()
     power = names.index("power law")
     assert rows[0]["rivals"][power] == choosers["power"](rows[0]["params"])
     # A law that never names a depth has no column.
@@ -242,7 +242,7 @@ def test_a_depth_above_its_width_and_a_size_far_outside_are_called_so(tmp_path, 
     square = (100 * largest / 12) ** (1 / 3)
     depths = iter([square * 0.999, square * 1.001])
     choosers = {"log-linear": lambda _: 3.0, "power": lambda _: next(depths), "additive": lambda _: math.inf}
-    monkeypatch.setattr(Fit, "choosers", lambda _: choosers)
+    monkeypatch.setattr(Fit, "advices", lambda _: choosers)
     given = [{"params": 100 * largest, "extrapolated": True} for _ in range(2)]
     given[1]["params"] *= 1 + 1e-12
     names, rows = projection_table(study, found, given)
@@ -250,7 +250,7 @@ def test_a_depth_above_its_width_and_a_size_far_outside_are_called_so(tmp_path, 
     assert [row["rivals"] for row in rows] == [[square * 0.999], [BEYOND_USE]]
     assert [named_depth(row["rivals"][0]) for row in rows] == [f"{square:.0f}", "beyond use"]
     assert [row["far"] for row in rows] == [False, False]
-    monkeypatch.setattr(Fit, "choosers", lambda _: {})
+    monkeypatch.setattr(Fit, "advices", lambda _: {})
     _, rows = projection_table(study, found, [{"params": 101 * largest, "extrapolated": True}])
     assert rows[0]["far"]
 
@@ -380,8 +380,8 @@ def test_left_out_rows_and_warnings_are_on_the_page(tmp_path, pilot_frame):
 def test_one_seed_reports_where_its_noise_comes_from(tmp_path, pilot_frame):
     runs = RunTable.from_frame(pilot_frame(seeds=1)[lambda rows: rows["depth"] < 4])
     page = read(write_report(runs, fit(runs), tmp_path))
-    assert "One seed a shape: the noise" in page.text
-    assert "estimated from the scatter about the curves" in page.text
+    assert "One seed per shape: the noise" in page.text
+    assert "estimated from the residuals of the curves" in page.text
 
 
 def test_without_noise_there_is_no_number_without_an_interval(tmp_path, pilot_frame):

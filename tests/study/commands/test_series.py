@@ -59,6 +59,21 @@ def test_members_are_studies_that_differ_in_the_key_alone():
     assert keys[1] == {planned.cell.key for planned in make_plan(load_spec(SMALL)).cells}, "cells are shared"
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "read"),
+    [
+        ("training.parametrisation", ["sp", "completep"], lambda spec: spec.training.parametrisation),
+        ("training.lr.base", [0.2, 0.4], lambda spec: spec.training.lr.base),
+        ("training.betas.0", [0.8, 0.9], lambda spec: spec.training.betas[0]),
+        ("frontier.heads", [1, 2], lambda spec: spec.frontier.heads),
+    ],
+)
+def test_any_key_with_a_single_value_is_varied(key, values, read):
+    found = members(load_spec("quickstart", [f"vary={{{key}: {values}}}", "name=any"]))
+    assert [read(member.spec) for member in found] == values
+    assert len({make_plan(member.spec).cells[0].cell.key for member in found}) == 2
+
+
 def test_a_key_replaces_what_it_excludes():
     spec = load_spec(SMALL, ["vary={training.tokens: [1e5, 1e6]}"])
     assert [member.spec.training.step_count for member in members(spec)] == [98, 977]
@@ -111,7 +126,7 @@ def test_the_page_tells_where_the_crossing_moved(tmp_path):
     for value, truth in CROSSING.items():
         assert found[value]["status"] == "bracketed"
         assert found[value]["params"] == pytest.approx(truth, rel=0.05)
-    assert "Depth 2 overtakes depth 1, by training.steps" in " ".join(page_words(page))
+    assert "2 layers overtake 1 layer, by training.steps" in " ".join(page_words(page))
     for member in document["members"]:
         assert (page.parent / member["report"]).is_file()
     with (page.parent / "small-steps-300" / "runs.csv").open() as file:

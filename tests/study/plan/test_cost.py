@@ -1,12 +1,9 @@
 """The table of devices and the estimate of time, against the measurements it was fitted to."""
 
-from typing import get_args
-
 import pytest
 
 from study.plan.cost import step_seconds
 from study.spec.devices import DEVICES, local_gpus, usable_memory
-from study.spec.resources import DeviceName
 from trainables.cell import Shape
 from trainables.model.counts import flops
 
@@ -51,10 +48,6 @@ def test_a_step_of_a_large_model_on_a_gpu_is_its_flops_over_the_share_of_the_pea
     )
     halved = step_seconds(device, shape, 65_536, work, "bf16", utilisation=device.utilisation / 2)
     assert halved == pytest.approx(2 * step_seconds(device, shape, 65_536, work, "bf16"), rel=0.01)
-
-
-def test_spec_names_exactly_the_devices_there_are() -> None:
-    assert get_args(DeviceName) == tuple(DEVICES)
 
 
 def test_a_gpus_memory_is_its_own_and_the_cpus_is_shared_among_slots() -> None:

@@ -12,32 +12,19 @@ from rich.console import Console
 
 import study.plan.layouts
 import study.plan.planner
-import trainables.data
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.plan.table import duration, plan_table, short
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.study import load_spec
 from tests.study.small import SMALL
-from trainables.data.tasks.spec import TaskData
 from trainables.model.counts import flops, memory, parameters
 
 
 @pytest.fixture(autouse=True)
 def _data_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give data a key and a vocabulary by its description alone; what they really are is tested with the data."""
-    stubs = {
-        "data_key": lambda spec, context, base: f"{spec!r}|{context}",
-        "vocabulary_size": lambda spec: (
-            spec.ids
-            if isinstance(spec, TaskData)
-            else spec.vocabulary + (spec.kind == "hierarchy")
-            if spec.vocabulary
-            else 257
-        ),
-    }
-    for name, stub in stubs.items():
-        monkeypatch.setitem(vars(trainables.data), name, stub)  # the module imports its own on first use
+    """Give data a key by its description alone; the real key is tested with the data."""
+    monkeypatch.setattr(study.plan.planner, "data_key", lambda spec, context, base: f"{spec!r}|{context}")
 
 
 def plan_of(preset: str, *overrides: str) -> Plan:
@@ -161,7 +148,7 @@ def test_relative_paths_start_from_the_base(monkeypatch: pytest.MonkeyPatch, tmp
         seen.append(base)
         return "key"
 
-    monkeypatch.setitem(vars(trainables.data), "data_key", data_key)
+    monkeypatch.setattr(study.plan.planner, "data_key", data_key)
     make_plan(load_spec("text", ["data.path=a.txt"]), base=tmp_path)
     assert seen == [tmp_path]
 

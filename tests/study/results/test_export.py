@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from study.plan.plan import make_plan
-from study.results.export import _data, _symbols, find
+from study.results.export import find
 from study.spec.study import load_spec
 from study.tracking.mlflow_client import Experiment
 from study.tracking.rows import Row
@@ -21,7 +21,6 @@ from study.tracking.tracker import make_tracker
 from tests.disks import small_disk
 from tests.environment import environment_without
 from tests.trainables.export.test_weights import TEXT, load, validation_loss
-from trainables.data.tasks.spec import HopsData
 from trainables.record import Keep, read_record
 from trainables.train.loop import train
 
@@ -192,15 +191,6 @@ def test_the_card_says_what_the_model_is(command, study, tmp_path):
     ):
         assert fact in text
     assert str(tmp_path) not in card
-
-
-def test_the_card_names_a_task_and_what_it_asks():
-    assert _data(HopsData(hops=4)) == "the task hops (draw_seed 0, hops 4, alphabet 4)"
-    assert _data(HopsData(hops=(1, 4))) == "the task hops (draw_seed 0, hops 1 and 4, alphabet 4)"
-    assert _symbols(HopsData(hops=(1, 4)), 7) == (
-        "the ids 0 to 4 of a task (a sequence begins with an id that tells its hops: 5 of 1, 6 of 4)"
-    )
-    assert "symbols 0 to 4 of a task (a sequence begins with the id 5)" in _symbols(HopsData(hops=4), 6)
 
 
 def test_a_cell_is_found_by_key_digits_or_name(study):

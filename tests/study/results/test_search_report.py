@@ -1,4 +1,4 @@
-"""A searched study from its rows to its report: the search, Optuna's plots, the arm and another parametrisation."""
+"""A searched study from its rows to its report: search, Optuna's plots, sensitivity runs and parametrisations."""
 
 import json
 
@@ -50,8 +50,8 @@ def test_the_grid_beside_a_search_is_that_of_the_spec():
 def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     spec = load_spec(SMALL, [*SEARCH, "sensitivity.lr_factors=[0.5]"])
     plan = make_plan(spec)
-    arm = sensitivity_cells(spec, plan, table_of(plan.cells))
-    runs = table_of([*plan.cells, *arm])
+    again = sensitivity_cells(spec, plan, table_of(plan.cells))
+    runs = table_of([*plan.cells, *again])
     where = StudyPaths(tmp_path, "small")
     other = plan_of("training.parametrisation=completep")
     rows = {row.cell: row for row in rows_of(other)}
@@ -65,4 +65,4 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     document = json.loads((page.parent / "fit.json").read_text())
     assert [len(item["pairs"]) for item in document["shifts"]] == [2, 2]
     assert document["shifts"][1]["protocol"] == other.protocol
-    assert pd.read_csv(page.parent / "runs.csv")["arm"].eq("sensitivity").sum() == len(arm)
+    assert pd.read_csv(page.parent / "runs.csv")["arm"].eq("sensitivity").sum() == len(again)

@@ -12,7 +12,7 @@ from study.plan import make_plan
 from study.plan.table import plan_table
 from study.search import Outcome, Search
 from study.search.source import make_search
-from study.spec.search import Sampler, register, samplers, unregister
+from study.spec.search import REGISTRY, Sampler, register, samplers
 from study.spec.study import load_spec
 from tests.study.small import SMALL
 
@@ -66,7 +66,7 @@ class Shuffled(Sampler):
 def _registered() -> Iterator[None]:
     register(Shuffled)
     yield
-    unregister("shuffled")
+    del REGISTRY["shuffled"]
 
 
 OVERRIDES = ["search={sampler: shuffled, share: 0.2}"]

@@ -1,4 +1,4 @@
-"""The sensitivity arm: which cells it has, when they come, and that it is the same however a study was cut short."""
+"""Sensitivity runs: their cells, when they start, and that an interrupted study continues with the same ones."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def table_of(cells):
     return RunTable.from_frame(pd.DataFrame(lines))
 
 
-def test_the_arm_is_about_each_crossing_with_all_seeds_and_both_rates(spec, plan):
+def test_sensitivity_runs_are_around_each_crossing_with_all_seeds_and_both_rates(spec, plan):
     cells = sensitivity_cells(spec, plan, table_of(plan.cells))
     listed = {(p.cell.shape, p.cell.seed): p.cell for p in plan.cells}
     for planned in cells:
@@ -64,13 +64,13 @@ def test_the_arm_is_about_each_crossing_with_all_seeds_and_both_rates(spec, plan
     assert [p.cell.seed for p in cells] == sorted(p.cell.seed for p in cells)
 
 
-def test_rows_of_the_arm_do_not_change_the_arm(spec, plan):
+def test_rows_of_sensitivity_runs_do_not_change_their_cells(spec, plan):
     cells = sensitivity_cells(spec, plan, table_of(plan.cells))
     again = sensitivity_cells(spec, plan, table_of([*plan.cells, *cells[:7]]))
     assert [p.cell.key for p in again] == [p.cell.key for p in cells]
 
 
-def test_without_a_section_or_a_crossing_there_is_no_arm(plan, spec):
+def test_without_a_section_or_a_crossing_there_are_no_sensitivity_runs(plan, spec):
     table = table_of(plan.cells)
     assert sensitivity_cells(load_spec(SMALL), plan, table) == []
     shallow = table_of([p for p in plan.cells if p.cell.shape.depth == 1])
@@ -78,7 +78,7 @@ def test_without_a_section_or_a_crossing_there_is_no_arm(plan, spec):
 
 
 class Run:
-    """Drains a search and its arm, with a number of cells side by side."""
+    """Drain a search and its sensitivity runs, with a number of cells side by side."""
 
     def __init__(self, spec, plan, known=()):
         self.ended = list(known)
@@ -107,7 +107,7 @@ class Run:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_the_arm_comes_when_the_whole_search_has_ended(spec, plan, slots):
+def test_sensitivity_runs_start_when_the_whole_search_has_ended(spec, plan, slots):
     run = Run(spec, plan)
     assert not run.source.done
     order = run.drain(slots)
@@ -132,7 +132,7 @@ def test_a_study_cut_short_goes_on_with_the_same_cells(spec, plan, cut):
     assert last.opened == [0]
 
 
-def test_the_arm_waits_while_a_cell_of_the_search_runs(spec, plan):
+def test_sensitivity_runs_wait_while_a_cell_of_the_search_runs(spec, plan):
     run = Run(spec, plan, known=plan.cells[1:])
     last = run.source.take()
     assert last.cell.key == plan.cells[0].cell.key
@@ -153,32 +153,32 @@ def test_the_arm_waits_while_a_cell_of_the_search_runs(spec, plan):
         ({"sensitivity": {}, "search": {"lr_factors": [0.5, 1]}}, "tries 2 of every shape already"),
     ],
 )
-def test_an_arm_that_makes_no_sense_is_refused(spec, change, words):
+def test_sensitivity_runs_that_make_no_sense_are_refused(spec, change, words):
     raw = {**load_spec(SMALL).model_dump(mode="json", exclude_none=True), **change}
     with pytest.raises(SpecError, match=words):
         parse_spec(raw)
 
 
-def test_a_spec_with_an_arm_comes_back_from_its_own_yaml(spec, tmp_path):
+def test_a_spec_with_sensitivity_runs_comes_back_from_its_own_yaml(spec, tmp_path):
     path = tmp_path / "again.yaml"
     path.write_text(spec.to_yaml())
     assert load_spec(str(path)) == spec
 
 
 @pytest.mark.slow
-def test_a_real_study_ends_with_its_arm_and_does_it_once(tmp_path):
+def test_a_real_study_ends_with_its_sensitivity_runs_and_does_them_once(tmp_path):
     def run():
-        command = [sys.executable, "-m", "study", "run", str(Path(SMALL).with_name("armed.yaml"))]
+        command = [sys.executable, "-m", "study", "run", str(Path(SMALL).with_name("sensitivity.yaml"))]
         return subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=True
         ).stdout
 
     assert "[8/8]" in run()
-    runs = pd.read_csv(tmp_path / "results" / "armed" / "runs.csv")
-    arm = runs[runs["arm"] == "sensitivity"]
+    runs = pd.read_csv(tmp_path / "results" / "sensitivity" / "runs.csv")
+    again = runs[runs["arm"] == "sensitivity"]
     assert len(runs) == 8
-    assert arm["lr_factor"].tolist() == [0.5] * 4
-    fit = json.loads((tmp_path / "results" / "armed" / "fit.json").read_text())
+    assert again["lr_factor"].tolist() == [0.5] * 4
+    fit = json.loads((tmp_path / "results" / "sensitivity" / "fit.json").read_text())
     ((shift,),) = [study["pairs"] for study in fit["shifts"] if study["value"] == 0.5]
     assert (shift["shallow"], shift["deep"], shift["runs"]) == (1, 2, 4)
     assert shift["shift_interval"] is None, "one seed of two sizes has no noise estimate"

@@ -14,11 +14,16 @@ from study.errors import SpecError
 from study.search.samplers.crossing import HALFWIDTHS
 from study.spec.frontier import shapes
 from study.spec.resources import MinWidth
-from study.spec.study import StudySpec, load_spec, parse_spec, presets
+from study.spec.study import StudySpec, load_spec, parse_spec
+from study.spec.yaml_file import preset_names
 from tests.study.small import SMALL
 from trainables.cell import Shape
-from trainables.data.spec import FilesData, HierarchyData, HubData, MixtureData, PythonSourceData
-from trainables.data.tasks.spec import HopsData
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.hops import HopsData
+from trainables.data.kinds.hub import HubData
+from trainables.data.kinds.mixture import MixtureData
+from trainables.data.kinds.python_source import PythonSourceData
 from trainables.errors import InputError
 
 MINIMAL: dict[str, Any] = {
@@ -86,12 +91,12 @@ def test_another_sampler_by_an_override_leaves_the_keys_of_the_old_one_behind(tm
 
 
 def test_every_preset_loads_under_its_own_name_and_has_a_description() -> None:
-    listed = presets()
+    listed = preset_names()
     assert {"quickstart", "text", "levine2020", "levine2020-wikipedia"} <= set(listed)
-    for name, description in listed.items():
+    for name in listed:
         spec = load_spec(name)
         assert spec.name == name
-        assert spec.description == description != ""
+        assert spec.description
 
 
 @pytest.mark.parametrize("name", ["quickstart", "text", "levine2020", "levine2020-wikipedia"])
@@ -199,7 +204,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("training.lr=0.01", ["`training.lr`", "0.01"]),
         ("training.lr.exponent=-40", ["`training.lr.exponent`", "-40", "-4"]),
         ("training.context=65", ["`training.context` 65", "multiple of 32", "64 or 96"]),
-        ("data.kind=file", ["`data.kind`", "'file'", "hierarchy, files, hub", "did you mean `files`?"]),
+        ("data.kind=file", ["`data.kind`", "'file'", "files, hierarchy, hops, hub", "did you mean `files`?"]),
         ("data.sequence=9", ["`data.sequence`", "did you mean `sequences`?"]),
         ("data.levels=7", ["2^7", "`training.context` 64", "at most 6 `levels`"]),
         ("data.levels=1000000", ["2^1000000", "at most 6 `levels`"]),
@@ -218,7 +223,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("data={kind: expressions, arguments: 70}", ["a context of 73 tokens", "fewer arguments"]),
         ("data={kind: repeat}", ["`data.kind`", "expressions", "did you mean `repeats`?"]),
         ("data={kind: hops, hop: 3}", ["did you mean `hops`?"]),
-        ("data.synonyms=9", ["`data.synonyms` 9", "64 strings", "at most 8 synonyms"]),
+        ("data.synonyms=9", ["9 `synonyms`", "64 strings", "at most 8 synonyms"]),
         ("frontier.depths=[2, 1, 2]", ["`depths`", "2 more than once"]),
         ("frontier.depths=[]", ["`depths` is empty"]),
         ("frontier.budgets=[]", ["`budgets` is empty"]),
@@ -313,7 +318,7 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
             "resources.tensor_parallel={min_width: {2: true}}",
             ["`resources.tensor_parallel", "a width is true"],
         ),
-        ("resources.tensor_parallel={2: 64}", ["stand under `min_width`", "{min_width: {2: 64}}"]),
+        ("resources.tensor_parallel={2: 64}", ["belong under `min_width`", "{min_width: {2: 64}}"]),
         ("resources.data_parallel={widths: {2: 8}}", ["`resources.data_parallel.widths`", "are min_width"]),
         ("resources.zero=4", ["`resources.zero` is 4", "allowed: auto, 0, 1, 2, 3"]),
         ("resources.micro_batch=0", ["`resources.micro_batch` is 0", "auto", "greater than or equal to 1"]),
@@ -345,10 +350,10 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("tracking.uri=https://host/?access_token=hunter2", ["`uri` holds a password (`access_token`)"]),
         (
             "tracking.uri=http://localhost:abc",
-            ["In `tracking`", "port that is no number", "http://host:5000"],
+            ["In `tracking`", "port that is not a number", "http://host:5000"],
         ),
-        ("tracking.uri=http://localhost:70000", ["In `tracking`", "port that is no number"]),
-        ("tracking.uri=http://[::1", ["In `tracking`", "`uri` is no address"]),
+        ("tracking.uri=http://localhost:70000", ["In `tracking`", "port that is not a number"]),
+        ("tracking.uri=http://[::1", ["In `tracking`", "`uri` is not an address"]),
         ("tracking.uri=http://", ["`uri` names no host"]),
         ("name=data", ["`name` is 'data'", "data, mlartifacts, mlflow.db", "another name"]),
         ("name=MLartifacts", ["`name` is 'MLartifacts'"]),
@@ -468,7 +473,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_unknown_sources_are_refused_with_presets_and_a_near_miss(tmp_path: Path) -> None:
     message = refusal(source="quikstart")
     assert "did you mean `quickstart`?" in message
-    assert f"Presets: {', '.join(sorted(presets()))}." in message
+    assert f"Presets: {', '.join(preset_names())}." in message
     assert "There is no file" in refusal(source="nowhere/mine.yaml")
     assert "is a folder" in refusal(source=str(tmp_path))
 

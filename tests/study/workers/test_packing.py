@@ -1,5 +1,6 @@
 """Packing on a cluster gives the store that one process makes, to the last byte; Ray is private here, with two CPUs."""
 
+import functools
 import gc
 import io
 import json
@@ -14,17 +15,18 @@ import ray
 from rich.console import Console
 
 from study.errors import SpecError
-from study.workers import distributed_encoding
-from study.workers import packing
-from study.workers.distributed_encoding import Reader, Workers
+from study.workers import distributed_encoding, packing
+from study.workers.distributed_encoding import Reader, Workers, encode_on_workers
 from study.workers.machines import Machine, Slots
 from study.workers.packing import packed, shown, workers_of
 from study.workers.ray_session import private_ray
 from tests.environment import environment_without
 from tests.trainables.data.store.test_open import prose
 from trainables.data import data_key, open_store
-from trainables.data.packing import pack
-from trainables.data.spec import FilesData, HierarchyData, MixtureData
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.mixture import MixtureData
+from trainables.data.packing import progress
 from trainables.storage.storage import Bucket
 
 CONTEXT = 64
@@ -95,7 +97,7 @@ def test_spread_over_workers_it_is_the_same_store_to_the_last_byte(
     data = CASES[case](texts)
     plain = open_store(data, context=CONTEXT, root=tmp_path / "plain")
     # More workers than there are CPUs: those that do not come are not waited for.
-    encode = distributed_encoding.distributed_encoder(Workers(3), chunk=4000, worth=1000)
+    encode = encode_on_workers(Workers(3), chunk=4000, per_worker=1000)
     ours = open_store(data, context=CONTEXT, root=tmp_path / "spread", encode=encode)
     assert files(ours) == files(plain)
     assert len(used) == 2, "both sides went over Ray"
@@ -126,9 +128,9 @@ def test_a_worker_that_is_killed_costs_nothing(two_cpus, texts, tmp_path, monkey
             worker.kill()
             killed.append(worker.pid)
 
-    monkeypatch.setattr(pack, "WATCH_SECONDS", 0.0)
-    encode = distributed_encoding.distributed_encoder(Workers(2), chunk=2000, worth=1000)
-    ours = open_store(data, context=CONTEXT, root=tmp_path / "spread", encode=encode, watch=kill)
+    monkeypatch.setattr(progress, "REPORT_SECONDS", 0.0)
+    encode = encode_on_workers(Workers(2), chunk=2000, per_worker=1000)
+    ours = open_store(data, context=CONTEXT, root=tmp_path / "spread", encode=encode, on_progress=kill)
     assert killed
     assert files(ours) == files(plain)
 
@@ -138,7 +140,7 @@ def test_what_goes_wrong_in_a_worker_is_raised_and_frees_the_cluster(two_cpus, t
     text = texts / "gone.txt"
     text.write_text(prose(seed=2))
     monkeypatch.setattr(Reader, "chunk", lambda self, index: (b"\xff", array("q", [1]), b"\0"))
-    encode = distributed_encoding.distributed_encoder(Workers(2), chunk=4000, worth=1000)
+    encode = encode_on_workers(Workers(2), chunk=4000, per_worker=1000)
     with pytest.raises(Exception, match="can't decode byte 0xff"):
         open_store(FilesData(path=str(text), **BPE), context=CONTEXT, root=tmp_path, encode=encode)
     # The frames of the exception hold the workers until they are collected.
@@ -151,11 +153,8 @@ def test_what_goes_wrong_in_a_worker_is_raised_and_frees_the_cluster(two_cpus, t
 def test_the_data_of_a_study_is_spread_where_the_cluster_has_other_machines(
     two_cpus, texts, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(
-        packing,
-        "distributed_encoder",
-        lambda workers: distributed_encoding.distributed_encoder(workers, chunk=4000, worth=1000),
-    )
+    small = functools.partial(encode_on_workers, chunk=4000, per_worker=1000)
+    monkeypatch.setattr(packing, "encode_on_workers", small)
     counts = []
     encoded = distributed_encoding._encoded
 
@@ -192,9 +191,9 @@ import sys, threading, time
 from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
-from study.workers.distributed_encoding import Workers, distributed_encoder
+from study.workers.distributed_encoding import Workers, encode_on_workers
 from trainables.data import open_store
-from trainables.data.spec import FilesData
+from trainables.data.kinds.files import FilesData
 text, root = sys.argv[1], Path(sys.argv[2])
 small = {"object_store_memory": 80 << 20}
 cluster = Cluster(True, head_node_args={"num_cpus": 0, **small})
@@ -204,8 +203,9 @@ said = []
 def watch(stage, share):
     said.append((time.monotonic(), stage, share))
 def pack():
-    encode = distributed_encoder(Workers(4, ("spot",)), chunk=4000, worth=1000)
-    open_store(FilesData(path=text, tokenizer="bpe", vocabulary=400), context=64, root=root, watch=watch, encode=encode)
+    encode = encode_on_workers(Workers(4, ("spot",)), chunk=4000, per_worker=1000)
+    data = FilesData(path=text, tokenizer="bpe", vocabulary=400)
+    open_store(data, context=64, root=root, on_progress=watch, encode=encode)
 packing = threading.Thread(target=pack, daemon=True)
 packing.start()
 while not any(stage.startswith("encoding") for _, stage, _ in said):

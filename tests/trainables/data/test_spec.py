@@ -4,8 +4,10 @@ import sys
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from trainables.data import vocabulary_size
-from trainables.data.spec import DataSpec, FilesData, HierarchyData, MixtureData
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.mixture import MixtureData
+from trainables.data.spec import DataSpec
 
 
 def make(**fields):
@@ -57,13 +59,13 @@ def test_a_mixture_survives_being_written_out_with_all_defaults():
     ],
 )
 def test_the_vocabulary_is_known_without_the_data(spec, size):
-    assert vocabulary_size(spec) == size
+    assert spec.vocabulary_size == size
 
 
 def test_a_spec_is_read_without_any_heavy_import():
     code = (
         "import sys, trainables.data, trainables.data.spec\n"
-        "from trainables.data import data_key, vocabulary_size\n"
+        "from trainables.data import data_key\n"
         "print([m for m in ('numpy', 'torch', 'datasets', 'tokenizers') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

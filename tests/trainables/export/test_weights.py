@@ -19,9 +19,10 @@ from tests.disks import small_disk
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.packing.text_buffer import Piece
 from trainables.data.packing.tokenizer import bpe_encoder, bytes_encoder
-from trainables.data.spec import FilesData, HierarchyData
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
 from trainables.errors import InputError

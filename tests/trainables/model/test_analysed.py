@@ -7,7 +7,7 @@ import torch
 
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.model.counts import flops, parameters
 from trainables.model.family import build_model
 from trainables.train.loop import train

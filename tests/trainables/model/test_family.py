@@ -8,7 +8,7 @@ from study.spec.study import parse_spec
 from tests.study.small import SMALL
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model import family as families

@@ -11,7 +11,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
 from trainables.model.family import build_model

@@ -8,7 +8,7 @@ import pytest
 
 from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.train.loop import train
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.model.counts import parameters
 from trainables.model.family import build_model
 from trainables.model.parametrisation import param_groups

@@ -4,7 +4,7 @@ import pytest
 
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.tasks.spec import RepeatsData
+from trainables.data.kinds.repeats import RepeatsData
 from trainables.train.loop import train
 
 pytestmark = pytest.mark.slow

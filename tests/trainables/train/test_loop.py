@@ -13,10 +13,11 @@ from tests.plain_gpt2 import PlainGPT2, PlainTrainer
 from trainables.__main__ import main
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.connectivity import ConnectivityData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.hops import HopsData
 from trainables.data.store.batches import IGNORED, batch, validation_batches
 from trainables.data.store.open import open_store
-from trainables.data.tasks.spec import ConnectivityData, HopsData
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model.family import build_model

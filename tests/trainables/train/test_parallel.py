@@ -11,8 +11,8 @@ import pytest
 
 from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
-from trainables.data.tasks.spec import HopsData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.hops import HopsData
 from trainables.layout import Layout
 from trainables.progress import Ending, Result
 from trainables.record import Keep

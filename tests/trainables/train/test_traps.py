@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import InputError
 from trainables.export.weights import whole_state
 from trainables.layout import Layout

@@ -1,4 +1,4 @@
-"""Text that is read once and used twice (to train a tokenizer, to be packed), kept in plain files meanwhile."""
+"""Text that is read once and used twice, to train a tokenizer and to be packed; kept in plain files in between."""
 
 from array import array
 from collections.abc import Iterable, Iterator
@@ -8,9 +8,9 @@ from typing import BinaryIO, NamedTuple, Self
 
 from trainables.data.packing.train_validation_split import Block
 
-#: Bytes of a piece handed on at once, at least, when its document is that long. BPE is twice as slow on 64 KiB.
+#: Least bytes of a piece, unless its document is shorter. BPE is twice as slow on 64 KiB.
 PIECE = 1 << 12
-#: The same where every piece is a document: small enough that the shares of a mixture come out even.
+#: The same where every piece is a document, by `held_out`: small enough for even shares in a mixture.
 CUT = {False: 1 << 15, True: 1 << 11}
 
 
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 class TextBuffer:
-    """The two sides of one source. A document that lies on one side only in part ends there all the same."""
+    """The training and validation text of one source. A document with blocks on both sides ends once on each."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._paths = [folder / f"{name}.train.text", folder / f"{name}.validation.text"]
@@ -54,16 +54,16 @@ class TextBuffer:
                     self._open[each] = False
 
     def close(self) -> None:
-        """Write everything out; the text can be read from now on."""
+        """Write everything; after this the text can be read."""
         for file in self._files:
             file.close()
 
     def text(self, *, held_out: bool, cut_documents: bool = False) -> "Text":
-        """The text of one side in order, in pieces that never span documents. The spool must be closed before.
+        """Return the text of one side in order, in pieces that never span documents. Close the buffer first.
 
         Args:
-            held_out: the side.
-            cut_documents: cut long documents and make every piece a document of its own.
+            held_out: whether it is the validation text.
+            cut_documents: cut long documents and make every piece a document.
         """
         side = int(held_out)
         return Text(
@@ -78,17 +78,17 @@ class TextBuffer:
 
 @dataclass(frozen=True)
 class Text:
-    """One side of a spool, which can be read again and again."""
+    """One side of a buffer, which can be read any number of times."""
 
     path: Path
     lengths: "array[int]"
-    """Of each block, in bytes."""
+    """Bytes of each block."""
     ends: bytearray
-    """Whether a document ends with the block."""
+    """Whether a document ends with each block."""
     piece: int
-    """Bytes of a piece at least, where the document is that long."""
+    """Least bytes of a piece, unless its document is shorter."""
     cut_documents: bool
-    """Whether every piece is a document of its own."""
+    """Whether every piece is a document."""
     size: int
     """Bytes of the whole text."""
 
@@ -98,7 +98,7 @@ class Text:
                 yield Piece(file.read(length), last)
 
     def cuts(self) -> Iterator[tuple[int, bool]]:
-        """The bytes of each piece, and whether a document ends with it."""
+        """Yield the bytes of each piece, and whether a document ends with it."""
         waiting = 0
         for length, end in zip(self.lengths, self.ends, strict=True):
             waiting += length
@@ -109,7 +109,7 @@ class Text:
             yield waiting, True
 
     def chunks(self, least: int) -> Iterator["Chunk"]:
-        """The same pieces in order, in chunks of `least` bytes and at most a piece more, not yet read."""
+        """Yield the pieces in order, in unread chunks of `least` bytes and at most one piece more."""
         offset = held = 0
         lengths, lasts = array("q"), bytearray()
         for length, last in self.cuts():
@@ -126,7 +126,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive pieces of a text: where they lie, and how long each is."""
+    """Consecutive pieces of a text: their place in a file and their lengths."""
 
     path: Path
     offset: int
@@ -139,14 +139,14 @@ class Chunk:
         return sum(self.lengths)
 
     def content(self) -> bytes:
-        """The text of all pieces."""
+        """Read the text of all pieces."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.size)
 
 
 def cut(content: bytes, lengths: Iterable[int], lasts: Iterable[int]) -> Iterator[Piece]:
-    """The pieces of a chunk, from its content."""
+    """Yield the pieces of a chunk from its content."""
     start = 0
     for length, last in zip(lengths, lasts, strict=True):
         yield Piece(content[start : start + length], bool(last))

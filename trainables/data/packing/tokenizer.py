@@ -1,4 +1,4 @@
-"""Bytes, or byte-level BPE trained on the training split. Both can write any text and give it back unchanged."""
+"""Tokenizers: bytes, or byte-level BPE trained on the training split. Both are lossless for any text."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -7,16 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.data.kind import BYTES_END, BYTES_VOCABULARY
 from trainables.data.packing.text_buffer import Piece
-from trainables.data.spec import BYTES_VOCABULARY
 from trainables.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-#: The id of end of text with the tokenizer `bytes`: after all byte values.
-BYTES_END = 256
-#: The id of end of text with BPE: special tokens come first.
-BPE_END = 0
-#: Bytes of training text, from its beginning, that a BPE vocabulary is learnt from at most.
+#: Most bytes of training text, from its beginning, that a BPE vocabulary is learnt from.
 BPE_TEXT = 1 << 28
 #: Bytes encoded in one call of the BPE library.
 BATCH = 1 << 20
@@ -29,7 +25,7 @@ class Encoder:
     Attributes:
         vocabulary: number of ids.
         end_of_text: id that ends a document.
-        lengths: int64 [vocabulary], bytes of text that each id stands for; 0 for end of text.
+        lengths: int64 [vocabulary], bytes of text per id; 0 for end of text.
         bpe: the `tokenizers.Tokenizer`, or None for bytes.
     """
 
@@ -39,7 +35,7 @@ class Encoder:
     bpe: Any = None
 
     def encode(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint32]]:
-        """Ids of each piece, in order, with end of text where a document ends."""
+        """Yield the ids of each piece, in order, with end of text where a document ends."""
         if self.bpe is None:
             for piece in pieces:
                 ids = np.frombuffer(piece.content, np.uint8)
@@ -59,19 +55,19 @@ class Encoder:
 
 
 def bytes_encoder() -> Encoder:
-    """Each byte of the UTF-8 text is a token; id 256 is end of text."""
+    """Return the encoder in which each byte of the UTF-8 text is a token; id 256 is end of text."""
     lengths = np.ones(BYTES_VOCABULARY, np.int64)
     lengths[BYTES_END] = 0
     return Encoder(BYTES_VOCABULARY, BYTES_END, lengths)
 
 
 def train_bpe(texts: Iterator[str], vocabulary: int) -> Encoder:
-    """Byte-level BPE of exactly `vocabulary` ids: end of text (id 0), 256 bytes, then merges.
+    """Train byte-level BPE of exactly `vocabulary` ids: end of text (id 0), 256 bytes, then merges.
 
     A pair is merged only if it occurs at least twice.
 
     Raises:
-        DataError: the text does not hold as many merges.
+        DataError: the text does not give as many merges.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -86,22 +82,20 @@ def train_bpe(texts: Iterator[str], vocabulary: int) -> Encoder:
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    seen = _Counted(texts)
-    tokenizer.train_from_iterator(seen, trainer)
+    tokenizer.train_from_iterator(_limited(texts), trainer)
     size = tokenizer.get_vocab_size()
     if size != vocabulary:
         raise DataError(
-            f"the vocabulary {vocabulary} is too large for the text: the training split has {seen.characters} "
-            f"characters, {len(seen.distinct)} of them distinct, and gives a BPE vocabulary of at most {size}; set "
-            f"data.vocabulary to {size} or less, or give more text"
+            f"the vocabulary {vocabulary} is too large for the text: the training split gives a vocabulary of at most "
+            f"{size}; set data.vocabulary to {size} or less, or give more text"
         )
     return bpe_encoder(tokenizer)
 
 
 def bpe_encoder(tokenizer: Any) -> Encoder:
-    """The encoder of a byte-level `tokenizers.Tokenizer` that has the end-of-text token."""
+    """Return the encoder of a byte-level `tokenizers.Tokenizer` that has the end-of-text token."""
     size = tokenizer.get_vocab_size()
-    # In the byte-level alphabet one character stands for one byte.
+    # In the byte-level alphabet one character encodes one byte.
     lengths = np.array([len(tokenizer.id_to_token(i)) for i in range(size)], np.int64)
     end = tokenizer.token_to_id(END_OF_TEXT)
     lengths[end] = 0
@@ -110,22 +104,14 @@ def bpe_encoder(tokenizer: Any) -> Encoder:
     return Encoder(size, end, lengths, tokenizer)
 
 
-class _Counted:
-    """Passes texts on up to the limit, and remembers what an error message needs."""
-
-    def __init__(self, texts: Iterator[str]) -> None:
-        self._texts = texts
-        self._bytes = self.characters = 0
-        self.distinct: set[str] = set()
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._texts:
-            if self._bytes >= BPE_TEXT:
-                return
-            self._bytes += len(text.encode())
-            self.characters += len(text)
-            self.distinct.update(text)
-            yield text
+def _limited(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts until they have `BPE_TEXT` bytes."""
+    size = 0
+    for text in texts:
+        if size >= BPE_TEXT:
+            return
+        size += len(text.encode())
+        yield text
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -1,4 +1,4 @@
-"""Training and validation text that never overlap: documents are cut into blocks, a block's hash decides its side."""
+"""Training and validation text that never overlap: documents are cut into blocks, assigned to a split by a hash."""
 
 import hashlib
 import itertools
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from trainables.data.sources.source import Stretch
 
-#: Characters of a block in a corpus that is large enough; the smallest blocks for a small one.
+#: Characters of a block in a large corpus, and in the smallest.
 BLOCK, SMALLEST_BLOCK = 4096, 64
-#: Blocks tried in turn when a side of a source got none, as in a mixture that ends with its smallest part.
+#: Block sizes tried in turn while a split of a source is empty, as in a mixture that ends with its smallest part.
 BLOCKS = (BLOCK, 512, SMALLEST_BLOCK)
-#: Blocks that the smaller side should have at least, in expectation.
-BLOCKS_A_SIDE = 32
+#: Least expected number of blocks in the smaller split.
+BLOCKS_PER_SPLIT = 32
 
 
 class Block(NamedTuple):
-    """Consecutive UTF-8 text of one document, the side it is on, and whether it ends its document."""
+    """Consecutive UTF-8 text of one document, whether it is validation text, and whether its document ends here."""
 
     content: bytes
     held_out: bool
@@ -24,11 +24,11 @@ class Block(NamedTuple):
 
 
 def split(stretches: Iterable[Stretch], fraction: float, largest: int = BLOCK) -> Iterator[Block]:
-    """Cut text into blocks at line breaks and give each a side by a hash of its content.
+    """Cut text into blocks at line breaks and assign each to a split by a hash of its content.
 
-    Equal blocks are on one side wherever they occur, so no block of the validation text is in the training text,
-    and the split depends on nothing but the text. Blocks are 4096 characters and more, smaller in corpora of less
-    than some megabytes, where otherwise one side might get none.
+    Equal blocks are in the same split wherever they occur, so no block of the validation text is in the training text,
+    and the split depends only on the text. Blocks are 4096 characters and more; they are smaller in corpora below a few
+    megabytes, where one split might otherwise be empty.
 
     Args:
         stretches: the documents.
@@ -57,26 +57,26 @@ def split(stretches: Iterable[Stretch], fraction: float, largest: int = BLOCK) -
 
 
 def held_out(content: bytes, fraction: float) -> bool:
-    """Whether text is on the validation side. White space at its ends does not count."""
+    """Return whether a block is validation text. White space at its ends is ignored."""
     digest = hashlib.blake2b(content.strip(), digest_size=8).digest()
     return int.from_bytes(digest) < fraction * 2**64
 
 
 def _head(stream: Iterator[Stretch], fraction: float, largest: int) -> tuple[list[Stretch], int]:
-    """Enough of the text to know the size of the blocks."""
+    """Return enough of the text to choose the size of the blocks, and that size."""
     share = min(fraction, 1 - fraction)
     head, length = [], 0
     for stretch in stream:
         head.append(stretch)
         length += len(stretch.text)
         # Beyond 64 MiB the corpus is large, however small the share.
-        if length * share >= largest * BLOCKS_A_SIDE or length >= 64 << 20:
+        if length * share >= largest * BLOCKS_PER_SPLIT or length >= 64 << 20:
             return head, largest
-    return head, max(SMALLEST_BLOCK, min(largest, int(length * share / BLOCKS_A_SIDE)))
+    return head, max(SMALLEST_BLOCK, min(largest, int(length * share / BLOCKS_PER_SPLIT)))
 
 
 def _cut(text: str, start: int, size: int) -> int:
-    """End of the block that starts at `start`: a line break after `size` characters, else a space, else just there."""
+    """Return the end of a block: at a line break after `size` characters, else at a space, else after `size`."""
     target, limit = start + size, min(len(text), start + 2 * size)
     for mark in ("\n", " "):
         found = text.find(mark, target - 1, limit)

@@ -1,28 +1,19 @@
-"""Which files a `files` source names, in which order, and how each is read; no content is looked at."""
+"""Listing the files that a path names, in the order in which they are packed, with the format of each."""
 
-import difflib
 import glob
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from trainables.data.spec import FilesData
-from trainables.errors import DataError
+from trainables.errors import DataError, near_misses
 
 Format = Literal["text", "jsonl", "parquet"]
 
-#: Formats by suffix. In a folder, `auto` takes these and leaves the rest alone.
+#: Formats by suffix. In a folder, `auto` takes these and ignores the rest.
 SUFFIXES: dict[str, Format] = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".raw": "text",
-    ".tokens": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
+    **dict.fromkeys((".txt", ".text", ".md", ".rst", ".raw", ".tokens"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
 }
 #: Suffixes that `datasets` takes off while reading; Parquet compresses by itself.
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -35,51 +26,50 @@ class ListedFile(NamedTuple):
     format: Format
 
 
-def list_files(spec: FilesData, base: Path) -> list[ListedFile]:
-    """Files of a spec in the order in which they are packed: as listed, and within a folder or glob by path.
+def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path) -> list[ListedFile]:
+    """Return the files in the order in which they are packed: as listed, and within a folder or glob by path.
 
-    The order depends on the names inside a folder and not on where the folder is. A file met twice counts once.
+    The order depends on the names inside a folder and not on where the folder is. A duplicate is left out.
 
     Raises:
         DataError: a path does not exist (near misses are named), or nothing usable is there.
     """
-    paths = (spec.path,) if isinstance(spec.path, str) else spec.path
     found: dict[Path, ListedFile] = {}
     for name in paths:
-        for listed in _expand(name, spec, base):
+        for listed in _expand(name, form, base):
             found.setdefault(listed.path.resolve(), listed)
     if not found:
         raise DataError("data.path is an empty list; name at least one file, folder or glob")
     return list(found.values())
 
 
-def _expand(name: str, spec: FilesData, base: Path) -> list[ListedFile]:
+def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> list[ListedFile]:
     path = base / Path(name).expanduser()
     if path.is_dir():
         below = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
-        listed = [ListedFile(p, f) for p in below if (f := _format(p, spec, named=False))]
+        known = [(p, _format(p) if form == "auto" else form) for p in below]
+        listed = [ListedFile(p, found) for p, found in known if found]
         if not listed:
             raise DataError(_unusable(path, below))
         return listed
     if path.exists():
-        return [ListedFile(path, _format(path, spec, named=True) or "text")]
-    if glob.has_magic(name):
-        matches = sorted(p for m in glob.glob(str(path), recursive=True) if (p := Path(m)).is_file())  # noqa: PTH207
-        if not matches:
-            raise DataError(f"no file matches data.path {name!r} (looked for {path}); mend the pattern")
-        return [ListedFile(p, _format(p, spec, named=True) or "text") for p in matches]
-    raise DataError(_missing(name, path))
+        named = [path]
+    elif glob.has_magic(name):
+        named = sorted(p for m in glob.glob(str(path), recursive=True) if (p := Path(m)).is_file())  # noqa: PTH207
+        if not named:
+            raise DataError(f"no file matches data.path {name!r} (looked for {path}); correct the pattern")
+    else:
+        raise DataError(_missing(name, path))
+    # A file that is named needs no known suffix.
+    return [ListedFile(p, (_format(p) or "text") if form == "auto" else form) for p in named]
 
 
-def _format(path: Path, spec: FilesData, *, named: bool) -> Format | None:
-    """The format of a file; None when `auto` does not know the suffix. A named Parquet file needs no suffix."""
-    if spec.format != "auto":
-        return spec.format
+def _format(path: Path) -> Format | None:
+    """The format by the suffix; None if the suffix is unknown."""
     suffixes = [s.lower() for s in path.suffixes]
     while suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
-    known = SUFFIXES.get(suffixes[-1]) if suffixes else None
-    return known or ("text" if named else None)
+    return SUFFIXES.get(suffixes[-1]) if suffixes else None
 
 
 def _hidden(path: Path) -> bool:
@@ -87,10 +77,10 @@ def _hidden(path: Path) -> bool:
 
 
 def _unusable(folder: Path, files: list[Path]) -> str:
-    there = sorted({p.suffix or "no suffix" for p in files})
+    suffixes = sorted({p.suffix or "no suffix" for p in files})
     return (
         f"the folder {folder} has no usable file: "
-        + (f"it holds {len(files)} files with {', '.join(there[:8])}" if files else "it is empty")
+        + (f"it holds {len(files)} files with {', '.join(suffixes[:8])}" if files else "it is empty")
         + f"; usable are {', '.join(SUFFIXES)} (and {', '.join(COMPRESSIONS)} of them). Rename the files, name one, "
         "or set data.format"
     )
@@ -101,11 +91,10 @@ def _missing(name: str, path: Path) -> str:
     while not parent.is_dir():
         path, parent = parent, parent.parent
     names = [p.name for p in parent.iterdir()]
-    lowered = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(path.name.lower(), lowered, n=3, cutoff=0.5)
+    near = near_misses(path.name, names, most=3, cutoff=0.5)
     hint = (
-        f"did you mean {' or '.join(str(parent / lowered[n]) for n in near)}?"
+        f"did you mean {' or '.join(str(parent / n) for n in near)}?"
         if near
-        else (f"{parent} holds {', '.join(sorted(names)[:8]) or 'nothing'}")
+        else f"{parent} holds {', '.join(sorted(names)[:8]) or 'nothing'}"
     )
     return f"data.path {name!r} does not exist: there is no {path.name!r} in {parent}; {hint}"

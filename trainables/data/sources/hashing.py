@@ -1,4 +1,4 @@
-"""SHA-256 of files, streamed, and remembered within the process while size and modification time stay."""
+"""SHA-256 of files, cached within the process while size and modification time stay the same."""
 
 import hashlib
 from pathlib import Path
@@ -9,7 +9,7 @@ _KNOWN: dict[tuple[str, int, int], str] = {}
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex.
+    """Return the SHA-256 of a file's bytes, in hex.
 
     Raises:
         DataError: the file is missing or may not be read.
@@ -26,7 +26,7 @@ def file_sha256(path: Path) -> str:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """The error for a file that the system does not let us read."""
+    """Return the error for a file that the system does not let us read."""
     if isinstance(error, PermissionError):
         return DataError(
             f"the file {path} may not be read by this user; give read permission (chmod u+r) or a copy"

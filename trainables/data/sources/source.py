@@ -1,13 +1,12 @@
-"""What every source of text gives to the packer: a stream of stretches, its name, and a record for the manifest."""
+"""What every source of text gives to the packer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 
 class Stretch(NamedTuple):
-    """A stretch of a document, so that a file larger than memory can be one document."""
+    """Consecutive text of a document, so that a file larger than memory can be one document."""
 
     text: str
     last: bool
@@ -19,14 +18,14 @@ class Source:
 
     Attributes:
         name: for messages and the manifest.
-        stretches: opens the stream; its argument is a folder for the reader's own temporary files.
-        bytes: size of the text as far as it is known beforehand, for the estimate of disk space.
+        stretches: opens the stream.
+        bytes: size of the text if it is known beforehand, for the estimate of disk space.
         record: what the manifest keeps about the source: kind, files with their hashes, revision.
         notes: remarks gathered while reading, such as rows that hold no text.
     """
 
     name: str
-    stretches: Callable[[Path], Iterator[Stretch]]
+    stretches: Callable[[], Iterator[Stretch]]
     bytes: int | None
     record: dict[str, Any]
     notes: list[str] = field(default_factory=list)

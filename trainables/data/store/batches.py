@@ -3,40 +3,40 @@
 import functools
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.store.open import Tokens, TokenStore
 from trainables.data.store.permutation import mix, permute
+from trainables.data.store.token_store import Tokens, TokenStore
+from trainables.data.store.windows import too_short, window_count
 from trainables.errors import DataError
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-#: The target of what is not scored: the index that the loss of torch and of HuggingFace leaves out.
+#: The target that is not scored: the index that the losses of torch and HuggingFace ignore.
 IGNORED = -100
-#: Positions of the order computed at once: a few milliseconds of numpy, shared by many small steps.
+#: Positions of the order computed at once: a few milliseconds of numpy, cached for many small steps.
 CHUNK = 4096
 
 
 def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) -> Batch:
-    """The training batch of a step.
+    """Return the training batch of a step.
 
-    The training split is cut into windows of `context` + 1 tokens (neighbours share one token, the last target of
-    one being the first input of the next; rows of the hierarchy share none). Each epoch takes every window once, in
-    an order of its own; a batch may end one epoch and begin the next.
+    The training split is cut into windows of `context` + 1 tokens (neighbours share one token: the last target of one
+    is the first input of the next; rows of the hierarchy share none). Each epoch takes every window once, in its own
+    order; a batch may end one epoch and begin the next.
 
     Args:
         store: the packed tokens.
         context: tokens of a sequence, T.
         batch: sequences, B.
-        seed: of the order.
+        seed: seed of the order.
         step: counted from 0.
 
     Returns:
-        inputs and targets, int64 [B, T]; targets are inputs one token later, or where the store has targets of its
-        own these, `IGNORED` where none is scored.
+        inputs and targets, int64 [B, T]; targets are inputs one token later or, if the store has targets, these,
+        with `IGNORED` where none is scored.
 
     Raises:
         DataError: the training split is shorter than one window.
@@ -54,9 +54,9 @@ def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) 
 
 
 def validation_batches(store: TokenStore, *, context: int, batch: int) -> Iterator[Batch]:
-    """The whole validation set, in order, each window once; the last batch may have fewer sequences.
+    """Yield the whole validation set in order, each window once; the last batch may have fewer sequences.
 
-    A tail of fewer than `context` targets at the very end is left out, so that all sequences have one length.
+    A tail of fewer than `context` targets is left out, so that all sequences have one length.
 
     Raises:
         DataError: the validation split is shorter than one window.
@@ -66,13 +66,8 @@ def validation_batches(store: TokenStore, *, context: int, batch: int) -> Iterat
         yield _pair(windows[start : start + batch], store)
 
 
-def window_count(tokens: int, context: int, row: int | None) -> int:
-    """Windows of a split of so many tokens; `row` is the length of a row when the split is made of rows."""
-    return tokens // row if row else max(0, tokens - 1) // context
-
-
 def _windows(store: TokenStore, tokens: Tokens, context: int, split: str) -> Tokens:
-    """All windows as one view [windows, tokens of a window] of the memory map; nothing is read yet."""
+    """Return all windows as one view [windows, tokens per window] of the memory map, without reading it."""
     row, width = store.row, 2 * context if store.targets else context + 1
     if row is not None and row != width:
         made = f"{row // 2} inputs and targets" if store.targets else f"{row - 1} + 1 tokens"
@@ -88,20 +83,9 @@ def _windows(store: TokenStore, tokens: Tokens, context: int, split: str) -> Tok
     return np.ndarray((count, width), tokens.dtype, tokens, 0, ((row or context) * item, item))
 
 
-def too_short(where: str | Path, split: str, tokens: int, context: int) -> DataError:
-    """The error for a split that does not hold one window."""
-    share = (
-        "data.validation_fraction" if split == "validation" else "max_tokens or the share kept for training"
-    )
-    return DataError(
-        f"the {split} split in {where} has {tokens} tokens, fewer than one window of {context} + 1; give more "
-        f"text, raise {share}, or lower the context"
-    )
-
-
 @functools.lru_cache(maxsize=16)
 def _order(size: int, seed: int, chunk: int) -> NDArray[np.int64]:
-    """Windows at the positions of one chunk of the endless sequence of epochs."""
+    """Return the windows at the positions of one chunk of the endless sequence of epochs."""
     position = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK, dtype=np.uint64)
     epoch, index = np.divmod(position, np.uint64(size))
     root = np.frombuffer(hashlib.sha256(f"order {seed}".encode()).digest()[:8], "<u8")

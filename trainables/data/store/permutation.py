@@ -1,4 +1,4 @@
-"""A keyed permutation of 0 … n-1 that is computed point by point: any size in O(1) memory, any position at once."""
+"""A keyed permutation of 0 … n-1, computed point by point in O(1) memory for any size."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def permute(index: NDArray[np.uint64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Where each index goes.
+    """Return the image of each index.
 
-    An alternating Feistel network on the smallest power of two that holds `size`; a point that lands outside is
-    sent through again until it lands inside (cycle walking: Black and Rogaway 2002), which keeps it a bijection.
+    An alternating Feistel network on the smallest power of two that holds `size`. A point mapped outside is mapped
+    again until it is inside (cycle walking: Black and Rogaway 2002), so the result is a bijection.
 
     Args:
         index: [n], each below `size`.
@@ -21,7 +21,7 @@ def permute(index: NDArray[np.uint64], size: int, keys: NDArray[np.uint64]) -> N
         keys: [n], the key of each point's permutation.
 
     Returns:
-        int64 [n], each below `size`; points of one key never meet.
+        int64 [n], each below `size`; different points of one key have different images.
     """
     bits = max(2, (size - 1).bit_length())
     result = _feistel(index, bits, keys)

@@ -9,8 +9,8 @@ from analysis.report.extras.accuracy import GRADED, accuracy_data, graded_accura
 from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
 from tests.analysis.report.test_study_page import read
-from trainables.data.tasks.score import Score
-from trainables.data.tasks.spec import ConnectivityData, HopsData
+from trainables.data.kinds.connectivity import ConnectivityData
+from trainables.data.kinds.hops import HopsData
 
 
 def table(**columns):
@@ -113,7 +113,7 @@ def test_the_report_draws_the_difficulties_with_their_table_of_heads(tmp_path):
 
 @pytest.mark.parametrize("task", [HopsData(hops=(1, 2)), ConnectivityData(diameter=(1, 2))])
 def test_what_training_calls_a_difficulty_is_taken_for_one(task):
-    score = Score(task, 64)
+    score = task.score(64)
     names = set(score.measures([1.0] * score.numbers)) - {"accuracy"}
     assert {GRADED.fullmatch(name)[2] for name in names} == {"1", "2"}
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from trainables.data.kind import BPE_END
 from trainables.data.packing.text_buffer import Piece
-from trainables.data.packing.tokenizer import BPE_END, bytes_encoder, train_bpe
+from trainables.data.packing.tokenizer import bytes_encoder, train_bpe
 from trainables.errors import DataError
 
 WORDS = ["".join(random.Random(i).choices("abcdefghij", k=7)) for i in range(60)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from trainables.data.store.batches import IGNORED, batch, validation_batches
-from trainables.data.store.open import TokenStore
 from trainables.data.store.permutation import mix, permute
+from trainables.data.store.token_store import TokenStore
 from trainables.errors import DataError
 
 FIRST_WINDOWS = [43, 254, 455, 697, 734, 255, 226, 183]

@@ -15,13 +15,14 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 
 from trainables.data import data_key, open_store
+from trainables.data.kind import BPE_END, BYTES_END
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.repeats import RepeatsData
 from trainables.data.packing import pack
 from trainables.data.packing.pack import SPLITS, estimate_bytes
-from trainables.data.packing.tokenizer import BPE_END, BYTES_END, train_bpe
-from trainables.data.spec import FilesData, HierarchyData
+from trainables.data.packing.tokenizer import train_bpe
 from trainables.data.store.batches import validation_batches
-from trainables.data.tasks.rows import rows
-from trainables.data.tasks.spec import RepeatsData
 from trainables.errors import DataError, InputError
 
 SMALL = HierarchyData(sequences=300, validation_sequences=40)
@@ -64,7 +65,7 @@ def test_a_store_of_a_task_has_inputs_targets_and_a_floor_of_nothing(tmp_path):
     assert (store.vocabulary, store.train.dtype) == (255, np.uint8)
     assert (len(store.train), len(store.validation)) == (300 * 64, 40 * 64)
     assert store.manifest["scored"] == 16
-    wanted = [np.concatenate(list(side)) for side in rows(spec, 32)]
+    wanted = [np.concatenate(list(side)) for side in spec.rows(32)]
     assert np.array_equal(store.train.reshape(-1, 64), wanted[0])
     assert np.array_equal(store.validation.reshape(-1, 64), wanted[1])
     wider = open_store(spec.model_copy(update={"alphabet": 255}), context=32, root=tmp_path)
@@ -82,7 +83,7 @@ def test_a_store_from_before_tasks_has_the_key_and_targets_it_had(tmp_path):
 
 def test_rows_with_unequal_numbers_of_targets_are_not_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(RepeatsData, "scored", lambda self, context: 3)
-    monkeypatch.setattr("trainables.data.tasks.rows.draw", uneven)
+    monkeypatch.setattr(RepeatsData, "draw_rows", uneven)
     with pytest.raises(RuntimeError, match="a row of the task repeats has other than 3 scored targets"):
         open_store(RepeatsData(sequences=300, validation_sequences=40), context=32, root=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
@@ -91,8 +92,8 @@ def test_rows_with_unequal_numbers_of_targets_are_not_packed(tmp_path, monkeypat
 def uneven(spec, context, seed, count):
     drawn = np.zeros((count, 2 * context), np.int64)
     drawn[:, 0] = np.arange(count)
-    drawn[:, context:-3] = spec.ids
-    drawn[7, -3] = spec.ids
+    drawn[:, context:-3] = spec.vocabulary_size
+    drawn[7, -3] = spec.vocabulary_size
     return drawn
 
 
@@ -220,7 +221,9 @@ def test_data_that_changes_while_it_is_packed_makes_no_store(tmp_path, text_file
     assert [p.name for p in (tmp_path / "stores").iterdir()] == ["tmp"]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "bad manifest", "empty manifest", "no tokenizer"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "flipped", "missing", "bad manifest", "empty manifest", "no tokenizer"]
+)
 def test_a_damaged_store_is_packed_again(tmp_path, text_file, damage):
     spec = FilesData(path=str(text_file), tokenizer="bpe", vocabulary=300)
     root = tmp_path / "stores"
@@ -230,6 +233,9 @@ def test_a_damaged_store_is_packed_again(tmp_path, text_file, damage):
     if damage == "truncated":
         with (path / "train.bin").open("r+b") as file:
             file.truncate(len(before) - 1)
+    elif damage == "flipped":
+        with (path / "train.bin").open("r+b") as file:
+            file.write(bytes([before[0] ^ 1]))
     elif damage == "missing":
         (path / "validation.bin").unlink()
     elif damage == "no tokenizer":
@@ -246,7 +252,7 @@ OPEN_AT_ONCE = """
 import json, sys, time
 from pathlib import Path
 from trainables.data import open_store
-from trainables.data.spec import FilesData
+from trainables.data.kinds.files import FilesData
 root, text, here, start = map(Path, sys.argv[1:])
 here.touch()
 while not start.exists():
@@ -290,7 +296,7 @@ PACK = """
 import sys
 from pathlib import Path
 from trainables.data import open_store
-from trainables.data.spec import HierarchyData
+from trainables.data.kinds.hierarchy import HierarchyData
 open_store(HierarchyData(sequences=int(sys.argv[2])), context=64, root=Path(sys.argv[1]))
 """
 
@@ -339,7 +345,8 @@ FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
 from trainables.data import open_store
-from trainables.data.spec import FilesData, HierarchyData
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import DataError
 root, text = Path(sys.argv[1]), sys.argv[2]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(root)], check=True)
@@ -409,7 +416,8 @@ DETERMINED = """
 import json, sys
 from pathlib import Path
 from trainables.data import open_store
-from trainables.data.spec import FilesData, HierarchyData
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
 for spec in (
     HierarchyData(sequences=300, validation_sequences=40),
     FilesData(path=sys.argv[2]),

@@ -1,0 +1,21 @@
+"""Intervals of sizes: their type, and conversion between ln N, N and width."""
+
+import math
+
+#: Two ends, low and high; None where an end is open.
+Interval = tuple[float | None, float | None]
+
+
+def params_of(x: float) -> float | None:
+    """N at ln N = x; None if x is infinite."""
+    return math.exp(x) if math.isfinite(x) else None
+
+
+def params_interval(interval: tuple[float, float] | None) -> Interval | None:
+    """Interval of N from one of ln N, whose open ends are infinite."""
+    return None if interval is None else (params_of(interval[0]), params_of(interval[1]))
+
+
+def width_of(params: float, depth: float) -> float:
+    """The width of a shape by N = 12·L·d²."""
+    return math.sqrt(params / (12 * depth))

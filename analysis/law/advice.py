@@ -1,0 +1,162 @@
+"""The depth that each law recommends, and the sizes at which two laws disagree."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.curves.noise import Floats
+from analysis.law.loss_surfaces import SurfaceFit
+from analysis.law.projection import solve_depth
+from analysis.law.threshold import ThresholdFit
+
+Direction = Literal["shallower", "deeper"]
+
+#: Two laws disagree if one depth exceeds the other by more than this share of the reference's.
+APART = 0.25
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The depth that a law recommends for N; call it with N.
+
+    Attributes:
+        depth: N -> best depth, or None if the law has none.
+        reason: N -> why there is no depth, if known.
+        loss: (N, L) -> predicted nats per token, elementwise; None for a law that predicts no loss.
+    """
+
+    depth: Callable[[float], float | None]
+    reason: Callable[[float], str | None] = lambda params: None
+    loss: Callable[[npt.ArrayLike, npt.ArrayLike], Floats] | None = None
+
+    def __call__(self, params: float) -> float | None:
+        """The best depth at N = `params`; None if it is no positive finite number."""
+        depth = self.depth(params)
+        return depth if depth is not None and math.isfinite(depth) and depth > 0 else None
+
+
+def surface_advice(fit: SurfaceFit) -> Advice:
+    """The advice of a loss surface."""
+    return Advice(fit.best_depth, fit.best_depth_reason, fit.loss)
+
+
+def threshold_advice(fit: ThresholdFit) -> Advice:
+    """The advice of a law through crossings: the L with 12·L·d(L)² = N."""
+    a, b = fit.a, fit.b
+    if a is None or b is None:
+        return Advice(lambda params: None, lambda params: fit.reason)
+    if b <= 0:
+        return Advice(
+            lambda params: None, lambda params: "the width at the crossing does not rise with the depth"
+        )
+    if fit.form == "log-linear":
+        return Advice(lambda params: solve_depth(a, b, params))
+    return Advice(lambda params: math.exp((math.log(params / 12) - 2 * a) / (1 + 2 * b)))
+
+
+def advices(laws: Sequence[ThresholdFit], surfaces: Sequence[SurfaceFit]) -> dict[str, Advice]:
+    """Form -> advice, of every law and surface that was fitted."""
+    lines: dict[str, Advice] = {item.form: threshold_advice(item) for item in laws if item.a is not None}
+    return lines | {item.form: surface_advice(item) for item in surfaces if item.usable}
+
+
+@dataclass(frozen=True)
+class DisagreementSpan:
+    """Sizes at which the depth of a law differs from the reference's by more than `APART`.
+
+    Attributes:
+        low, high: ends in N; an end of the range if the laws disagree there.
+        direction: whether the law is deeper or shallower than the reference.
+    """
+
+    low: float
+    high: float
+    direction: Direction
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """The advice of one law over a range of sizes, against a reference law.
+
+    Attributes:
+        law: its name.
+        params, depths: a log grid of N, and the depth it names at each, or None.
+        spans: where it differs from the reference, ascending. Two laws may differ in several spans: a law may be
+            shallower for small models and deeper for large ones.
+        reason: why it names no depth at the smallest N where it names none.
+    """
+
+    JSON_PROPERTIES: ClassVar = ("parts_at", "direction")
+
+    law: str
+    params: tuple[float, ...]
+    depths: tuple[float | None, ...]
+    spans: tuple[DisagreementSpan, ...]
+    reason: str | None
+
+    @property
+    def parts_at(self) -> float | None:
+        """The smallest N at which the two disagree; None if they never do, or one names no depth."""
+        return self.spans[0].low if self.spans else None
+
+    @property
+    def direction(self) -> Direction | None:
+        """Whether the law is deeper or shallower than the reference at `parts_at`."""
+        return self.spans[0].direction if self.spans else None
+
+
+def disagreements(
+    laws: Mapping[str, Advice], low: float, high: float = 1e13, *, reference: str, per_decade: float = 8
+) -> tuple[Disagreement, ...]:
+    """The depth every law names on a log grid of sizes, and the sizes at which each differs from the reference.
+
+    Args:
+        laws: name -> advice, the reference among them.
+        low: smallest N, as the smallest size measured.
+        high: largest N, at least ten times `low`.
+        reference: the law the others are compared with.
+        per_decade: grid points; the ends of spans are found between them by bisection.
+
+    Returns:
+        One entry per law, in the order given.
+    """
+    high = max(high, 10 * low)
+    count = max(2, 1 + math.ceil(per_decade * math.log10(high / low)))
+    grid = [float(value) for value in np.geomspace(low, high, count)]
+    return tuple(_disagreement(name, advice, laws[reference], grid) for name, advice in laws.items())
+
+
+def _disagreement(law: str, advice: Advice, reference: Advice, grid: Sequence[float]) -> Disagreement:
+    def side(params: float) -> Direction | None:
+        depth, other = advice(params), reference(params)
+        if depth is None or other is None or abs(depth / other - 1) <= APART:
+            return None
+        return "deeper" if depth > other else "shallower"
+
+    def edge(inner: int, outer: int) -> float:
+        """The size next to `grid[outer]` that is still on the side of `grid[inner]`; an end of the grid is an edge."""
+        if not 0 <= outer < len(grid):
+            return grid[inner]
+        kept, within, beyond = side(grid[inner]), grid[inner], grid[outer]
+        # 50 halvings of ln N between two points of the grid are far below any difference that matters.
+        for _ in range(50):
+            middle = math.sqrt(within * beyond)
+            within, beyond = (middle, beyond) if side(middle) == kept else (within, middle)
+        return within
+
+    depths = tuple(advice(params) for params in grid)
+    silent = next((params for params, depth in zip(grid, depths, strict=True) if depth is None), None)
+    spans = []
+    sides = [side(params) for params in grid]
+    for direction, group in groupby(range(len(grid)), key=sides.__getitem__):
+        places = list(group)
+        if direction is not None:
+            low, high = edge(places[0], places[0] - 1), edge(places[-1], places[-1] + 1)
+            spans.append(DisagreementSpan(low, high, direction))
+    reason = None if silent is None else advice.reason(silent)
+    return Disagreement(law, tuple(grid), depths, tuple(spans), reason)

@@ -1,0 +1,33 @@
+"""What the verbs print: JSON documents, sentences with a value to copy, paths."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from study.errors import SpecError
+
+
+def show(document: object, view: RenderableType, *, as_json: bool) -> None:
+    """Print one JSON document, or its view for the terminal."""
+    if as_json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        Console(highlight=False).print(view, soft_wrap=isinstance(view, Text))
+
+
+def say(text: str, value: object) -> None:
+    """Print a sentence and a value to copy, without markup and on one line."""
+    Console(highlight=False).print(Text.assemble(text, (str(value), "bold")), soft_wrap=True)
+
+
+def relative(path: Path) -> Path:
+    """Return a path relative to the working folder if it is inside."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def refuse_file(folder: Path, option: str) -> None:
+    """Raise a `SpecError` if an option names a file instead of a folder."""
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"{option} {folder} is a file; name a folder, existing or not.")

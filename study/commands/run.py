@@ -1,0 +1,103 @@
+"""`interplay run`: train the missing cells of a study or series, and print what comes next."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from study.commands.output import refuse_file, relative, say
+from study.spec.study import StudySpec, load_spec
+
+#: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
+FAILED, STOPPED = 1, 130
+
+
+def run(spec: str, overrides: Sequence[str], results: Path, default_results: Path) -> int:
+    """Run a study or series and return the exit status.
+
+    Args:
+        spec: name of a preset or a YAML file.
+        overrides: of the spec.
+        results: folder of the results.
+        default_results: the folder that need not be named in a command.
+    """
+    from study.tracking.mlflow_client import tracking_uri
+
+    loaded = load_spec(spec, overrides)
+    refuse_file(results, "--results")
+    tracking_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
+    sets = [part for text in overrides for part in ("--set", text)]
+    where = [] if results == default_results else ["--results", str(results)]
+    again, status = (shlex.join([*program(), verb, spec, *sets, *where]) for verb in ("run", "status"))
+    run_any = _run_study if loaded.vary is None else _run_series
+    failed, empty = run_any(loaded, results)
+    if failed is None:
+        say("Stopped. Nothing is lost; go on with: ", again)
+        return STOPPED
+    if failed:
+        first = next(iter(failed.values())).strip().rstrip(".")
+        count = "1 cell" if len(failed) == 1 else f"{len(failed)} cells"
+        say(f"{count} failed, the first because: {first}. Try again with: ", again)
+    if empty:
+        others = "all others diverged" if failed else "every cell diverged"
+        say(f"Nothing to fit: no cell has a loss that can be used; {others}. For each reason: ", status)
+    return FAILED if failed or empty else 0
+
+
+def _run_study(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None, bool]:
+    """Return why cells failed, by key, or None if the run was stopped; and whether there is nothing to fit."""
+    from analysis.report.answers import answers
+    from study.run import runner
+
+    console = Console(highlight=False)
+    summary = runner.run_study(spec, results, console)
+    if not summary.finished:
+        return None, False
+    if summary.fit and summary.report:
+        for line in answers(summary.fit):
+            console.print(Text(line))
+        say("Report: ", relative(summary.report))
+        if summary.copy:
+            say("A copy of all results: ", summary.copy)
+    return summary.failed, not summary.fit
+
+
+def _run_series(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None, bool]:
+    """As `_run_study`, for all studies of a series."""
+    from study.commands.series import page_words, run_series
+
+    console = Console(highlight=False)
+    summaries, page, copy = run_series(spec, results, console)
+    if not all(summary.finished for summary in summaries):
+        return None, False
+    if page:
+        for line in page_words(page):
+            console.print(Text(line))
+        say("Series: ", relative(page))
+        if copy:
+            say("A copy of its page: ", copy)
+    return {key: reason for summary in summaries for key, reason in summary.failed.items()}, not page
+
+
+def program() -> list[str]:
+    """Return how this program was started: by a name on PATH, by a path, or as `python -m study`."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return [*_program_at(Path(sys.executable)), "-m", "study"]
+    return _program_at(started)
+
+
+def _program_at(path: Path) -> list[str]:
+    found = shutil.which(path.name)
+    if path.parent == Path() and not path.exists():
+        return [path.name]
+    # Not resolved: the `python` of a virtual environment is a link to one that lacks the packages.
+    if found and os.path.abspath(found) == os.path.abspath(path):  # noqa: PTH100
+        return [path.name]
+    shown = relative(path.absolute())
+    return [str(shown) if shown.is_absolute() or len(shown.parts) > 1 else f"./{shown}"]

@@ -1,0 +1,244 @@
+import bz2
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainables.data import data_key, open_store
+from trainables.data.kinds.files import FilesData
+from trainables.errors import DataError
+
+
+def documents(source):
+    """The documents of a source as whole texts."""
+    texts, current = [], ""
+    for stretch in source.stretches():
+        current += stretch.text
+        if stretch.last:
+            texts.append(current)
+            current = ""
+    assert not current
+    return texts
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """One folder with every format, in the order of their names."""
+    folder = tmp_path / "corpus"
+    (folder / "b").mkdir(parents=True)
+    (folder / "a.txt").write_bytes("première\r\nligne\n".encode())
+    (folder / "b" / "c.jsonl").write_text('{"text": "one", "n": 1}\n{"text": "two"}\n{"text": null}\n')
+    pq.write_table(pa.table({"n": [1, 2], "text": ["three", "four"]}), folder / "d.parquet")
+    (folder / "e.md.gz").write_bytes(gzip.compress(b"five"))
+    (folder / "f.jsonl.bz2").write_bytes(bz2.compress(b'{"text": "six"}\n'))
+    (folder / "g [1]*.txt").write_text("seven")
+    (folder / "empty.txt").write_text("")
+    (folder / "ignored.png").write_bytes(b"\x89PNG")
+    (folder / ".hidden.txt").write_text("hidden")
+    return folder
+
+
+def test_every_format_is_read_in_the_order_of_the_names(corpus):
+    source = FilesData(path="corpus").source(16, corpus.parent)
+    texts = documents(source)
+    assert texts == ["première\nligne\n", "one", "two", "three", "four", "five", "six", "seven"]
+    assert source.notes == [f"1 of 3 rows of {corpus / 'b' / 'c.jsonl'} have no text in 'text'"]
+    assert [len(f["sha256"]) for f in source.record["files"]] == [64] * 7
+
+
+def test_files_folders_globs_and_lists_name_what_to_read(corpus):
+    base = corpus.parent
+    names = {
+        "corpus/a.txt": ["a.txt"],
+        "corpus/*.txt": ["a.txt", "empty.txt", "g [1]*.txt"],
+        "corpus/**/*.jsonl": ["c.jsonl"],
+        str(corpus / "ignored.png"): ["ignored.png"],
+        ("corpus/d.parquet", "corpus/a.txt", "corpus/a*"): ["d.parquet", "a.txt"],
+    }
+    for path, expected in names.items():
+        assert [f.path.name for f in FilesData(path=path).list_files(base)] == expected
+
+
+def test_a_large_text_file_is_one_document(tmp_path, monkeypatch):
+    text = "".join(f"line {i} é\n" for i in range(20_000))
+    (tmp_path / "large.txt").write_text(text)
+    (tmp_path / "small.txt").write_text("small")
+    monkeypatch.setattr("trainables.data.kinds.files.READ", 1000)
+    assert documents(FilesData(path=str(tmp_path)).source(16, tmp_path)) == [text, "small"]
+
+
+def test_a_list_of_objects_in_a_json_file_is_read_like_lines(tmp_path):
+    (tmp_path / "a.json").write_text('\n[{"text": "one\\n"},\n {"text": "two"}]')
+    (tmp_path / "b.json").write_text('{"text": "three"}\n\n{"n": 1}\r\n{"text": "four"}')
+    source = FilesData(path=str(tmp_path)).source(16, tmp_path)
+    assert documents(source) == ["one\n", "two", "three", "four"]
+
+
+def store(path, tmp_path, **options):
+    return open_store(FilesData(path=str(path), **options), context=16, root=tmp_path / "stores")
+
+
+def bad(tmp_path, kind):
+    """A path that cannot be used, and the words that its error must have."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "corpus.txt").write_text("text " * 1000)
+    if kind == "missing":
+        return folder / "Corpsu.txt", ["does not exist", "did you mean", "corpus.txt"]
+    if kind == "missing folder":
+        return folder / "deep" / "er.txt", ["no 'deep' in", "holds corpus.txt"]
+    if kind == "no match":
+        return folder / "*.jsonl", ["no file matches", "*.jsonl"]
+    if kind == "empty":
+        (folder / "empty.txt").write_text("")
+        return folder / "empty.txt", ["holds no text", "empty.txt"]
+    if kind == "empty folder":
+        (folder / "empty").mkdir()
+        return folder / "empty", ["no usable file", "it is empty", ".jsonl"]
+    if kind == "useless folder":
+        (folder / "useless").mkdir()
+        (folder / "useless" / "a.png").write_text("")
+        return folder / "useless", ["1 files with .png", ".parquet"]
+    if kind == "not UTF-8":
+        (folder / "latin.txt").write_bytes("é".encode() * 700_000 + b"caf\xe9 ol\xe9")
+        return folder / "latin.txt", ["latin.txt is not UTF-8", "byte 1400003 (0xe9)", "iconv"]
+    if kind == "not UTF-8 in a group":
+        (folder / "many").mkdir()
+        for i in range(5):
+            (folder / "many" / f"{i}.txt").write_bytes(b"ok" if i != 3 else b"0123\xff")
+        return folder / "many", ["3.txt is not UTF-8", "byte 4 (0xff)"]
+    if kind == "not UTF-8 JSONL":
+        (folder / "latin.jsonl").write_bytes(b'{"text": "caf\xe9"}\n')
+        return folder / "latin.jsonl", ["latin.jsonl is not UTF-8", "byte 13 (0xe9)"]
+    if kind == "not JSON":
+        (folder / "a.jsonl").write_text('{"text": "fine"}\nnot json\n')
+        return folder / "a.jsonl", ["a.jsonl cannot be read as jsonl", "data.format"]
+    if kind == "not Parquet":
+        (folder / "a.parquet").write_text("hello " * 10)
+        return folder / "a.parquet", ["a.parquet cannot be read as parquet", "magic bytes"]
+    if kind == "not gzip":
+        (folder / "a.jsonl.gz").write_text('{"text": "fine"}\n')
+        return folder / "a.jsonl.gz", ["a.jsonl.gz cannot be read"]
+    if kind == "no field":
+        (folder / "a.jsonl").write_text('{"body": "x", "title": "y"}\n')
+        return folder / "a.jsonl", ["no field 'text'", "'body', 'title'", "data.field"]
+    if kind == "no field in Parquet":
+        pq.write_table(pa.table({"content": ["x"]}), folder / "a.parquet")
+        return folder / "a.parquet", ["no field 'text'", "'content'"]
+    if kind == "numbers":
+        (folder / "a.jsonl").write_text('{"text": 1}\n')
+        return folder / "a.jsonl", ["holds int, not text", "row 0"]
+    if kind == "nulls":
+        (folder / "a.jsonl").write_text('{"text": null}\n{"text": ""}\n')
+        return folder / "a.jsonl", ["holds no text", "2 of 2 rows"]
+    (folder / "tiny.txt").write_text("tiny\n")
+    return folder / "tiny.txt", ["only 5 bytes", "too few to split", "data.validation_fraction"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "missing",
+        "missing folder",
+        "no match",
+        "empty",
+        "empty folder",
+        "useless folder",
+        "not UTF-8",
+        "not UTF-8 in a group",
+        "not UTF-8 JSONL",
+        "not JSON",
+        "not Parquet",
+        "not gzip",
+        "no field",
+        "no field in Parquet",
+        "numbers",
+        "nulls",
+        "tiny",
+    ],
+)
+def test_unusable_data_is_an_error_of_one_paragraph_and_leaves_nothing(tmp_path, kind):
+    path, words = bad(tmp_path, kind)
+    with pytest.raises(DataError) as error:
+        store(path, tmp_path)
+    message = str(error.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert not [p for p in (tmp_path / "stores").rglob("*") if p.suffix != ".lock" and p.name != "tmp"]
+
+
+NOT_ALLOWED = """
+import os, sys
+from pathlib import Path
+from trainables.data.sources.hashing import file_sha256
+from trainables.data.packing.data_key import data_key
+from trainables.data.kinds.files import FilesData
+from trainables.errors import DataError
+if os.getuid() == 0:
+    # The superuser may read everything, so the question is asked by somebody else.
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+try:
+    data_key(FilesData(path=sys.argv[1]), 16)
+except DataError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file permissions of POSIX systems")
+def test_a_file_without_read_permission_is_named():
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        file = Path(folder, "secret.txt")
+        file.write_text("secret")
+        file.chmod(0o000)
+        command = [sys.executable, "-c", NOT_ALLOWED, str(file)]
+        out = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "secret.txt may not be read by this user" in out.stdout
+    assert "chmod" in out.stdout
+
+
+def test_zstandard_without_its_package_is_said(tmp_path, monkeypatch):
+    (tmp_path / "a.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match="pip install zstandard"):
+        FilesData(path="a.txt.zst").source(16, tmp_path)
+
+
+def test_the_key_follows_the_content_and_not_the_place(tmp_path):
+    text = "some text\n" * 50
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(text)
+        (tmp_path / name / "b.jsonl").write_text(json.dumps({"text": text}))
+
+    def key(path, context=16, base=tmp_path, **options):
+        return data_key(FilesData(path=path, **options), context, base)
+
+    first = key("one")
+    assert key("two") == first
+    assert key(str(tmp_path / "two"), base=tmp_path / "elsewhere") == first
+    assert key("one", context=64) == first
+    assert key(("one/a.txt", "one/b.jsonl")) == first
+    assert key(("one/b.jsonl", "one/a.txt")) != first, "the order is part of the content"
+    assert key("one/a.txt") != first
+    (tmp_path / "two" / "a.txt").rename(tmp_path / "two" / "aa.txt")
+    assert key("two") == first
+    changes = [
+        {"validation_fraction": 0.1},
+        {"validation_tokens": 5},
+        {"max_tokens": 5},
+        {"field": "body"},
+        {"tokenizer": "bpe", "vocabulary": 300},
+        {"tokenizer": "bpe", "vocabulary": 301},
+    ]
+    assert len({first, *(key("one", **change) for change in changes)}) == len(changes) + 1
+    assert key("one", vocabulary=257) == first, "bytes always have 257"
+    (tmp_path / "two" / "aa.txt").write_text(text.replace("some", "same"))
+    assert key("two") != first

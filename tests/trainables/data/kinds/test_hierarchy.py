@@ -1,0 +1,173 @@
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.sources.grammar import Grammar, sample
+from trainables.errors import InputError
+
+FIRST_RULES = [[6, 5], [3, 3]]
+FIRST_ROW = [int(symbol) for symbol in "86313546650235023236313655402540242546665656613631766232254026665"]
+FIRST_VALIDATION = [8, 1, 3, 0, 2]
+
+SMALL = [
+    HierarchyData(vocabulary=2, branching=2, levels=3, synonyms=2, grammar_seed=1),
+    HierarchyData(vocabulary=3, branching=2, levels=2, synonyms=3, grammar_seed=2),
+    HierarchyData(vocabulary=4, branching=2, levels=2, synonyms=2, grammar_seed=3),
+    HierarchyData(vocabulary=3, branching=3, levels=2, synonyms=1, grammar_seed=4),
+    HierarchyData(vocabulary=2, branching=3, levels=2, synonyms=4, grammar_seed=5),
+]
+
+
+def all_strings(grammar):
+    length = grammar.rules[0].shape[2] ** len(grammar.rules)
+    return np.array(list(itertools.product(range(grammar.vocabulary), repeat=length)))
+
+
+def log_probability(grammar, strings):
+    """Natural log of each string's probability by the inside recursion, summed over all derivations."""
+    count, length = strings.shape
+    inside = np.full((count, length, grammar.vocabulary), -np.inf)
+    np.put_along_axis(inside, strings[:, :, None], 0.0, axis=2)
+    for level in reversed(grammar.rules):
+        symbols, synonyms, branching = level.shape
+        children = inside.reshape(count, -1, branching, symbols)
+        rules = np.zeros((count, children.shape[1], symbols, synonyms))
+        for child in range(branching):
+            rules += children[:, :, child, level[:, :, child]]
+        inside = np.logaddexp.reduce(rules, axis=3) - np.log(synonyms)
+    return np.logaddexp.reduce(inside[:, 0], axis=1) - np.log(grammar.vocabulary)
+
+
+def derivations(grammar):
+    """Every string with its probability, by writing down every derivation."""
+    written = {(root,): 1 / grammar.vocabulary for root in range(grammar.vocabulary)}
+    for level in grammar.rules:
+        below = {}
+        for string, p in written.items():
+            for choice in itertools.product(range(level.shape[1]), repeat=len(string)):
+                leaves = tuple(
+                    int(x) for symbol, rule in zip(string, choice, strict=True) for x in level[symbol, rule]
+                )
+                below[leaves] = below.get(leaves, 0) + p / level.shape[1] ** len(string)
+        written = below
+    return written
+
+
+def ambiguous_grammar():
+    rng = np.random.default_rng(7)
+    return Grammar(tuple(rng.integers(0, 3, (3, 2, 2)) for _ in range(2)))
+
+
+@pytest.mark.parametrize("grammar", [*(spec.grammar() for spec in SMALL), ambiguous_grammar()])
+def test_inside_probabilities_are_those_of_enumeration_and_sum_to_one(grammar):
+    strings = all_strings(grammar)
+    p = np.exp(log_probability(grammar, strings))
+    assert p.sum() == pytest.approx(1, abs=1e-12)
+    known = derivations(grammar)
+    expected = [known.get(tuple(map(int, string)), 0) for string in strings]
+    assert np.allclose(p, expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_entropy_is_that_of_enumeration(spec):
+    p = np.array(list(derivations(spec.grammar()).values()))
+    assert len(p) == spec.distinct_strings
+    assert spec.entropy * spec.length == pytest.approx(-(p * np.log(p)).sum(), abs=1e-12)
+
+
+def test_the_entropy_of_the_default_grammar():
+    assert HierarchyData().entropy == pytest.approx((math.log(8) + 31 * math.log(2)) / 32, abs=1e-12)
+    assert round(HierarchyData().entropy, 4) == 0.7365
+
+
+def test_samples_have_the_entropy_that_is_stated():
+    grammar = ambiguous_grammar()
+    known = np.array(list(derivations(grammar).values()))
+    stated = -(known * np.log(known)).sum()
+    seen = -log_probability(grammar, sample(grammar, 20_000, "x"))
+    assert seen.mean() == pytest.approx(stated, abs=5 * seen.std() / math.sqrt(len(seen)))
+    # With one probability for all strings, as in every unambiguous grammar here, the mean is exact.
+    default = HierarchyData()
+    seen = -log_probability(default.grammar(), sample(default.grammar(), 200, "x"))
+    assert seen.mean() == pytest.approx(default.entropy * default.length)
+
+
+@pytest.mark.parametrize(
+    ("v", "s", "m"), [(8, 2, 2), (8, 2, 8), (40, 4, 3)], ids=["listed", "all strings used", "drawn"]
+)
+def test_rules_are_distinct_and_differ_by_seed(v, s, m):
+    spec = HierarchyData(vocabulary=v, branching=s, levels=2, synonyms=m)
+    grammar = spec.grammar()
+    assert all(len(np.unique(level.reshape(v * m, s), axis=0)) == v * m for level in grammar.rules)
+    assert [level.shape for level in grammar.rules] == [(v, m, s)] * 2
+    assert all(level.min() >= 0 and level.max() < v for level in grammar.rules)
+    other = spec.model_copy(update={"grammar_seed": 1}).grammar()
+    assert not np.array_equal(grammar.rules[0], other.rules[0])
+
+
+def test_a_seed_means_the_same_grammar_and_rows_for_ever():
+    """Numbers written down once: a change of numpy or of this code must not change what was trained on."""
+    grammar = HierarchyData().grammar()
+    assert grammar.rules[0][0].tolist() == FIRST_RULES
+    train, validation = HierarchyData().rows(64)
+    assert next(train)[0].tolist() == FIRST_ROW
+    assert next(validation)[0, :5].tolist() == FIRST_VALIDATION
+
+
+def test_rows_start_with_the_start_token_and_belong_to_the_grammar():
+    spec = HierarchyData(sequences=500, validation_sequences=50)
+    train, validation = (np.concatenate(list(side)) for side in spec.rows(64))
+    assert train.shape == (500, 65)
+    assert validation.shape == (50, 65)
+    assert (train[:, 0] == 8).all()
+    assert train[:, 1:].max() == 7
+    assert np.isfinite(log_probability(spec.grammar(), train[:, 1:].reshape(-1, 32))).all()
+
+
+def test_train_and_validation_rows_never_overlap_even_where_rows_repeat():
+    spec = HierarchyData(vocabulary=4, levels=2, sequences=900, validation_sequences=100)
+    train, validation = ({tuple(r) for piece in side for r in piece.tolist()} for side in spec.rows(8))
+    assert len(train) < 900, "the test wants repeated rows"
+    assert not train & validation
+
+
+def test_generation_is_fast():
+    start = time.perf_counter()
+    count = sum(len(piece) for piece in HierarchyData().rows(64)[0])
+    assert count == 40_000
+    assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "context", "words"),
+    [
+        ({}, 60, ["60", "32", "take a context of 32 or 64"]),
+        ({}, 20, ["take at most 4 `levels`"]),
+        ({"vocabulary": 3, "synonyms": 4}, 32, ["12 different rules", "only 9", "at most 3 synonyms"]),
+        ({"vocabulary": 2, "levels": 1, "synonyms": 1}, 2, ["only 2 different sequences", "raise levels"]),
+    ],
+)
+def test_impossible_grammars_are_refused_with_the_way_out(changes, context, words):
+    with pytest.raises(InputError) as error:
+        HierarchyData(**changes).check(context)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_grammar_with_too_few_sequences_to_hold_one_out_ends_with_an_error():
+    spec = HierarchyData(vocabulary=2, levels=1, synonyms=1, branching=2, sequences=1, validation_sequences=1)
+    outcomes = []
+    for seed in range(12):
+        train, validation = spec.model_copy(update={"grammar_seed": seed}).rows(2)
+        try:
+            outcomes.append(
+                {tuple(r) for p in train for r in p.tolist()}
+                & {tuple(r) for p in validation for r in p.tolist()}
+            )
+        except InputError as error:
+            outcomes.append("too few different sequences" in str(error))
+    assert any(outcome is True for outcome in outcomes)
+    assert all(outcome is True or outcome == set() for outcome in outcomes)

@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+
+from trainables.data import data_key, open_store
+from trainables.data.kind import BYTES_END
+from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.mixture import MixtureData
+from trainables.data.kinds.python_source import PythonSourceData
+from trainables.data.sources.interleave import interleave
+from trainables.errors import DataError, InputError
+
+
+def mixture(*parts, **options):
+    return MixtureData(parts=[{"weight": w, "data": d} for w, d in parts], **options)
+
+
+def texts(tokens):
+    documents = bytes(np.where(tokens == BYTES_END, 0, tokens).astype(np.uint8)).split(b"\0")
+    return [d.decode() for d in documents if d]
+
+
+@pytest.fixture
+def digits(tmp_path):
+    path = tmp_path / "digits.txt"
+    draw = np.random.default_rng(0)
+    path.write_text("".join(f"{n}\n" for n in draw.integers(0, 10**9, 30_000)))
+    return FilesData(path=str(path))
+
+
+def test_interleaving_keeps_the_shares_at_every_moment_and_stops_with_the_first_exhausted():
+    draw = np.random.default_rng(0)
+    streams = [iter(draw.integers(1, 50, n).tolist()) for n in (3000, 400, 3000)]
+    taken, seen = np.zeros(3), []
+    for part, item in interleave(streams, [5, 1, 4], int):
+        taken[part] += item
+        seen.append(part)
+        assert np.abs(taken - taken.sum() * np.array([0.5, 0.1, 0.4])).max() <= 50
+    assert seen.count(1) == 400
+    assert taken[1] / taken.sum() == pytest.approx(0.1, abs=0.01)
+
+
+def test_one_stream_is_itself():
+    assert [x for _, x in interleave([iter(range(5))], [1.0], int)] == list(range(5))
+
+
+def test_a_hierarchy_is_written_in_letters():
+    spec = HierarchyData(sequences=100, validation_sequences=20)
+    source = spec.source(64, None)
+    rows = [s.text for s in source.stretches()]
+    assert len(rows) == 120
+    assert {len(r) for r in rows} == {64}
+    assert set("".join(rows)) == set("abcdefgh")
+    with pytest.raises(InputError, match="at most 62"):
+        HierarchyData(vocabulary=100).source(64, None)
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "bpe", "vocabulary": 400}])
+def test_the_shares_of_the_tokens_are_the_weights(tmp_path, digits, options):
+    spec = mixture((3, digits), (1, HierarchyData(sequences=4000)), **options)
+    store = open_store(spec, context=64, root=tmp_path / "stores")
+    for part, share in zip(store.manifest["sources"], (0.75, 0.25), strict=True):
+        assert part["share"]["train"] == pytest.approx(share, abs=0.02)
+        assert part["share"]["validation"] == pytest.approx(share, abs=0.05)
+    if not options:
+        for tokens in (store.train, store.validation):
+            letters = ((tokens >= 97) & (tokens < 123)).sum() / (tokens < 256).sum()
+            assert letters == pytest.approx(0.25, abs=0.05)
+    assert store.entropy is None
+    assert len(store.validation) == pytest.approx(0.05 * len(store.train), rel=0.5)
+
+
+def test_parts_are_held_out_apart_and_never_overlap(tmp_path, digits):
+    spec = mixture(
+        (1, digits), (1, HierarchyData(levels=2, vocabulary=4, sequences=900, validation_sequences=100))
+    )
+    store = open_store(spec, context=8, root=tmp_path / "stores")
+    train, validation = (
+        {line for document in texts(tokens) for line in document.split("\n")}
+        for tokens in (store.train, store.validation)
+    )
+    assert any(line.isdigit() for line in validation)
+    assert any(line.isalpha() for line in validation)
+    # Twelve characters or more: a document cut in two can leave two equal short ends.
+    assert not {x for x in train & validation if x.isalpha()}
+    assert not {x for x in train & validation if len(x) >= 9}
+
+
+def test_weights_count_relatively_and_everything_else_is_in_the_key(tmp_path, digits):
+    hierarchy = HierarchyData(sequences=500)
+    one = data_key(mixture((1, digits), (1, hierarchy)), 64)
+    assert data_key(mixture((2, digits), (2, hierarchy)), 64) == one
+    others = [
+        mixture((2, digits), (1, hierarchy)),
+        mixture((1, hierarchy), (1, digits)),
+        mixture((1, digits), (1, HierarchyData(sequences=501))),
+        mixture((1, digits), (1, hierarchy), max_tokens=10**6),
+        mixture((1, digits)),
+    ]
+    assert len({one, *(data_key(other, 64) for other in others)}) == len(others) + 1
+
+
+def test_real_text_with_a_grammar_and_a_limit(tmp_path):
+    spec = mixture(
+        (1, PythonSourceData(max_bytes=300_000)), (1, HierarchyData(sequences=4000)), max_tokens=100_000
+    )
+    store = open_store(spec, context=64, root=tmp_path)
+    assert len(store.train) == 100_000
+    assert [p["kind"] for p in store.manifest["sources"]] == ["python-source", "hierarchy"]
+
+
+def test_a_part_without_text_is_an_error(tmp_path, digits):
+    (tmp_path / "empty.txt").write_text("")
+    spec = mixture((1, digits), (1, FilesData(path=str(tmp_path / "empty.txt"))))
+    with pytest.raises(DataError, match=r"empty.txt holds no text"):
+        open_store(spec, context=64, root=tmp_path / "stores")
+
+
+def test_a_part_that_is_much_too_small_is_blamed(tmp_path, digits):
+    (tmp_path / "small.txt").write_text("".join(f"{n}\n" for n in range(200)))
+    spec = mixture((1, digits), (1, FilesData(path=str(tmp_path / "small.txt"))))
+    with pytest.raises(
+        DataError, match=r"digits.txt were used, because .*small.txt of the same mixture ended"
+    ):
+        open_store(spec, context=64, root=tmp_path / "stores")

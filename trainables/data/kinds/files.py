@@ -1,0 +1,178 @@
+"""Local text, JSONL and Parquet."""
+
+import codecs
+import importlib.util
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trainables.data.kind import TextData, register
+from trainables.data.sources.file_listing import ListedFile, list_files
+from trainables.data.sources.hashing import file_sha256, unreadable
+from trainables.data.sources.rows_of_text import check_field, rows_of_text
+from trainables.data.sources.source import Source, Stretch
+from trainables.errors import DataError
+
+#: Bytes of a file read at once.
+READ = 1 << 20
+
+
+@register
+class FilesData(TextData):
+    """Local text, JSONL or Parquet; `path` is a file, a folder, a glob or a list of these."""
+
+    kind: Literal["files"] = "files"
+    path: str | tuple[str, ...]
+    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
+    field: str = Field(default="text", description="the field that holds the text (JSONL, Parquet)")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path or paths."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    def list_files(self, base: Path) -> list[ListedFile]:
+        """Return the files in the order in which they are packed, see `list_files`."""
+        return list_files(self.paths, self.format, base)
+
+    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
+        """Format, field and SHA-256 of each file."""
+        files = base and [
+            [file.format, None if file.format == "text" else self.field, file_sha256(file.path)]
+            for file in self.list_files(base)
+        ]
+        return {"kind": self.kind, "files": files}
+
+    def source(self, context: int, base: Path) -> Source:
+        """A text file is one document; in JSONL and Parquet each row is one.
+
+        Line ends become `\\n`, as in all text that Python reads.
+
+        Raises:
+            DataError: see `list_files`; or a file may not be read; later, from the stream, a file that is not UTF-8,
+                is not in its format, or lacks the field.
+        """
+        files = self.list_files(base)
+        _check_zstandard(files)
+        notes: list[str] = []
+        record = {
+            "kind": self.kind,
+            "files": [
+                {"path": str(f.path), "format": f.format, "sha256": file_sha256(f.path)} for f in files
+            ],
+        }
+        size = sum(f.path.stat().st_size for f in files)
+
+        def stretches() -> Iterator[Stretch]:
+            for file in files:
+                if file.path.stat().st_size:
+                    yield from _read(file, self.field, notes)
+
+        return Source(str(self.path), stretches, size, record, notes)
+
+    def describe(self) -> str:
+        """File names only, because folders may name their owner."""
+        return "files " + ", ".join(Path(path).name for path in self.paths)
+
+
+def _check_zstandard(files: list[ListedFile]) -> None:
+    compressed = [f.path for f in files if f.path.suffix.lower() == ".zst"]
+    if compressed and importlib.util.find_spec("zstandard") is None:
+        raise DataError(
+            f"the file {compressed[0]} is compressed with Zstandard, which needs the package zstandard: "
+            "pip install zstandard, or decompress the file"
+        )
+
+
+def _read(file: ListedFile, field: str, notes: list[str]) -> Iterator[Stretch]:
+    where = str(file.path)
+    try:
+        if file.format == "text":
+            for text in _decoded(file.path):
+                yield Stretch(text, last=False)
+            yield Stretch("", last=True)
+        else:
+            values = _json_values if file.format == "jsonl" else _parquet_values
+            yield from rows_of_text(values(file.path, field), field, where, notes)
+    except DataError:
+        raise
+    except OSError as error:
+        # An error of the decompressor has no number.
+        if error.errno is not None:
+            raise unreadable(file.path, error) from error
+        raise _malformed(file, error) from error
+    except (ValueError, TypeError, EOFError, RuntimeError) as error:
+        raise _malformed(file, error) from error
+
+
+def _malformed(file: ListedFile, error: Exception) -> DataError:
+    return DataError(
+        f"the file {file.path} cannot be read as {file.format}: {type(error).__name__}: {error}; repair the file, or "
+        "set data.format to its format"
+    )
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    """Yield the text of a file, decompressed by its suffix, in pieces.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    import fsspec
+
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
+    done = 0
+    with fsspec.open(str(path.resolve()), "rb", compression="infer", expand=False) as stream:
+        while True:
+            piece = stream.read(READ)
+            waiting = len(utf8.getstate()[0])
+            try:
+                yield decoder.decode(piece, final=not piece)
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"the file {path} is not UTF-8 text: byte {done - waiting + error.start} "
+                    f"(0x{error.object[error.start]:02x}) is invalid; convert it, for example with iconv -t UTF-8, "
+                    "or leave it out"
+                ) from error
+            done += len(piece)
+            if not piece:
+                return
+
+
+def _json_values(path: Path, field: str) -> Iterator[object]:
+    """Yield a field of all rows of JSON Lines, or of a JSON list."""
+    columns: set[str] = set()
+    for row in _json_rows(path):
+        if not isinstance(row, dict):
+            raise ValueError(f"a row is of type {type(row).__name__} and not an object with fields")
+        columns.update(row)
+        yield row.get(field)
+    check_field(field, columns, str(path))
+
+
+def _json_rows(path: Path) -> Iterator[Any]:
+    rest, is_list = "", None
+    for text in _decoded(path):
+        rest += text
+        if is_list is None and rest.strip():
+            is_list = rest.lstrip()[0] == "["
+        if not is_list:
+            *lines, rest = rest.split("\n")
+            yield from (json.loads(line) for line in lines if line.strip())
+    if rest.strip():
+        last = json.loads(rest)
+        yield from last if is_list else [last]
+
+
+def _parquet_values(path: Path, field: str) -> Iterator[object]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        check_field(field, file.schema_arrow.names, str(path))
+        for batch in file.iter_batches(batch_size=256, columns=[field]):
+            yield from batch.column(0).to_pylist()

@@ -1,0 +1,123 @@
+"""The packed token store, and reading one that exists."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.kind import DataKind
+from trainables.data.packing.data_key import DATA_VERSION, outline
+from trainables.data.sources.hashing import file_sha256, unreadable
+
+Tokens = NDArray[Any]
+
+_LOG = logging.getLogger(__name__)
+#: Files of a store beside its manifest, by the name under which the manifest has their SHA-256.
+FILES = {"train": "train.bin", "validation": "validation.bin", "tokenizer": "tokenizer.json"}
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """Packed tokens of one data set.
+
+    Attributes:
+        path: folder of the store.
+        vocabulary: number of token ids.
+        train: read-only memory map of the training ids, unsigned integers [tokens].
+        validation: the same for the fixed validation set.
+        entropy: exact entropy of the data in nats per predicted token (hierarchy, and 0 for tasks); None if unknown.
+        bytes_per_token: mean bytes of text per validation token, so that bits per byte is
+            loss / ln 2 / bytes_per_token; None if tokens are not text.
+        row: tokens per row if the data is made of rows (hierarchy: context + 1, tasks: 2·context); None for
+            running text.
+        manifest: everything recorded when it was packed.
+        targets: whether a row is inputs and then a target for each, with the id one past the vocabulary for a target
+            that is not scored; else targets are the inputs one token later.
+    """
+
+    path: Path
+    vocabulary: int
+    train: Tokens
+    validation: Tokens
+    entropy: float | None
+    bytes_per_token: float | None
+    row: int | None
+    manifest: dict[str, Any]
+    targets: bool = False
+
+
+def read_store(path: Path, data: DataKind, context: int, key: str) -> TokenStore | None:
+    """Return the store at a path; None if there is none, or it is damaged or not what the spec describes.
+
+    Raises:
+        DataError: the system does not let us read it.
+    """
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        if not describes(manifest, data, context, key):
+            return None
+        dtype = np.dtype(manifest["dtype"])
+        damaged = _damaged_file(path, manifest, dtype.itemsize)
+        if damaged:
+            _LOG.warning("%s is damaged", damaged)
+            return None
+        # An empty file cannot be mapped.
+        train, validation = (
+            np.memmap(path / FILES[split], dtype, "r") if manifest["tokens"][split] else np.empty(0, dtype)
+            for split in ("train", "validation")
+        )
+        return TokenStore(
+            path=path,
+            vocabulary=manifest["vocabulary"],
+            train=train,
+            validation=validation,
+            entropy=manifest["entropy"],
+            bytes_per_token=manifest["bytes_per_token"],
+            row=manifest["row"],
+            manifest=manifest,
+            targets=manifest.get("targets", False),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path / "manifest.json", error) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        _LOG.warning("%s has no readable manifest (%s)", path, error)
+        return None
+
+
+def describes(manifest: Mapping[str, Any], data: DataKind, context: int, key: str) -> bool:
+    """Return whether a manifest is of the data that the spec describes."""
+    found = (manifest["version"], manifest["key"], manifest["outline"])
+    return found == (DATA_VERSION, key, outline(data, context))
+
+
+def _damaged_file(path: Path, manifest: Mapping[str, Any], itemsize: int) -> Path | None:
+    """The first file that is not as it was packed.
+
+    The manifest is written last. A file that is not newer is compared by size only; another one is hashed, and then the
+    manifest is made newer, so that it is hashed once.
+    """
+    written = (path / "manifest.json").stat().st_mtime_ns
+    hashed = False
+    for name, sha256 in manifest["sha256"].items():
+        file = path / FILES[name]
+        status = file.stat()
+        if name in manifest["tokens"] and status.st_size != manifest["tokens"][name] * itemsize:
+            return file
+        if status.st_mtime_ns > written:
+            if file_sha256(file) != sha256:
+                return file
+            hashed = True
+    if hashed:
+        # Another user's store may be read-only; it is then hashed once per process.
+        with contextlib.suppress(OSError):
+            os.utime(path / "manifest.json")
+    return None

@@ -1,5 +1,6 @@
 """From the run table of a study to its fit and report."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from analysis.runs.table import RunTable
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
-    from study.tracking.ledger import StudyPaths
-    from study.tracking.mlflow_store import Store
+    from study.tracking.rows import Row
+    from study.tracking.study_paths import StudyPaths
 
 
 def answer(
@@ -22,7 +23,7 @@ def answer(
     runs: "RunTable",
     where: "StudyPaths",
     curves: "pd.DataFrame | None",
-    store: "Store | None" = None,
+    rows: "Mapping[str, Row]",
     ended: str = "",
     measures: "pd.DataFrame | None" = None,
 ) -> "tuple[Fit, Path]":
@@ -34,7 +35,7 @@ def answer(
         runs: its rows.
         where: its paths.
         curves: validation losses by cell and step.
-        store: also holds the rows of other parametrisations, with which the crossings are compared.
+        rows: of the ledger, those of other parametrisations included, with which the crossings are compared.
         ended: why the search ended, a sentence.
         measures: diagnostics of the layers, by cell and step.
     """
@@ -43,7 +44,7 @@ def answer(
     from study.results.parametrisations import parametrisation_shifts
 
     result = fit(runs, entropy=plan.entropy)
-    result = replace(result, shifts=(*result.shifts, *parametrisation_shifts(plan, result, store)))
+    result = replace(result, shifts=(*result.shifts, *parametrisation_shifts(plan, result, rows.values())))
     report = write_report(
         runs,
         result,

@@ -14,7 +14,7 @@ import pytest
 from study.tracking.ledger import Ledger
 from tests.environment import PRIORITY
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.extended]
 ROOT = Path(__file__).parents[2]
 NEEDED = (
     "unshare",

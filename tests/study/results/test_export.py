@@ -363,7 +363,7 @@ def test_a_model_that_huggingface_has_no_class_for_has_no_weights_and_no_advice_
     assert "by hand" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_way_out_for_weights_that_were_not_kept_works(command, tmp_path):
     study = Study(tmp_path, "symbols", cells=slice(0))
     study.table()

@@ -46,7 +46,7 @@ def test_the_grid_beside_a_search_is_that_of_the_spec():
     assert told["search"].grid["flops"].sum() == pytest.approx(sum(p.flops for p in plan.cells) / 3)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     spec = load_spec(SMALL, [*SEARCH, "sensitivity.lr_factors=[0.5]"])
     plan = make_plan(spec)

@@ -138,7 +138,7 @@ def test_the_preset_compares_depths_of_one_width_in_minutes():
     assert plan.device_hours / 2 * 60 < 6, "on two cores, by a cautious estimate"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_preset_shows_the_collapse_and_its_second_run_the_same(tmp_path):
     command = [sys.executable, "-m", "study", "run", "rank-collapse", "--results", str(tmp_path)]
     for value in ("training.steps=30", "training.seeds=1", "resources.slots=1"):

@@ -233,6 +233,7 @@ def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):
     assert [r.info.status for r in (*studies, *trials)] == ["FINISHED"] * 4
 
 
+@pytest.mark.extended
 def test_two_drivers_of_one_study_are_refused(laptop):
     overrides = laptop.overrides([*LONG, "training.seeds=2"])
     process = laptop.start("run", "tiny.yaml", *overrides)
@@ -306,6 +307,7 @@ def _answers(port):
         return False
 
 
+@pytest.mark.extended
 def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(laptop):
     laptop.results.mkdir()
     options = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(laptop.results)]
@@ -336,6 +338,7 @@ def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(la
 WILD = "{L1-d12: 0.03, L1-d22: 0.02, L2-d8: 0.04, L2-d16: 1000}"
 
 
+@pytest.mark.extended
 def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
     wild = ["training.grad_clip=0", f"training.lr={{rule: table, values: {WILD}}}", ALONE]
     done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
@@ -351,6 +354,7 @@ def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
     assert {r.info.status for runs in laptop.runs() for r in runs} == {"FINISHED"}
 
 
+@pytest.mark.extended
 def test_a_study_whose_cells_all_diverge_ends_with_status_1_and_says_so(laptop):
     wild = ["training.lr={rule: fixed, value: 1000}", "training.grad_clip=0", "training.seeds=1", ALONE]
     done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))

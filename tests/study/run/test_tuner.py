@@ -112,7 +112,7 @@ def test_trials_end_each_in_its_own_way_and_ray_stays_silent(tmp_path, capfd):
     assert (out, err) == ("", ""), "the live table must not be broken by a library's chatter"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_tune_pickles_searcher_and_callbacks():
     """Tune pickles them for `Tuner.restore`. When this fails, `_NotPickled` can go."""
     import threading
@@ -165,7 +165,7 @@ def test_trials_run_in_the_order_they_came_and_those_that_ended_are_looked_at_no
     assert [one.asked for one in trials[2:]] == asked
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_tunes_own_scheduler_goes_through_ended_trials():
     """When this fails, Tune's scheduler may do, and `make_scheduler` can go."""
     from ray.tune.schedulers import FIFOScheduler

@@ -7,7 +7,7 @@ import pytest
 from study.tracking.study_paths import StudyPaths
 from tests.study.run.test_study import Laptop
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 SPEC = """
 name: tiny

@@ -329,7 +329,7 @@ def wait_until_free():
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("first", "layouts"),
@@ -391,7 +391,7 @@ def test_a_lost_rank_is_named_and_its_cell_goes_on_from_its_checkpoint(session, 
     wait_for_end({pid for planned in gangs for pid in pids(root, planned.cell.seed)})
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_a_rank_that_is_frozen_between_two_cells_is_replaced(session, root, cells):
     """It was waited for for 300 s, and the cell then lost."""

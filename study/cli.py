@@ -52,7 +52,7 @@ ResultsOption = Annotated[
 ]
 UriOption = Annotated[
     str | None,
-    typer.Option("--uri", help="MLflow store [default: MLFLOW_TRACKING_URI, else the results folder]"),
+    typer.Option("--uri", help="MLflow store; default: MLFLOW_TRACKING_URI, else the results folder"),
 ]
 LevelOption = Annotated[float, typer.Option("--level", help="level of all intervals, between 0 and 1")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document only")]
@@ -66,7 +66,7 @@ CountOption = Annotated[
 ]
 TokensOption = Annotated[
     float | None,
-    typer.Option("--tokens", help="compare at these training tokens [default: the most all shapes have]"),
+    typer.Option("--tokens", help="compare at these training tokens; default: the most all shapes have"),
 ]
 FitOption = Annotated[Path | None, typer.Option("--fit", help="the fit.json of a study")]
 
@@ -171,7 +171,7 @@ def submit(
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="do not follow the log")] = False,
     submission_id: Annotated[
-        str | None, typer.Option("--submission-id", metavar="ID", help="of the job [default: generated]")
+        str | None, typer.Option("--submission-id", metavar="ID", help="ID of the job; default: generated")
     ] = None,
 ) -> None:
     """Run a study on a cluster, as a Ray job, and follow its log."""
@@ -311,7 +311,7 @@ def audit(
     vocabulary: Annotated[
         int | None, typer.Option("--vocabulary", help="with --depth and --width: number of tokens")
     ] = None,
-    law: Annotated[str | None, typer.Option("--law", help="a published law [default: levine2020]")] = None,
+    law: Annotated[str | None, typer.Option("--law", help="a published law; default: levine2020")] = None,
     fit_file: FitOption = None,
     count: Annotated[
         str, typer.Option("--count", help="N of the law: nonembedding (12·L·d²) or exact")

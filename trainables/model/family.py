@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trainables.cell import Recipe, Residual, Shape
-from trainables.errors import InputError
+from trainables.errors import InputError, did_you_mean
 from trainables.layout import Layout
 
 if TYPE_CHECKING:
@@ -189,8 +189,9 @@ def family(name: str) -> ModelFamily:
     """
     if name not in _REGISTERED:
         if name not in family_names():
+            names = family_names()
             raise InputError(
-                f"`network: {name}` is not a model family; choose among {', '.join(family_names())}."
+                f"`training.network` is {name!r}; allowed: {', '.join(names)}{did_you_mean(name, names)}"
             )
         importlib.import_module(f"trainables.model.families.{name}")
     return _REGISTERED[name]()

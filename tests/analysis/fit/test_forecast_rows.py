@@ -21,10 +21,10 @@ def study(seed=0, error=0.01, seeds=3, every=2):
     """A simulated study in which every so many runs of the last seeds are forecasts with an error of their own."""
     generator = np.random.default_rng(seed)
     rows = simulate(TRUTH, SHAPES, seeds, generator)
-    foretold = (rows.index % every == 0) & (rows["seed"] > 0)
-    errors = np.where(foretold, error, 0.0)
+    forecast = (rows.index % every == 0) & (rows["seed"] > 0)
+    errors = np.where(forecast, error, 0.0)
     loss = rows["loss"] + errors * generator.standard_normal(len(rows))
-    return rows.assign(loss=loss, loss_se=errors, status=np.where(foretold, "stopped", "done"))
+    return rows.assign(loss=loss, loss_se=errors, status=np.where(forecast, "stopped", "done"))
 
 
 def reasons(table):
@@ -86,9 +86,9 @@ def test_a_run_that_was_stopped_and_then_trained_to_its_end_counts_by_its_end():
 
 def test_a_fit_says_how_many_losses_are_forecasts():
     found = fit(RunTable.from_frame(study()), draws=100)
-    foretold = int((study()["loss_se"] > 0).sum())
+    forecast = int((study()["loss_se"] > 0).sum())
     assert (
-        f"{foretold} of the {found.used} losses compared are forecasts of runs that were stopped early (standard error "
+        f"{forecast} of the {found.used} losses compared are forecasts of runs that were stopped early (standard error "
         "at most 0.01 nats); every interval allows for it."
     ) in found.warnings
     one = study().assign(loss_se=lambda rows: rows["loss_se"].where(rows.index == 2, 0.0))
@@ -139,25 +139,25 @@ def test_a_table_of_forecasts_alone_has_no_noise_but_their_scatter():
 
 
 def test_with_one_seed_forecasts_do_not_make_the_noise_of_all():
-    gaps: dict[str, list[tuple[float, float, float]]] = {"measured": [], "foretold": [], "dropped": []}
+    gaps: dict[str, list[tuple[float, float, float]]] = {"measured": [], "forecast": [], "dropped": []}
     place = np.array([math.log(TRUTH.crossing(1))])
     for seed in range(40):
         generator = np.random.default_rng(seed)
         rows = simulate(TRUTH, SHAPES, 1, generator)
         errors = np.where(generator.random(len(rows)) < 0.3, 0.04, 0.0)
-        foretold = rows.assign(
+        forecast = rows.assign(
             loss=rows["loss"] + errors * generator.standard_normal(len(rows)), loss_se=errors
         )
-        for name, part in (("measured", rows), ("foretold", foretold), ("dropped", rows[errors == 0])):
+        for name, part in (("measured", rows), ("forecast", forecast), ("dropped", rows[errors == 0])):
             curves = build_curves(part)
             jacobian = curves.smooth.jacobian(1, place) - curves.smooth.jacobian(2, place)
             gap = curves.smooth.loss(1, place) - curves.smooth.loss(2, place)
             noise = math.exp(curves.noise.log_sd)
             gaps[name].append((float(gap[0]), float(jacobian[0] @ curves.covariance @ jacobian[0]), noise))
     found = {name: np.array(values) for name, values in gaps.items()}
-    assert np.median(found["foretold"][:, 2]) < 1.5 * np.median(found["measured"][:, 2])
-    assert np.std(found["foretold"][:, 0]) < 1.3 * np.std(found["dropped"][:, 0])
-    assert np.median(found["foretold"][:, 1]) < 1.7 * np.median(found["dropped"][:, 1])
+    assert np.median(found["forecast"][:, 2]) < 1.5 * np.median(found["measured"][:, 2])
+    assert np.std(found["forecast"][:, 0]) < 1.3 * np.std(found["dropped"][:, 0])
+    assert np.median(found["forecast"][:, 1]) < 1.7 * np.median(found["dropped"][:, 1])
 
 
 def test_simulated_studies_have_the_forecasts_of_the_study():

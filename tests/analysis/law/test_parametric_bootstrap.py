@@ -39,7 +39,7 @@ def test_refits_agree_with_the_inverted_test_where_all_is_well_measured(curves):
     ours, theirs = (
         np.log(np.array(ends)) for ends in (found.items[0].params_interval, again.crossings["1-2"])
     )
-    # The 2.5 % quantile of 120 draws strays by about a third of a standard error; an interval is four of them.
+    # The 2.5 % quantile of 120 draws deviates by about a third of a standard error; an interval is four of them.
     np.testing.assert_allclose(theirs, ours, atol=0.3 * (ours[1] - ours[0]))
     assert again.b_interval[1] - again.b_interval[0] == pytest.approx(
         law.b_interval[1] - law.b_interval[0], rel=0.35

@@ -81,7 +81,7 @@ def test_a_judge_is_sent_to_a_trial_as_it_is():
     assert "judge" not in trial_config(cell.cell, cell.layout, settings)
 
 
-def test_nothing_is_foretold_before_enough_cells_are_done():
+def test_nothing_is_forecast_before_enough_cells_are_done():
     policy, cells, curves = study()
     mine, others = free(policy, cells)[0], [cell for cell in cells if cell is not free(policy, cells)[0]]
     told(policy, others[:11], curves)

@@ -28,7 +28,7 @@ def test_a_study_stops_cells_counts_their_forecasts_and_can_be_trained_to_its_en
     rows = {row["cell"]: row for row in laptop.rows()}
     stopped = {key: row for key, row in rows.items() if row["status"] == "stopped"}
     assert len(rows) == 18
-    assert 2 <= len(stopped) <= 6, "twelve end before any is foretold, and one in ten is not stopped"
+    assert 2 <= len(stopped) <= 6, "twelve end before any is forecast, and one in ten is not stopped"
     for row in stopped.values():
         assert float(row["loss"]) > 0
         assert 0 < 1.96 * float(row["loss_se"]) < 0.5 * float(row["loss"])

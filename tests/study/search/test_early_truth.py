@@ -15,7 +15,7 @@ pytestmark = pytest.mark.extended
 #: Of each setting, a tenth of a second each.
 STUDIES = 80
 #: Share of the FLOPs that each saves, at least, and of the intervals that hold the truth, at most. In the last setting
-#: nine cells in ten may end after a fifth of their steps, where little can be foretold: its intervals are wide, and are
+#: nine cells in ten may end after a fifth of their steps, where little can be forecast: its intervals are wide, and are
 #: only asked not to be too narrow.
 SETTINGS = {
     "forecast": (Setting({"rule": "forecast", "halfwidth": 0.01}), 0.1, 0.99),

@@ -242,8 +242,8 @@ def test_a_cell_that_is_told_to_stop_ends_at_that_evaluation_with_its_forecast(r
     assert (result.step, result.tokens) == (30, 30 * 8 * 32)
     assert result.evaluations == whole.evaluations[:2]
     assert not (tmp_path / "weights").exists()
-    unforetold = train(cell(), data_root=root, stop=stop_at(15))
-    assert (unforetold.status, unforetold.loss, unforetold.loss_se) == ("stopped", None, None)
+    unforecast = train(cell(), data_root=root, stop=stop_at(15))
+    assert (unforecast.status, unforecast.loss, unforecast.loss_se) == ("stopped", None, None)
 
 
 def test_a_cell_is_not_asked_to_stop_at_its_end(root):

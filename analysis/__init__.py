@@ -1,6 +1,4 @@
-"""The answer: what the results of a study mean.
+"""Analyse a table of runs: crossings, threshold law, figures and report.
 
-Knows no torch, no Ray and nothing of the other packages: a table of runs goes in, crossings, a law, figures
-and a report come out. Importing this package is light; numpy, scipy, pandas and matplotlib load with the
-modules that use them, and MLflow only to read an experiment.
+It imports neither torch nor Ray nor the other packages of this project.
 """

@@ -1,4 +1,4 @@
-"""Rows that belong together, without the cost of a data frame: a search groups the same few hundred rows very often."""
+"""Group rows without the cost of a data frame: a search groups the same few hundred rows very often."""
 
 from typing import Any
 

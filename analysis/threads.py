@@ -20,7 +20,7 @@ def single_threaded(function: Callable[Arguments, Result]) -> Callable[Arguments
 
     @wraps(function)
     def limited(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        # Libraries come with imports only; to look for them takes as long as a small fit.
+        # Libraries are loaded by imports only; finding them takes as long as a small fit.
         with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
             return function(*args, **kwargs)
 
@@ -29,5 +29,5 @@ def single_threaded(function: Callable[Arguments, Result]) -> Callable[Arguments
 
 @lru_cache(maxsize=1)
 def _libraries(modules: int) -> ThreadpoolController:
-    """What is loaded while so many modules are."""
+    """The loaded libraries, cached while the number of imported modules is the same."""
     return ThreadpoolController()

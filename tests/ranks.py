@@ -1,8 +1,8 @@
-"""Processes that stay warm between tests, to be the ranks of one gang after another.
+"""A pool of processes that are reused between tests as the ranks of gangs.
 
-A process takes six to ten seconds to import torch, transformers and DeepSpeed; a case of a few steps takes one or two.
-So a whole folder of tests shares one pool, and every case in it meets in a process group of its own: what one case
-leaves behind in DeepSpeed's modules is there for the next, as it is for the trials of a study.
+Importing torch, transformers and DeepSpeed takes six to ten seconds, a case of a few steps one or two. So a folder of
+tests shares one pool, and every case makes its own process group. DeepSpeed's modules keep state between cases, as they
+do between the trials of a study.
 """
 
 import multiprocessing
@@ -16,22 +16,22 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-#: Seconds to wait for the processes to have imported everything, on two busy cores.
+#: Seconds that the imports may take on two busy cores.
 START_SECONDS = 180.0
 #: Seconds a case may take.
 CASE_SECONDS = 120.0
-#: Seconds a rank waits for another inside a case: less than a case may take, so that its own error is what is seen.
-SEAT_SECONDS = 60.0
+#: Seconds a rank waits for another inside a case: less than CASE_SECONDS, so that its own error is reported.
+RANK_SECONDS = 60.0
 
 
 class RankError(Exception):
-    """A rank raised; the message holds the traceback of every rank that did."""
+    """Ranks raised; the message holds their tracebacks."""
 
 
 class Ranks:
-    """A pool of rank processes on this machine, started at the first call and after any that left one unanswered.
+    """A pool of rank processes, started at the first call and again after a call without an answer.
 
-    A function sent to a rank must be defined at the top of a module, and so must its arguments' types.
+    A function sent to a rank, and its arguments' types, must be defined at the top level of a module.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,11 +46,11 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes, by rank; none before the first call."""
+        """Process ids by rank; empty before the first call."""
         return [process.pid or 0 for process, _ in self._workers]
 
     def alone(self, function: Callable[..., Any], *args: Any, rank: int = 0, **kwargs: Any) -> Any:
-        """What `function(*args)` returns in one of the processes, which is in no gang."""
+        """Return `function(*args)` of one process outside any gang."""
         self._start()
         self._send(rank, function, args, kwargs)
         return self._answers([rank], CASE_SECONDS)[0]
@@ -60,32 +60,32 @@ class Ranks:
         size: int,
         function: Callable[..., Any],
         *args: Any,
-        timeout: float = SEAT_SECONDS,
+        timeout: float = RANK_SECONDS,
         patience: float = CASE_SECONDS,
         **kwargs: Any,
     ) -> list[Any]:
-        """What `function(*args, seat=..., meeting=...)` returns in each of the first `size` processes.
+        """Return `function(*args, rank_info=..., rendezvous=...)` of each of the first `size` processes.
 
         Args:
             size: ranks of the gang.
-            function: called in each with its seat, and in rank 0 with the meeting (None elsewhere).
+            function: called with each rank's `RankInfo`, and on rank 0 with the `Rendezvous` (None elsewhere).
             args: positional arguments, the same for all.
-            timeout: of the seats, seconds.
-            patience: seconds until an answer must have come.
+            timeout: seconds that a rank waits for another.
+            patience: seconds until all must have answered.
             kwargs: keyword arguments, the same for all.
 
         Raises:
-            RankError: a rank raised, or died.
-            TimeoutError: a rank gave no answer; all processes were ended.
+            RankError: a rank raised or died.
+            TimeoutError: a rank did not answer; all processes were killed.
         """
         self._start()
-        port = self.alone(_open_meeting)
+        port = self.alone(_open_port)
         for rank in range(size):
-            self._send(rank, _take_seat, (function, rank, size, port, timeout, args, kwargs), {})
+            self._send(rank, _join, (function, rank, size, port, timeout, args, kwargs), {})
         return self._answers(list(range(size)), patience)
 
     def close(self) -> None:
-        """End all processes, however busy."""
+        """Kill all processes."""
         for process, connection in self._workers:
             connection.close()
             process.kill()
@@ -136,17 +136,17 @@ class Ranks:
         return answers
 
 
-#: The port this process holds as rank 0 of the next gang.
-_meeting: Any = None
+#: The open port of this process as rank 0 of the next gang.
+_rendezvous: Any = None
 
 
 def _serve(connection: Connection) -> None:
     """Answer calls until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = "1"
-    # Four ranks on gloo also where there is one GPU.
+    # Use gloo even on a machine with a GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    import trainables.train.loop  # noqa: F401  # everything a case needs, once
+    import trainables.train.loop  # noqa: F401  # import what cases need
     from trainables.ranks.process_group import import_deepspeed, leave
 
     import_deepspeed()
@@ -159,22 +159,22 @@ def _serve(connection: Connection) -> None:
         try:
             function, args, kwargs = pickle.loads(message)
             answer = pickle.dumps((True, function(*args, **kwargs)))
-        except Exception:  # noqa: BLE001  # handed to the test, which raises
+        except Exception:  # noqa: BLE001  # raised in the test
             answer = pickle.dumps((False, traceback.format_exc()))
-            leave()  # so that the others see at once that this rank is gone
+            leave()  # so that the others notice at once
         connection.send_bytes(answer)
 
 
-def _open_meeting() -> int:
+def _open_port() -> int:
     from trainables.ranks.process_group import Rendezvous
 
-    global _meeting
-    _meeting = Rendezvous()
-    port: int = _meeting.port
+    global _rendezvous
+    _rendezvous = Rendezvous()
+    port: int = _rendezvous.port
     return port
 
 
-def _take_seat(
+def _join(
     function: Callable[..., Any],
     rank: int,
     size: int,
@@ -186,4 +186,4 @@ def _take_seat(
     from trainables.ranks.process_group import RankInfo
 
     rank_info = RankInfo(rank, size, "127.0.0.1", port, timeout)
-    return function(*args, rank_info=rank_info, rendezvous=None if rank else _meeting, **kwargs)
+    return function(*args, rank_info=rank_info, rendezvous=None if rank else _rendezvous, **kwargs)

@@ -27,7 +27,8 @@ PAGES = (
 #: Commands that cannot be run as they stand, and what runs them instead.
 ELSEWHERE = {
     "make test": "is what runs this; .ci/run calls it from a bare checkout",
-    "make test-slow": "as above",
+    "make test-gate": "as above",
+    "make test-all": "as above, and the extended tests",
     "make lint": "as above",
     "make study": "test_quickstart.py, by the same target",
     "interplay run quickstart": "test_quickstart.py, through `make study`",
@@ -193,3 +194,22 @@ def test_paths_named_in_the_pages_exist():
             assert (ROOT / path).exists(), f"{page} names {path}"
         for link in re.findall(r"\]\(((?!http)[^)]+)\)", text):
             assert ((ROOT / page).parent / link).exists(), f"{page} links {link}"
+
+
+def test_each_walk_names_existing_files_once() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Three walks")[1].split("\n## ")[0]
+    steps = re.findall(r"^(\d+)\. `([\w/.]+)`", section, re.M)
+    starts = [index for index, (number, _) in enumerate(steps) if number == "1"]
+    walks = [[path for _, path in steps[a:b]] for a, b in zip(starts, [*starts[1:], len(steps)], strict=True)]
+    assert len(walks) == 3
+    for walk in walks:
+        assert len(walk) <= 10
+        assert len(set(walk)) == len(walk)
+        assert all((ROOT / path).is_file() for path in walk)
+
+
+def test_the_structure_names_existing_folders() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Structure")[1].split("\n## ")[0]
+    named = re.findall(r"`((?:study|analysis|trainables)/[\w/.]+)`", section)
+    assert len(named) > 15
+    assert all((ROOT / path).exists() for path in named)

@@ -1,5 +1,5 @@
-"""The one: how a single cell is trained. Knows no Ray and no MLflow, so it runs by hand or under any scheduler.
+"""Train a single cell, independent of Ray and MLflow.
 
-This package's import is light on purpose: `study plan` reads cells and data specs in milliseconds.
-torch, transformers and deepspeed are imported inside the modules that train.
+The import of this package is light, because `interplay plan` reads cells and data specs; only the modules that train
+import torch, transformers and DeepSpeed.
 """

@@ -1,8 +1,8 @@
 """Train one cell by hand, without Ray or MLflow: `python -m trainables CELL.json`.
 
-The cell file is a `trainables.cell.Cell` as JSON. The result is printed as JSON; progress goes to stderr. A second
-call goes on from the newest checkpoint. Over several ranks: `torchrun --nproc-per-node 2 -m trainables CELL.json`
-shares each batch among two, and with `--tensor-parallel 2` each matrix.
+The cell file is a `trainables.cell.Cell` as JSON. Prints the result as JSON and progress on stderr. Run it again to
+resume from the newest checkpoint. `torchrun --nproc-per-node 2 -m trainables CELL.json` shares each batch among two
+ranks, and with `--tensor-parallel 2` each matrix.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from trainables.model.family import family
 from trainables.progress import Progress
 from trainables.record import Keep, refuse_filled
 
-#: Ranks of one machine differ by no more in the time they take to start.
+#: Longest difference between the start-up times of ranks on one machine, in seconds.
 REFUSAL_SECONDS = 15.0
 
 
@@ -32,38 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainables", description="Train one cell and print its result."
     )
-    parser.add_argument("cell", type=Path, help="a cell as JSON")
-    parser.add_argument(
-        "--data", type=Path, default=Path("results/data"), help="folder of packed token stores"
-    )
-    parser.add_argument("--checkpoints", help="folder or URI of this cell's checkpoints; none by default")
-    parser.add_argument("--checkpoint-every", type=float, default=30.0, help="seconds between checkpoints")
-    parser.add_argument(
-        "--weights", type=Path, help="folder to write the model to when it is done; none by default"
-    )
-    parser.add_argument("--evaluations", type=int, default=4, help="evaluations during the cell")
-    parser.add_argument(
-        "--diagnostics",
-        nargs="*",
-        choices=DIAGNOSTICS,
-        default=(),
-        help="what to measure of the layers before the first step and at each evaluation; nothing by default",
-    )
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
-    parser.add_argument(
-        "--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage; by default the cheapest that is right"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("cell", type=Path, help="a cell as JSON")
+    add("--data", type=Path, default=Path("results/data"), help="folder of packed token stores")
+    add("--checkpoints", help="folder or URI of this cell's checkpoints; none by default")
+    add("--checkpoint-every", type=float, default=30.0, help="seconds between checkpoints")
+    add("--weights", type=Path, help="folder to write the model to when it is done; none by default")
+    add("--evaluations", type=int, default=4, help="evaluations during the cell")
+    measured = "what to measure before the first step and at each evaluation; nothing by default"
+    add("--diagnostics", nargs="*", choices=DIAGNOSTICS, default=(), help=measured)
+    add("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
+    add("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage; by default the cheapest correct one")
+    add(
         "--micro-batch",
         type=int,
-        help="sequences a group of ranks works on at once; by default all of its share",
+        help="sequences that a group processes at once; by default all of its share",
     )
-    parser.add_argument(
-        "--activation-checkpointing", action="store_true", help="keep no activations inside a layer"
-    )
-    parser.add_argument(
-        "--shard-vocabulary", action="store_true", help="also share the embedding among tensor-parallel ranks"
-    )
+    add("--activation-checkpointing", action="store_true", help="keep no activations inside a layer")
+    vocabulary = "also share the embedding among tensor-parallel ranks"
+    add("--shard-vocabulary", action="store_true", help=vocabulary)
     options = parser.parse_args(arguments)
     try:
         cell = read_cell(options.cell)
@@ -88,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             diagnostics=options.diagnostics,
             report=_show,
         )
-        # A rank that exits with its connections open is, to the others, one that was lost.
+        # A rank that exits with open connections counts as lost.
         leave()
     except (InputError, ConnectionError) as error:
         return _refuse(error)
@@ -98,9 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(error: InputError | ConnectionError) -> int:
-    """Say what is wrong with the input, once a machine however many ranks it has, and return the exit status.
+    """Print an input error once per machine and return the exit status.
 
-    A launcher ends all ranks at the first that ends: the others leave the one that speaks the time to do so.
+    A launcher ends all ranks when the first one exits, so the others wait until the error is printed.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -110,7 +97,7 @@ def _refuse(error: InputError | ConnectionError) -> int:
 
 
 def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
-    """The layout of the options over as many ranks as the launcher has started."""
+    """Return the layout of the options over the ranks that the launcher started."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     degree = options.tensor_parallel
     if degree < 1 or ranks % degree:
@@ -135,7 +122,7 @@ def read_cell(path: Path) -> Cell:
     """Read a cell file.
 
     Raises:
-        InputError: the file is missing, or is no cell; every wrong key is named.
+        InputError: the file is missing or is not a cell; names every wrong key.
     """
     try:
         return Cell.model_validate_json(path.read_text(encoding="utf-8"))
@@ -159,10 +146,10 @@ def _show(progress: Progress) -> None:
 
 
 def end(status: int) -> NoReturn:
-    """End the process with this status; one of several ranks at once, when all that it wrote is out.
+    """Flush the output and exit; with several ranks without Python's shutdown.
 
-    After ZeRO 3 torch (2.13) keeps the engine, and with it threads of gloo. They race with the process's end, which is
-    then now and then SIGABRT ("terminate called without an active exception") although the cell was trained.
+    After ZeRO 3 torch 2.13 keeps gloo's threads, which race with the shutdown and sometimes raise SIGABRT ("terminate
+    called without an active exception") after the cell was trained.
     """
     sys.stdout.flush()
     sys.stderr.flush()

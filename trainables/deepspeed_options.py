@@ -1,7 +1,7 @@
-"""DeepSpeed's own options in a recipe: the top-level keys that are allowed, and a check by DeepSpeed of what is inside.
+"""Check of DeepSpeed's own options in a recipe.
 
-DeepSpeed ignores a top-level key it does not know and accepts any value of some it knows; only the keys inside its
-pydantic sections are checked. So the top level is checked here against a list, and the rest by DeepSpeed itself.
+DeepSpeed ignores unknown top-level keys and checks only the keys inside its pydantic sections. So the top level is
+checked here against a list of allowed keys, and the rest by DeepSpeed.
 """
 
 import json
@@ -9,16 +9,16 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainables.errors import InputError, near_misses
+from trainables.errors import InputError, did_you_mean
 
 #: Allowed top-level keys and their values: a section that DeepSpeed checks (None), a type, the keys of a section that
-#: DeepSpeed does not check, or the values that make sense here.
+#: DeepSpeed does not check, or the allowed values.
 ALLOWED: Mapping[str, Any] = {
     "zero_optimization": None,
     "communication_data_type": ("fp32", "bf16", "fp16"),
     "prescale_gradients": bool,
     "gradient_predivide_factor": float,
-    # The default is the weights' own precision; fp16 is not trained, and bf16 sums of fp32 gradients are refused.
+    # The default is the precision of the weights; fp16 is not supported, and bf16 sums of fp32 gradients are refused.
     "data_types": {"grad_accum_dtype": ("fp32",)},
     "zero_allow_untested_optimizer": bool,
     "zero_force_ds_cpu_optimizer": bool,
@@ -32,7 +32,8 @@ SET_BY: Mapping[str, str] = {
     "train_batch_size": _BATCH,
     "train_micro_batch_size_per_gpu": _BATCH,
     "gradient_accumulation_steps": _BATCH,
-    "optimizer": "`training.optimizer`, `training.lr`, `training.betas`, `training.epsilon` and `training.weight_decay`",
+    "optimizer": "`training.optimizer`, `training.lr`, `training.betas`, "
+    "`training.epsilon` and `training.weight_decay`",
     "scheduler": "`training.lr`, `training.warmup` and `training.min_lr_ratio`",
     "gradient_clipping": "`training.grad_clip`",
     "bf16": "`training.precision`",
@@ -45,8 +46,8 @@ SET_BY: Mapping[str, str] = {
     "zero_optimization.stage": "`resources.zero`",
 }
 
-#: Keys inside `zero_optimization` that DeepSpeed takes and a cell may not have: the norm of the gradient is recorded, a
-#: resumed cell must end with the same bits, and nothing is compiled in a trial.
+#: Keys of `zero_optimization` that are refused: they would break recorded gradient norms or exact resume, or need a
+#: compiler.
 ZERO_REFUSED = frozenset(
     {
         "compute_grad_norm",
@@ -61,10 +62,10 @@ ZERO_REFUSED = frozenset(
 
 
 def check_names(options: Mapping[str, Any]) -> None:
-    """Refuse options that are not allowed; loads no library.
+    """Refuse options that are not allowed, without importing DeepSpeed.
 
     Raises:
-        ValueError: names the key, the reason and what to write instead.
+        ValueError: names the key, the reason and the fix.
     """
     try:
         json.dumps(options, allow_nan=False)
@@ -99,10 +100,10 @@ def check_names(options: Mapping[str, Any]) -> None:
 
 
 def check_options(options: Mapping[str, Any], zero: int) -> None:
-    """Refuse options whose nested keys or values DeepSpeed does not take at a ZeRO stage; imports DeepSpeed.
+    """Refuse options that DeepSpeed itself refuses at a ZeRO stage; imports DeepSpeed.
 
     Raises:
-        InputError: names the key that is wrong.
+        InputError: names the wrong key.
     """
     from pydantic import ValidationError
 
@@ -132,7 +133,7 @@ def check_options(options: Mapping[str, Any], zero: int) -> None:
 
 
 def _imported_quietly() -> Any:
-    """DeepSpeed, without its message on stdout that there is no accelerator; a later import may find one."""
+    """Import DeepSpeed without its message on stdout about a missing accelerator."""
     import torch
 
     from trainables.ranks.process_group import import_deepspeed
@@ -168,8 +169,6 @@ def _check_value(path: str, value: Any, wanted: Any) -> None:
 
 
 def _nearest(key: str) -> str:
-    """The nearest allowed key, else all of them."""
-    close = near_misses(key, [*ALLOWED, *SET_BY], cutoff=0.75)
-    if close:
-        return f" (did you mean `{close[0]}`?)"
-    return f"; allowed: {', '.join(ALLOWED)}. Options of ZeRO go into `zero_optimization`"
+    """Return a hint with the nearest allowed key, else all of them."""
+    allowed = f"; allowed: {', '.join(ALLOWED)}. Options of ZeRO go into `zero_optimization`"
+    return did_you_mean(key, [*ALLOWED, *SET_BY]) or allowed

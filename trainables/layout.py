@@ -1,4 +1,4 @@
-"""Layout: how a cell is spread over devices. It changes no loss beyond rounding, so it is in no cell's key."""
+"""Layout: how a cell is distributed over devices. It changes losses by rounding only, so no cell's key contains it."""
 
 from typing import Literal, Self
 
@@ -11,10 +11,10 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 
 class Layout(Frozen):
-    """How many ranks train a cell, and what each of them holds.
+    """The ranks that train a cell, and what each of them holds.
 
-    The `tensor_parallel` ranks of one group share every matrix and read the same sequences; `data_parallel` such
-    groups share the batch. Rank r is shard r mod `tensor_parallel` of group r div `tensor_parallel`.
+    The `tensor_parallel` ranks of a group share every matrix and read the same sequences; `data_parallel` such groups
+    share the batch. Rank r is shard r mod `tensor_parallel` of group r div `tensor_parallel`.
     """
 
     tensor_parallel: int = Field(
@@ -25,7 +25,7 @@ class Layout(Frozen):
         default=0, description="what the groups share of optimizer (1), gradients (2) and weights (3)"
     )
     micro_batch: int | None = Field(
-        default=None, ge=1, description="sequences a group works on at once; all of its share where None"
+        default=None, ge=1, description="sequences that a group processes at once; None: all of its share"
     )
     activation_checkpointing: bool = Field(
         default=False, description="keep no activations inside a layer: backward computes them again"
@@ -38,64 +38,64 @@ class Layout(Frozen):
     def _consistent(self) -> Self:
         if self.shard_vocabulary and self.tensor_parallel == 1:
             raise ValueError(
-                "shard_vocabulary shares the embedding among tensor-parallel ranks, and there is one"
+                "shard_vocabulary shares the embedding among tensor-parallel ranks, but there is only one"
             )
         return self
 
     @property
     def ranks(self) -> int:
-        """Devices of the whole gang."""
+        """Number of ranks."""
         return self.tensor_parallel * self.data_parallel
 
     def share(self, recipe: Recipe) -> int:
-        """Sequences of a step that one group trains on."""
+        """Sequences of one group per step."""
         return recipe.batch // self.data_parallel
 
     def sequences(self, recipe: Recipe) -> int:
-        """Sequences that a group works on at once."""
+        """Sequences that a group processes at once (the micro-batch)."""
         return self.micro_batch or self.share(recipe)
 
     def pieces(self, recipe: Recipe) -> int:
-        """Micro-batches whose gradients a step adds up."""
+        """Micro-batches per step."""
         return self.share(recipe) // self.sequences(recipe)
 
     def check(self, shape: Shape, recipe: Recipe) -> None:
-        """Refuse a layout that this cell cannot be trained in.
+        """Check that a cell can be trained in this layout.
 
         Raises:
-            InputError: names both numbers that do not go together, and the way out.
+            InputError: names the conflicting numbers and the fix.
         """
         if shape.heads % self.tensor_parallel:
             finer = shape.width % 64 == 0 and shape.width // 64 > shape.heads
             more = "`frontier.head_dim: 64`" if finer else "a smaller `frontier.head_dim`"
             raise InputError(
                 f"tensor_parallel {self.tensor_parallel} does not divide the {shape.heads} heads of depth "
-                f"{shape.depth}, width {shape.width}: every rank must have as many heads as the others. Take a divisor "
-                f"of {shape.heads}, or in a spec `auto`, or `{{min_width: {{{self.tensor_parallel}: WIDTH}}}}` for the "
-                f"shapes that have enough heads, or give the shapes more heads ({more} in place of `heads`)."
+                f"{shape.depth}, width {shape.width}: every rank must have equally many heads. Use a divisor of "
+                f"{shape.heads}, or in a spec `auto`, or `{{min_width: {{{self.tensor_parallel}: WIDTH}}}}` for shapes "
+                f"with enough heads, or give the shapes more heads ({more} in place of `heads`)."
             )
         if recipe.batch % self.data_parallel:
             raise InputError(
-                f"data_parallel {self.data_parallel} does not divide the batch of {recipe.batch} sequences. Take a "
+                f"data_parallel {self.data_parallel} does not divide the batch of {recipe.batch} sequences. Use a "
                 f"divisor of {recipe.batch}, or another batch."
             )
         if self.share(recipe) % self.sequences(recipe):
             raise InputError(
                 f"micro_batch {self.micro_batch} does not divide the {self.share(recipe)} sequences of a group "
-                f"(a batch of {recipe.batch} over data_parallel {self.data_parallel}). Take a divisor of "
+                f"(a batch of {recipe.batch} over data_parallel {self.data_parallel}). Use a divisor of "
                 f"{self.share(recipe)}."
             )
         if recipe.precision == "bf16" and self.zero == 0:
             raise InputError(
-                "bf16 cannot be trained at ZeRO stage 0, where DeepSpeed trains it badly and reports a wrong norm of "
-                "the gradient under tensor parallelism. Take stage 1, 2 or 3."
+                "bf16 cannot be trained at ZeRO stage 0, where DeepSpeed loses precision and reports a wrong gradient "
+                "norm under tensor parallelism. Use stage 1, 2 or 3."
             )
 
 
 def default_zero(precision: Precision, ranks: int) -> ZeroStage:
-    """The cheapest stage that is right: 0 for one rank in fp32, else 1.
+    """Return the cheapest correct stage: 0 for one rank in fp32, else 1.
 
-    bf16 at stage 0 is off by 3e-2 in loss after 20 steps, and its norm under tensor parallelism is wrong; in fp32
-    stage 0 has no norm at all (DeepSpeed issue 7255).
+    With bf16 stage 0 changes the loss by 3e-2 after 20 steps, and its gradient norm under tensor parallelism is wrong;
+    with fp32 it has no norm (DeepSpeed issue 7255).
     """
     return 1 if precision == "bf16" or ranks > 1 else 0

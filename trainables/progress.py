@@ -1,4 +1,4 @@
-"""What a cell reports while it trains, and what it has when it ends."""
+"""Progress reports of a cell in training, and its final result."""
 
 from typing import Literal
 
@@ -6,17 +6,17 @@ from pydantic import BaseModel, ConfigDict
 
 
 def evaluation_steps(steps: int, evaluations: int) -> tuple[int, ...]:
-    """The steps after which a cell of so many steps is evaluated: evenly spaced, the last one among them."""
+    """Return the steps after which a cell is evaluated: evenly spaced, including the last step."""
     return tuple(sorted({round(steps * (i + 1) / evaluations) for i in range(evaluations)} - {0} | {steps}))
 
 
 class _Record(BaseModel):
-    # JSON has no NaN; as `null` it would not be read back, and a diverging cell is an outcome to be told.
+    # JSON has no NaN, and results of diverged cells must be readable.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Point(_Record):
-    """One point of the training curve: means over the steps since the point before."""
+    """A point of the training curve: means over the steps since the previous point."""
 
     step: int
     train_loss: float
@@ -26,9 +26,9 @@ class Point(_Record):
 
 
 class Evaluation(_Record):
-    """What was measured on the fixed validation set: the loss, in nats per token, and whatever else was asked for.
+    """Loss on the validation set in nats per token, and other measures.
 
-    `measures` are numbers by name, such as `accuracy`; of what each layer has, `NAME/LAYER`, layers from 1 on.
+    `measures` are numbers by name, such as `accuracy`, or `NAME/LAYER` per layer, counted from 1.
     """
 
     step: int
@@ -37,7 +37,7 @@ class Evaluation(_Record):
 
 
 class Progress(_Record):
-    """What is new since the last report."""
+    """Progress since the last report."""
 
     step: int
     steps: int
@@ -45,11 +45,11 @@ class Progress(_Record):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     start: dict[str, float] = {}
-    """Measures of the model before its first step, named as those of an `Evaluation`; in the first report alone."""
+    """Measures before the first step, named as in `Evaluation`; only in the first report."""
 
 
 class Ending(_Record):
-    """Why a cell is to end before its last step, and what its final loss would have been, where that can be told."""
+    """Why a cell ends before its last step, and a forecast of its final loss if there is one."""
 
     reason: str
     loss: float | None = None
@@ -57,10 +57,9 @@ class Ending(_Record):
 
 
 class Result(_Record):
-    """How a cell ended. `done` has a finite loss; `diverged` and `stopped` are outcomes too, with the reason.
+    """The result of a cell: `done` with a finite loss, or `diverged` or `stopped` with a reason.
 
-    The loss of a cell that was stopped is a forecast with the standard error `loss_se`, both in nats per token; None
-    where there is none.
+    The loss of a stopped cell is a forecast, if any, with the standard error `loss_se`, both in nats per token.
     """
 
     status: Literal["done", "diverged", "stopped"]
@@ -86,4 +85,4 @@ class Result(_Record):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     start: dict[str, float] = {}
-    """Measures of the model before its first step, and of that step, named as those of an `Evaluation`."""
+    """Measures before and of the first step, named as in `Evaluation`."""

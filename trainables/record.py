@@ -1,4 +1,4 @@
-"""What the weights in a folder are: the record beside HuggingFace's own files. Light: it needs no torch."""
+"""The record of exported weights, stored beside HuggingFace's files. Imports no torch."""
 
 import hashlib
 import importlib.metadata
@@ -20,16 +20,16 @@ RECORD = "interplay.json"
 
 @dataclass(frozen=True)
 class Keep:
-    """Where the final weights of a cell go, and what is recorded with them."""
+    """Where to keep the final weights of a cell."""
 
     folder: str | Path
-    """Folder or URI; made as a whole, or not at all; what was there before is replaced."""
+    """Folder or URI; replaced atomically."""
     revision: str | None = None
-    """Of the code that trained the cell."""
+    """Revision of the code, for the record."""
 
 
 class FileSum(BaseModel):
-    """What a file held when it was written."""
+    """Size and SHA-256 of a file when it was written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,15 +38,15 @@ class FileSum(BaseModel):
 
 
 class Record(BaseModel):
-    """What the weights in a folder are: `interplay.json` beside them."""
+    """The contents of `interplay.json`: the cell and training that gave the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
-    """Of the cell."""
+    """The cell's key."""
     cell: Cell
     loss: float
-    """Validation loss of these very weights, nats per token."""
+    """Validation loss of these weights, nats per token."""
     step: int
     tokens: int
     vocabulary: int
@@ -56,16 +56,16 @@ class Record(BaseModel):
     entropy: float | None
     bytes_per_token: float | None
     tokenizer: Literal["bytes", "bpe"] | None
-    """None where tokens are symbols and no text."""
+    """None if tokens are symbols, not text."""
     layout: Layout
     revision: str | None
     versions: dict[str, str]
     files: Mapping[str, FileSum]
-    """Every other file of the folder, by name."""
+    """All other files of the folder, by name."""
 
 
 class RecordError(InputError):
-    """A folder holds no record, or one that cannot be read."""
+    """A folder has no readable record."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; {fix}.")
@@ -73,17 +73,17 @@ class RecordError(InputError):
 
 
 def read_record(folder: Path) -> Record:
-    """Return what the weights in a folder are.
+    """Read the record of a folder of weights.
 
     Raises:
-        RecordError: the folder holds no record, or one that cannot be read.
+        RecordError: it is missing or cannot be read.
     """
     path = folder / RECORD
     try:
         return Record.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        what = f"{folder} holds no weights of a cell, for {path.name} cannot be read ({error.strerror})"
-        raise RecordError(what, "name a folder that `--weights` has written") from error
+        what = f"{folder} holds no weights of a cell: {path.name} cannot be read ({error.strerror})"
+        raise RecordError(what, "use a folder that `--weights` has written") from error
     except (ValidationError, UnicodeDecodeError, InputError) as error:
         raise RecordError(
             f"{path} is damaged, or of another version of Interplay",
@@ -92,25 +92,25 @@ def read_record(folder: Path) -> Record:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide what weights and checkpoints hold."""
+    """Return the versions of the libraries that determine the contents of weights and checkpoints."""
     return {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "transformers")}
 
 
 def sum_files(folder: Path) -> dict[str, FileSum]:
-    """Return what the files of a folder hold, by name, the record left out."""
+    """Return size and SHA-256 of a folder's files by name, without the record."""
     return {path.name: _sum(path) for path in sorted(folder.iterdir()) if path.name != RECORD}
 
 
 def damage(folder: Path, record: Record) -> str | None:
-    """Say which file of a folder is not what it was when it was written, and how; None where all are.
+    """Return which file of a folder differs from its record and how; None if all are intact.
 
-    Reads all of them: safetensors opens, and HuggingFace loads, weights in which a bit was flipped.
+    Reads every file, because HuggingFace loads weights with a flipped bit without an error.
     """
     for name, written in record.files.items():
         path = folder / name
         try:
             found = path.stat().st_size
-            # The size first: it is known at once, and says more than a checksum.
+            # Compare sizes first: fast, and a clearer message than a checksum.
             if found != written.bytes:
                 return f"{path} has {found:,} bytes and was written with {written.bytes:,}"
             if _sum(path) != written:
@@ -127,10 +127,10 @@ def _sum(path: Path) -> FileSum:
 
 
 def refuse_filled(folder: Path, option: str) -> None:
-    """Refuse to write into a folder that holds anything; a link is the folder it names, there or not.
+    """Refuse to write into a folder that is not empty; links are followed.
 
     Raises:
-        InputError: names the folder and the way out.
+        InputError: names the folder and the fix.
     """
     real = Path(os.path.realpath(folder))
     if real.is_dir() and not any(real.iterdir()):
@@ -138,6 +138,5 @@ def refuse_filled(folder: Path, option: str) -> None:
     if real.exists() or real.is_symlink():
         what = "holds files already" if real.is_dir() else "is a file"
         raise InputError(
-            f"{option} {folder} {what}, and a model needs a folder of its own; name one that is empty or not there "
-            "yet, or remove it first."
+            f"{option} {folder} {what}, and a model needs its own folder; name an empty or new one, or remove it first."
         )

@@ -1,4 +1,4 @@
-"""The best depth of each measured budget, straight from the data: no law, no extrapolation."""
+"""The best depth of each measured budget, from the curves alone: no law, no extrapolation."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class DepthAt:
     """One depth at one budget.
 
     Attributes:
-        loss, se: on the depth's curve, nats a token; `se` None when the noise is not known.
+        loss, se: on the depth's curve, nats per token; `se` is None if the noise is not known.
         excess: loss above the best depth, `z` the same in paired standard errors.
     """
 
@@ -39,8 +39,7 @@ class BestShape:
         budget: as planned (or the geometric mean of a group of sizes).
         params: the N at which the losses are compared, covered by all `shapes`.
         depth, width, loss: of the depth with the lowest loss.
-        near: all depths that cannot be told from it (|z| < 2), itself included; None when the noise is not
-            known.
+        near: all depths that do not differ from it (|z| < 2), itself included; None if the noise is not known.
         shapes: every depth measured there, by depth.
     """
 

@@ -116,16 +116,16 @@ class Curves(ShapeMeans):
 
     @cached_property
     def covariance(self) -> Floats:
-        """(parameters, parameters) of the curves; NaN when the noise is not known."""
+        """(parameters, parameters) of the curves; NaN if the noise is not known."""
         root = self._roots
         return np.asarray(root @ root.T)
 
     @cached_property
     def errors(self) -> tuple[Floats, Floats]:
-        """Standard deviations of the points' means by independent cause, nats a token; NaN when the noise is not known.
+        """Standard deviations of the points' means by independent cause, nats per token; NaN if the noise is not known.
 
         Returns:
-            (points, seeds): what each seed gives to all its shapes; (points,): each point's own.
+            (points, seeds): the error that each seed adds to all its shapes; (points,): each point's own.
         """
         rho = self.noise.correlation
         sd = self.noise.sd_at(self.mean)
@@ -134,15 +134,15 @@ class Curves(ShapeMeans):
 
     @cached_property
     def _roots(self) -> Floats:
-        """(parameters, seeds + points): a root of the covariance, one column an independent error."""
+        """(parameters, seeds + points): a root of the covariance, one column per independent error."""
         shared, own = self.errors
         return np.hstack([self.solve @ shared, self.solve * own])
 
     def loss(self, depth: int, x: Floats) -> Floats:
-        """Nats a token on the curve of `depth` at ln N = x.
+        """Nats per token on the curve of `depth` at ln N = x.
 
         Raises:
-            ValueError: x lies outside the points of the depth; nothing is extrapolated here.
+            ValueError: x lies outside the points of the depth.
         """
         self._inside(depth, x)
         return self.smooth.loss(depth, x)
@@ -157,7 +157,7 @@ class Curves(ShapeMeans):
         return self.smooth.jacobian(depth, x)
 
     def both(self, depth: int, x: Floats) -> tuple[Floats, Floats]:
-        """`loss` and `jacobian`, for half the work.
+        """`loss` and `jacobian` in half the time.
 
         Raises:
             ValueError: as `loss`.
@@ -171,13 +171,13 @@ class Curves(ShapeMeans):
             raise ValueError(f"depth {depth} is measured on [{low:g}, {high:g}] in ln N, not at {x}")
 
     def draws(self, count: int, generator: np.random.Generator) -> Floats:
-        """(count, parameters): what to add to the parameters for losses as they might have come out with other seeds.
+        """(count, parameters): draws of the error of the parameters.
 
-        A parametric and hierarchical bootstrap: what a seed gives to all its shapes is drawn once a seed and shared,
-        so pairing is kept; each shape's own noise and lack of fit are drawn beside it; the scale is drawn from its own
-        uncertainty (scaled inverse chi²), which gives the tails of a t distribution. Resampling the seed labels
-        themselves, which have only two degrees of freedom when there are three, was measured: its nominal 95 %
-        interval covered the true crossing in 74 % of simulated three-seed studies, and in 48 % with two seeds.
+        A parametric and hierarchical bootstrap: the error of a seed is drawn once and shared by its shapes, so pairing
+        is kept; each shape's own noise and misfit are drawn too; the scale is drawn from its own uncertainty (scaled
+        inverse chi²), which gives the tails of a t distribution. Resampling the seeds themselves, with two degrees of
+        freedom for three seeds, is too optimistic: its nominal 95 % interval covered the true crossing in 74 % of
+        simulated three-seed studies, and in 48 % with two seeds.
 
         Raises:
             ValueError: the noise is not known.
@@ -191,7 +191,7 @@ class Curves(ShapeMeans):
         return np.asarray(scale * (generator.standard_normal((count, len(values))) @ root.T))
 
     def summary(self) -> dict[str, Any]:
-        """For the fit file: family, exponents, lack of fit."""
+        """For the fit file: family, exponents, misfit."""
         alphas = {str(depth): curve.alpha for depth, curve in self.smooth.curves.items()}
         return {
             "family": self.smooth.family,

@@ -1,11 +1,11 @@
-"""Seed noise: its size pooled over shapes as a function of the loss, and what the shapes of one seed share.
+"""Seed noise: its size pooled over shapes as a function of the loss, and the correlation of shapes with one seed.
 
 The data model is y[p, s] = f(p) + σ(f)·(sqrt(ρ)·u[s] + sqrt(1-ρ)·e[p, s]) with p a shape, s a seed, u and e standard
-normal. σ is pooled over all shapes as a power of the loss, because three seeds say next to nothing about the noise of
-one shape (2 degrees of freedom) while fifteen shapes together say enough (about 30). ρ is what shapes trained with the
-same seed share (data order); it cancels in the gap between two depths, which is why seeds are paired.
+normal. σ is pooled over all shapes as a power of the loss, because three seeds of one shape give only 2 degrees of
+freedom, fifteen shapes together about 30. ρ is the share of the variance that shapes trained with the same seed have in
+common (data order). It cancels in the gap between two depths, which is why seeds are paired.
 
-Where no shape has two seeds the scatter about the curves is all there is: `from_residuals` takes it for the noise.
+If no shape has two seeds, `from_residuals` estimates the noise from the scatter about the curves.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Source = Literal["none", "seeds", "residuals"]
 
-#: Shapes with two or more seeds from which a trend of the noise with the loss is estimated; below it, one σ for all.
+#: Fewest shapes with two or more seeds for a trend of the noise with the loss; with fewer, one σ for all.
 SHAPES_FOR_TREND = 6
-#: Range of ln loss below which no trend is looked for: 5 % of difference in loss says nothing about one.
+#: Smallest range of ln loss for a trend.
 LEAST_RANGE = 0.05
 
 
@@ -28,13 +28,13 @@ class Noise:
     """Standard deviation of one seed's loss, pooled over shapes.
 
     Attributes:
-        source: `seeds` (replicates), `residuals` (one seed: scatter about the curves) or `none` (nothing can be said).
+        source: `seeds` (replicates), `residuals` (one seed: scatter about the curves) or `none` (no estimate).
         dof: degrees of freedom of the pooled estimate.
-        log_sd: ln σ at the centre, σ in nats a token.
+        log_sd: ln σ at the centre, σ in nats per token.
         slope: of ln σ in ln loss.
         centre: in ln loss.
         correlation: ρ, share of the variance common to all shapes of one seed.
-        seeds: most seeds of any shape.
+        seeds: largest number of seeds of any shape.
     """
 
     source: Source
@@ -51,7 +51,7 @@ class Noise:
         return self.source != "none"
 
     def sd_at(self, loss: Floats) -> Floats:
-        """σ in nats a token where the loss is `loss`; NaN when the noise is not known."""
+        """σ in nats per token at this loss; NaN if the noise is not known."""
         if not self.known:
             return np.full_like(loss, np.nan, dtype=float)
         return np.asarray(np.exp(self.log_sd + self.slope * (np.log(loss) - self.centre)), dtype=float)
@@ -89,7 +89,7 @@ def from_seeds(losses: Floats) -> Noise:
     dof = (count - 1)[several].astype(float)
     variance = (residual[several] ** 2).sum(axis=1) / np.maximum(dof, 1)
     total = float(np.sum(dof * variance))
-    # Losses that agree to rounding differ by nothing that could be called noise.
+    # Differences at the level of rounding are not noise.
     rounding = 1e-12 * float(np.abs(mean).max(initial=0.0))
     if not several.any() or total <= rounding**2 * float(dof.sum()):
         return Noise("none", 0.0, float("nan"), 0.0, centre, 0.0, seeds)
@@ -105,11 +105,11 @@ def from_seeds(losses: Floats) -> Noise:
 
 
 def from_residuals(noise: Noise, square: float, dof: int) -> Noise:
-    """Noise of a table with one seed a shape: the scatter of its losses about the curves.
+    """Noise of a table with one seed per shape: the scatter of its losses about the curves.
 
-    It holds what the curves lack as well, so it is rather too large than too small; what all shapes of the one seed
-    share cannot be seen, and cancels in every gap. σ is taken in proportion to the loss: one σ for all covered the
-    crossings at the smallest sizes, where the noise is largest, in 90 % of simulated studies instead of 95 %.
+    It includes the misfit of the curves, so it is rather too large than too small. The common error of all shapes of
+    one seed is not visible, and cancels in every gap. σ is proportional to the loss: with one σ for all, intervals
+    covered the crossings at the smallest sizes, where the noise is largest, in 90 % of simulated studies, not 95 %.
 
     Args:
         noise: without an estimate, for its centre.

@@ -1,20 +1,20 @@
-"""Smooth losses in ln N for all depths of a study at once, and which family of curves suits them.
+"""Fit smooth curves of the loss in ln N to all depths of a study, and choose their family.
 
-Families, the same for every depth of a study, because a comparison of two kinds of curve would be one of kinds:
+All depths of a study have the same family, so that a comparison of depths is not one of families:
 
 - `power`: E_L + A_L·N^-α with one α for all depths. α may be 0, which is a straight line in ln N;
 - `power-own`: the same with an α for each depth;
 - `quadratic` in ln N;
 - `spline`: monotone (falling), quadratic I-splines with non-negative coefficients (Ramsay 1988).
 
-A fit is weighted least squares. What follows from it needs only values and their derivatives with respect to the
-parameters, so `Smooth` gives those; they are exact where the family is linear and of first order in α elsewhere.
+A fit is weighted least squares. `Smooth` gives values and their derivatives with respect to the parameters, exact where
+the family is linear and of first order in α elsewhere.
 """
 
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -27,15 +27,15 @@ from analysis.curves.noise import Floats
 Family = Literal["power", "power-own", "quadratic", "spline"]
 FAMILIES: tuple[Family, ...] = ("power", "power-own", "quadratic", "spline")
 
-#: Largest exponent α; a loss that falls faster is a step.
+#: Largest exponent α; a steeper curve is nearly a step.
 MOST_ALPHA = 3.0
-#: Sizes of a depth that a family needs: one more than its parameters, so that it can be found wrong.
+#: Sizes of a depth that a family needs: one more than its parameters, so that a misfit is visible.
 LEAST_SIZES: Mapping[Family, int] = {"power": 2, "power-own": 4, "quadratic": 4, "spline": 8}
 #: Inner knots of a spline, at most; one for every four sizes.
 MOST_KNOTS = 8
 #: A family must predict left-out sizes better than the one before it by this factor in squared error.
 BETTER = 0.7
-#: Exponents from which the best is looked for.
+#: Exponents from which the search starts.
 _GRID = (0.0, *(float(alpha) for alpha in np.geomspace(0.02, MOST_ALPHA, 14)))
 
 
@@ -45,13 +45,13 @@ class Curve:
 
     Attributes:
         first: index of its first parameter in the study's vector; the level comes first.
-        coefficients: level, then what multiplies each function.
+        coefficients: level, then the factor of each function.
         centre: of ln N.
         alpha: exponent of a power law; None for other families.
         knots: of a spline, else empty.
-        alpha_at: index of α in the study's vector; None where it was not fitted (a family without one, or α at an end
-            of its range).
-        free: for each coefficient, whether it moves (a spline's coefficient at zero does not).
+        alpha_at: index of α in the study's vector; None if it was not fitted (a family without one, or α at an end of
+            its range).
+        free: for each coefficient, whether it was fitted (a spline's coefficient at zero is fixed).
     """
 
     first: int
@@ -67,7 +67,7 @@ class Curve:
         return _functions(x, self.centre, self.alpha, self.knots, len(self.coefficients))
 
     def loss(self, x: Floats) -> Floats:
-        """Nats a token at ln N = x."""
+        """Nats per token at ln N = x."""
         return np.asarray(self.functions(x) @ np.array(self.coefficients))
 
 
@@ -76,10 +76,10 @@ class Smooth:
     """The curves of all depths.
 
     Attributes:
-        family: which kind.
+        family: of all curves.
         curves: by depth.
         size: number of parameters of all curves together.
-        press: mean squared error of prediction of left-out sizes over their variances, by family tried.
+        press: mean squared error of predicting left-out sizes, over their variances, for each family tried.
     """
 
     family: Family
@@ -89,16 +89,16 @@ class Smooth:
 
     @cached_property
     def parameters(self) -> int:
-        """Parameters that move: those the degrees of freedom are less by."""
+        """Number of fitted parameters."""
         alphas = {curve.alpha_at for curve in self.curves.values() if curve.alpha_at is not None}
         return sum(sum(curve.free) for curve in self.curves.values()) + len(alphas)
 
     def loss(self, depth: int, x: Floats) -> Floats:
-        """Nats a token of a depth at ln N = x."""
+        """Nats per token of a depth at ln N = x."""
         return self.curves[depth].loss(x)
 
     def fitted(self, depth: npt.NDArray[np.int64], x: Floats) -> Floats:
-        """Nats a token of points that are ordered by depth."""
+        """Nats per token of points that are ordered by depth."""
         return np.concatenate([self.loss(value, x[part]) for value, part in _parts(depth)])
 
     def jacobian(self, depth: int, x: Floats) -> Floats:
@@ -119,15 +119,15 @@ class Smooth:
 
 
 def fit_smooth(depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> Smooth:
-    """The family that predicts left-out sizes best, fitted to all points.
+    """Fit the family that predicts left-out sizes best.
 
-    Families are tried from the plainest on; a later one is taken only if it predicts better by more than 30 %. One
-    that some depth has too few sizes for is not tried, and `power` needs but two sizes of every depth.
+    Families are tried from the simplest on; a later one is chosen only if its squared error is lower by more than 30 %.
+    A family for which some depth has too few sizes is not tried; `power` needs two sizes of every depth.
 
     Args:
         depth: layers of each point; the points are ordered by depth, then size.
         x: ln N.
-        loss: nats a token.
+        loss: nats per token.
         weight: inverse variances.
     """
     points = _Points(depth, x, loss, weight)
@@ -148,14 +148,14 @@ def fit_smooth(depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Fl
 def fit_family(
     family: Family, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats
 ) -> Smooth:
-    """One family fitted to all points, whatever another would predict; arguments as `fit_smooth`."""
+    """Fit one family to all points; arguments as `fit_smooth`."""
     return _fit(family, _Points(depth, x, loss, weight))
 
 
 def solution(
     smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, weight: Floats
 ) -> tuple[Floats, Floats]:
-    """(size, points): how the parameters follow the losses; and (points,): leverage of each point."""
+    """(size, points): derivative of the parameters by the losses; and (points,): leverage of each point."""
     return _solution(np.vstack([smooth.jacobian(value, x[part]) for value, part in _parts(depth)]), weight)
 
 
@@ -175,10 +175,10 @@ def _parts(depth: npt.NDArray[np.int64]) -> list[tuple[int, slice]]:
 
 
 class _Points:
-    """The points of a fit, and those of the depths with several sizes as a table: a row a depth."""
+    """The points of a fit, and those of the depths with several sizes as a table with one row per depth."""
 
     def __init__(self, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> None:
-        """Points are ordered by depth; rows are filled up with points of no weight, and hold losses less their mean."""
+        """Points are ordered by depth; rows are padded with points of zero weight and hold losses less their mean."""
         assert np.all(np.diff(depth) >= 0), "points of a depth lie together"
         self.x, self.loss, self.weight = x, loss, weight
         self.parts = _parts(depth)
@@ -199,7 +199,7 @@ class _Points:
         return _squares(decay, self.losses, self.weights)
 
     def best_alpha(self, rows: slice) -> float:
-        """The exponent of least squares of some depths: of a coarse grid, then refined, as there may be two minima."""
+        """The exponent of least squares of some depths, refined from a coarse grid because there may be two minima."""
         parts = []
         for part in self.many[rows]:
             root = np.sqrt(self.weight[part])
@@ -238,12 +238,12 @@ def _squares(decay: Floats, loss: Floats, weight: Floats) -> Floats:
 
 
 def _press(smooth: Smooth, points: _Points) -> float:
-    """Mean weighted squared error of each point as predicted by all the others; NaN where none can be."""
+    """Mean weighted squared error of each point predicted from all others; NaN if none can be."""
     loss, weight = points.loss, points.weight
     tables = [smooth.both(value, points.x[part]) for value, part in points.parts]
     fitted = np.concatenate([values for values, _ in tables])
     _, leverage = _solution(np.vstack([design for _, design in tables]), weight)
-    # A depth of two sizes goes through both whatever they are: it predicts nothing.
+    # The curve of a depth with two sizes passes through both, so it predicts nothing.
     able = leverage < 0.98
     if not able.any():
         return float("nan")
@@ -255,7 +255,7 @@ def _fit(family: Family, points: _Points) -> Smooth:
     centre, many = points.centre, len(points.many)
     shared = 0.0
     if family == "power":
-        # With two sizes a depth any α fits exactly, and a line is the plainest.
+        # With two sizes per depth any α fits exactly, and a line is the simplest.
         free = sum(part.stop - part.start - 2 for part in points.many) > 1
         shared = points.best_alpha(slice(None)) if free else 0.0
     curves: dict[int, Curve] = {}
@@ -283,19 +283,9 @@ def _fit(family: Family, points: _Points) -> Smooth:
         curves[value] = Curve(first, coefficients, centre, alpha, knots, alpha_at, free_ones)
         first += count
         extra += len(part[0]) > 1
-    # The exponents stand behind all coefficients, whose number is known only now.
+    # The exponents come after all coefficients, whose number is known only now.
     placed = {
-        value: curve
-        if curve.alpha_at is None
-        else Curve(
-            curve.first,
-            curve.coefficients,
-            curve.centre,
-            curve.alpha,
-            curve.knots,
-            first - 1 - curve.alpha_at,
-            curve.free,
-        )
+        value: curve if curve.alpha_at is None else replace(curve, alpha_at=first - 1 - curve.alpha_at)
         for value, curve in curves.items()
     }
     return Smooth(family, placed, first + alphas, {})

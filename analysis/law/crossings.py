@@ -1,21 +1,20 @@
-"""Where a deeper model overtakes a shallower one: an interval, or a bound, or an honest "not identified".
+"""Find the size at which a deeper model overtakes a shallower one: an interval, a bound, or no answer.
 
-The gap of a pair is loss(shallow) - loss(deep) as a function of ln N, positive where the deep model is better;
-the crossing is where it goes from negative to positive. Its interval is the set of N at which the hypothesis "the gap
-is zero here" is not rejected (Fieller's method: |gap| <= t·se), which may be closed, open on a side, or everything; a
-second interval comes from the bootstrap. Statuses:
+The gap of a pair is loss(shallow) - loss(deep) as a function of ln N. It is positive where the deep model is better;
+the crossing is where it turns from negative to positive. The interval of the crossing is the set of N at which a gap of
+zero is not rejected (Fieller's method: |gap| <= t·se). It may be closed, open on one side, or unbounded. A second
+interval comes from the bootstrap. Statuses:
 
 - `bracketed`: the gap of the curves changes sign once and upwards, the interval is closed inside the sizes measured
-  (so the shallow model is better beyond the noise at the small end, the deep one at the large end), and at least 95 % of
-  the bootstrap draws have exactly one sign change;
-- `left_censored`: the deep model is better everywhere measured, so the crossing lies below; the interval has no
-  lower end;
-- `right_censored`: the deep model is better nowhere measured; the interval has no upper end;
-- `ambiguous`: anything between; `reason` says what is lacking, a point estimate is kept where there is one;
+  (the shallow model is significantly better at the small end, the deep one at the large end), and at least 95 % of the
+  bootstrap draws have exactly one sign change;
+- `left_censored`: the deep model is better at every size measured; the interval has no lower end;
+- `right_censored`: the deep model is better at no size measured; the interval has no upper end;
+- `ambiguous`: anything between, with a `reason`; a point estimate is kept if there is one;
 - `insufficient`: fewer than two sizes for a depth, or no common range.
 
-Where there is no noise estimate there is no test and no interval: a sign change is then `ambiguous` and a
-constant sign is `left_censored` or `right_censored` by sign alone, always with the reason "no noise estimate".
+Without a noise estimate there is no test and no interval: a sign change is then `ambiguous`, and a constant sign is
+`left_censored` or `right_censored` by the sign alone, always with the reason "no noise estimate".
 """
 
 import itertools
@@ -35,7 +34,7 @@ Status = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "i
 
 #: Share of draws that must have exactly one sign change.
 SHARE_ONE = 0.95
-#: Steps of ln N at which a gap is looked at; between them it is taken for straight.
+#: Steps of ln N at which a gap is computed; between them it is linear.
 STEPS = 200
 #: Standard errors at which a size is significant for `first_significant`.
 Z_SIGNIFICANT = 2.0
@@ -47,11 +46,11 @@ NO_NOISE = "no noise estimate"
 class FirstSignificant:
     """The estimator of Levine et al. 2020.
 
-    Half-way between the first size where the shallow model is significantly worse and the size to its left; the distance
-    between the two is its error. It moves left as seeds are added.
+    The middle between the first size where the shallow model is significantly worse and the size to its left; the
+    distance between the two is its error. It moves left as seeds are added.
 
     Attributes:
-        width, error: of the shallow net.
+        width, error: of the shallow model.
         params: N at `width`.
     """
 
@@ -67,19 +66,19 @@ class Crossing:
     Attributes:
         shallow, deep: the two depths.
         adjacent: no depth of the study lies between them.
-        params, params_interval: N at the crossing; an end is None where it lies outside what was measured.
+        params, params_interval: N at the crossing; an end is None if it lies outside the sizes measured.
         width, width_interval: of the shallow model at the crossing, sqrt(N / (12·L_shallow)).
         bootstrap_interval: of N, percentiles of the draws: a second method, for comparison.
         range: smallest and largest N measured for both.
         gap_small, gap_large: nats at the ends of the range; z_small, z_large: over their standard errors.
-        draws_one, draws_none, draws_several: shares of the bootstrap draws by their number of sign changes;
-            `several` includes the reversed order, where only the deep model's win ends.
-        delta: a relative gap; delta_params, delta_interval, delta_status: the N at which the deep model is better by that
-            share of the shallow model's loss. It is better determined than the crossing at zero, where two curves may
-            run side by side.
-        first_significant: the estimator of the paper; None where no size is significant.
+        draws_one, draws_none, draws_several: shares of the bootstrap draws by their number of sign changes; `several`
+            includes a single change in the reversed order.
+        delta: a relative gap; delta_params, delta_interval, delta_status: the N at which the deep model is better by
+            that share of the shallow model's loss. It is better determined than the crossing at zero, where two curves
+            may be nearly parallel.
+        first_significant: the estimator of the paper; None if no size is significant.
         diverged: (depth, N, runs) of shapes of the pair whose runs all diverged.
-        contradicted: one of these lost on the wrong side of the crossing, so that no law is put through it.
+        contradicted: one of these lies on the wrong side of the crossing, which is then not used for the law.
     """
 
     shallow: int
@@ -115,8 +114,8 @@ class Gap:
 
     Attributes:
         x: ln N of the grid.
-        value: gap in nats a token.
-        se: its standard error (NaN when the noise is not known).
+        value: gap in nats per token.
+        se: its standard error (NaN if the noise is not known).
         jacobian: (grid, parameters of the curves).
     """
 
@@ -128,14 +127,14 @@ class Gap:
 
 @dataclass(frozen=True)
 class Crossings:
-    """All pairs, and for whatever is fitted through them their gaps and the bootstrap draws of ln N at each crossing.
+    """All pairs, with their gaps and the bootstrap draws of ln N at each crossing.
 
     Attributes:
         items: every pair of depths.
         gaps: in the order of `items`; None for an insufficient pair.
-        draws: (draws, pairs) in the order of `items`: -inf where the deep model wins everywhere in that draw, +inf where
-            it wins nowhere; no rows when there is no noise estimate.
-        covariance: of the parameters of the curves, that the gaps share.
+        draws: (draws, pairs) in the order of `items`: -inf if the deep model is better everywhere in that draw, +inf if
+            nowhere; no rows without a noise estimate.
+        covariance: of the parameters of the curves, which the gaps share.
         quantile: of Student's t at the level, with the degrees of freedom of the noise.
         level: of the intervals.
     """
@@ -150,7 +149,7 @@ class Crossings:
 
 @dataclass(frozen=True)
 class Roots:
-    """Sign changes of piecewise linear gaps, one entry a row of the input.
+    """Sign changes of piecewise linear gaps, one entry per row of the input.
 
     Attributes:
         x: last upward crossing; -inf positive everywhere, +inf otherwise.
@@ -163,13 +162,13 @@ class Roots:
 
 
 def gap_of(curves: Curves, shallow: int, deep: int, delta: float = 0.0) -> Gap | None:
-    """The gap of a pair, or None where the pair has no common range or a depth only one size."""
+    """The gap of a pair, or None if the pair has no common range or a depth has only one size."""
     found = _gaps_of(curves, shallow, deep, (delta,))
     return found[0] if found else None
 
 
 def _gaps_of(curves: Curves, shallow: int, deep: int, deltas: tuple[float, ...]) -> list[Gap]:
-    """The gaps of a pair at several δ, for which the curves are looked up once; none where there is no gap."""
+    """The gaps of a pair at several δ, from one evaluation of the curves; empty if there is no gap."""
     low, high = overlap(curves, (shallow, deep))
     if not low < high or min(len(curves.at(shallow)), len(curves.at(deep))) < 2:
         return []
@@ -184,9 +183,9 @@ def _gaps_of(curves: Curves, shallow: int, deep: int, deltas: tuple[float, ...])
 
 
 def roots(x: Floats, gaps: Floats) -> Roots:
-    """Where piecewise linear functions through (x, gaps) change sign; `gaps` is (rows, len(x)).
+    """Find where piecewise linear functions through (x, gaps) change sign; `gaps` is (rows, len(x)).
 
-    A gap of exactly zero counts as not positive: the deep model has overtaken only once it is better.
+    A gap of exactly zero counts as not positive.
     """
     positive = gaps > 0
     up = ~positive[:, :-1] & positive[:, 1:]
@@ -202,10 +201,10 @@ def roots(x: Floats, gaps: Floats) -> Roots:
 
 
 def inverted_test(gap: Gap, quantile: float) -> tuple[float, float]:
-    """The ln N that cannot be rejected as the place where the gap turns positive (Fieller's method).
+    """The interval of ln N in which a gap of zero is not rejected (Fieller's method).
 
-    The hull of {x: |gap| <= t·se}; an end is infinite where the gap at that end of the range is not beyond t·se on the
-    side that closes it.
+    The hull of {x: |gap| <= t·se}; an end is infinite if the gap at that end of the range does not exceed t·se on the
+    side that closes the interval.
     """
     z = np.divide(gap.value, gap.se, out=np.where(gap.value > 0, np.inf, -np.inf), where=gap.se > 0)
     shallow_first, deep_last = z[0] < -quantile, z[-1] > quantile
@@ -219,7 +218,7 @@ def inverted_test(gap: Gap, quantile: float) -> tuple[float, float]:
 
 
 def _passes(x: Floats, values: Floats, *, first: bool) -> float:
-    """Where straight lines through (x, values) turn positive: the first place, or the last."""
+    """The first or the last place where straight lines through (x, values) turn positive."""
     up = np.flatnonzero((values[:-1] <= 0) & (values[1:] > 0))
     if not len(up):
         return math.inf if first else -math.inf
@@ -239,17 +238,17 @@ def find_crossings(
     diverged: tuple[tuple[int, float, int], ...] = (),
     neighbours: bool = False,
 ) -> Crossings:
-    """Every pair of depths, adjacent pairs flagged.
+    """Find the crossing of every pair of depths.
 
     Args:
         curves: see `analysis.curves.curves`.
         level: of the intervals.
-        draws: of the bootstrap; all pairs share the draws, so that what is fitted through several crossings knows
-            their correlation.
+        draws: of the bootstrap; all pairs share the draws, so that a fit through several crossings includes their
+            correlation.
         seed: of the bootstrap.
-        delta: relative gap of the second crossing; None where nobody asks for one.
+        delta: relative gap of the second crossing; None for no second crossing.
         diverged: (depth, N, runs) of shapes whose runs all diverged.
-        neighbours: only pairs of adjacent depths, which are all that a law needs.
+        neighbours: only pairs of adjacent depths, which are sufficient for a law.
     """
     depths, known = curves.depths, curves.noise.known
     size = curves.smooth.size
@@ -356,10 +355,10 @@ def _with_delta(item: Crossing, delta: float, gap: Gap, drawn: Roots, quantile: 
 
 
 def first_significant(curves: Curves, shallow: int, deep: int) -> FirstSignificant | None:
-    """The paper's own estimator, from points joined by straight lines; None where no size is significant.
+    """The paper's own estimator, from points joined by straight lines; None if no size is significant.
 
-    Source: Levine et al. 2020, section 5.1. Kept for fidelity: the more seeds, the smaller the gap that is
-    significant, so it depends on the effort and not on the models alone (issue 3).
+    Levine et al. 2020, section 5.1. More seeds make smaller gaps significant, so it depends on the effort and not on
+    the models alone (issue 3).
     """
     if curves.noise.source != "seeds":
         return None
@@ -379,7 +378,7 @@ def first_significant(curves: Curves, shallow: int, deep: int) -> FirstSignifica
 def _verdict(
     point: Roots, z: Floats, drawn: Roots, interval: tuple[float, float] | None, quantile: float
 ) -> tuple[Status, str | None]:
-    """Status and, where it is not `bracketed`, a sentence why."""
+    """Status, and the reason if it is not `bracketed`."""
     one, none, deep_wins = bool(point.one[0]), bool(point.none[0]), point.x[0] == -np.inf
     if interval is None:
         if not none:
@@ -393,10 +392,10 @@ def _verdict(
             return "ambiguous", "the curves do not cross, but within the noise they might on either side"
         if deep_wins:
             if high == math.inf:
-                return "ambiguous", "deep is ahead everywhere, but not beyond the noise"
+                return "ambiguous", "the deep model is better everywhere, but not beyond the noise"
             return "left_censored", "the deep model is better at every size measured"
         if low == -math.inf:
-            return "ambiguous", "shallow is ahead everywhere, but not beyond the noise"
+            return "ambiguous", "the shallow model is better everywhere, but not beyond the noise"
         return "right_censored", "the deep model is better at no size measured"
     faults = []
     if not math.isfinite(low):
@@ -418,9 +417,9 @@ def _verdict(
 def _against(
     point: Roots, shallow: int, deep: int, diverged: tuple[tuple[int, float, int], ...]
 ) -> str | None:
-    """Why diverged shapes contradict a crossing: a model that diverges has lost at that size, and has no loss to show.
+    """Why diverged shapes contradict a crossing, if they do: a model that diverges is worse at that size.
 
-    The deep model must not lose above the crossing, nor the shallow one below it.
+    The deep model must not be worse above the crossing, nor the shallow one below it.
     """
     where = float(point.x[0])
     for depth, params, runs in diverged:

@@ -1,4 +1,4 @@
-"""Table 1 of Levine et al. 2020 (arXiv 2006.12467, third version): printed shapes beside recomputed ones.
+"""Table 1 of Levine et al. 2020 (arXiv 2006.12467, third version): printed shapes and recomputed ones.
 
 Provenance. The rows are recalled from the paper, not copied from it, and checked: the law's a and b, which others
 quote (BloombergGPT, BigScience), give them back with the rule N := 12·L·d² of the *trained* shape. Two rows are
@@ -63,7 +63,7 @@ def published_table() -> list[dict[str, Any]]:
     """Return each row of Table 1 beside what the law and the rule of `recommend` give for the same N.
 
     Returns:
-        One dict a row: `model`, `nominal`, `trained_depth`, `trained_width` (None where not trained), `params`,
+        One dict per row: `model`, `nominal`, `trained_depth`, `trained_width` (None where not trained), `params`,
         `printed_depth`, `printed_width` (recalled and checked, see `PROVENANCE`), `depth`, `width`, `depth_exact`,
         `depth_interval`, `width_interval`, `agrees` (same depth, and width within what the printed digits hold) and
         `note`.

@@ -1,8 +1,8 @@
-"""From a threshold law to shapes: N -> depth and width with a band; and the published law.
+"""Project a threshold law to shapes: N -> depth and width with intervals; and the published law.
 
 The best depth for N solves 12·L·exp(2(a + b·L)) = N, the width is sqrt(N / (12·L)) (Levine et al. 2020,
-section 5.2; this rule reproduces their table of GPT-3 sizes when N is 12·L·d² of the trained model, not its
-nominal size). Plain `math` on purpose: a recommendation from a published law loads no numerical library.
+section 5.2; this rule reproduces their table of GPT-3 sizes if N is 12·L·d² of the trained model, not its
+nominal size). The module uses `math` only, so that a recommendation from a published law loads no numerical library.
 """
 
 import math
@@ -31,15 +31,14 @@ class Law:
     Attributes:
         covariance: of (a, b).
         source: where it comes from, in words.
-        depth_range: smallest and largest depth (of the shallower model) it was fitted on; beyond, it
-            extrapolates. (nan, nan) where that is not known: every depth then extrapolates.
-        params_range: smallest and largest N of the fitted crossings, where known.
-        level: confidence of `region`, and so of every band made from it.
+        depth_range: smallest and largest depth (of the shallower model) it was fitted on; beyond, it extrapolates.
+            (nan, nan) if not known: every depth then extrapolates.
+        params_range: smallest and largest N of the fitted crossings, if known.
+        level: confidence of `region`, and so of every interval from it.
         region: the boundary of {(a, b): 2·(max loglik - loglik(a, b)) <= chi²₁(level)}. The profile-likelihood
             interval of any scalar g(a, b) is the range of g over that set; for a g that is monotone in a and in
-            b the boundary holds both ends. `open` marks a point where the search box cut the set off: the set
-            goes on there, so an end of a range that is met at such a point is no end. Empty: the ellipse of the
-            covariance stands for it.
+            b the boundary holds both ends. `open` marks a point where the search was cut off: the set goes on there,
+            so an end of a range at such a point is no end. Empty: the ellipse of the covariance is used.
     """
 
     a: float
@@ -56,7 +55,7 @@ class Law:
         return _exp(self.a + self.b * depth)
 
     def boundary(self) -> Region:
-        """Return `region`, or where that is empty the ellipse of the covariance at `level`, 720 points.
+        """Return `region`, or if that is empty the ellipse of the covariance at `level`, 720 points.
 
         The ellipse is the region of a normal likelihood: its shadow on any linear g is g ± z·se(g).
         """
@@ -78,10 +77,7 @@ class Law:
         return tuple(points)
 
     def extrapolates(self, depth: float) -> bool:
-        """Whether this depth lies outside the fitted ones, or is not known to lie inside.
-
-        Half a layer of grace: a whole depth that is recommended is then one that was fitted.
-        """
+        """Whether this depth lies outside the fitted ones, with a tolerance of half a layer, or these are not known."""
         # No comparison with NaN is true.
         return not self.depth_range[0] - 0.5 <= depth <= self.depth_range[1] + 0.5
 
@@ -101,14 +97,14 @@ LEVINE2020 = Law(
 
 @dataclass(frozen=True)
 class Transition:
-    """The size at which a depth is overtaken by deeper nets.
+    """The size at which a depth is overtaken by deeper models.
 
     Attributes:
         depth: L.
         params: N = 12·L·exp(2(a + b·L)).
         width: exp(a + b·L).
         relative_error: one standard error of N over N, from the full covariance.
-        params_interval: of N, at the law's level; None where the law sets no limit.
+        params_interval: of N, at the law's level; an end is None if the law sets no limit.
     """
 
     depth: float
@@ -119,14 +115,10 @@ class Transition:
 
 
 def law_of(fit: "ThresholdFit", source: str = "this study") -> Law | None:
-    """The law to project with, or None when the fit has none."""
-    if (
-        fit.status not in ("ok", "open")
-        or fit.form != "log-linear"
-        or fit.a is None
-        or fit.b is None
-        or fit.covariance is None
-    ):
+    """The law to project with, or None if the fit has none."""
+    if fit.status not in ("ok", "open") or fit.form != "log-linear":
+        return None
+    if fit.a is None or fit.b is None or fit.covariance is None:
         return None
     return Law(
         a=fit.a,
@@ -136,7 +128,7 @@ def law_of(fit: "ThresholdFit", source: str = "this study") -> Law | None:
         depth_range=(min(fit.depths), max(fit.depths)) if fit.depths else (math.nan, math.nan),
         params_range=fit.params_range,
         level=fit.level,
-        region=tuple(getattr(fit, "region", ()) or ()),
+        region=fit.region,
     )
 
 
@@ -154,8 +146,8 @@ def n_transition(law: Law, depth: float) -> Transition:
     params = 12 * depth * width**2 if width < 1e150 else math.inf
     if not math.isfinite(params):
         raise InputError(
-            f"The law of {law.source} cannot be asked about {depth:g} layers: the size at which they would be "
-            f"overtaken has no finite number (the law was fitted on {_range(law.depth_range)})."
+            f"The law of {law.source} gives no finite size at which {depth:g} layers are "
+            f"overtaken (the law was fitted on {_range(law.depth_range)})."
         )
     interval = _range_over(law, lambda a, b: 12 * depth * _exp(2 * (a + b * depth)))
     return Transition(depth, params, width, _relative_error(law, depth), interval)
@@ -164,9 +156,9 @@ def n_transition(law: Law, depth: float) -> Transition:
 def solve_depth(a: float, b: float, params: float) -> float:
     """L with 12·L·exp(2(a + b·L)) = N.
 
-    With w = 2bL the equation reads w + ln w = ln(N·2b/12) - 2a, whose solution is the Wright omega function.
-    It is solved for ln w, where nothing overflows and small depths keep all their digits. Where b <= 0 the
-    threshold never rises with depth and no finite depth is ever deep enough: +inf.
+    With w = 2bL the equation reads w + ln w = ln(N·2b/12) - 2a, whose solution is the Wright omega function. Solving
+    for ln w avoids overflow and keeps all digits of small depths. The result is +inf if b <= 0, because the threshold
+    then does not rise with depth.
     """
     if not b > 0:
         return math.inf
@@ -177,8 +169,8 @@ def solve_depth(a: float, b: float, params: float) -> float:
 def _log_omega(c: float) -> float:
     """Return u with u + exp(u) = c, by Newton's method.
 
-    The function is convex and rises, and the start lies right of the root, so the steps go left until rounding
-    ends them: no tolerance and no count of steps is needed.
+    The function is convex and increasing and the start lies right of the root, so the steps go left until rounding
+    ends them.
     """
     u = math.log(c) if c > 1 else c
     while True:
@@ -190,21 +182,21 @@ def _log_omega(c: float) -> float:
 
 
 def recommend(law: Law, params: Sequence[float], level: float | None = None) -> list[dict[str, Any]]:
-    """The best shape for each N with a band. No random draws: equal input, equal output.
+    """The best shape for each N with intervals. Deterministic.
 
     Args:
         law: fitted or published.
         params: budgets N = 12·L·d² (non-embedding parameters).
-        level: of the bands; by default the law's, the only one a law with a region has.
+        level: of the intervals; by default the law's, the only one possible for a law with a region.
 
     Returns:
-        One dict a budget: `params`, `depth` (round(L*), the paper's rule; at least 1), `width` (whole,
+        One dict per budget: `params`, `depth` (round(L*), the paper's rule; at least 1), `width` (whole,
         sqrt(N/(12·depth))), `depth_exact` and `width_exact` (the real solution), `depth_interval` and
-        `width_interval` (profile likelihood at fixed N; real; an end is None where the law sets no limit),
+        `width_interval` (profile likelihood at fixed N; real; an end is None if the law sets no limit),
         `unbounded` (some end is None), `depth_error` and `width_error` (one standard error at fixed N over the
         value, from the covariance), `n_transition` of the recommended depth with its own, much larger error
         (see `Transition`), `extrapolated` (the depth lies outside the law's data), `level`, `law` and
-        `error_quoted` (in words, which error the bands are).
+        `error_quoted` (in words, which error the intervals are).
 
     Raises:
         InputError: a budget that is not finite or below one parameter, a law with b <= 0, or another level than a law's
@@ -218,7 +210,7 @@ def recommend(law: Law, params: Sequence[float], level: float | None = None) -> 
     if level is not None and level != law.level:
         if law.region:
             raise InputError(
-                f"The law of {law.source} knows its uncertainty at the level {law.level:g} and not at "
+                f"The law of {law.source} has intervals at the level {law.level:g} and not at "
                 f"{level:g}; fit the runs again with `interplay fit RUNS --level {level:g}`."
             )
         law = replace(law, level=level)
@@ -244,7 +236,7 @@ def _recommend_one(law: Law, params: float) -> dict[str, Any]:
         "depth": depth,
         "width": max(1, round(width_of(params, depth))),
         "depth_interval": [low, high],
-        # The budget is fixed, so the deepest shape of the band is the narrowest.
+        # The budget is fixed, so the deepest shape of the interval is the narrowest.
         "width_interval": [width_of(params, end) if end else None for end in (high, low)],
         "extrapolated": law.extrapolates(exact),
         "depth_exact": exact,
@@ -255,7 +247,7 @@ def _recommend_one(law: Law, params: float) -> dict[str, Any]:
         "n_transition": asdict(transition),
         "level": law.level,
         "law": law.source,
-        "error_quoted": f"{100 * law.level:.3g} % bands at fixed N; n_transition has its own error",
+        "error_quoted": f"{100 * law.level:.3g} % intervals at fixed N; n_transition has its own error",
     }
 
 
@@ -270,8 +262,7 @@ def _relative_error(law: Law, depth: float) -> float:
 def _range_over(law: Law, of: Callable[[float, float], float]) -> Interval:
     """Return the range of a monotone function of (a, b) over the law's region.
 
-    An end is None where it is infinite or met at an open point; an open point counts before a closed one of the
-    same value.
+    An end is None if it is infinite or at an open point; an open point counts before a closed one of the same value.
     """
     found = [(of(a, b), is_open) for a, b, is_open in law.boundary()]
     found.append((of(law.a, law.b), False))
@@ -284,7 +275,7 @@ def _range_over(law: Law, of: Callable[[float, float], float]) -> Interval:
 
 
 def _exp(x: float) -> float:
-    """exp(x), +inf where that is too large for a number."""
+    """exp(x), +inf if that overflows."""
     try:
         return math.exp(x)
     except OverflowError:

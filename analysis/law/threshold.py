@@ -1,23 +1,22 @@
-"""The threshold law ln d = a + b·L through the crossings, and its rival, the power law ln d = a + b·ln L.
+"""Fit the threshold law ln d = a + b·L through the crossings, or its rival, the power law ln d = a + b·ln L.
 
 d is the width of the shallower model at its crossing with the next deeper depth of the study, L that model's depth
 (Levine et al. 2020, eq. 10).
 
-The likelihood is that of the gaps themselves. A law (a, b) says where each pair crosses, and so where each gap is zero;
-the gaps at those places, with the covariance that pairs sharing a curve have, give
+The likelihood is that of the gaps. A law (a, b) predicts the place of each crossing, where the gap is zero. The gaps g
+at those places, with the covariance S that pairs sharing a curve have, give
 
     T(a, b) = min over s of (g - s)' S^-1 (g - s),
 
-with s = 0 for a crossing inside the sizes measured, and any s of the right sign for one outside: a law that puts the
-crossing above the largest size is contradicted only by a deep model that leads there. So every pair takes part, whether
-its crossing is an interval, a bound, or unclear, and none is chosen by its significance. It is Fieller's method for a
-line (inverting the test that g = 0), and for one pair it gives that pair's interval. The region {T - min T <= t²} holds
-the interval of every single number that follows from the law: a, b, a projected depth.
+with s = 0 for a crossing inside the sizes measured, and any s of the right sign for one outside: a law with the
+crossing above the largest size is contradicted only if the deep model is better there. So every pair is used, whether
+its crossing is an interval, a bound or ambiguous, and none is selected by its significance. This is Fieller's method
+for a line (inverting the test of g = 0); for one pair it gives that pair's interval. The region {T - min T <= t²} gives
+the interval of every scalar that follows from the law: a, b, a projected depth.
 
-`scatter` is what the crossings stray about the line beyond their own intervals, as a standard deviation of ln d; where
-there are three or more it is that of the largest likelihood, and its floor is the crossings' own uncertainty, so that
-intervals that a line can meet exactly do not make the law exact. A scatter comes from as few values as there are
-crossings less two, so where there is one, Student's t of so few stands for that of the noise.
+`scatter` is the standard deviation of ln d about the line beyond the crossings' own errors. With three or more
+crossings it is the estimate of largest likelihood. It has as many degrees of freedom as there are crossings less two,
+so if it is positive, Student's t has those degrees of freedom.
 """
 
 import math
@@ -40,14 +39,14 @@ Status = Literal["ok", "open", "not_converged", "insufficient"]
 Covariance = tuple[tuple[float, float], tuple[float, float]]
 TWO_POINTS = "two crossings: no test of the form"
 
-#: Directions in which the edge of the region is looked for, and how far: in units of the edge of a normal likelihood. A
-#: region that reaches twelve times as far is open in all but name.
+#: Directions in which the edge of the region is searched, and distances in units of the edge of a normal likelihood. A
+#: region that reaches twelve times as far counts as open.
 RAYS = 240
 REACH = np.concatenate([np.linspace(0.05, 4, 60), np.geomspace(4.2, 12, 20)])
 HALVINGS = 14
-#: Distances looked at in one go.
+#: Number of distances evaluated at a time.
 RINGS = 4
-#: Degrees of freedom of a scatter, at least: with three crossings there is one, whose t of 12.7 would end every answer.
+#: Fewest degrees of freedom of a scatter: three crossings have one, whose t of 12.7 would make every interval useless.
 LEAST_FREEDOM = 2
 #: Variance that takes a pair out of a likelihood, in units of its own.
 _HUGE = 1e9
@@ -55,13 +54,13 @@ _HUGE = 1e9
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The law without one pair, and that pair as the others foretell it.
+    """The law without one pair, and its prediction of that pair.
 
     Attributes:
         shallow, deep: the pair.
         a, b: of the law through the others.
-        width: that the others foretell for it; `measured` its own; `z` the difference of their logarithms over its
-            standard error.
+        width: predicted by the others; `measured`: its own; `z`: the difference of their logarithms over its standard
+            error.
     """
 
     shallow: int
@@ -87,17 +86,16 @@ class ThresholdFit:
 
     Attributes:
         form: `log-linear` is ln d = a + b·L, `power` is ln d = a + b·ln L.
-        status: `ok`; `open` when the data bound a or b on one side only (its interval then has an end None);
-            `not_converged` when the optimiser gave up, with its words as the `reason`; `insufficient` when there is
-            nothing to fit.
+        status: `ok`; `open`: the data bound a or b on one side only (its interval then has an end None);
+            `not_converged`: the optimiser gave up, with its message as the `reason`; `insufficient`: nothing to fit.
         covariance: of (a, b), from the crossings' covariance and the scatter, to first order; intervals are better.
         a_interval, b_interval: by inverting the test, at `level`.
-        region: (a, b, open) around all laws that cannot be rejected in a question about one number; `open` marks
-            points where the search was cut off.
-        bootstrap: intervals of a and b as percentiles over refits of the whole pipeline, for comparison.
-        note: what a reader must know, as that two points test no form.
+        region: (a, b, open) around all laws that are not rejected in a test of one scalar; `open` marks points where
+            the search was cut off.
+        bootstrap: intervals of a and b as percentiles over the bootstrap draws, for comparison.
+        note: a caveat, such as that two points cannot test the form.
         depths, widths, residuals: the crossings with an estimate; residuals in ln d.
-        pairs: how many pairs took part, those with a mere bound included.
+        pairs: number of pairs used, including those with a bound only.
         params_range: smallest and largest N among the points.
         scatter: of ln d beyond the crossings' own errors.
         chi2, dof, p_value: squared residuals over the crossings' covariance without scatter; None with two points.
@@ -145,7 +143,7 @@ class _Points:
     Attributes:
         index: among the pairs.
         regressor: L or ln L.
-        log_width: of the shallower net.
+        log_width: of the shallower model.
         covariance: (points, points) of `log_width`, to first order.
     """
 
@@ -171,14 +169,14 @@ class _Likelihood:
         start, rise = table[:, :-1], np.diff(table, axis=1)
         self.steps, self.width = start.shape[1], start.shape[2]
         self.first = np.arange(len(gaps)) * self.steps
-        #: A row a step of a pair: what is at its start, and by how much that rises to its end.
+        #: One row per step of a pair: the values at its start, and their increase to its end.
         self.cells = np.concatenate([start, rise], axis=2).reshape(-1, 2 * self.width)
         # Squares of straight lines: of the root, whose sum is the variance, and of the slope.
         squares = np.stack([start**2, 2 * start * rise, rise**2], axis=2).reshape(-1, 3, self.width)
         self.squares = np.concatenate([squares[..., :-2].sum(axis=2), squares[..., -1]], axis=1)
 
     def place(self, laws: Floats) -> Floats:
-        """(laws, pairs): ln N at which each law (rows of a, b) puts each crossing."""
+        """(laws, pairs): ln N of each crossing by each law (rows of a, b)."""
         return np.asarray(self.offset + 2 * (laws[:, :1] + laws[:, 1:] * self.regressor))
 
     def __call__(self, laws: Floats, scatter: float = 0.0) -> Floats:
@@ -212,7 +210,7 @@ class _Likelihood:
         return float(np.sum(gap * np.linalg.solve(matrix, gap)))
 
     def least(self, laws: Floats, scatter: float = 0.0) -> Floats:
-        """(laws,): a number that T is not below, without linear algebra: the largest square of a single pair."""
+        """(laws,): a lower bound of T without linear algebra: the largest square of a single pair."""
         x = self.place(laws)
         cell, share = self._cells(x)
         variance = self.squares[:, :3] + 4 * scatter**2 * self.squares[:, 3:]
@@ -236,8 +234,8 @@ class _Likelihood:
 def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
     """Smallest over s of (g - s)' S^-1 (g - s), s = 0 where side is 0, else of that sign; for many g at once.
 
-    By principal pivoting (Judice and Pires 1994): a pair whose s is free is taken out by a huge variance; if the others
-    then foretell an s of the wrong sign, s becomes zero; if a zero s would lower the square by moving, it becomes free.
+    By principal pivoting (Judice and Pires 1994): a pair with free s is removed by a huge variance; if the others then
+    predict an s of the wrong sign, s becomes zero; if moving a zero s would lower the square, it becomes free.
     """
     sided = side != 0
     bounded = sided.any(axis=1)
@@ -271,7 +269,7 @@ def _pivoted(gap: Floats, matrix: Floats, side: Floats) -> Floats:
         if not again.any():
             break
         rows, free = rows[again], ((free & ~wrong) | lazy)[again]
-    # Where pivoting went round in circles, all at zero is still allowed, if not the least.
+    # If pivoting did not converge, s = 0 everywhere is still allowed, if not the least.
     lost = np.flatnonzero(np.isinf(least))
     if len(lost):
         last = np.linalg.solve(matrix[lost], gap[lost][..., None])[..., 0]
@@ -279,9 +277,9 @@ def _pivoted(gap: Floats, matrix: Floats, side: Floats) -> Floats:
     return least
 
 
-def fit_threshold(crossings: Crossings, form: Form, *, level: float | None = None) -> ThresholdFit:
-    """The law of the given form through the pairs of adjacent depths."""
-    level = crossings.level if level is None else level
+def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
+    """Fit the law of the given form through the pairs of adjacent depths."""
+    level = crossings.level
     chosen = [
         index
         for index, item in enumerate(crossings.items)
@@ -299,7 +297,7 @@ def fit_threshold(crossings: Crossings, form: Form, *, level: float | None = Non
             "a law needs two crossings of neighbouring depths with an estimate; "
             f"{found} of {adjacent} {'has' if found == 1 else 'have'} one"
             if found < 2
-            else "there is no noise estimate, so nothing says how far a crossing can be trusted"
+            else "there is no noise estimate, so the errors of the crossings are not known"
         )
         return ThresholdFit(form, "insufficient", level, reason=reason, pairs=len(items))
     gaps = [gap for index in chosen if (gap := crossings.gaps[index]) is not None]
@@ -317,7 +315,7 @@ def fit_threshold(crossings: Crossings, form: Form, *, level: float | None = Non
     region = _region(likelihood, best, covariance, scatter, quantile)
     a_interval, b_interval = _range(region, 0, best[0]), _range(region, 1, best[1])
     closed = None not in (*a_interval, *b_interval)
-    drawn, share = _refits(crossings.draws[:, chosen], likelihood, shallow, points, scatter)
+    drawn, share = _laws_of_draws(crossings.draws[:, chosen], likelihood, shallow, points, scatter)
     residuals = points.log_width - best[0] - best[1] * points.regressor
     raw = points.log_width - _apply(_line(points, 0.0)[0], points.regressor)
     square = float(raw @ np.linalg.solve(points.covariance, raw))
@@ -399,8 +397,8 @@ def _apply(law: Floats, regressor: Floats) -> Floats:
 def _scatter(points: _Points) -> float:
     """Standard deviation of ln d about the line beyond the crossings' errors; 0 where those explain all.
 
-    That of the largest likelihood for errors of one size: the weighted squares then sum to the number of crossings. To
-    let them sum to the degrees of freedom (Paule and Mandel 1982) finds a scatter twice as often where there is none.
+    The estimate of largest likelihood for errors of one size: the weighted squares then sum to the number of crossings.
+    With the degrees of freedom instead (Paule and Mandel 1982), a scatter is found twice as often where there is none.
     """
     count = len(points.index)
     if count < 3:
@@ -420,7 +418,7 @@ def _scatter(points: _Points) -> float:
 def _optimum(
     likelihood: _Likelihood, start: Floats, covariance: Floats, scatter: float
 ) -> tuple[Floats, str | None]:
-    """The law of the smallest T, and the optimiser's words where it gave up."""
+    """The law of the smallest T, and the optimiser's message if it gave up."""
     root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2))
     found = minimize(
         lambda move: likelihood.one(start + root @ move, scatter),
@@ -475,7 +473,7 @@ def _region(
 
 
 def _range(region: tuple[tuple[float, float, bool], ...], which: int, best: float) -> Interval:
-    """Smallest and largest of a (0) or b (1) over the region; None where the search was cut off."""
+    """Smallest and largest of a (0) or b (1) over the region; None if the search was cut off there."""
     low = min(region, key=lambda point: point[which])
     high = max(region, key=lambda point: point[which])
     return (
@@ -484,14 +482,14 @@ def _range(region: tuple[tuple[float, float, bool], ...], which: int, best: floa
     )
 
 
-def _refits(
+def _laws_of_draws(
     draws: Floats, likelihood: _Likelihood, shallow: Floats, points: _Points, scatter: float
 ) -> tuple[Floats, float]:
     """((fitted draws, 2), share of draws fitted): the line through the crossings of each draw.
 
-    A crossing outside the sizes of its pair is a bound: the line through the others stands if it keeps the bound, else
-    the crossing is put at the end of the range. Weights are those of the estimate; where a pair had no estimate there
-    its weight is the smallest of the others.
+    A crossing outside the sizes of its pair is a bound: the line through the others is kept if it satisfies the bound,
+    else the crossing is put at the end of the range. Weights are those of the estimate; a pair without an estimate has
+    the smallest weight of the others.
     """
     count = draws.shape[1]
     variance = np.full(count, float(np.diag(points.covariance).max()))
@@ -509,8 +507,8 @@ def _refits(
         if not len(rows):
             continue
         law = _fit_draws(logs[rows], np.flatnonzero(pattern == 0), matrix, likelihood.regressor)
-        said = law[:, :1] + law[:, 1:] * likelihood.regressor
-        broken = ((pattern == -1) & (said > low)) | ((pattern == 1) & (said < high))
+        predicted = law[:, :1] + law[:, 1:] * likelihood.regressor
+        broken = ((pattern == -1) & (predicted > low)) | ((pattern == 1) & (predicted < high))
         clipped = np.where(pattern == -1, low, np.where(pattern == 1, high, logs[rows]))
         for single in np.unique(broken, axis=0):
             if single.any():
@@ -557,7 +555,7 @@ def _leave_one_out(points: _Points, scatter: float, items: list[Any]) -> tuple[L
         weights[number] = 1.0
         matrix = points.covariance + scatter**2 * np.eye(len(points.index))
         error = math.sqrt(float(weights @ matrix @ weights))
-        said = float(law[0] + law[1] * points.regressor[number])
+        predicted = float(law[0] + law[1] * points.regressor[number])
         own = float(points.log_width[number])
         item = items[index]
         found.append(
@@ -566,9 +564,9 @@ def _leave_one_out(points: _Points, scatter: float, items: list[Any]) -> tuple[L
                 item.deep,
                 float(law[0]),
                 float(law[1]),
-                math.exp(said),
+                math.exp(predicted),
                 math.exp(own),
-                (own - said) / error,
+                (own - predicted) / error,
             )
         )
     return tuple(found)

@@ -1,4 +1,4 @@
-"""The columns of a run table: their names, and how the headings of a foreign table become ours."""
+"""The columns of a run table: their names, and renaming the headings of a foreign table."""
 
 from collections.abc import Mapping
 
@@ -7,37 +7,25 @@ import pandas as pd
 from analysis.errors import InputError, near_misses
 
 #: The columns every run table of ours has, in this order. N = `params` = 12·L·d² is the paper's count of
-#: non-embedding parameters; `total_params` counts everything; `loss` is in nats a token.
+#: non-embedding parameters; `total_params` counts everything; `loss` is in nats per token.
 COLUMNS = (
-    "cell",
-    "depth",
-    "width",
-    "heads",
-    "params",
-    "total_params",
-    "budget",
-    "seed",
-    "lr",
-    "tokens",
-    "loss",
-    "status",
-    "reason",
-    "train_seconds",
+    *("cell", "depth", "width", "heads", "params", "total_params", "budget", "seed"),
+    *("lr", "tokens", "loss", "status", "reason", "train_seconds"),
 )
 REQUIRED = ("depth", "width", "loss")
 TEXT = ("cell", "status", "reason")
-#: Columns written as whole numbers, where they are.
+#: Columns written as whole numbers if all their values are.
 WHOLE = ("depth", "width", "heads", "params", "total_params", "seed", "tokens")
 #: Columns that are read as numbers when present, beyond those of `COLUMNS`.
 OPTIONAL_NUMBERS = ("vocabulary", "context")
-#: Standard error, nats a token, of the loss of a run that was stopped early, which is a forecast: such a run counts
-#: only with it. It is not looked at in rows of another status.
+#: Standard error, nats per token, of the loss of a run that was stopped early, which is a forecast. Such a run is used
+#: only with it; rows of another status ignore it.
 FORECAST_ERROR = "loss_se"
-#: Columns that are read as text when present. `protocol` is a digest of all that compared rows must share: data,
-#: recipe and the rule of the learning rate. `arm` is empty for a row of the study itself, and else says what the row is
-#: for (`analysis.fit.crossing_shift`).
+#: Columns that are read as text when present. `protocol` is a digest of what compared rows must share: data, recipe and
+#: the rule of the learning rate. `arm` is empty for a row of the study itself; otherwise it is the purpose of the row
+#: (`analysis.fit.crossing_shift`).
 OPTIONAL_TEXT = ("protocol", "arm")
-#: The table's own count of parameters, kept where N is counted as 12·L·d² and the two differ.
+#: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
 _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, FORECAST_ERROR, *OPTIONAL_TEXT)
 
@@ -69,7 +57,7 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
                 f"{source} has no column {theirs!r}, which was named for {ours!r}. "
                 f"Its columns are {_listing(frame)}.{_nearest(theirs, frame, ours)}"
             )
-    # A column named explicitly beats one that happens to have our name, or holds what an earlier reading put aside.
+    # An explicitly named column replaces one with our name, or one set aside by an earlier reading.
     beaten = {ours for ours, theirs in columns.items() if ours != theirs}
     if "params" in columns:
         beaten.add(TABLE_PARAMS)
@@ -108,7 +96,7 @@ def _listing(frame: pd.DataFrame) -> str:
 
 
 def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
-    """A sentence naming the column that was probably meant, or nothing; never one that bears another of our names."""
+    """A sentence with the column that was probably meant, or nothing; never a column with another of our names."""
     names = [str(name) for name in frame.columns]
     if ours in names:
         return f" Its own column {ours} needs no --column."

@@ -1,4 +1,4 @@
-"""Which rows of a run table are compared: equal tokens, one learning rate a shape, one loss a shape and seed."""
+"""Choose the rows of a run table to compare: equal tokens, one learning rate per shape, one loss per shape and seed."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from analysis.runs.tokens import TokenRule, choose_tokens
 
 __all__ = ["Comparison", "TokenRule", "compare"]
 
-#: Relative difference of the table's count from 12·L·d² beyond which a reader is told.
+#: Relative difference of the table's count from 12·L·d² above which there is a warning.
 COUNT_DIFFERS = 0.05
-#: What may differ between rows of one shape, seed and learning rate.
+#: Columns that may differ between rows of one shape, seed and learning rate.
 _DETAILS = ("heads", "width", TABLE_PARAMS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
 
 
@@ -24,15 +24,15 @@ class Comparison:
     """The losses that are compared.
 
     Attributes:
-        rows: one row a (depth, params, seed), in that order, with the columns of `RunTable.used`; the index is the
-            number of a row that stands for all it was made from, `loss` (nats a token) is the loss compared, and `lr`
-            the learning rate it is at.
-        left_out: for every other used row its number and the reason.
-        tokens: at which tokens.
-        diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, `of` how many with
-            an outcome. A run is a seed at a learning rate; it counts as diverged when it has no loss at the tokens
-            compared.
-        warnings: sentences a reader must see.
+        rows: one row per (depth, params, seed), in that order, with the columns of `RunTable.used`; the index is the
+            number of the row that represents all it was made from, `loss` (nats per token) is the loss compared, and
+            `lr` its learning rate.
+        left_out: the reason of every other used row, by its number.
+        tokens: at which training tokens.
+        diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, and `of` how many
+            runs with an outcome. A run is a seed at a learning rate; it counts as diverged if it has no loss at the
+            tokens compared.
+        warnings: sentences for the reader.
     """
 
     rows: pd.DataFrame
@@ -82,16 +82,14 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
 
 def _nothing(runs: RunTable) -> str:
     reasons = sorted({str(item["reason"]) for item in runs.left_out})
-    more = " ..." if len(reasons) > 5 else ""
     return (
-        f"{runs.source} has no usable row: {len(runs.left_out)} left out "
-        f"({'; '.join(reasons[:5])}{more}). "
+        f"{runs.source} has no usable row: {len(runs.left_out)} left out ({_listing(reasons, '; ')}). "
         "A usable row has the status done, a depth, a width and a finite positive loss."
     )
 
 
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:
-    """One row a (depth, params, seed, lr); the reason of each row averaged into another, and in what they differ."""
+    """One row per (depth, params, seed, lr), the reason of each row averaged into another, and columns that differ."""
     key = ["depth", "params", "seed", "lr"]
     group = rows.groupby(key, dropna=False, sort=False)["loss"]
     again = rows.duplicated(key).to_numpy()
@@ -120,9 +118,7 @@ def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str
 def _average_warning(averaged: dict[int, str], differing: list[str]) -> list[str]:
     if not averaged:
         return []
-    what = (
-        f"they differ in {', '.join(differing)}" if differing else "they differ in nothing else that is told"
-    )
+    what = f"they differ in {', '.join(differing)}" if differing else "they differ in no other known column"
     return [
         f"{len(averaged)} rows are averaged with another of the same depth, N, seed and learning rate; {what}."
     ]
@@ -152,7 +148,7 @@ def _diverged(frame: pd.DataFrame, rows: pd.DataFrame) -> tuple[pd.DataFrame, pd
     lost = lost.merge(survivors.assign(survived=True), on=run, how="left")
     lost = lost[lost["survived"].isna()]
     shape = ["depth", "width"]
-    # A run that diverged may not say its size, which the table's own count then takes from the shape's other rows.
+    # A diverged run may lack its size; in the table's own count it then comes from the shape's other rows.
     known = pd.concat([rows[[*shape, "params"]], lost[[*shape, "params"]]])
     known = known[np.isfinite(known["params"]) & (known["params"] > 0)]
     params = known.groupby(shape)["params"].first()
@@ -165,7 +161,7 @@ def _diverged(frame: pd.DataFrame, rows: pd.DataFrame) -> tuple[pd.DataFrame, pd
 
 
 def _survivor_warning(rows: pd.DataFrame, lost: pd.DataFrame) -> list[str]:
-    """Shapes of which some seeds diverged and have no loss at all among the rows compared."""
+    """Shapes with seeds that diverged and have no loss among the rows compared."""
     shape, one = ["depth", "width"], ["depth", "width", "seed"]
     kept = rows[one].drop_duplicates()
     gone = lost[one].drop_duplicates().merge(kept.assign(kept=True), on=one, how="left")
@@ -174,16 +170,20 @@ def _survivor_warning(rows: pd.DataFrame, lost: pd.DataFrame) -> list[str]:
     counts = pd.DataFrame(sizes).dropna().astype("int64").reset_index()
     if counts.empty:
         return []
-    told = "; ".join(
-        f"{depth:g}×{width:g}: {out:g} of {out + left:g}"
-        for depth, width, out, left in counts.iloc[:5].to_numpy().tolist()
+    text = _listing(
+        [f"{depth:g}×{width:g}: {out:g} of {out + left:g}" for depth, width, out, left in counts.to_numpy()],
+        "; ",
     )
     shapes = f"{len(counts)} shapes" if len(counts) > 1 else "1 shape"
-    more = " ..." if len(counts) > 5 else ""
     return [
-        f"Some seeds of {shapes} diverged (depth×width {told}{more}); such a shape is compared by its survivors, whose "
+        f"Some seeds of {shapes} diverged (depth×width {text}); such a shape is compared by its survivors, whose "
         "mean loss is biased down."
     ]
+
+
+def _listing(names: list[str], separator: str = ", ") -> str:
+    """The first five names."""
+    return separator.join(names[:5]) + (" ..." if len(names) > 5 else "")
 
 
 def _forecast_warning(rows: pd.DataFrame) -> list[str]:
@@ -200,7 +200,7 @@ def _forecast_warning(rows: pd.DataFrame) -> list[str]:
 
 
 def _stopped_warning(rows: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
-    """Shapes of which some seeds were stopped without a forecast, because they were worse than others."""
+    """Shapes with seeds that were stopped without a forecast, because they were worse than others."""
     one = ["depth", "width", "seed", "lr"]
     gone = frame[frame["status"] == "stopped"]
     if FORECAST_ERROR in frame:
@@ -210,11 +210,10 @@ def _stopped_warning(rows: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
     if part.empty:
         return []
     shapes = sorted({(int(depth), int(width)) for depth, width in part[["depth", "width"]].to_numpy()})
-    names = ", ".join(f"{depth}×{width}" for depth, width in shapes[:5])
+    names = _listing([f"{depth}×{width}" for depth, width in shapes])
     return [
-        f"{len(part)} runs of shapes compared were stopped early without a forecast (depth×width {names}"
-        f"{' ...' if len(shapes) > 5 else ''}); such a shape is compared by the runs that went on, whose mean loss is "
-        "biased down."
+        f"{len(part)} runs of shapes compared were stopped early without a forecast (depth×width {names}); such a "
+        "shape is compared by its other runs, whose mean loss is biased down."
     ]
 
 
@@ -241,7 +240,7 @@ def _count_warning(rows: pd.DataFrame, runs: RunTable) -> list[str]:
 
 
 def _vocabulary_warning(rows: pd.DataFrame) -> list[str]:
-    """Wies et al. 2021: the rank of the embedding bounds the width that is of use."""
+    """The rank of the embedding bounds the useful width (Wies et al. 2021)."""
     wide = rows[rows["width"] > rows["vocabulary"]] if "vocabulary" in rows else rows.iloc[:0]
     if wide.empty:
         return []
@@ -249,5 +248,5 @@ def _vocabulary_warning(rows: pd.DataFrame) -> list[str]:
     return [
         f"{len(wide)} runs are wider ({', '.join(map(str, widths))}) than the vocabulary "
         f"({wide['vocabulary'].min():g}): the rank of the embedding is a bottleneck there (Wies et "
-        "al. 2021), and a crossing among them is not safe."
+        "al. 2021), and a crossing among them is unreliable."
     ]

@@ -1,4 +1,4 @@
-"""Files of runs as they are: CSV, TSV, JSON Lines and Parquet, before any typing."""
+"""Read files of runs (CSV, TSV, JSON Lines and Parquet) before any typing."""
 
 import itertools
 import json
@@ -13,17 +13,17 @@ import pandas as pd
 from analysis.errors import InputError
 from analysis.runs.columns import OPTIONAL_TEXT, TEXT
 
-#: Endings of the tables that `read_file` reads, in small letters.
+#: Suffixes of the tables that `read_file` reads, in lower case.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 
-#: Words for an empty cell of a CSV file; in the column of the loss "nan" is a loss instead, that of a diverged run.
+#: Words for an empty cell of a CSV file; in the column of the loss "nan" is the loss of a diverged run instead.
 _EMPTY = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "None", "null", "NULL", "nan", "NaN", "-nan", "-NaN")
-#: Lines of a JSON Lines file that are read in one part.
+#: Lines of a JSON Lines file that are parsed at a time.
 _LINES = 20_000
 
 
 def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return the raw rows of a file, with a loss that was NaN told from one that is not there.
+    """Return the raw rows of a file, in which a loss of NaN differs from a missing one.
 
     Args:
         path: a file with an ending of `SUFFIXES`.
@@ -67,33 +67,30 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
 
 def _read_separated(path: Path, separator: str, text: list[str], loss: str) -> pd.DataFrame:
     header = pd.read_csv(path, sep=separator, nrows=0).columns
-    # No word is empty in the column of the loss, which then is text where it has anything but numbers.
+    # No word is empty in the column of the loss, which becomes text if it has anything but numbers.
     empty = {name: [] if name == loss else list(_EMPTY) for name in header}
     with warnings.catch_warnings():
-        # Values beyond the header would be lost with no more than a warning.
+        # Values beyond the header would be lost with a warning only.
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        return _separated(path, separator, text, empty)
-
-
-def _separated(path: Path, separator: str, text: list[str], empty: dict[str, list[str]]) -> pd.DataFrame:
-    # index_col=False: a separator at the end of every line makes no column of row names.
-    return pd.read_csv(
-        path,
-        sep=separator,
-        dtype=dict.fromkeys(text, str),
-        keep_default_na=False,
-        na_values=empty,
-        index_col=False,
-        low_memory=False,
-    )
+        frame: pd.DataFrame = pd.read_csv(
+            path,
+            sep=separator,
+            dtype=dict.fromkeys(text, str),
+            keep_default_na=False,
+            na_values=empty,
+            # A separator at the end of every line must not make a column of row names.
+            index_col=False,
+            low_memory=False,
+        )
+    return frame
 
 
 def _read_jsonl(path: Path, loss: str) -> pd.DataFrame:
-    """One JSON object a line."""
+    """Read one JSON object per line."""
     frames: list[pd.DataFrame] = []
     with path.open(encoding="utf-8") as lines:
         numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
-        # In parts: a million dictionaries at once cost the collector of garbage three times the reading.
+        # In parts: with a million dictionaries at once the garbage collector takes three times as long as the reading.
         while rows := [_object(path, *line) for line in itertools.islice(numbered, _LINES)]:
             frames.append(keep_missing(pd.DataFrame(rows), loss, rows))
     if not frames:
@@ -107,23 +104,23 @@ def _object(path: Path, number: int, line: str) -> dict[str, object]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {number}, is not JSON: {error}. Give one object a line.") from error
+        raise InputError(f"{path}, line {number}, is not JSON: {error}. Give one object per line.") from error
     if not isinstance(row, dict):
-        raise InputError(f"{path}, line {number}, is not a JSON object. Give one object a line.")
+        raise InputError(f"{path}, line {number}, is not a JSON object. Give one object per line.")
     return row
 
 
 def _read_parquet(path: Path, loss: str) -> pd.DataFrame:
     frame = pd.read_parquet(path).reset_index(drop=True)
     if loss in frame.columns and frame[loss].isna().any():
-        # NumPy has one NaN for both; Arrow knows a null from a number that is none.
+        # NumPy has one NaN for both; Arrow distinguishes null from NaN.
         arrow = pd.read_parquet(path, columns=[loss], dtype_backend="pyarrow")[loss]
         frame[loss] = _objects([None if value is pd.NA else value for value in arrow])
     return frame
 
 
 def keep_missing(frame: pd.DataFrame, loss: str, rows: list[dict[str, object]]) -> pd.DataFrame:
-    """Return `frame`, made from `rows`, with None where a loss is not there: pandas would make it NaN."""
+    """Return `frame`, made from `rows`, with None for a missing loss, which pandas makes NaN."""
     if loss in frame.columns and frame[loss].isna().any():
         return frame.assign(**{loss: _objects([row.get(loss) for row in rows])})
     return frame

@@ -1,7 +1,7 @@
-"""One learning rate a shape, because at a crossing the learning rate matters as much as the depth.
+"""Choose one learning rate per shape, because at a crossing the learning rate matters as much as the depth.
 
-"The lowest loss of several rates" is biased down, and more for the shapes with more rates. So where a seed of a shape
-was trained at three or more rates, the loss is the minimum of a parabola in ln lr, which uses all of them.
+The lowest loss of several rates is biased down, and more for shapes with more rates. If a seed of a shape was trained
+at three or more rates, its loss is therefore the minimum of a parabola in ln lr through all of them.
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-#: Rates of one seed from which a parabola is laid.
+#: Fewest rates of one seed for a parabola.
 LEAST_RATES = 3
-#: Relative excess of the mean loss over that of the best rate beyond which a rate takes no part in the parabola, except
-#: next to the best: far from its bottom the bowl is none, it rises without bound towards the rates that diverge.
+#: A rate whose mean loss exceeds that of the best rate by this share is not used for the parabola, unless it is next to
+#: the best: far from its minimum the loss is no parabola, it rises without bound towards rates that diverge.
 BOTTOM = 0.05
 
 
 @dataclass(frozen=True)
 class RateChoice:
-    """Rows of one learning rate a shape.
+    """Rows of one learning rate per shape.
 
     Attributes:
-        rows: one row a shape and seed; where a parabola was laid, `loss` is at its minimum and `lr` is where that is.
+        rows: one row per shape and seed; if a parabola was fitted, `loss` is its minimum and `lr` the place of that.
         left_out: row -> reason, for the others.
         parabolas, lowest: number of shapes with a parabola, and with the rate of the lowest mean loss.
-        at_end: of the shapes in `lowest`, those where three or more rates were tried and the best is the first or last.
+        at_end: of the shapes in `lowest`, those with three or more rates of which the best is the first or last.
     """
 
     rows: pd.DataFrame
@@ -46,15 +46,15 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     """Choose the learning rate of every shape that was trained at several.
 
     Args:
-        rows: one row a (depth, params, seed, lr), with the column loss in nats a token, sorted so that its order does
-            not depend on that of the table.
+        rows: one row per (depth, params, seed, lr), with the column loss in nats per token, in an order that does not
+            depend on that of the table.
     """
     shape = numbered(rows["depth"].to_numpy(dtype=float), rows["params"].to_numpy(dtype=float))
     lr = rows["lr"].to_numpy(dtype=float)
     with np.errstate(invalid="ignore", divide="ignore"):
         x = np.where(np.isfinite(lr) & (lr > 0), np.log(lr), np.nan)
     loss = rows["loss"].to_numpy(dtype=float)
-    # Rates that differ by rounding are one. Numbered in order of the rate, one not given last.
+    # Rates that differ by rounding are one. Numbered in order of the rate, a missing rate last.
     rates = numbered(shape, np.round(x, 9))
     if len(rates) == 0 or rates.max() == shape.max():
         return RateChoice(rows, {}, 0, 0, 0)
@@ -90,7 +90,7 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
         loss=np.where(at, laid.loss, rows["loss"]), lr=np.where(at, np.exp(laid.best[shape]), rows["lr"])
     )
     if FORECAST_ERROR in rows:
-        # The minimum of a parabola is near a weighted mean of its losses: it errs no more than the worst of them.
+        # The minimum of a parabola is near a weighted mean of its losses, so its error is at most that of the worst.
         errors = rows[FORECAST_ERROR].fillna(0).where(laid.used, 0)
         worst = errors.groupby([shape, rows["seed"].to_numpy()]).transform("max")
         replaced = replaced.assign(**{FORECAST_ERROR: rows[FORECAST_ERROR].where(~at, worst)})
@@ -111,7 +111,7 @@ class _Parabolas:
 def _parabolas(frame: pd.DataFrame, wanted: Flags) -> _Parabolas:
     """Least squares of loss = level of the seed + β·ln lr + γ·(ln lr)², β and γ common to the seeds of a shape.
 
-    Levels are taken out by subtracting the means of each seed, which leaves two normal equations a shape.
+    Subtracting the means of each seed removes the levels and leaves two normal equations per shape.
     """
     shapes = int(frame["shape"].max()) + 1
     used = np.zeros(len(frame), dtype=bool)
@@ -145,7 +145,7 @@ def _parabolas(frame: pd.DataFrame, wanted: Flags) -> _Parabolas:
         np.minimum.at(least, shape, minimum)
         inside = (place >= low) & (place <= high) & (least > 0)
         good = (determinant > 1e-9 * uu * qq) & (gamma > 0) & inside
-    # Of each seed the rate nearest to the minimum stands for all; rows are sorted by rate, so a tie goes to the lower.
+    # The rate of each seed nearest to the minimum represents it; rows are sorted by rate, so a tie goes to the lower.
     far = np.abs(x - place[shape])
     first = np.lexsort((np.arange(len(part)), far, seed))
     nearest = first[np.r_[True, seed[first][1:] != seed[first][:-1]]] if len(part) else first
@@ -159,7 +159,7 @@ def _parabolas(frame: pd.DataFrame, wanted: Flags) -> _Parabolas:
 
 
 def _near_best(part: pd.DataFrame) -> Flags:
-    """Rows at the bottom of the bowl: rates whose mean loss is near the best, and the neighbours of the best."""
+    """Rows of rates whose mean loss is near the best, and of the neighbours of the best rate."""
     if part.empty:
         return np.zeros(0, dtype=bool)
     mean = part.groupby(["shape", "rate"])["loss"].mean().reset_index()
@@ -171,7 +171,7 @@ def _near_best(part: pd.DataFrame) -> Flags:
 
 
 def _lowest(frame: pd.DataFrame, wanted: Flags) -> tuple[Flags, Floats, int, int]:
-    """Of the rates with the most seeds of each shape that with the lowest mean loss.
+    """For each shape the rate with the lowest mean loss among those with the most seeds.
 
     Returns:
         Whether a row is at that rate, ln of that rate for every row, and how many shapes there are, and of those with

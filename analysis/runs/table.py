@@ -1,7 +1,6 @@
-"""The run table: one row a finished cell, typed, and for every row that cannot be used the reason why.
+"""The run table: one typed row per finished cell, and the reason for every row that cannot be used.
 
-This is the contract between whoever trained the models and this package. Only depth, width and loss are
-required, so a table from elsewhere can be read as well.
+Only depth, width and loss are required, so a table from elsewhere can be read as well.
 """
 
 from collections.abc import Mapping
@@ -34,12 +33,12 @@ __all__ = ["COLUMNS", "SUFFIXES", "WHOLE", "Count", "RunTable", "read_runs"]
 #: How N is counted: 12·L·d², the paper's count of non-embedding parameters, or the table's own column.
 Count = Literal["nonembedding", "table"]
 
-#: Words of other trackers for a run that ended well.
+#: Words of other trackers for a run that finished.
 DONE = frozenset({"done", "finished", "completed", "complete", "succeeded", "success", "ok"})
 DIVERGED = frozenset({"diverged", "divergence", "nan", "inf"})
-#: A run that was stopped early, whose loss, if it has one, is a forecast.
+#: A run that was stopped early; its loss, if any, is a forecast.
 STOPPED = "stopped"
-#: Words for a run without a result; any other is left out as well, as a word that is not known.
+#: Words for a run without a result; a row with an unknown word is left out as well.
 WITHOUT_RESULT = frozenset(
     {"failed", "error", "crashed", "killed", "stopped", "cancelled", "canceled", "interrupted", "preempted"}
     | {"timeout", "pruned", "skipped", "missing", "running", "pending", "queued", "scheduled", "unfinished"}
@@ -47,23 +46,22 @@ WITHOUT_RESULT = frozenset(
 NOT_FINITE = "loss is not finite"
 
 _PREFIX = "mlflow:"
-#: Not all whole numbers beyond it are floats: seeds as large are taken for labels, and sizes for mistakes.
+#: Beyond it not all whole numbers are floats: such seeds are labels, and such sizes are errors.
 _EXACT = 2.0**53
 
 
 @dataclass(frozen=True)
 class RunTable:
-    """Typed rows and what became of them.
+    """Typed rows, those that are used, and the reasons of the others.
 
     Attributes:
-        frame: every row, with at least `COLUMNS`; the index is the 1-based number of the row in its source. A row that
-            says done and whose loss is NaN or infinite has the status diverged here. `table_params` is the table's own
-            count of parameters, where it differs from `params`; `seed_label` its own seeds, where they are no whole
-            numbers.
-        used: the rows that count: status done, or stopped with the standard error of a forecast, positive whole sizes,
-            a finite positive loss, no duplicate.
-        left_out: one entry for every other row: `row`, `cell` where known, and the `reason`.
-        source: where the rows came from, for messages and captions.
+        frame: every row, with at least `COLUMNS`; the index is the 1-based number of the row in its source. A row with
+            status done and a loss of NaN or infinity has the status diverged here. `table_params` is the table's own
+            count of parameters, if it differs from `params`; `seed_label` its own seeds, if they are no whole numbers.
+        used: the rows with status done, or stopped with the standard error of a forecast, positive whole sizes, a
+            finite positive loss, and no duplicate.
+        left_out: one entry for every other row: `row`, `cell` if known, and the `reason`.
+        source: of the rows, for messages and captions.
         count: how `params` is counted.
     """
 
@@ -83,13 +81,13 @@ class RunTable:
         left_out: list[dict[str, Any]] | None = None,
         count: Count = "nonembedding",
     ) -> "RunTable":
-        """A run table from a DataFrame.
+        """Make a run table from a DataFrame.
 
         Args:
-            frame: one row a run. A loss that is NaN as a number is that of a diverged run; None is no loss at all.
+            frame: one row per run. A loss of NaN is that of a diverged run; None is a missing loss.
             columns: our name -> the table's name, for columns that are named differently there.
-            source: where the rows come from, for messages.
-            left_out: rows that were already left out while reading.
+            source: of the rows, for messages.
+            left_out: rows that were left out while reading.
             count: `nonembedding` counts N as 12·L·d² for every row; `table` takes the column `params`.
 
         Raises:
@@ -118,7 +116,6 @@ class RunTable:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""
         whole = [name for name in WHOLE if (self.frame[name].dropna() % 1 == 0).all()]
         frame = self.frame.astype(dict.fromkeys(whole, "Int64"))
-        # %.17g would be noise for people; repr (the default) already gives back the same float.
         return write_text(Path(path), frame.to_csv(index=False, lineterminator="\n"))
 
 
@@ -132,9 +129,9 @@ def read_runs(
     """Read a run table.
 
     Args:
-        source: a CSV, TSV, JSON Lines or Parquet file, or `mlflow:EXPERIMENT`. An experiment may hold several
-            protocols (a study run again with another recipe or other data); only the rows of the newest are
-            kept, and the others are left out with that reason. A file is taken as it is; `compare` warns of it.
+        source: a CSV, TSV, JSON Lines or Parquet file, or `mlflow:EXPERIMENT`. If an experiment holds several protocols
+            (a study run again with another recipe or other data), only the rows of the newest are used; in a file all
+            are, and `compare` warns.
         columns: our name -> their name, as in `--column loss=final_loss`.
         tracking_uri: of the MLflow store; MLflow's own default when not given.
         count: how N is counted, see `RunTable.from_frame`.
@@ -152,7 +149,7 @@ def read_runs(
 
 
 def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray[np.float64]]:
-    """All of `COLUMNS`, with types and defaults, then the table's other columns; and the table's own params."""
+    """All of `COLUMNS` with types and defaults, then the table's other columns; and the table's own params."""
     made: dict[str, Any] = {}
     for name in (
         *COLUMNS,
@@ -171,7 +168,7 @@ def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray
     made["status"] = _statuses(made["status"])
     made["status"], made["reason"] = _divergence(frame["loss"], made)
     if FORECAST_ERROR in made:
-        # In a table from elsewhere it may be the error of an evaluation, which the seeds show as well.
+        # In a table from elsewhere it may be the error of an evaluation, which the scatter of the seeds includes.
         made[FORECAST_ERROR] = np.where(made["status"] == STOPPED, made[FORECAST_ERROR], np.nan)
     for name in frame.columns:
         if name in OPTIONAL_TEXT:
@@ -187,25 +184,25 @@ def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray
 
 
 def _numbers(column: pd.Series) -> npt.NDArray[np.float64]:
-    """The values of a column as floats, NaN where a value is no number."""
+    """The values of a column as floats, NaN for values that are no numbers."""
     try:
         numbers = pd.to_numeric(column, errors="coerce")
     except OverflowError:
-        # A whole number of JSON may have any number of digits.
+        # JSON integers may have any number of digits.
         numbers = pd.to_numeric(column.map(str), errors="coerce")
     return np.array(numbers.to_numpy(dtype=float, na_value=np.nan))
 
 
 def _texts(column: pd.Series) -> npt.NDArray[np.object_]:
-    """The values of a column as text, empty where there is none."""
+    """The values of a column as text, empty for missing values."""
     text = column.astype(str).to_numpy(dtype=object)
     return np.where(column.isna().to_numpy(), "", text)
 
 
 def _seeds(column: pd.Series) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.object_] | None]:
-    """Seeds as whole numbers, and the labels they were where any is none: a seed is only a name.
+    """Seeds as whole numbers, and the original labels if any is no whole number.
 
-    A row without a seed has one of its own beside those that are named, and 0 where none is.
+    Rows without a seed share one seed of their own, which is 0 if no row has a seed.
     """
     text = np.char.strip(_texts(column).astype(str)).astype(object)
     absent = text == ""
@@ -220,7 +217,7 @@ def _seeds(column: pd.Series) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.o
 
 
 def _statuses(text: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
-    """Statuses in one spelling; a row that says nothing is done."""
+    """Statuses in one spelling; an empty status is done."""
     words = {word: str(word).strip().lower() for word in pd.unique(text)}
     one = {
         word: "done" if plain in DONE or not plain else "diverged" if plain in DIVERGED else plain
@@ -232,7 +229,7 @@ def _statuses(text: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
 def _divergence(
     loss: pd.Series, made: Mapping[str, Any]
 ) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
-    """Status and reason of every row, where a run that is done with a loss that is not finite has diverged."""
+    """Status and reason of every row; a run that is done with a loss that is not finite has diverged."""
     values = made["loss"]
     lost = np.isinf(values)
     nan = np.flatnonzero(np.isnan(values))
@@ -240,7 +237,7 @@ def _divergence(
         lost[nan] = ~_masked(loss)[nan]
     elif len(nan):
         rest = loss.iloc[nan]
-        # A column of text says "nan"; its own NaN is an empty cell. A column of objects may hold the number.
+        # In a column of text "nan" is a loss and NaN an empty cell; a column of objects may hold the number NaN.
         number = rest.map(lambda value: isinstance(value, float)) if loss.dtype == object else False
         lost[nan] = number | rest.astype(str).str.strip().str.lower().isin(["nan", "-nan"]) & rest.notna()
     lost &= made["status"] == "done"
@@ -249,18 +246,18 @@ def _divergence(
 
 
 def _masked(loss: pd.Series) -> npt.NDArray[np.bool_]:
-    """Which losses of a column of floats are no value at all; NumPy's own have none of these."""
+    """Which losses of a column of floats are missing; a NumPy column has NaN only."""
     if isinstance(loss.dtype, np.dtype):
         return np.zeros(len(loss), dtype=bool)
     return loss.isna().to_numpy(dtype=bool)
 
 
 def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
-    """Why a row cannot be used, by its number; a row that can be used has no entry."""
+    """The reason why a row cannot be used, by its number, for the rows that cannot."""
     found = np.full(len(typed), "", dtype=object)
 
     def mark(wrong: npt.NDArray[np.bool_], texts: Any) -> None:
-        """Give rows that are wrong, and have no reason yet, that of `texts` (row positions -> texts)."""
+        """Set the reason of wrong rows without one to that of `texts` (row positions -> texts)."""
         at = np.flatnonzero(wrong & (found == ""))
         found[at] = texts(at)
 
@@ -291,7 +288,7 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
             mark(~good, value(name, name + " is {:g}, not a positive whole number"))
     loss = typed["loss"].to_numpy(dtype=float)
     mark(np.isnan(loss), say("loss is missing or not a number"))
-    mark(loss <= 0, value("loss", "loss is {:g}; a loss in nats a token is positive"))
+    mark(loss <= 0, value("loss", "loss is {:g}; a loss in nats per token is positive"))
     good = np.flatnonzero(found == "")
     found[good] = _repeats(typed.iloc[good], own[good], is_forecast[good])
     left = found != ""
@@ -299,7 +296,7 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
 
 
 def _status_reason(status: str, why: str, known: bool) -> str:
-    text = status if known else f"status {status!r} is not known (done is that of a run that ended well)"
+    text = status if known else f"status {status!r} is unknown (a finished run has the status done)"
     return f"{text}: {why}" if why else text
 
 
@@ -308,9 +305,8 @@ def _repeats(
 ) -> npt.NDArray[np.object_]:
     """Reason of rows that repeat another, empty for all others.
 
-    A run that was stopped, and later trained to its end, counts by its end and not by its forecast. Of rows that are
-    one run by all that is known, and yet have several losses, the one with the middle loss is kept (the lower of two):
-    neither the order of the rows nor copies of them change which.
+    A run that was stopped and later trained to its end counts by its end. Of rows of one run with several losses the
+    one with the middle loss is kept (the lower of two), so neither the order of the rows nor copies change the choice.
     """
     found = np.full(len(rows), "", dtype=object)
     if rows.empty:
@@ -318,7 +314,7 @@ def _repeats(
     extra = [name for name in (*OPTIONAL_NUMBERS, *OPTIONAL_TEXT) if name in rows.columns]
     named = ["depth", "width", "heads", "seed", "lr", *extra]
     with_cell = rows["cell"] != ""
-    # A cell key says all but how far the run had come.
+    # A cell key identifies the run but for its number of tokens.
     keys = rows[named].mask(with_cell) if with_cell.any() else rows[named]
     own_count = np.where(with_cell, np.nan, own)
     keys = keys.assign(own=own_count, cell=rows["cell"], tokens=rows["tokens"])
@@ -327,7 +323,7 @@ def _repeats(
     ended[run[~is_forecast]] = True
     outdone = is_forecast & ended[run]
     if outdone.any():
-        found[outdone] = "a forecast of a run that another row has to its end"
+        found[outdone] = "a forecast of a run that another row has trained to its end"
         found[~outdone] = _repeats(rows[~outdone], own[~outdone], is_forecast[~outdone])
         return found
     loss, number = rows["loss"].to_numpy(dtype=float), rows.index.to_numpy()

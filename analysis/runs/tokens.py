@@ -1,9 +1,8 @@
-"""At how many training tokens losses are compared, because a loss means nothing without its tokens.
+"""Choose the number of training tokens at which losses are compared.
 
-Several checkpoints of one shape are told apart by their tokens, and one level of tokens is compared. Where every shape
-was trained for one number of tokens, shapes are comparable when those of one size have the same, as with 20 tokens a
-parameter: then the curves of two depths meet at equal N and equal tokens. Only ratios of tokens are looked at, so
-their unit does not matter.
+Several checkpoints of one shape differ in tokens, and one level of tokens is compared. If every shape was trained on
+one number of tokens, shapes are comparable when those of one size have the same tokens, as with 20 tokens per
+parameter: then the curves of two depths meet at equal N and equal tokens. Only ratios of tokens matter, not their unit.
 """
 
 import itertools
@@ -22,25 +21,25 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Rule = Literal["unknown", "equal", "level", "with_params", "unequal"]
 
-#: Tokens within it are one level.
+#: Relative difference below which tokens are one level.
 SAME_LEVEL = 0.01
-#: Farthest that a level may lie from the tokens that were asked for.
+#: Largest relative distance of a level from the requested tokens.
 NEAR_LEVEL = 0.05
-#: Within it tokens are the same at like N, and N is alike.
+#: Relative difference below which tokens at like N, and two N, are the same.
 SAME_AT_N = 0.10
-#: Levels that an error lists.
+#: Most levels that an error lists.
 LISTED = 40
 
 
 @dataclass(frozen=True)
 class TokenRule:
-    """At which tokens losses are compared.
+    """The tokens at which losses are compared.
 
     Attributes:
-        rule: `unknown` (no row says), `equal` (all the same), `level` (one of several checkpoints), `with_params`
+        rule: `unknown` (no row has tokens), `equal` (all the same), `level` (one of several checkpoints), `with_params`
             (tokens follow N, equal at equal N) or `unequal`.
-        compared: the level compared, in the table's unit; None where there is not one.
-        levels: all levels there are, ascending.
+        compared: the level compared, in the table's unit; None if there is no single one.
+        levels: all levels, ascending.
         sentence: the same in words.
     """
 
@@ -58,7 +57,7 @@ class TokenChoice:
         rule: see `TokenRule`.
         rows: the rows kept.
         left_out: row -> reason, for the others.
-        warnings: sentences a reader must see.
+        warnings: sentences for the reader.
     """
 
     rule: TokenRule
@@ -88,11 +87,11 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
             why = f"the level nearest to the {_words(tokens)} asked for"
             return _at_level(used, value, shape, level, levels, asked, why)
     if len(levels) == 0:
-        words = "No row says its training tokens; losses are compared as if at equal tokens."
+        words = "No row has its training tokens; losses are compared as if at equal tokens."
         return TokenChoice(TokenRule("unknown", None, (), words), used, {})
-    silent = int(np.isnan(value).sum())
-    gap = f"{silent} of {len(used)} rows do not say their training tokens; they are taken for comparable."
-    warnings = (gap,) if silent else ()
+    missing = int(np.isnan(value).sum())
+    gap = f"{missing} of {len(used)} rows have no training tokens; they are taken as comparable."
+    warnings = (gap,) if missing else ()
     if len(levels) == 1:
         words = f"All losses are at {_words(levels[0])} training tokens."
         rule = TokenRule("equal", float(levels[0]), tuple(levels.tolist()), words)
@@ -102,11 +101,17 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
     shapes = int(shape.max()) + 1
     if len(np.unique(pairs[:, 0])) < len(pairs):
         return _checkpoints(used, value, shape, level, levels, pairs, shapes)
-    return _one_level_a_shape(used, value, levels, warnings)
+    span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
+    every = tuple(levels.tolist())
+    if _follows_params(used[known], value[known]):
+        words = f"Training tokens follow N ({span}) and are equal at equal N, where depths are compared."
+        return TokenChoice(TokenRule("with_params", None, every, words), used, {}, warnings)
+    words = f"Rows differ in training tokens ({span}) at like N; losses are comparable only at equal tokens."
+    return TokenChoice(TokenRule("unequal", None, every, words), used, {}, (*warnings, words))
 
 
 def _levels(value: Floats) -> tuple[Floats, Integers]:
-    """The levels (the largest tokens of each), ascending, and the level of every row, -1 where tokens are not known."""
+    """The levels (the largest tokens of each), ascending, and the level of every row, -1 without tokens."""
     known = np.isfinite(value)
     distinct, inverse = np.unique(value[known], return_inverse=True)
     label = np.zeros(len(distinct), dtype=np.int64)
@@ -126,7 +131,7 @@ def _asked(tokens: float, levels: Floats) -> int:
         raise InputError(f"The tokens to compare at are {tokens:g}; give a positive number, as 1e11.")
     if len(levels) == 0:
         raise InputError(
-            f"No row of the table says its training tokens, so none can be compared at {tokens:.4g}. Name the column "
+            f"No row of the table has its training tokens, so none can be compared at {tokens:.4g}. Name the column "
             "with --column tokens=THEIRS, or leave out --tokens."
         )
     nearest = int(np.argmin(np.abs(np.log(levels / tokens))))
@@ -155,7 +160,7 @@ def _checkpoints(
     last = np.full(shapes, -1)
     np.maximum.at(last, shape, level)
     if held[best] < shapes and np.bincount(last[last >= 0]).max() * 2 < shapes:
-        # Runs whose length follows N, with checkpoints on the way: no level is common, yet their ends are comparable.
+        # The length of runs follows N, with checkpoints on the way: no level is common, but the ends are comparable.
         ends = (level == last[shape]) & (level >= 0)
         if _follows_params(used[ends], value[ends]):
             return _at_ends(used, value, ends, levels)
@@ -173,7 +178,7 @@ def _at_level(
     chosen: int,
     why: str,
 ) -> TokenChoice:
-    """Rows at one level, of each model the last there."""
+    """Rows at one level, the last of each model there."""
     at = level == chosen
     model = used.groupby(["depth", "params", "seed", "lr"], dropna=False).ngroup().to_numpy(dtype=np.int64)
     latest = np.full(int(model.max()) + 1, -np.inf)
@@ -184,7 +189,7 @@ def _at_level(
     left_out = {}
     for row, tokens, other in zip(used.index[~keep], value[~keep], has[~keep], strict=True):
         if math.isnan(tokens):
-            left_out[int(row)] = f"does not say its training tokens; compared at {compared:.4g}"
+            left_out[int(row)] = f"no training tokens; compared at {compared:.4g}"
         elif other:
             left_out[int(row)] = f"checkpoint at {tokens:.4g} tokens; compared at {compared:.4g}"
         else:
@@ -199,15 +204,17 @@ def _at_level(
             f"{len(names)} of {int(shape.max()) + 1} shapes have no loss at the {compared:.4g} training tokens "
             f"compared and are left out (depth×width {', '.join(names[:5])}{more})."
         )
-    words = f"Losses are compared at {_words(compared)} training tokens, {why}"
-    words += f" ({len(levels)} levels from {_words(levels[0])} to {_words(levels[-1])})."
+    words = (
+        f"Losses are compared at {_words(compared)} training tokens, {why} "
+        f"({len(levels)} levels from {_words(levels[0])} to {_words(levels[-1])})."
+    )
     rule = TokenRule("level", compared, tuple(levels.tolist()), words)
     return TokenChoice(rule, used[keep], left_out, tuple(warnings))
 
 
 def _at_ends(used: pd.DataFrame, value: Floats, ends: npt.NDArray[np.bool_], levels: Floats) -> TokenChoice:
     left_out = {
-        int(row): "does not say its training tokens; compared at the end of training"
+        int(row): "no training tokens; compared at the end of training"
         if math.isnan(tokens)
         else f"checkpoint at {tokens:.4g} tokens; compared at the end of training"
         for row, tokens in zip(used.index[~ends], value[~ends], strict=True)
@@ -219,24 +226,11 @@ def _at_ends(used: pd.DataFrame, value: Floats, ends: npt.NDArray[np.bool_], lev
     return TokenChoice(TokenRule("with_params", None, tuple(levels.tolist()), words), used[ends], left_out)
 
 
-def _one_level_a_shape(
-    used: pd.DataFrame, value: Floats, levels: Floats, warnings: tuple[str, ...]
-) -> TokenChoice:
-    known = np.isfinite(value)
-    span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
-    every = tuple(levels.tolist())
-    if _follows_params(used[known], value[known]):
-        words = f"Training tokens go with N ({span}) and are equal at equal N, which is where depths are compared."
-        return TokenChoice(TokenRule("with_params", None, every, words), used, {}, warnings)
-    words = f"Rows differ in training tokens ({span}) at like N; losses are comparable only at equal tokens."
-    return TokenChoice(TokenRule("unequal", None, every, words), used, {}, (*warnings, words))
-
-
 def _follows_params(rows: pd.DataFrame, value: Floats) -> bool:
     """Whether tokens are a function of N: at each N that two depths share, theirs are within `SAME_AT_N`.
 
-    Those of the one depth are taken at the N of the other by a straight line in logarithms, or from a shape of like N:
-    the first is right where tokens follow N smoothly, the second where a budget has one number of tokens.
+    The tokens of one depth are read at the N of the other from a straight line in logarithms, or from a shape of like
+    N: the first is right if tokens follow N smoothly, the second if each budget has one number of tokens.
     """
     frame = pd.DataFrame(
         {"depth": rows["depth"].to_numpy(), "x": np.log(rows["params"].to_numpy(dtype=float))}
@@ -261,5 +255,5 @@ def _follows_params(rows: pd.DataFrame, value: Floats) -> bool:
 
 
 def _words(tokens: float) -> str:
-    """A number of tokens in words, in whatever unit the table counts them."""
+    """A number of tokens in words, in the unit of the table."""
     return human(float(tokens), 3)

@@ -445,7 +445,7 @@ def test_what_cannot_be_looked_into_is_refused(root):
     assert "no diagnostic rnk; choose among rank, layer_drop, induction, gradients" in refusal(["rnk"])
     shared = refusal(["rank"], Layout(tensor_parallel=2, zero=1))
     assert "tensor_parallel 2" in shared
-    assert "Take the diagnostics out, or set tensor_parallel to 1" in shared
+    assert "Remove the diagnostics, or set tensor_parallel to 1" in shared
     assert "ZeRO stage 3 keeps a part" in refusal(["rank"], Layout(zero=3))
     analysed = recipe.model_copy(update={"network": "analysed"})
     assert "no diagnostic induction" in refusal(["rank", "induction"], recipe=analysed)

@@ -82,8 +82,8 @@ def test_bf16_is_trained_at_every_other_stage(zero):
         ({"micro_batch": 0}, "greater than or equal to 1"),
         ({"zero": 4}, "0, 1, 2 or 3"),
         ({"pipeline_parallel": 2}, "Extra inputs"),
-        ({"shard_vocabulary": True}, "there is one"),
-        ({"shard_vocabulary": True, "data_parallel": 2}, "there is one"),
+        ({"shard_vocabulary": True}, "there is only one"),
+        ({"shard_vocabulary": True, "data_parallel": 2}, "there is only one"),
     ],
 )
 def test_layouts_that_are_none_are_refused(keys, words):

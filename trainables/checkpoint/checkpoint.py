@@ -1,10 +1,9 @@
-"""Checkpoints of a cell: saved whole or not at all, found again after a kill, only the newest two kept.
+"""Checkpoints of a cell, saved atomically; the newest two are kept.
 
-All ranks of a cell call `save`, `find` and `Found.load` together, and all learn the same: a rank that alone raised, or
-alone took another checkpoint, would leave the others waiting in a collective.
+All ranks of a cell call `save`, `find` and `Found.load` together and get the same result, because a rank that alone
+raised, or chose another checkpoint, would leave the others waiting in a collective.
 
-The state of random generators is no part of a checkpoint: batches and dropout masks are functions of the seed and the
-step.
+Checkpoints hold no state of random generators: batches and dropout masks are functions of the seed and the step.
 """
 
 import contextlib
@@ -36,11 +35,11 @@ from trainables.storage.disk import FULL
 from trainables.storage.storage import Folder
 
 KEEP = 2
-#: Written last: a checkpoint without it, or with files other than it says, does not count.
+#: Written last: a checkpoint without it, or whose files differ from it, is invalid.
 MARKER = "complete.json"
-#: Raised when what is written changes, so that a checkpoint of another format is passed over and not misread.
+#: Version of the format; checkpoints of another version are skipped.
 FORMAT = 2
-#: What a failed load may raise: torch and DeepSpeed have no error of their own for it.
+#: Errors of a failed load; torch and DeepSpeed have none of their own.
 _UNREADABLE = (
     *(OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError, AssertionError, AttributeError),
     *(pickle.UnpicklingError,),
@@ -52,7 +51,7 @@ class _Record(BaseModel):
 
 
 class TrainingState(_Record):
-    """Where a cell stands, beside its weights, optimizer and schedule."""
+    """The state of a cell besides weights, optimizer and schedule."""
 
     cell: str
     step: int
@@ -65,7 +64,7 @@ class TrainingState(_Record):
 
 
 class FileRecord(_Record):
-    """What a whole file has: its size, and the CRC-32 of its contents."""
+    """Size and CRC-32 of a complete file."""
 
     bytes: int
     crc32: int
@@ -83,7 +82,7 @@ class Marker(_Record):
 
 @dataclass
 class Found:
-    """A whole checkpoint of this cell, checked, and converted where it was saved in another layout."""
+    """A verified checkpoint of this cell, converted if it was saved in another layout."""
 
     state: TrainingState
     universal: bool
@@ -92,10 +91,10 @@ class Found:
     _tag: str
     _folder: Path
     _plain: bool
-    """It is in the universal form, and the engine is of stage 0."""
+    """The checkpoint is in the universal form and the engine at stage 0."""
 
     def load(self, engine: Any, notes: list[str]) -> bool:
-        """Bring the engine to this checkpoint; False, with a note, where it cannot be read after all."""
+        """Load the checkpoint into the engine; return False and add a note if it cannot be read."""
         problem = None
         try:
             if self._plain or self.universal:
@@ -108,13 +107,13 @@ class Found:
             else:
                 engine.load_checkpoint(str(self._folder), tag=self._tag)
         except torch.OutOfMemoryError:
-            raise  # the checkpoint is good
+            raise  # the checkpoint is valid
         except _UNREADABLE as error:
             problem = f"it could not be loaded ({type(error).__name__}: {error})".partition("\n")[0]
         problem = _first(run_on_all_ranks(lambda: problem, "loading the checkpoint"))
         _release(self._storage, self._tag)
         if problem:
-            notes.append(f"the checkpoint {self._tag} was passed over: {problem}")
+            notes.append(f"the checkpoint {self._tag} was skipped: {problem}")
         elif self.universal or self._plain:
             notes.append(f"resumed at step {self.state.step} from a checkpoint of another layout")
         return problem is None
@@ -122,11 +121,11 @@ class Found:
 
 @dataclass
 class _Writer:
-    """Writes DeepSpeed's files: to the disk before the marker can be, summed up, and without raising.
+    """Write DeepSpeed's files with checksums, synced to disk, without raising.
 
-    DeepSpeed's ranks meet in a barrier after their writes, at stages 0 to 2 all others for the one that writes the
-    weights: a disk slower than the group's timeout would end the training there. So `save` only notes what is to be
-    written, and `write` does it where the others wait in `together`. No copy is needed: training goes on after both.
+    DeepSpeed's ranks meet in a barrier after their writes, so a disk slower than the group's timeout would end the
+    training. Therefore `save` only collects the files, and `write` writes them inside `run_on_all_ranks`. No copy is
+    needed, because training continues after both.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
@@ -134,14 +133,14 @@ class _Writer:
     error: Exception | None = None
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Note a file; called by DeepSpeed."""
+        """Collect a file; called by DeepSpeed."""
         self.parts[path] = state_dict
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Do nothing, as what `write` needs is made there; called by DeepSpeed."""
+        """Do nothing, because `write` makes the folders; called by DeepSpeed."""
 
     def write(self) -> None:
-        """Write all files noted, and forget what was in them."""
+        """Write the collected files and free their contents."""
         while self.parts:
             path = next(iter(self.parts))
             self._write(self.parts.pop(path), path)
@@ -152,9 +151,9 @@ class _Writer:
             with Path(path).open("wb") as file:
                 stream = _Summed(file)
                 try:
-                    torch.save(state_dict, stream)  # type: ignore[arg-type]  # it needs no more than write and flush
+                    torch.save(state_dict, stream)  # type: ignore[arg-type]  # it needs only write and flush
                 except RuntimeError as error:
-                    # torch's zip writer hides the disk's error behind its own.
+                    # Torch's zip writer replaces the disk's error by its own.
                     raise stream.error or error from error
                 file.flush()
                 os.fsync(file.fileno())
@@ -164,10 +163,10 @@ class _Writer:
 
     @contextlib.contextmanager
     def instead_of_deepspeeds(self, engine: Any) -> Iterator[None]:
-        """Let an engine write through this object."""
+        """Make an engine write through this object."""
         theirs = engine.checkpoint_engine
         theirs.save, theirs.makedirs = self.save, self.makedirs
-        # Two programs that make a model out of ZeRO's files, copied at every save.
+        # DeepSpeed would copy two conversion scripts at every save.
         engine._copy_recovery_script = lambda save_path: None
         try:
             yield
@@ -176,7 +175,7 @@ class _Writer:
 
 
 class _Summed:
-    """A stream that sums up what passes through it."""
+    """A stream that counts bytes and computes the CRC-32."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -199,20 +198,17 @@ class _Summed:
 
 @dataclass(frozen=True)
 class _Written:
-    """What one rank has to say of its share of a save."""
+    """The outcome of one rank's share of a save."""
 
     files: dict[str, FileRecord]
     problem: str | None = None
-    """Costs the checkpoint."""
+    """Why there is no checkpoint; training continues."""
     error: str | None = None
-    """Ends the training."""
+    """Why training must end."""
 
 
 def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> str | None:
-    """Save engine and state; return why there is no checkpoint, else None.
-
-    A full disk or an object store that is away costs the checkpoint, not the training: what was half written is
-    removed, and the cell goes on.
+    """Save engine and state; return None, or why there is no checkpoint (full disk, unreachable object store).
 
     Raises:
         RuntimeError: a rank could not write for another reason.
@@ -224,7 +220,7 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(storage.local / tag)
 
-    run_on_all_ranks(prepare, "making room for a checkpoint")
+    run_on_all_ranks(prepare, "preparing a checkpoint")
     client = {} if layout.zero else {"parameter_names": names(engine)}
     with writer.instead_of_deepspeeds(engine):
         engine.save_checkpoint(str(storage.local), tag=tag, client_state=client, save_latest=False)
@@ -253,17 +249,17 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
 def find(
     storage: Folder, cell: str, layout: Layout, notes: list[str], passed: set[str] | None = None
 ) -> Found | None:
-    """Find the newest whole checkpoint of a cell, and make it ready to load in a layout; None where there is none.
+    """Find the newest usable checkpoint of a cell and prepare it for loading in a layout; None if there is none.
 
-    What cannot be used (truncated, damaged, of another cell or format, in a layout that DeepSpeed cannot convert) is
-    passed over with a note, and the one before is taken.
+    Unusable checkpoints (truncated, damaged, of another cell or format, or not convertible by DeepSpeed) are skipped
+    with a note.
 
     Args:
-        storage: of the cell.
-        cell: its key.
-        layout: that the engine will have.
-        notes: takes the notes.
-        passed: tags not to look at again; those looked at are added.
+        storage: storage of the cell.
+        cell: the cell's key.
+        layout: layout of the engine.
+        notes: notes are appended here.
+        passed: tags to skip; tags that were examined are added.
 
     Raises:
         InputError: the disk has no room to fetch or convert the checkpoint.
@@ -287,11 +283,11 @@ def find(
                 convert = functools.partial(_convert, storage, tag, marker.layout)
                 problem = _first(run_on_all_ranks(convert, "converting the checkpoint"))
         except Exception:
-            # What was fetched would fill the disk also of what comes next.
+            # Fetched files would keep filling the disk.
             _release(storage, tag)
             raise
         if problem:
-            notes.append(f"the checkpoint {tag} was passed over: {problem}")
+            notes.append(f"the checkpoint {tag} was skipped: {problem}")
             continue
         if same:
             return Found(marker.state, False, storage, tag, storage.local, False)
@@ -300,29 +296,29 @@ def find(
 
 
 def tag_of(state: TrainingState) -> str:
-    """The name of a checkpoint; with the cell's key in it, no cell can overwrite what is another's."""
+    """Return the name of a checkpoint; with the key in it, cells cannot overwrite each other's."""
     return f"step-{state.step:09d}-{state.cell}"
 
 
 def names(engine: Any) -> list[list[str]]:
-    """The parameters of each group of torch's own optimizer, which keeps no names."""
+    """Return the parameter names of each optimizer group; torch's optimizer keeps none."""
     return [[engine.param_names[p] for p in group["params"]] for group in engine.optimizer.param_groups]
 
 
 def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:
-    """Write this rank's files, and bring them to where the others find them."""
+    """Write and upload this rank's files."""
     writer.write()
     if writer.error is not None:
         return _failed(writer.error, storage)
     try:
         storage.publish(tag, writer.files)
     except OSError as error:
-        return _Written({}, problem=f"{storage.name} took no file ({_first_line(error)})")
+        return _Written({}, problem=f"{storage.name} refused a file ({_first_line(error)})")
     return _Written(writer.files)
 
 
 def _finish(storage: Folder, tag: str, marker: Marker) -> _Written:
-    """Write the marker and remove what is older than the newest checkpoints."""
+    """Write the marker and remove old checkpoints."""
     body = marker.model_dump(mode="json")
     try:
         storage.write(tag, MARKER, json.dumps({"checksum": digest(body), **body}).encode())
@@ -332,7 +328,7 @@ def _finish(storage: Folder, tag: str, marker: Marker) -> _Written:
     try:
         _thin(storage, tag, marker.state.cell)
     except OSError as error:
-        # The checkpoint is whole, and the next one's clean-up does this one's.
+        # The checkpoint is complete, and the next save removes them.
         logging.getLogger(__name__).warning(
             "Older checkpoints in %s could not be deleted: %s", storage.name, _first_line(error)
         )
@@ -340,11 +336,11 @@ def _finish(storage: Folder, tag: str, marker: Marker) -> _Written:
 
 
 def _thin(storage: Folder, tag: str, cell: str) -> None:
-    """Remove all of a cell's checkpoints but the newest up to a tag."""
+    """Remove all checkpoints of a cell except the newest `KEEP` up to a tag."""
     own = sorted(name for name in storage.tags() if name.endswith(f"-{cell}"))
     kept = [name for name in own if name <= tag and (name == tag or storage.read(name, MARKER))][-KEEP:]
     for name in own:
-        # Also later ones: this cell came here from before them, so they were no good.
+        # Later ones too: this run resumed from before them, so they were unusable.
         if name not in kept:
             with contextlib.suppress(OSError):
                 storage.remove(name, MARKER)
@@ -354,12 +350,12 @@ def _failed(error: Exception, storage: Folder) -> _Written:
     if isinstance(error, OSError) and error.errno in FULL:
         return _Written({}, problem=f"the disk of {storage.local} is full")
     if isinstance(error, OSError) and storage.is_remote:
-        return _Written({}, problem=f"{storage.name} took no file ({_first_line(error)})")
+        return _Written({}, problem=f"{storage.name} refused a file ({_first_line(error)})")
     return _Written({}, error=_first_line(error))
 
 
 def _discard(storage: Folder, tag: str) -> None:
-    """Remove what is half written; without a marker it would not count, but take room."""
+    """Remove an incomplete checkpoint to free its space."""
     with contextlib.suppress(OSError):
         storage.remove(tag, MARKER)
 
@@ -367,10 +363,10 @@ def _discard(storage: Folder, tag: str) -> None:
 def _newest(
     storage: Folder, cell: str, passed: set[str]
 ) -> tuple[str | None, Marker | None, list[tuple[str, str]]]:
-    """Rank 0: the newest checkpoint that seems usable by its marker, and notes on those before it."""
+    """On rank 0 return the newest checkpoint with a valid marker, and a note per skipped one (tag, text)."""
     news: list[tuple[str, str]] = []
     if storage.is_remote:
-        # What a killed rank left on this machine; no rank has fetched anything yet.
+        # Remove what a killed rank left on this machine; no rank has fetched anything yet.
         shutil.rmtree(storage.local, ignore_errors=True)
     if dist.get_rank():
         return None, None, news
@@ -382,12 +378,12 @@ def _newest(
             marker = f"it belongs to cell {marker.state.cell}"
         if isinstance(marker, Marker):
             return tag, marker, news
-        news.append((tag, f"the checkpoint {tag} was passed over: {marker}"))
+        news.append((tag, f"the checkpoint {tag} was skipped: {marker}"))
     return None, None, news
 
 
 def _read_marker(storage: Folder, tag: str) -> Marker | str:
-    """The marker of a checkpoint, or what is wrong with it."""
+    """Return the marker of a checkpoint, or what is wrong with it."""
     content = storage.read(tag, MARKER)
     if content is None:
         return "it was not finished"
@@ -399,15 +395,12 @@ def _read_marker(storage: Folder, tag: str) -> Marker | str:
             return f"its {MARKER} is damaged"
         return Marker.model_validate(body)
     except (ValueError, ValidationError):
-        # A power cut can leave a file of the right name and no contents.
+        # A power cut can leave an empty file.
         return f"its {MARKER} is damaged"
 
 
 def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
-    """Fetch a checkpoint to this machine if need be, and check its files; what is wrong with them, else None.
-
-    One rank of a machine does what all its ranks need, while they wait for the lock.
-    """
+    """Fetch a remote checkpoint, one rank per machine; verify its files and return what is wrong, else None."""
     names = sorted(marker.files)
     if storage.is_remote:
         with FileLock(storage.lock):
@@ -421,12 +414,12 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
                     raise
                 size = sum(record.bytes for record in marker.files.values())
                 raise InputError(
-                    f"The checkpoint {tag} in {storage.name} has {size / 1e9:.3g} GB, and the disk has no room to "
-                    f"fetch it to {storage.local}. Free as much there, or set TMPDIR to a folder that has it."
+                    f"The checkpoint {tag} in {storage.name} has {size / 1e9:.3g} GB, and the disk of {storage.local} "
+                    "is too full to fetch it. Free that much there, or set TMPDIR to a folder with enough space."
                 ) from error
             wrong = [_wrong(storage.local / tag / name, marker.files[name]) for name in missing]
     else:
-        # Each rank a share of the reading.
+        # Each rank verifies a share.
         mine = names[dist.get_rank() :: dist.get_world_size()]
         wrong = [_wrong(storage.local / tag / name, marker.files[name]) for name in mine]
     return next((text for text in wrong if text), None)
@@ -445,7 +438,7 @@ def _wrong(path: Path, record: FileRecord) -> str | None:
 
 
 def _convert(storage: Folder, tag: str, saved: Layout) -> str | None:
-    """Make the universal form of a fetched checkpoint; why there is none, else None."""
+    """Convert a fetched checkpoint to the universal form; return why that failed, else None."""
     folder = _universal_folder(storage, tag)
     try:
         if storage.is_remote:
@@ -456,44 +449,43 @@ def _convert(storage: Folder, tag: str, saved: Layout) -> str | None:
         elif dist.get_rank() == 0:
             universal.convert(storage.local / tag, folder / tag, saved)
     except universal.UnsupportedError as error:
-        return f"DeepSpeed cannot bring it into this layout ({error})"
+        return f"DeepSpeed cannot convert it to this layout ({error})"
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise InputError(
-            f"The checkpoint {storage.local / tag} was saved in another layout, and the disk has no room to convert "
+            f"The checkpoint {storage.local / tag} was saved in another layout, and the disk is too full to convert "
             "it. Free three times its size, or use the layout it was saved in."
         ) from error
     return None
 
 
 def _release(storage: Folder, tag: str) -> None:
-    """Free the disk of what only the loading of a checkpoint needed."""
+    """Remove files that only loading a checkpoint needed."""
     if storage.is_remote or dist.get_rank() == 0:
         shutil.rmtree(_universal_folder(storage, tag), ignore_errors=True)
     storage.release(tag)
 
 
 def _universal_folder(storage: Folder, tag: str) -> Path:
-    """Where the universal form of a checkpoint lies."""
+    """Return the folder of the universal form of a checkpoint."""
     return storage.local / f"universal-{tag}"
 
 
 def _loads_as_it_is(saved: Layout, wanted: Layout) -> bool:
-    """Whether DeepSpeed loads what one layout saved into an engine of another without converting it."""
+    """Whether DeepSpeed loads a checkpoint of one layout in another without conversion."""
     if (saved.tensor_parallel, saved.shard_vocabulary, saved.zero) != (
         wanted.tensor_parallel,
         wanted.shard_vocabulary,
         wanted.zero,
     ):
         return False
-    # At stage 0 every group holds everything.
+    # At stage 0 every group holds the whole state.
     return wanted.zero == 0 or saved.data_parallel == wanted.data_parallel
 
 
-def _first(said: list[str | None]) -> str | None:
-    """What the first rank that has anything to say says."""
-    return next((text for text in said if text), None)
+def _first(problems: list[str | None]) -> str | None:
+    return next((text for text in problems if text), None)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
-"""Checkpoints of one layout brought into another, through DeepSpeed's universal checkpoint.
+"""Conversion of checkpoints between layouts through DeepSpeed's universal checkpoint.
 
-It has a folder for each parameter, with its whole weight and moments in fp32 (Lian et al. 2024, arXiv 2406.18820).
+It has one folder per parameter with its whole weight and moments in fp32 (Lian et al. 2024, arXiv 2406.18820).
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from trainables.layout import Layout
 
-#: What is kept of a parameter beside its step: the fp32 weight and AdamW's two moments.
+#: Files of a parameter besides its step: the fp32 weight and AdamW's two moments.
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
-#: What DeepSpeed reads of a model file in a universal checkpoint; the weights are elsewhere.
+#: Keys of a model file that DeepSpeed reads from a universal checkpoint; the weights are elsewhere.
 _COMMON = (
     "dp_world_size",
     "mp_world_size",
@@ -30,18 +30,17 @@ _COMMON = (
 
 
 class UnsupportedError(Exception):
-    """DeepSpeed cannot bring this checkpoint into another layout."""
+    """DeepSpeed cannot convert this checkpoint to another layout."""
 
 
 def convert(source: Path, target: Path, layout: Layout) -> None:
-    """Write the universal form of a checkpoint that was saved in `layout`.
+    """Write the universal form of a checkpoint that was saved in `layout`; it loads at any degree and ZeRO stage.
 
-    It loads at any degree and any ZeRO stage; DeepSpeed's own converter knows no stage 0, and what it writes of
-    stage 3 loads at stage 3 only, so the rest is mended here.
+    DeepSpeed's converter lacks stage 0, and its output of stage 3 loads at stage 3 only; both are fixed here.
 
     Raises:
         UnsupportedError: DeepSpeed cannot convert it.
-        OSError: it cannot be read, or there is no room to write.
+        OSError: it cannot be read, or the disk is full.
     """
     shutil.rmtree(target, ignore_errors=True)
     (target / "zero").mkdir(parents=True)
@@ -58,7 +57,7 @@ def convert(source: Path, target: Path, layout: Layout) -> None:
 
 
 def load_plain(engine: Any, folder: Path) -> None:
-    """Bring an engine of ZeRO stage 0 to a universal checkpoint, which DeepSpeed does for its ZeRO optimizers only."""
+    """Load a universal checkpoint into an engine of stage 0; DeepSpeed supports only its ZeRO optimizers."""
     part = vars(importlib.import_module("deepspeed.checkpoint.universal_checkpoint"))[
         "_resolve_autotp_partition"
     ]
@@ -84,26 +83,26 @@ def load_plain(engine: Any, folder: Path) -> None:
 
 
 def mend(engine: Any, groups: list[dict[str, Any]]) -> None:
-    """Give each group of a loaded engine its own options and each state its own step again.
+    """Restore each group's options and give each state its own step tensor after loading.
 
-    At stage 3 DeepSpeed gives all groups the options of the first, so that biases and norms would decay, and one step
-    tensor, which then counts every group.
+    At stage 3 DeepSpeed gives all groups the options of the first, so that biases and norms would decay, and one
+    shared step tensor, which then counts every group.
 
     Args:
-        engine: after loading.
-        groups: the options of the optimizer's groups, as they were before.
+        engine: the engine after loading.
+        groups: the options of the optimizer's groups before loading.
     """
     optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
     rates = engine.lr_scheduler.get_last_lr()
     for group, own, rate in zip(optimizer.param_groups, groups, rates, strict=True):
         group.update(own, lr=rate)
     for parameter, state in optimizer.state.items():
-        # AdamW's fused kernel wants the step where the weights are.
+        # AdamW's fused kernel needs the step on the device of the weights.
         state["step"] = state["step"].detach().clone().to(parameter.device)
 
 
 def options(engine: Any) -> list[dict[str, Any]]:
-    """The options of the optimizer's groups, without their parameters."""
+    """Return the options of the optimizer's groups, without their parameters."""
     optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
@@ -114,12 +113,12 @@ def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
     arguments = Namespace(
         input_folder=str(source),
         output_folder=str(target),
-        # One process: others would be forked off one that has threads and a process group.
+        # Workers would be forked from a process with threads and a process group.
         num_extract_workers=1,
         num_merge_workers=1,
         keep_temp_folder=False,
         strict=True,
-        # At degree 1 there is nothing to say of how a parameter is shared, and the converter misses that.
+        # At degree 1 checkpoints have no sharding information, which the converter requires.
         inject_missing_state=True,
     )
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -170,9 +169,9 @@ def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]
 
 
 def _complete(folder: Path, model: dict[str, Any]) -> Any:
-    """Bring every parameter into the one form that all stages read; return the optimizer's step.
+    """Bring every parameter into the form that all stages read; return the optimizer's step.
 
-    What the converter writes of stage 3 on one tensor-parallel rank is flat, and bare.
+    The converter's output of stage 3 on one tensor-parallel rank is a flat tensor without metadata.
     """
     shapes = {name: shape for group in model.get("param_shapes") or [] for name, shape in group.items()}
     step: Any = None
@@ -186,7 +185,7 @@ def _complete(folder: Path, model: dict[str, Any]) -> Any:
 
 
 def _describe(target: Path, model: dict[str, Any], groups: list[dict[str, Any]], step: Any) -> None:
-    """Write what belongs to no parameter, under the names and in the forms that each stage looks for."""
+    """Write the state that belongs to no parameter in the files that each stage reads."""
     torch.save(
         {
             "ds_version": model["ds_version"],
@@ -195,7 +194,7 @@ def _describe(target: Path, model: dict[str, Any], groups: list[dict[str, Any]],
         },
         target / "zero" / "optimizer_state.pt",
     )
-    # DeepSpeed wants as many of these files as it says ranks there were.
+    # DeepSpeed expects one such file per saved rank (`mp_world_size`).
     common = {**{key: model[key] for key in _COMMON}, "mp_world_size": 1}
     for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
         torch.save(common, target / name)
@@ -207,5 +206,5 @@ def _parameters(folder: Path) -> list[Path]:
 
 
 def _load(path: Path) -> Any:
-    # DeepSpeed's files hold more than tensors; the checkpoint was found to be this cell's own.
+    # DeepSpeed's files hold more than tensors; the checkpoint is verified to be this cell's own.
     return torch.load(path, map_location="cpu", weights_only=False)

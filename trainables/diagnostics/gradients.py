@@ -1,4 +1,4 @@
-"""How large the gradient of each layer is, and how far a step moves its weights."""
+"""The size of each layer's gradient and of its weight update."""
 
 import math
 from typing import Any
@@ -12,17 +12,12 @@ Tensor = torch.Tensor
 
 
 class StepMeter:
-    """Measures one optimizer step: call `before` it, when the gradient is whole, and `after` it, on every rank."""
+    """Measure one optimizer step: call `before` it, with the whole gradient accumulated, and `after` it, on every rank.
+
+    Takes the module and optimizer of a DeepSpeed engine below ZeRO stage 3.
+    """
 
     def __init__(self, model: Any, optimizer: Any, cell: Cell, zero: int) -> None:
-        """Measure the layers of a GPT-2.
-
-        Args:
-            model: the module of a DeepSpeed engine.
-            optimizer: the engine's.
-            cell: what is trained.
-            zero: stage of ZeRO; below 3, where the weights are whole.
-        """
         self.layers = [list(block.parameters()) for block in model.transformer.h]
         self.betas = (cell.recipe.beta1, cell.recipe.beta2)
         groups = param_groups(model.named_parameters(), cell.shape, cell.recipe, cell.lr)
@@ -31,18 +26,17 @@ class StepMeter:
         self._norms: list[float] = []
 
     def before(self) -> None:
-        """Keep the norms of the gradients, which DeepSpeed is about to clip and drop."""
+        """Keep the norms of the gradients before DeepSpeed clips and drops them."""
         self._norms = [_norm([self.source.gradient(p) for p in layer]) for layer in self.layers]
 
     def after(self, steps: int) -> dict[str, float]:
-        """`grad_norm/LAYER` before clipping, and `update_ratio/LAYER`; layers count from 1 on.
+        """Return `grad_norm/LAYER` before clipping, and `update_ratio/LAYER`; layers count from 1.
 
-        The ratio is the norm of what AdamW, as its moments stand, takes from a layer's weights in one step at the peak
-        learning rate, over the norm of these. Times the schedule's factor it is that of the step itself, which would be
-        zero at the end of every cell whose schedule ends there.
+        The ratio is the norm of AdamW's update of a layer at the peak learning rate, over the norm of its weights. The
+        peak rate is used because a schedule may end at zero; multiply by the schedule's factor for the actual step.
 
         Args:
-            steps: made so far, this one included.
+            steps: steps so far, including this one.
         """
         found: dict[str, float] = {}
         self.source.link()
@@ -54,7 +48,7 @@ class StepMeter:
         return found
 
     def _update(self, parameter: Tensor, steps: int) -> Tensor:
-        """AdamW's step at the peak rate (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2)."""
+        """Return AdamW's update at the peak rate (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2)."""
         group, (beta1, beta2) = self.groups[id(parameter)], self.betas
         mean = self.source.moment(parameter, "exp_avg") / (1 - beta1**steps)
         root = (self.source.moment(parameter, "exp_avg_sq") / (1 - beta2**steps)).sqrt()
@@ -64,13 +58,13 @@ class StepMeter:
 
 
 class _Whole:
-    """Gradients, weights and moments that lie on this rank as a whole."""
+    """Gradients, weights and moments of stage 0, whole on this rank."""
 
     def __init__(self, optimizer: torch.optim.AdamW) -> None:
         self.optimizer = optimizer
 
     def link(self) -> None:
-        """There is nothing to find."""
+        """Do nothing: the moments are in the optimizer."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         return parameter.grad
@@ -84,16 +78,15 @@ class _Whole:
 
 
 class _Shared:
-    """Those that ZeRO shares among ranks, brought together one parameter at a time, in fp32."""
+    """Gradients, weights and moments that ZeRO shards, gathered one parameter at a time in fp32."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
 
     def link(self) -> None:
-        """Let DeepSpeed find the moments of every group.
+        """Link the moments of every group.
 
-        It does so itself in its first step, after the first group's part of it: the others have no moments by then, and
-        it never looks again (0.19.8).
+        DeepSpeed 0.19.8 links them once in its first step, when only the first group has moments.
         """
         self.optimizer._hp_optimizer_states_linked = False
         self.optimizer._lazy_init_hp_params_optimizer_state()
@@ -118,5 +111,5 @@ class _Shared:
 
 
 def _norm(tensors: list[Tensor | None]) -> float:
-    there = [tensor for tensor in tensors if tensor is not None]
-    return float(torch.nn.utils.get_total_norm(there)) if there else math.nan
+    present = [tensor for tensor in tensors if tensor is not None]
+    return float(torch.nn.utils.get_total_norm(present)) if present else math.nan

@@ -1,13 +1,12 @@
 """Induction heads: attention to what followed the same token before (Elhage et al. 2021; Olsson et al. 2022).
 
-A head that, at a token seen earlier, looks at the token after it can copy what comes next. It takes two layers: one
-that tells each token its predecessor, and one that looks for it. The score is Olsson et al.'s prefix matching
-(arXiv 2209.11895): the mean attention paid there over the last half of the positions.
+A head that attends to the token after an earlier occurrence of the current token can copy what comes next. This takes
+two layers: the first copies each token's predecessor to it, the second matches on it. The score is the prefix
+matching of Olsson et al. (arXiv 2209.11895): the mean attention to that position over the last half of the positions.
 
-Nothing says that the first layer must carry tokens on by one place. Where it tells each token the two that stand s + 1
-and s places before, the second does the same by looking s places farther on: models of the preset `induction` do so with
-s = 7, which the plain score takes for no induction at all. So there is a score at the best distance s too. A head that
-looks back by a fixed number of tokens has some of that as well, where repetitions are of few lengths.
+The first layer can also copy the tokens s + 1 and s places back; the second then attends s places farther on. Models of
+the preset `induction` do so with s = 7, where the plain score shows no induction, so a second score uses the best shift
+s. That score is also above zero for a head that looks back a fixed distance, if repetitions have few lengths.
 """
 
 from collections.abc import Sequence
@@ -19,20 +18,15 @@ from trainables.diagnostics.blocks import attention_input, blocks, embedded
 
 Tensor = torch.Tensor
 
-#: Distances that are tried: 0 is the token right after the same one.
+#: Number of shifts tried; shift 0 is the token right after the earlier occurrence.
 SHIFTS = 16
 
 
 def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
-    """The best head's scores of each layer by `NAME/LAYER`, and of all layers as `NAME`.
+    """Return the best head's scores per layer as `NAME/LAYER` and over all layers as `NAME`.
 
-    `induction_score` is of the token after the same one, `induction_score_shifted` of the one that stands
-    `induction_shift` places behind that, where the score is highest. Empty where no token of the last half has been
-    there before its predecessor.
-
-    Args:
-        model: a model of `trainables.model.family.build_model` with softmax, in evaluation mode.
-        inputs: tokens [B, T].
+    `induction_score` is at shift 0, `induction_score_shifted` at the best shift, which is `induction_shift`. Empty if
+    no token in the last half repeats. The model must have softmax and be in evaluation mode; inputs are tokens [B, T].
     """
     places = looked_at(inputs)
     if not places:
@@ -58,13 +52,10 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
 
 
 def looked_at(inputs: Tensor) -> list[Tensor]:
-    """What an induction head looks at from each position, by distance from 0 on, -1 where nothing is scored: [B, T].
+    """Return for each shift the position that an induction head attends to, [B, T]; -1 where nothing is scored.
 
-    Scored are positions of the last half that have the same token far enough before them. Of the `SHIFTS` distances
-    those are told for which half as many positions, or more, are scored as at 0.
-
-    Args:
-        inputs: tokens [B, T].
+    Only positions of the last half with an early enough occurrence are scored. The list ends before the first shift
+    with less than half as many scored positions as shift 0.
     """
     half = inputs.shape[1] // 2
     found: list[Tensor] = []
@@ -79,12 +70,7 @@ def looked_at(inputs: Tensor) -> list[Tensor]:
 
 
 def scores(weights: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """The best head's score of one layer at each distance.
-
-    Args:
-        weights: of attention, [B, heads, T, T].
-        places: as `looked_at` gives them.
-    """
+    """Return the score of a layer's best head at each shift, given attention weights [B, heads, T, T]."""
     found = []
     for target in places:
         index = target.clamp(min=0)[:, None, :, None].expand(-1, weights.shape[1], -1, 1)
@@ -94,26 +80,22 @@ def scores(weights: Tensor, places: Sequence[Tensor]) -> Tensor:
 
 
 def after_same(inputs: Tensor, shift: int = 0) -> Tensor:
-    """The position `shift` places behind the one after the last earlier same token, -1 where there is none, [B, T].
+    """Return the position `shift` places after the successor of an earlier occurrence of each token, [B, T], else -1.
 
-    Of the same tokens the last one is taken for which that position is before the present one: attention to oneself is
-    no sign of looking back. With no shift only the last one counts, and a token right after itself has none.
-
-    Args:
-        inputs: tokens [B, T].
-        shift: 0 or more.
+    Uses the last occurrence for which that position is before the current one, because attention to oneself is not
+    induction. Without a shift only the last occurrence counts, and a token that repeats its predecessor has none.
     """
     length = inputs.shape[1]
     places = torch.arange(length, device=inputs.device)
     is_same = inputs[:, :, None] == inputs[:, None, :]
-    # The last one of all, or with a shift the last one far enough back.
+    # The last occurrence, or with a shift the last one far enough back.
     far = shift + 1 if shift else 0
     last = torch.where(is_same & (places + far < places[:, None]), places, -1).amax(2)
     return torch.where((last >= 0) & (last + 1 + shift < places), last + 1 + shift, -1)
 
 
 def attention_weights(block: Any, states: Tensor) -> Tensor:
-    """Causal attention of a layer, [B, heads, T, T] of states [B, T, d]; the fused kernel of training gives none."""
+    """Return a layer's causal attention weights [B, heads, T, T] for states [B, T, d]; the fused kernel gives none."""
     module = block.attn
     batch, length, _ = states.shape
     query, key, _ = module.c_attn(attention_input(block, states)).split(module.split_size, dim=2)

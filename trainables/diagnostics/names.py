@@ -1,4 +1,4 @@
-"""The diagnostics there are, and where they can be had."""
+"""Names of the diagnostics, and the layouts and models that support them."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -13,10 +13,10 @@ DIAGNOSTICS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 
 
 def check_diagnostics(names: Sequence[str], layout: Layout, recipe: Recipe) -> None:
-    """Refuse diagnostics where no rank has whole layers, or there is nothing to see, and names that are none.
+    """Check that the names exist and that the layout and the model support them.
 
     Raises:
-        InputError: names what does not go together, and the way out.
+        InputError: names the conflict and the fix.
     """
     unknown = sorted(set(names) - set(DIAGNOSTICS))
     if unknown:
@@ -34,11 +34,11 @@ def check_diagnostics(names: Sequence[str], layout: Layout, recipe: Recipe) -> N
     asked = f"diagnostics ({', '.join(names)})"
     if layout.tensor_parallel > 1:
         raise InputError(
-            f"{asked} look into whole layers, and with tensor_parallel {layout.tensor_parallel} each rank has a part "
-            "of every layer. Take the diagnostics out, or set tensor_parallel to 1."
+            f"{asked} need whole layers, and with tensor_parallel {layout.tensor_parallel} each rank has a part "
+            "of every layer. Remove the diagnostics, or set tensor_parallel to 1."
         )
     if layout.zero == 3:
         raise InputError(
-            f"{asked} look into whole layers, and ZeRO stage 3 keeps a part of every layer on each rank. Take the "
-            "diagnostics out, or set zero to 0, 1 or 2."
+            f"{asked} need whole layers, and ZeRO stage 3 keeps a part of every layer on each rank. Remove the "
+            "diagnostics, or set zero to 0, 1 or 2."
         )

@@ -1,4 +1,4 @@
-"""The diagnostics of one cell while it trains: all of them on the same few sequences."""
+"""The diagnostics of a cell in training, all on the same few sequences."""
 
 import contextlib
 import math
@@ -21,12 +21,12 @@ from trainables.layout import Layout
 
 Tensor = torch.Tensor
 
-#: Tokens of the probe, as far as whole sequences allow: what one evaluation costs must not grow with the batch.
+#: Tokens of the probe, in whole sequences, so that its cost does not grow with the batch.
 PROBE_TOKENS = 512
 
 
 class Probe:
-    """The first sequences of the validation set, and what is measured on them."""
+    """The first sequences of the validation set, and the measures on them."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Probe:
         store: TokenStore,
         device: torch.device,
     ) -> None:
-        """Look into the GPT-2 of a DeepSpeed engine.
+        """Prepare the measurements of a DeepSpeed engine's model.
 
         Raises:
-            InputError: the model's layers are not those of GPT-2.
+            InputError: the model's layers are not supported.
         """
         self.names, self.model = frozenset(names), engine.module
         context = cell.recipe.context
@@ -54,23 +54,23 @@ class Probe:
             check_blocks(self.model, self.inputs)
 
     def before_step(self) -> None:
-        """Look at the gradients of a step whose effect `after_step` is to look at."""
+        """Measure the gradients of a step; call `after_step` after it."""
         if self.meter:
             self.meter.before()
 
     def after_step(self, steps: int) -> None:
-        """Look at what the last of so many steps changed."""
+        """Measure the last of `steps` steps."""
         if self.meter:
             self._step = _finite(self.meter.after(steps))
 
     def of_step(self) -> dict[str, float]:
-        """What was measured of the last step looked at."""
+        """Return the measures of the last measured step."""
         return self._step
 
     def of_model(self) -> dict[str, float]:
-        """What is measured of the model as it stands, by name; what is not finite is left out.
+        """Return the measures of the current model by name, without those that are not finite.
 
-        It draws no random number and leaves the model in the mode it was in, so training goes on as if without.
+        Draws no random numbers and restores the model's mode, so training is not affected.
         """
         found: dict[str, Tensor] = {}
         with self._at_rest():
@@ -80,13 +80,13 @@ class Probe:
                 found |= layer_drop(self.model, self.inputs, self.targets)
             if "induction" in self.names:
                 found |= induction(self.model, self.inputs)
-        # One transfer from the device for all.
+        # One transfer from the device.
         values = torch.stack(list(found.values())).tolist() if found else []
         return _finite(dict(zip(found, values, strict=True)))
 
     @contextlib.contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """The model without dropout and gradients."""
+        """Switch off dropout and gradients."""
         was_training = self.model.training
         self.model.eval()
         try:

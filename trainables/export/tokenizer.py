@@ -1,4 +1,4 @@
-"""The tokenizer of packed data as HuggingFace's own, for a model that leaves the house."""
+"""The tokenizer of packed data as a HuggingFace tokenizer, for exported models."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from trainables.errors import DataError
 
 
 def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
-    """The tokenizer of a store as HuggingFace's fast tokenizer, None where tokens are symbols and no text.
+    """Return the tokenizer of a store as HuggingFace's fast tokenizer; None if tokens are symbols.
 
-    It gives the ids that training saw, also for text that spells the end-of-text token, and adds no token of its own.
+    It gives the ids of training, also for text that spells the end-of-text token, and adds no token.
 
     Args:
         store: the packed data.
-        context: tokens of a sequence, the longest the model takes.
+        context: the model's longest sequence in tokens.
 
     Raises:
         DataError: the store's `tokenizer.json` is damaged.
@@ -48,11 +48,11 @@ def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
 
 
 def _bytes_tokenizer() -> Any:
-    """Byte-level BPE without merges, the id of a byte being its value, and end of text behind them."""
+    """Return byte-level BPE without merges: the id of a byte is its value, end of text follows."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    # The byte-level alphabet writes a byte as itself where it is printable in Latin-1, else as the next character
-    # from U+0100 on (Radford et al. 2019, `bytes_to_unicode` in their code).
+    # The byte-level alphabet keeps bytes that are printable in Latin-1 and maps the others to characters from U+0100
+    # on (Radford et al. 2019, `bytes_to_unicode` in their code).
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     vocabulary = {chr(byte if byte in printable else 0x100 + others.index(byte)): byte for byte in range(256)}

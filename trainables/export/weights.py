@@ -1,4 +1,4 @@
-"""A trained cell as a plain HuggingFace folder: what `AutoModelForCausalLM.from_pretrained` loads, from any layout."""
+"""Write a trained cell of any layout as a HuggingFace folder that `AutoModelForCausalLM.from_pretrained` loads."""
 
 import json
 import os
@@ -27,11 +27,11 @@ WEIGHTS = "model.safetensors"
 
 
 def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
-    """Return all weights of a model that is spread over ranks; every rank calls this, rank 0 gets them, others None.
+    """Return all weights of a distributed model on rank 0 and None on others; every rank must call this.
 
-    Under tensor parallelism and ZeRO stage 3 DeepSpeed gathers them, one layer at a time, in their own precision
-    (`16bit` in the name is history). It refuses elsewhere, where rank 0 has all of them. Its public
-    `save_16bit_model` is of no use: under tensor parallelism it writes the shard of rank 0 and reports success.
+    Under tensor parallelism and at ZeRO stage 3 DeepSpeed gathers them layer by layer in their own precision, despite
+    `16bit` in the name; elsewhere it refuses, and rank 0 has them. Its public `save_16bit_model` does not work: under
+    tensor parallelism it writes the shard of rank 0 and reports success.
     """
     state: dict[str, torch.Tensor] | None
     if layout.tensor_parallel > 1 or layout.zero == 3:
@@ -49,10 +49,7 @@ def keep(
     store: TokenStore,
     result: Result,
 ) -> str | None:
-    """Write the final weights of a done cell; return a note for the row if they could not be kept, else None.
-
-    A full disk, or an object store that is away, costs the weights and not the row: what was half written is removed.
-    """
+    """Write the final weights of a done cell; return None, or a note for the row if the disk or store refused them."""
     assert result.loss is not None
     record = Record(
         key=cell.key,
@@ -86,38 +83,38 @@ def keep(
     try:
         _publish(storage)
     except OSError as error:
-        return f"the final weights were not kept: {storage.name} took no file ({reason(error)})"
+        return f"the final weights were not kept: {storage.name} refused a file ({reason(error)})"
     finally:
         storage.release("")
     return None
 
 
 def _publish(storage: Folder) -> None:
-    """Upload what was written, the record last: weights without one do not count."""
+    """Upload the folder, the record last: weights without a record are invalid."""
     names = [path.name for path in storage.local.iterdir() if path.name != RECORD]
     storage.publish("", names)
     storage.publish("", [RECORD])
 
 
 def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store: TokenStore) -> None:
-    """Write weights, config, tokenizer and record as one HuggingFace folder: whole, or not at all.
+    """Write weights, config, tokenizer and record atomically as one HuggingFace folder.
 
     Args:
-        folder: replaced where it is there; of a link, what it names.
-        state: the whole state of the model `trainables.model.family.build_model` makes, by name, in the precision to keep.
-        record: what the weights are; its `files` are set here.
+        folder: destination, replaced if it exists; links are followed.
+        state: all weights of `trainables.model.family.build_model`'s model by name, in the precision to keep.
+        record: record of the weights; its `files` are set here.
         store: the cell's data, for its tokenizer.
 
     Raises:
-        RuntimeError: the state is not that of the cell's whole model (a shard, for example).
-        OSError: the folder cannot be written; safetensors raises a SafetensorError of its own.
+        RuntimeError: the state is not that of the whole model (for example a shard).
+        OSError, SafetensorError: the folder cannot be written.
     """
     cell = record.cell
     config, tensors = exported(cell, state, store)
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.part"):
-        # Of a process that was killed while it wrote the same cell.
+        # Left by a process that was killed while it wrote the same cell.
         shutil.rmtree(left, ignore_errors=True)
     part = folder.parent / f".{folder.name}.{os.getpid()}.part"
     try:
@@ -142,7 +139,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
 def exported(
     cell: Cell, state: Mapping[str, torch.Tensor], store: TokenStore
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the config of training with what generation needs, and the weights in HuggingFace's layout."""
+    """Return the config, completed for generation, and the weights in HuggingFace's layout."""
     model_family = family(cell.recipe.network)
     config, tensors = model_family.exported(state, cell.shape, cell.recipe, store.vocabulary)
     config.bos_token_id, config.eos_token_id = cell.data.boundaries
@@ -152,7 +149,7 @@ def exported(
 
 
 def generation_config(config: Any, context: int) -> GenerationConfig:
-    """Return how `generate` works by default: as far as the learned positions reach."""
+    """Return the defaults of `generate`: up to the last learned position."""
     return GenerationConfig(
         bos_token_id=config.bos_token_id,
         eos_token_id=config.eos_token_id,
@@ -163,14 +160,14 @@ def generation_config(config: Any, context: int) -> GenerationConfig:
 
 
 def _name_the_common_class(path: Path) -> None:
-    """Transformers 5 writes the name of a class that version 4 does not have; both read the older name."""
+    """Replace a class name that transformers 4 lacks by one that versions 4 and 5 read."""
     config = json.loads(path.read_text())
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _disk_full(error: Exception) -> bool:
-    """Whether a write failed for want of space; safetensors gives the system's number in its text only."""
+    """Whether a write failed on a full disk; safetensors gives the error number only in its text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL
     return any(f"(os error {number})" in str(error) for number in FULL)

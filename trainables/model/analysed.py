@@ -1,16 +1,16 @@
-"""The network that the theory is about, as a model that can be trained: attention without softmax, no ReLU, no norm.
+"""The model that the theory analyses, made trainable: attention without softmax, no ReLU, no norm.
 
-Levine et al. 2020 (arXiv 2006.12467), eq. 3: y^i = sum over j and heads of <W^Q x^i, W^K x^j> W^O W^V x^j, composed
-L times. Its output is a polynomial of degree 3^L in the input, and 3^L is what the threshold of the theory, L = log3 d,
-comes from. What is added here so that it trains as a language model, none of which changes that degree:
+Levine et al. 2020 (arXiv 2006.12467), eq. 3: y^i = sum over j and heads of <W^Q x^i, W^K x^j> W^O W^V x^j, composed L
+times. Its output is a polynomial of degree 3^L in the input, the origin of the theory's threshold L = log3 d. To
+train it as a language model, the following is added, which keeps that degree:
 
-- the mask: position i sees j <= i;
+- the mask: position i attends to j <= i;
 - a skip connection around each layer, whose output is multiplied by 1/sqrt(L);
-- fixed scales in the place of norms: scores are divided by sqrt(d_h) and by the number of positions seen, embeddings
+- fixed scales instead of norms: scores are divided by sqrt(d_h) and by the number of positions attended to, embeddings
   start with a variance of 1, and logits are divided by sqrt(d).
 
-A layer has 4·d² weights and no biases, a third of the 12·d² that N counts; at equal N models of all depths have equally
-many, so their comparison is one at equal size.
+A layer has 4·d² weights and no biases, a third of the 12·d² that N counts; models of equal N have equally many
+weights at any depth.
 """
 
 import math
@@ -35,18 +35,9 @@ def linear_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention whose weights are the scores themselves.
+    """Causal attention whose weights are the scores: [B, H, T, d_h] to [B, T, H, d_h], in transformers' interface.
 
-    Args:
-        module: not used; part of the interface.
-        query: [B, H, T, d_h].
-        key: [B, H, T, d_h].
-        value: [B, H, T, d_h].
-        attention_mask: not used: every position sees itself and all before it.
-        scaling: 1/sqrt(d_h).
-
-    Returns:
-        [B, T, H, d_h], and no weights.
+    `module` and `attention_mask` are not used: every position attends to itself and all earlier ones.
     """
     length = query.shape[-2]
     seen = torch.arange(1, length + 1, device=query.device, dtype=query.dtype)
@@ -56,27 +47,27 @@ def linear_attention(
 
 
 class AnalysedBlock(JoinedBlock):
-    """A block that is its attention and a skip connection."""
+    """A block of attention and a skip connection only."""
 
     def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        """Add."""
+        """Add the attention's output."""
         return stream + added
 
 
 class Divided(nn.Module):
-    """Division by a fixed number, in the place of the last norm."""
+    """Division by a fixed number instead of the last norm."""
 
     def __init__(self, by: float) -> None:
         super().__init__()
         self.by = by
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return the vectors, smaller."""
+        """Divide the vectors."""
         return hidden_states / self.by
 
 
 def to_analysed(model: Any) -> None:
-    """Turn a GPT-2 with `nn.Linear` layers into the analysed network, in place."""
+    """Turn a GPT-2 with `nn.Linear` layers into the analysed model in place."""
     AttentionInterface.register(LINEAR, linear_attention)
     model.config._attn_implementation = LINEAR
     for block in model.transformer.h:

@@ -1,4 +1,4 @@
-"""How much a shape costs: exact parameters, FLOPs and memory in closed form, without building a model."""
+"""Cost of a shape: exact parameters, FLOPs and memory in closed form, without building a model."""
 
 import math
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from trainables.cell import Recipe, Residual, Shape
 from trainables.layout import Layout
 from trainables.model.family import Flops, Parameters, family
 
-#: Elements of the buffers ZeRO reduces gradients and gathers weights through. DeepSpeed's own 5e8 would take 2 GB of
-#: every GPU whatever the model; 2**25 are 134 MB in fp32, large enough to hide latency.
+#: Elements of ZeRO's buffers for reducing gradients and gathering weights. DeepSpeed's default of 5e8 would take 2 GB
+#: of every GPU; 2**25 are 134 MB in fp32, large enough to hide latency.
 BUCKET = 1 << 25
-#: Elements of the gradients that DeepSpeed's stage 0 copies into one before it sums them over the groups.
+#: Gradient elements that DeepSpeed's stage 0 copies into one buffer before it sums them over the groups.
 FLAT_GRADIENTS = 500_000_000
 #: DeepSpeed's `stage3_max_live_parameters`: weights that ZeRO-3 keeps gathered.
 LIVE_PARAMETERS = 1_000_000_000
 _BYTES = {"fp32": 4, "bf16": 2}
-#: Of an estimate, for what it does not count: kernels' scratch memory, an allocator's rounding. On a CPU 1 to 10 %
-#: were measured with glibc told to keep no freed block (`tests/trainables/memory_cells.py`).
+#: Share added for scratch memory of kernels and rounding of the allocator. 1 to 10 % were measured on a CPU with glibc
+#: set to keep no freed blocks (`tests/trainables/memory_cells.py`).
 MARGIN = 0.05
 
 
@@ -36,18 +36,15 @@ def flops(shape: Shape, vocabulary: int, context: int, network: str = "gpt2") ->
 def rank_parameters(
     shape: Shape, vocabulary: int, context: int, layout: Layout, network: str = "gpt2"
 ) -> int:
-    """Count the parameters that one tensor-parallel rank holds before ZeRO divides them.
-
-    With an uneven vocabulary this is the rank that holds most of it.
-    """
+    """Count the parameters of the largest tensor-parallel rank before ZeRO divides them."""
     return family(network).rank_parameters(shape, vocabulary, context, layout)
 
 
 def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
-    """Bytes of a micro-batch's activations that forward keeps on a rank for backward, without those of the head.
+    """Count the bytes of a micro-batch's activations on a rank that forward keeps for backward, without the head's.
 
-    Each layer keeps what its family counts (`ModelFamily.layer_activations`), or with activation checkpointing its
-    input alone. The final norm adds 2·d per token, dropout its masks.
+    A layer keeps `ModelFamily.layer_activations`, or with activation checkpointing its input alone. The final norm adds
+    2·d values per token, dropout its masks.
     """
     stream = _stream(shape, recipe, layout)
     masks = (2 * shape.depth + 1) * stream // _BYTES[recipe.precision] if recipe.dropout else 0
@@ -56,18 +53,18 @@ def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
 
 
 def _stream(shape: Shape, recipe: Recipe, layout: Layout) -> int:
-    """Bytes of one vector of width d a token."""
+    """Count the bytes of one vector of width d per token."""
     return layout.sequences(recipe) * recipe.context * shape.width * _BYTES[recipe.precision]
 
 
 def _layer(stream: int, shape: Shape, recipe: Recipe, layout: Layout) -> int:
-    """Bytes that backward needs of a layer."""
+    """Count the bytes that backward needs per layer."""
     scores = _scores(shape, recipe, layout)
     return family(recipe.network).layer_activations(stream, scores, layout.tensor_parallel)
 
 
 def _scores(shape: Shape, recipe: Recipe, layout: Layout) -> int:
-    """Bytes of a layer's weights of attention: each head has [T, T] of them a sequence."""
+    """Count the bytes of a layer's attention weights, [T, T] per head and sequence."""
     heads = shape.heads // layout.tensor_parallel
     return layout.sequences(recipe) * heads * recipe.context**2 * _BYTES[recipe.precision]
 
@@ -77,67 +74,67 @@ Moment = Literal["forward", "backward", "reduction", "step"]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that the rank which holds most needs at the moment it holds most, while it trains a cell."""
+    """Peak memory in bytes of the rank that needs most."""
 
     moment: Moment
-    """When that is: at the logits (forward), in a layer (backward), while the gradients are summed over the groups
+    """Time of the peak: at the logits (forward), in a layer (backward), while gradients are summed over the groups
     (reduction), or in the optimizer (step)."""
     weights: int
-    """In the precision forward computes with, and the fp32 copy that ZeRO's optimizer works on."""
+    """Weights in the precision of forward, and the fp32 copy of ZeRO's optimizer."""
     gradients: int
-    """Of the weights, with the copies that ZeRO makes of them."""
+    """Gradients, with ZeRO's copies."""
     optimizer: int
     """AdamW's two moments in fp32."""
     buffers: int
-    """What ZeRO reduces gradients and gathers weights through."""
+    """ZeRO's buffers for reducing gradients and gathering weights."""
     activations: int
-    """What forward keeps for backward, and the logits with their softmax and gradient."""
+    """Activations kept for backward, and the logits with their softmax and gradient."""
     construction: int
-    """Bytes of the whole model in fp32, which every rank builds on its host before it is shared; not in `total`, and
-    above it only at degrees that no CPU has."""
+    """The whole model in fp32, which every rank builds on its host before sharding; not in `total`, and above it only
+    at degrees beyond any CPU."""
 
     @property
     def state(self) -> int:
-        """All but the activations."""
+        """All but the activations and the margin."""
         return self.weights + self.gradients + self.optimizer + self.buffers
 
     @property
     def margin(self) -> int:
-        """MARGIN of all that is counted: what an allocator rounds up, and the scratch memory of kernels."""
+        """`MARGIN` of the counted bytes."""
         return round(MARGIN * (self.state + self.activations))
 
     @property
     def total(self) -> int:
-        """The peak, margin and all."""
+        """The peak, including the margin."""
         return self.state + self.activations + self.margin
 
 
 def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Memory:
     """Estimate the peak memory of a rank of a layout, without building the model.
 
-    The peak is that of four moments; parts are given of the one that needs most. With P parameters on a rank (see
-    `rank_parameters`), p = P / data_parallel under ZeRO, and v bytes a value (4 in fp32, 2 in bf16):
+    The peak is the largest of four moments; the parts are those of that moment. With P parameters on a rank (see
+    `rank_parameters`), p = P / data_parallel under ZeRO, and v bytes per value (4 in fp32, 2 in bf16):
 
-    - Held throughout: stage 0 has 4P of weights and 8P of AdamW's moments; stages 1 and 2 v·P of weights, 4p of
-      master weights (in fp32 too, where they are a plain copy) and 8p of moments; stage 3 v·p instead of v·P, a
-      flat gradient of v·p, its bucket, and while it computes all weights: DeepSpeed lets go of none below
-      `stage3_max_live_parameters`. Gradients are there from the first micro-batch on.
-    - Forward ends, and backward begins, with the head: log-softmax and the gradients of it and of the logits, all in
-      fp32, are 12 bytes a token and symbol; DeepSpeed's loss over a shared vocabulary has the logits, those less
-      their maximum and their exponentials in fp32, and keeps bf16 logits beside them: 12 or 14.
-    - Backward begins with all activations (`kept_activations`) and adds the gradients inside a layer, which are
-      (4/tensor_parallel + 2)·d a token, and with recomputation that layer's own activations.
-    - Reduction: the gradients, the bucket they are copied to and the copy that is reduced; stage 0 copies all.
-    - The step, where ZeRO has its gradients three times: as reduced, flat, and flat in fp32 (in fp32 twice).
+    - Throughout: stage 0 holds 4P of weights and 8P of AdamW's moments; stages 1 and 2 hold v·P of weights, 4p of
+      master weights (also in fp32) and 8p of moments; stage 3 holds v·p instead of v·P, a flat gradient of v·p, its
+      bucket, and during computation all weights up to `stage3_max_live_parameters`. Gradients exist from the first
+      micro-batch on.
+    - Forward ends with the head: log-softmax, its gradient and that of the logits, all in fp32, take 12 bytes per token
+      and symbol. DeepSpeed's loss over a sharded vocabulary keeps the logits, these minus their maximum and their
+      exponentials in fp32, with bf16 logits beside them: 12 or 14.
+    - Backward begins with all activations (`kept_activations`) and adds the gradients inside a layer,
+      (4/tensor_parallel + 2)·d values per token, and with activation checkpointing the layer's own activations.
+    - Reduction: the gradients, the bucket they are copied to and the reduced copy; stage 0 copies all.
+    - Step: ZeRO holds its gradients three times: as reduced, flat, and flat in fp32 (in fp32 twice).
 
-    Counted in DeepSpeed 0.19.8 (`zero/stage_1_and_2.py`, `zero/stage3.py`) and held to measured peaks by
+    Counted in DeepSpeed 0.19.8 (`zero/stage_1_and_2.py`, `zero/stage3.py`) and compared with measured peaks in
     `tests/trainables/train/test_memory.py`. Not counted:
 
-    - on a CPU what glibc keeps of freed blocks, because it cannot use them again for tensors of the same size (its
-      bug 14581, until 2.38): at 12 layers of width 256 and 2,048 tokens 116 MB above 535, and 250 above 196 with
-      recomputation, which so saves little there; giving them back at once costs up to 40 % of a step;
-    - on a CPU attention dropout, which has no fused kernel;
-    - on a GPU the unused end of the bucket where there are fewer than BUCKET parameters (a CPU never touches it);
+    - on a CPU, freed blocks that glibc keeps but cannot reuse for tensors of the same size (its bug 14581, until 2.38):
+      at 12 layers of width 256 and 2,048 tokens 116 MB above 535, and 250 above 196 with activation checkpointing,
+      which therefore saves little there; returning them at once costs up to 40 % of a step;
+    - on a CPU, attention dropout, which has no fused kernel;
+    - on a GPU, the unused end of the bucket with fewer than BUCKET parameters (a CPU never touches it);
     - checkpoints, the export of the weights, and the recipe's own DeepSpeed options.
     """
     degree, groups, zero = layout.tensor_parallel, layout.data_parallel, layout.zero
@@ -164,7 +161,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
         reduction = (4 * whole, 4 * min(whole, FLAT_GRADIENTS) if groups > 1 else 0)
         step = 4 * whole
     else:
-        # The flat gradient of stage 2 comes after the only reduction, unless an earlier bucket or piece made it.
+        # Stage 2 allocates the flat gradient after the only reduction, unless an earlier bucket or piece did.
         summed = value * whole if zero == 1 else value * part
         if zero == 2 and whole <= BUCKET and layout.pieces(recipe) == 1:
             summed = 0

@@ -1,8 +1,8 @@
-"""A model family: everything that differs between GPT-2 and another kind of transformer, in one class.
+"""Model families: one class has everything that differs between GPT-2 and another kind of transformer.
 
-A family is named by the key `training.network`. Its class lives in `trainables/model/families/NAME.py`, or registers
-itself with `register`. Importing a family must load no torch, because plans count parameters and FLOPs; methods that
-build or change a model import what they need.
+The key `training.network` names a family. Its class lives in `trainables/model/families/NAME.py`, or registers itself
+with `register`. Importing a family must not load torch, because plans count parameters and FLOPs; methods that build or
+change a model import what they need.
 """
 
 import importlib
@@ -66,7 +66,7 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a parameter does in the model. Parametrisations and initialisations depend on roles, not on names."""
+    """The role of a parameter. Parametrisations and initialisations depend on roles, not on names."""
 
     kind: Literal["embedding", "hidden", "branch_output", "norm", "final_norm"]
     """`branch_output` is the last linear layer of a residual branch."""
@@ -81,19 +81,19 @@ class ModelFamily(ABC):
     name: ClassVar[str]
     """The value of `training.network`."""
     diagnostics: ClassVar[frozenset[str]] = frozenset()
-    """Diagnostics that can look into its blocks (`trainables.diagnostics.names`)."""
+    """Diagnostics that support its blocks (`trainables.diagnostics.names`)."""
     embedding_std: ClassVar[float] = 0.02
     """Standard deviation of the initial embeddings."""
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre", "sqrt", "linear", "scaled_norm"})
     """Values of `training.residual` that it can train; these four only scale weights by their role."""
     own_residual: ClassVar[Residual | None] = None
-    """Scale of its branches where the family fixes it; None leaves the choice to `recipe.residual`."""
+    """Residual connection that the family fixes; None leaves the choice to `recipe.residual`."""
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe that this family cannot train.
+        """Check that this family can train a recipe.
 
         Raises:
-            ValueError: names the key and the fix.
+            ValueError: it cannot; names the key and the fix.
         """
         if recipe.residual not in self.residuals:
             raise ValueError(
@@ -102,7 +102,7 @@ class ModelFamily(ABC):
             )
 
     def residual(self, recipe: Recipe) -> Residual:
-        """How branches join the residual stream."""
+        """Return how branches join the residual stream."""
         return self.own_residual or recipe.residual
 
     # Counts: closed forms of a shape, without a model.
@@ -121,16 +121,16 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
-        """Bytes that backward needs of one layer.
+        """Count the bytes that backward needs per layer.
 
         Args:
             stream: bytes of one vector of width d per token of the micro-batch.
-            scores: bytes of the attention weights of one layer on a rank.
+            scores: bytes of a layer's attention weights on a rank.
             tensor_parallel: ranks that share a layer.
         """
 
     def score_gradients(self, scores: int) -> int:
-        """Bytes of the gradients of stored attention weights: 0 where a fused kernel stores none."""
+        """Count the bytes of the gradients of stored attention weights; 0 if a fused kernel stores none."""
         return 0
 
     # The model: these import torch.
@@ -147,7 +147,7 @@ class ModelFamily(ABC):
     def partition_config(self) -> Mapping[str, Any] | None:
         """Return DeepSpeed's `partition_config` for tensor parallelism; None uses HuggingFace's own plan."""
 
-    def finish_sharding(self, model: Any, layout: Layout) -> None:
+    def finish_sharding(self, model: Any, layout: Layout) -> None:  # noqa: B027  # optional
         """Adjust a model whose matrices DeepSpeed has sharded, and check that all of them are.
 
         Raises:
@@ -155,7 +155,7 @@ class ModelFamily(ABC):
         """
 
     def is_huggingface(self, recipe: Recipe) -> bool:
-        """Whether the trained model is HuggingFace's own class, which can be exported."""
+        """Whether HuggingFace has a class for the trained model, so that it can be exported."""
         return True
 
     @abstractmethod
@@ -169,13 +169,13 @@ _REGISTERED: dict[str, type[ModelFamily]] = {}
 
 
 def register(family_class: type[ModelFamily]) -> type[ModelFamily]:
-    """Make a family known under its name; use as a class decorator."""
+    """Register a family under its name; use as a class decorator."""
     _REGISTERED[family_class.name] = family_class
     return family_class
 
 
 def family_names() -> list[str]:
-    """Names of all families, for `training.network`."""
+    """Return the names of all families, for `training.network`."""
     from trainables.model import families
 
     return sorted({module.name for module in pkgutil.iter_modules(families.__path__)} | set(_REGISTERED))
@@ -190,14 +190,14 @@ def family(name: str) -> ModelFamily:
     if name not in _REGISTERED:
         if name not in family_names():
             raise InputError(
-                f"`network: {name}` is no model family; choose among {', '.join(family_names())}."
+                f"`network: {name}` is not a model family; choose among {', '.join(family_names())}."
             )
         importlib.import_module(f"trainables.model.families.{name}")
     return _REGISTERED[name]()
 
 
 def build_model(shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
-    """Build and initialise the model of a cell on the CPU in fp32; the same seed gives the same weights."""
+    """Build and initialise the model of a cell on the CPU in fp32, deterministically by seed."""
     model_family = family(recipe.network)
     model_family.check(recipe)
     return model_family.build(shape, recipe, vocabulary, seed)

@@ -1,4 +1,4 @@
-"""Shape -> HuggingFace's own `GPT2LMHeadModel`, with the initialisation and parametrisation the recipe names."""
+"""Build HuggingFace's `GPT2LMHeadModel` with a recipe's initialisation and parametrisation, and convert its weights."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from trainables.model.residual import weigh_streams
 
 #: Standard deviation of every matrix under the initialisation `gpt2`.
 GPT2_STD = 0.02
-#: The head is tied to the embedding, so HuggingFace's files do not have it.
+#: Tied to the embedding, so HuggingFace's files omit it.
 TIED_HEAD = "lm_head.weight"
 
 
@@ -31,7 +31,7 @@ def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
         n_embd=shape.width,
         n_layer=shape.depth,
         n_head=shape.heads,
-        # The same function as GPT-2's gelu_new in one fused kernel: 6-17 % of a step on CPU.
+        # GPT-2's gelu_new as one fused kernel, which saves 6-17 % of a step on CPU.
         activation_function="gelu_pytorch_tanh",
         resid_pdrop=recipe.dropout,
         embd_pdrop=recipe.dropout,
@@ -53,12 +53,12 @@ def build_gpt2(
         shape: depth, width and heads.
         recipe: initialisation, parametrisation and residual connections.
         vocabulary: token ids V.
-        seed: of the weights.
+        seed: seed of the weights.
         change: changes the blocks in place before the weights are drawn.
     """
     with no_init_weights():
         model = GPT2LMHeadModel(model_config(shape, recipe, vocabulary))
-    # Transformers looks the loss up by class name and warns, because it has none of the name "GPT2LMHeadModel".
+    # Transformers looks up the loss by class name and warns, because it has none named "GPT2LMHeadModel".
     model.loss_type = "ForCausalLM"
     conv1d_to_linear(model)
     change(model, recipe)
@@ -75,7 +75,7 @@ def build_gpt2(
 def conv1d_to_linear(model: nn.Module) -> None:
     """Turn each of GPT-2's `Conv1D` layers into the `nn.Linear` that computes the same function, in place.
 
-    DeepSpeed's tensor parallelism and its flops profiler know Linear layers only (DeepSpeed issue 3711).
+    DeepSpeed's tensor parallelism and its FLOPs profiler support Linear layers only (DeepSpeed issue 3711).
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -89,7 +89,7 @@ def conv1d_to_linear(model: nn.Module) -> None:
 
 
 def initialise(model: nn.Module, shape: Shape, recipe: Recipe, seed: int) -> None:
-    """Draw all weights from one generator, in the order of the parameters' names."""
+    """Draw all weights from one generator in the order of the parameters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in _matrices(model):
@@ -104,12 +104,11 @@ def initialise(model: nn.Module, shape: Shape, recipe: Recipe, seed: int) -> Non
 
 
 def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> float:
-    """Return the standard deviation a matrix starts with.
+    """Return the initial standard deviation of a matrix.
 
-    `gpt2` is Radford et al. 2019: 0.02, and outputs into the residual stream divided by sqrt(2L). `fan_in` is
-    1/sqrt(fan in) with the same division, and 0.02 for embeddings: at widths of tens the difference is worth as
-    much as a layer, so it is part of the recipe. Where the parametrisation follows width or depth, this is the value
-    at the base shape, scaled.
+    `gpt2` is Radford et al. 2019: 0.02, divided by sqrt(2L) for outputs into the residual stream. `fan_in` is
+    1/sqrt(fan in) with the same division, and 0.02 for embeddings; at widths of tens the difference is worth a layer.
+    If the parametrisation follows width or depth, this is the value at the base shape, scaled.
     """
     model_family = family(recipe.network)
     role = model_family.role(name)
@@ -123,28 +122,28 @@ def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> 
 
 
 def _branch_depth(shape: Shape, recipe: Recipe) -> float:
-    """The L of the factor 1/sqrt(2L) of a branch's initial output; its scale holds the rest."""
+    """Return the L in the factor 1/sqrt(2L) of a branch's initial output; `scale` contains the rest."""
     match family(recipe.network).residual(recipe):
         case "sqrt" | "linear":
             return 1.0
         case "post" | "admin":
-            # As in Vaswani et al. 2017: a norm follows the sum, so no branch starts smaller.
+            # As in Vaswani et al. 2017: a norm follows the sum, so the factor is 1.
             return 0.5
         case _:
             return shape.depth / depth_ratio(shape, recipe)
 
 
 def use_local_heads(model: Any, layout: Layout) -> None:
-    """Set the width of each attention's local heads, which DeepSpeed does not, and check that all is sharded.
+    """Set the width of each attention's local heads, which DeepSpeed does not, and check the sharding.
 
     Raises:
-        RuntimeError: a matrix is not sharded; DeepSpeed reports nothing where a pattern matches no layer.
+        RuntimeError: a matrix is not sharded; DeepSpeed reports nothing if a pattern matches no layer.
     """
     degree, width = layout.tensor_parallel, model.config.n_embd
     for name, module in model.named_modules():
         if isinstance(module, GPT2Attention):
             weight = module.c_attn.weight
-            # Under ZeRO-3 the weight itself is an empty placeholder.
+            # Under ZeRO-3 the weight is an empty placeholder.
             rows = (getattr(weight, "ds_shape", None) or weight.shape)[0]
             if rows != 3 * width // degree:
                 raise RuntimeError(
@@ -168,12 +167,12 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str, torch.Tensor]:
-    """Turn the weights of our model into those of HuggingFace's `GPT2LMHeadModel`, on the CPU.
+    """Convert weights to those of HuggingFace's `GPT2LMHeadModel` on the CPU.
 
-    Linear weights [out, in] become Conv1D's [in, out]; the tied head is left out, as HuggingFace does.
+    Linear weights [out, in] become Conv1D's [in, out]; the tied head is omitted, as in HuggingFace's files.
 
     Raises:
-        RuntimeError: a weight is missing, unknown, or has another shape.
+        RuntimeError: a weight is missing or unknown, or has another shape.
     """
     with torch.device("meta"), no_init_weights():
         model = GPT2LMHeadModel(config)

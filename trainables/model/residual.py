@@ -1,10 +1,10 @@
-"""How branches join the residual stream where it is not GPT-2's own way: norms behind the sum, and ADMIN.
+"""Residual connections other than GPT-2's: norms after the sum (`post`), and ADMIN.
 
-`pre` is GPT-2: x + f(norm(x)). `sqrt`, `linear` and `scaled_norm` keep that model and change its scales alone
+`pre` is GPT-2: x + f(norm(x)). `sqrt`, `linear` and `scaled_norm` change only its scales
 (`trainables.model.parametrisation.residual_scale`). `post` is the first transformer, norm(x + f(x)) (Vaswani et al.
-2017), which is hard to train when it is deep. `admin` is `post` with a weight on the stream, norm(w * x + f(x)), whose start
-balances what the branches add (Liu et al. 2020, "Understanding the Difficulty of Training Transformers" and "Very Deep
-Transformers for Neural Machine Translation", arXiv 2004.08249 and 2008.07772).
+2017), which is hard to train when deep. `admin` is `post` with a weight on the stream, norm(w * x + f(x)),
+initialised to balance the branches (Liu et al. 2020, "Understanding the Difficulty of Training Transformers" and
+"Very Deep Transformers for Neural Machine Translation", arXiv 2004.08249 and 2008.07772).
 """
 
 from typing import Any
@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-#: Sequences of random tokens on which ADMIN measures the branches at the start.
+#: Sequences of random tokens on which ADMIN measures the initial branches.
 PROFILED = 8
 
 
 class JoinedBlock(GPT2Block):
-    """A block of GPT-2 that attends to the stream as it is, without a norm in front."""
+    """A GPT-2 block whose attention reads the stream without a norm."""
 
     def forward(
         self,
@@ -29,7 +29,7 @@ class JoinedBlock(GPT2Block):
         use_cache: bool | None = False,
         **rest: Any,
     ) -> torch.Tensor:
-        """Return the stream [B, T, d] behind the block."""
+        """Return the stream [B, T, d] after the block."""
         rest.pop("encoder_attention_mask", None)
         added, _ = self.attn(
             hidden_states,
@@ -41,21 +41,21 @@ class JoinedBlock(GPT2Block):
         return self.join(hidden_states, added)
 
     def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        """Return the stream behind the block from the one in front and what the attention adds, [B, T, d] each."""
+        """Return the stream after the block, given the stream before it and the attention's output, [B, T, d] each."""
         raise NotImplementedError
 
 
 class PostNormBlock(JoinedBlock):
-    """A block with its norms behind the sums; weights on the stream, [d] each, where there are any."""
+    """A block with norms after the sums and optional weights [d] on the stream."""
 
     omega_attn: nn.Parameter | None
     omega_mlp: nn.Parameter | None
 
     def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        """Add, norm, and the same for the feed-forward network."""
+        """Add and norm, then the same for the feed-forward network."""
         stream = self.ln_1(_weighted(stream, self.omega_attn) + added)
-        behind: torch.Tensor = self.ln_2(_weighted(stream, self.omega_mlp) + self.mlp(stream))
-        return behind
+        after: torch.Tensor = self.ln_2(_weighted(stream, self.omega_mlp) + self.mlp(stream))
+        return after
 
 
 def _weighted(stream: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
@@ -63,7 +63,7 @@ def _weighted(stream: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor
 
 
 def to_post_norm(model: Any, *, weighted: bool) -> None:
-    """Turn the blocks of a GPT-2 into `PostNormBlock`s, in place; `weighted` gives them weights on the stream, at 1."""
+    """Turn the blocks of a GPT-2 into `PostNormBlock`s in place; `weighted` adds stream weights of 1."""
     for block in model.transformer.h:
         block.__class__ = PostNormBlock
         for name in ("omega_attn", "omega_mlp"):
@@ -72,9 +72,9 @@ def to_post_norm(model: Any, *, weighted: bool) -> None:
 
 
 def weigh_streams(model: Any, seed: int) -> None:
-    """Set ADMIN's weights on the stream: at branch i the root of the variances of the input and all branches before.
+    """Set ADMIN's stream weights: at branch i the root of the summed variances of the input and all earlier branches.
 
-    The variances are those of the model at its start with all weights 1, over random tokens of the seed.
+    The variances are those of the initial model with all stream weights 1, over random tokens of the seed.
     """
     config = model.config
     generator = torch.Generator().manual_seed(seed)
@@ -82,7 +82,7 @@ def weigh_streams(model: Any, seed: int) -> None:
     blocks = list(model.transformer.h)
     branches = [branch for block in blocks for branch in (block.attn.c_proj, block.mlp)]
     variances: list[float] = []
-    # A hook on the projection: the attention itself returns a pair.
+    # Hook the projection, because the attention returns a pair.
     hooks = [
         branch.register_forward_hook(lambda _, __, out: variances.append(float(out.var())))
         for branch in branches
@@ -94,7 +94,7 @@ def weigh_streams(model: Any, seed: int) -> None:
         for hook in hooks:
             hook.remove()
         model.train(was_training)
-        # The stream itself has passed a norm, or will: its variance counts as 1.
+        # The stream passes a norm, so its variance counts as 1.
         total = 1.0
         weights = [w for block in blocks for w in (block.omega_attn, block.omega_mlp)]
         for weight, variance in zip(weights, variances, strict=True):

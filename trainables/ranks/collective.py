@@ -1,4 +1,4 @@
-"""Work that ranks do each for themselves, and then all know of: files written, read, checked, converted."""
+"""Run work, such as reading and writing files, on all ranks and share its results and errors."""
 
 import socket
 import threading
@@ -12,40 +12,39 @@ import torch.distributed as dist
 from trainables.errors import InputError
 from trainables.ranks.process_group import device, timeout
 
-#: Most seconds between signs of life of a rank at work. A checkpoint of a large model takes minutes to read or to
-#: upload, and a collective in which the other ranks waited for it would time out.
+#: Seconds between heartbeats of working ranks. A large checkpoint takes minutes to read or upload; a single collective
+#: that waits for it would time out.
 HEARTBEAT = 5.0
-#: So many signs of life in a group's timeout: ranks come to them up to one interval apart.
-_SIGNS = 4
-#: Seconds work may take: an hour uploads 360 GB at 100 MB/s. A file server that never answers, or a lock that is never
-#: freed, would hold the gang for ever, because its rank goes on to give signs of life.
+#: Heartbeats in a group's timeout.
+_BEATS = 4
+#: Seconds that work may take; an hour uploads 360 GB at 100 MB/s. Without a limit a hanging file server or a lock that
+#: is never freed would block the gang forever, because its rank keeps sending heartbeats.
 LIMIT = 3600.0
 
 T = TypeVar("T")
 
 
 class PeerError(RuntimeError):
-    """The work of another rank failed, which the message names; that rank raises its own error."""
+    """The work of another rank failed; that rank raises the original error."""
 
 
 def run_on_all_ranks(
     work: Callable[[], T], what: str = "working with files", limit: float | None = None
 ) -> list[T]:
-    """Do the work of this rank, wait for all others, and return what each rank's returned, by rank.
+    """Run this rank's work, wait for all others, and return the results of all ranks by rank.
 
-    What is returned must be picklable. A rank that is lost ends the wait at once or at the process group's timeout, one
-    that is slow at the limit. A rank that is alone waits for itself without one.
+    A lost rank ends the wait at once or at the process group's timeout, a slow one at the limit. A single rank has no
+    limit.
 
     Args:
-        work: of this rank.
-        what: for the message: what a rank at work is doing.
-        limit: seconds the work may take by rank 0's clock; by default `LIMIT`.
+        work: this rank's work; its result must be picklable.
+        what: what the work does, for the message.
+        limit: seconds that the work may take by rank 0's clock; `LIMIT` by default.
 
     Raises:
         InputError: the work of any rank raised one; all ranks raise it.
-        PeerError: the work of another rank raised, or was not done at the limit; this rank's own error is raised as it
-            is.
-        RuntimeError: this rank's own work was not done at the limit; it is left to itself.
+        PeerError: the work of another rank failed or exceeded the limit; this rank's own error is re-raised as it is.
+        RuntimeError: this rank's work exceeded the limit; its thread is abandoned.
     """
     if dist.get_world_size() == 1:
         return [work()]
@@ -55,48 +54,49 @@ def run_on_all_ranks(
 
     def run() -> None:
         if torch.cuda.is_available():
-            # Each thread has a current device of its own; a context on another rank's would take half a GiB there.
+            # Each thread has its own current device; a context on another rank's GPU would take 0.5 GiB there.
             torch.cuda.set_device(device())
         try:
             answer.append(work())
-        except Exception as error:  # noqa: BLE001  # raised below, in the thread that waits
+        except Exception as error:  # noqa: BLE001  # re-raised below in the waiting thread
             errors.append(error)
         finally:
             done.set()
 
     threading.Thread(target=run, daemon=True).start()
-    interval = min(HEARTBEAT, timeout() / _SIGNS)
+    interval = min(HEARTBEAT, timeout() / _BEATS)
     limit = LIMIT if limit is None else limit
     start, rank, size = time.monotonic(), dist.get_rank(), dist.get_world_size()
     busy, is_over = list(range(size)), False
     while busy and not is_over:
         done.wait(interval)
-        # Who is at work, and whether it is too late: rank 0's clock decides, so that all end in the same round.
-        signs = torch.zeros(size + 1, device=device())
-        signs[rank] = float(not done.is_set())
-        signs[size] = float(rank == 0 and time.monotonic() - start > limit)
-        dist.all_reduce(signs)
-        *at_work, over = signs.tolist()
-        busy, is_over = [i for i, sign in enumerate(at_work) if sign], bool(over)
+        # One flag per busy rank, and one for the limit: rank 0's clock decides, so that all end in the same round.
+        flags = torch.zeros(size + 1, device=device())
+        flags[rank] = float(not done.is_set())
+        flags[size] = float(rank == 0 and time.monotonic() - start > limit)
+        dist.all_reduce(flags)
+        *working, over = flags.tolist()
+        busy, is_over = [i for i, flag in enumerate(working) if flag], bool(over)
     if busy:
         hosts: list[Any] = [None] * size
         dist.all_gather_object(hosts, socket.gethostname())
         who = ", ".join(f"rank {i} (host {hosts[i]})" for i in busy)
-        # Only a rank at work is the cause: the others have heard of it.
         raise (RuntimeError if rank in busy else PeerError)(
             f"still {what} after {limit:g} s: {who}. Its disk or store does not answer, or a lock is never freed."
         )
-    said = (answer[0], None) if answer else (None, (isinstance(errors[0], InputError), _told(errors[0])))
-    all_said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_said, said)
+    outcome: tuple[Any, Any] = (answer[0], None) if answer else (None, _describe(errors[0]))
+    outcomes: list[Any] = [None] * size
+    dist.all_gather_object(outcomes, outcome)
     if errors:
         raise errors[0]
-    for rank, (_, failure) in enumerate(all_said):
+    for rank, (_, failure) in enumerate(outcomes):
         if failure is not None:
             is_input, text = failure
             raise InputError(text) if is_input else PeerError(f"rank {rank}: {text}")
-    return [value for value, _ in all_said]
+    return [value for value, _ in outcomes]
 
 
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+def _describe(error: Exception) -> tuple[bool, str]:
+    if isinstance(error, InputError):
+        return True, str(error)
+    return False, f"{type(error).__name__}: {error}"

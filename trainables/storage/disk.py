@@ -1,15 +1,15 @@
-"""What the disk is asked for in more than one room."""
+"""Disk helpers: errors of a full disk, and syncing files."""
 
 import errno
 import os
 from pathlib import Path
 
-#: A full disk or quota: not the fault of the file that is being read or written.
+#: Error numbers of a full disk or quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fsync_files(folder: Path) -> None:
-    """Have the disk hold every file before the folder gets its name, so that a power cut leaves no hollow one."""
+    """Sync every file of a folder to disk, so that a later rename cannot survive a power cut without its contents."""
     for path in folder.iterdir():
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Storage by URI of what machines share: a folder, or an object store that ranks reach through a local folder."""
+"""Storage that machines share, by path or URI: a folder, or an object store with a local folder on each machine."""
 
 import contextlib
 import hashlib
@@ -16,12 +16,12 @@ from trainables.errors import InputError
 
 T = TypeVar("T")
 
-#: Kinds of pyarrow file systems that have no folders: a name with a slash is enough.
+#: Pyarrow file systems without folders, where a name with a slash is enough.
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 _COPY_BYTES = 8 << 20
-#: Seconds between two tries to reach a store.
+#: Seconds between attempts to reach a store.
 PAUSES = (2.0, 8.0, 30.0, 90.0, 170.0)
-#: What Arrow's S3 says where another try may help: nothing answers, too much is asked, the service itself fails.
+#: Parts of Arrow's S3 errors that another attempt may resolve.
 _PASSING = (
     "NETWORK_CONNECTION",
     "curlCode",
@@ -39,24 +39,24 @@ _WAY_OUT = (
 
 
 class Folder:
-    """A folder that all ranks of a cell see, whose checkpoints are written and read where they lie."""
+    """A folder that all ranks of a cell share; checkpoints are written and read in place."""
 
-    #: Whether each machine has a copy of its own, which it must fetch.
+    #: Whether each machine must fetch its own copy.
     is_remote = False
 
     def __init__(self, local: Path) -> None:
         self.local = local
-        """Where ranks write a checkpoint, and find one once it is fetched."""
+        """Where ranks write checkpoints, and read them after `fetch`."""
         self.lock = local / "lock"
-        """Held by the one rank of a machine that fetches for all of them."""
+        """Held by the one rank per machine that fetches."""
         self.name = str(local)
-        """For messages; without anything secret."""
+        """Name for messages, without secrets."""
 
     def check(self) -> None:
-        """Refuse a place nothing can be written to, before hours of training end there.
+        """Check before training that files can be written.
 
         Raises:
-            InputError: names the place and what is wrong with it.
+            InputError: they cannot.
         """
         try:
             self.local.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Folder:
             )
 
     def tags(self) -> list[str]:
-        """The names of all checkpoints, whole or not."""
+        """Return the names of all checkpoints, complete or not."""
         if not self.local.is_dir():
             return []
         return [path.name for path in self.local.iterdir() if path.is_dir()]
@@ -80,12 +80,12 @@ class Folder:
         return [path.name for path in self.local.iterdir() if path.is_file()] if self.local.is_dir() else []
 
     def read(self, tag: str, name: str) -> bytes | None:
-        """A small file of a checkpoint; None where there is none."""
+        """Return the contents of a small file of a checkpoint; None if it is missing."""
         path = self.local / tag / name
         return path.read_bytes() if path.is_file() else None
 
     def write(self, tag: str, name: str, content: bytes) -> None:
-        """Write a small file whole or not at all, after everything of the checkpoint that was written before."""
+        """Write a small file atomically, after everything else of the checkpoint is on disk."""
         target = self.local / tag
         _sync(target)
         part = target / (name + ".part")
@@ -98,21 +98,21 @@ class Folder:
         _sync(self.local)
 
     def put(self, tag: str, name: str, source: Path) -> None:
-        """Copy a file here, over what is there."""
+        """Copy a file into the storage, replacing an older one."""
         (self.local / tag).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, self.local / tag / name)
 
     def publish(self, tag: str, names: Iterable[str]) -> None:
-        """Bring files that this rank has written to where the others find them."""
+        """Upload files that this rank has written."""
 
     def fetch(self, tag: str, names: Iterable[str]) -> None:
-        """Bring files of a checkpoint to `local`."""
+        """Download files of a checkpoint to `local`."""
 
     def release(self, tag: str) -> None:
-        """Give back the room that a fetched or published checkpoint takes on this machine."""
+        """Delete this machine's copy of a checkpoint."""
 
     def remove(self, tag: str, first: str) -> None:
-        """Delete a checkpoint, the file `first` before the others, so that what is left of it does not count."""
+        """Delete a checkpoint, the file `first` before the others, so that an interrupted removal leaves none valid."""
         (self.local / tag / first).unlink(missing_ok=True)
         shutil.rmtree(self.local / tag, ignore_errors=True)
 
@@ -122,7 +122,7 @@ class Folder:
 
 
 class Bucket(Folder):
-    """A folder of any file system that pyarrow or fsspec knows; each machine has a local one to write and to read."""
+    """A folder of any file system of pyarrow or fsspec, with a local copy on each machine."""
 
     is_remote = True
 
@@ -133,11 +133,11 @@ class Bucket(Folder):
         self.lock, self.name = own / "lock", shown(uri)
 
     def check(self) -> None:
-        """As for a folder, by writing a file.
+        """Check that files can be written, by writing one.
 
         Raises:
-            InputError: the store lets nobody write, or is not there.
-            ConnectionError: it is away.
+            InputError: access is denied, or the store does not exist.
+            ConnectionError: the store is unreachable.
         """
         probe = "writable"
         try:
@@ -147,7 +147,7 @@ class Bucket(Folder):
             raise unusable(self.name, error) from error
 
     def tags(self) -> list[str]:
-        """The names of all checkpoints, whole or not."""
+        """Return the names of all checkpoints, complete or not."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
@@ -161,7 +161,7 @@ class Bucket(Folder):
         return [info.base_name for info in found if info.type == FileType.File]
 
     def read(self, tag: str, name: str) -> bytes | None:
-        """A small file of a checkpoint; None where there is none."""
+        """Return the contents of a small file of a checkpoint; None if it is missing."""
         try:
             with self.files.open_input_stream(self._path(tag, name)) as source:
                 return bytes(source.read())
@@ -169,13 +169,13 @@ class Bucket(Folder):
             return None
 
     def write(self, tag: str, name: str, content: bytes) -> None:
-        """Write a small file; an object store does it whole or not at all."""
+        """Write a small file; object stores do it atomically."""
         self._make(tag)
         with self.files.open_output_stream(self._path(tag, name)) as target:
             target.write(content)
 
     def put(self, tag: str, name: str, source: Path) -> None:
-        """Upload a file, over what is there."""
+        """Upload a file, replacing an older one."""
         self._make(tag)
         with source.open("rb") as content, self.files.open_output_stream(self._path(tag, name)) as target:
             shutil.copyfileobj(content, target, _COPY_BYTES)
@@ -209,7 +209,7 @@ class Bucket(Folder):
             self.files.delete_dir(self._path(tag, ""))
 
     def clear(self) -> None:
-        """Delete everything, here and there."""
+        """Delete everything in the store and on this machine."""
         with contextlib.suppress(FileNotFoundError):
             self.files.delete_dir(self.path)
         super().clear()
@@ -223,19 +223,18 @@ class Bucket(Folder):
 
 
 def located(where: str | Path) -> str | Path:
-    """A URI as it is, and anything else as a path: the two are told apart by their type from here on."""
+    """Return a URI as `str` and anything else as `Path`."""
     return where if isinstance(where, str) and "://" in where else Path(where).expanduser()
 
 
 def open_storage(where: str | Path) -> Folder:
     """Return the storage of a path or URI.
 
-    A plain path and `file://` are written in place. `s3://BUCKET/FOLDER`, with
-    `?endpoint_override=HOST:PORT&scheme=http` for a store other than Amazon's, and whatever else
-    `pyarrow.fs.FileSystem.from_uri` or fsspec knows, through a local folder of each machine.
+    Paths and `file://` are written in place; all other URIs that `pyarrow.fs.FileSystem.from_uri` or fsspec support
+    through a local folder, such as `s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http`.
 
     Raises:
-        InputError: no library here knows such a URI.
+        InputError: no installed library supports the URI.
     """
     where = located(where)
     if isinstance(where, Path):
@@ -246,7 +245,7 @@ def open_storage(where: str | Path) -> Folder:
 
 
 def copy_into(where: str | Path, paths: Iterable[Path]) -> None:
-    """Copy files and folders to a path or URI, over what is there; those that do not exist are passed over."""
+    """Copy files and folders to a path or URI, replacing older ones; missing paths are skipped."""
     storage = open_storage(where)
     for path in paths:
         files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
@@ -256,7 +255,7 @@ def copy_into(where: str | Path, paths: Iterable[Path]) -> None:
 
 
 def under(where: str | Path, name: str) -> str | Path:
-    """The place of that name inside a path or URI; what stands behind the question mark stays there."""
+    """Join a path or URI with a name; a URI keeps its options."""
     where = located(where)
     if isinstance(where, Path):
         return where / name
@@ -265,24 +264,24 @@ def under(where: str | Path, name: str) -> str | Path:
 
 
 def shown(uri: str) -> str:
-    """A URI without what may be secret in it: the user, the password and the options."""
+    """Return a URI without user, password and options, which may be secret."""
     parts = urlsplit(uri)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def unusable(name: str, error: Exception) -> InputError | ConnectionError:
-    """What to tell of a store that takes no file: a ConnectionError where it is away, which may pass."""
+    """Return the error for a store that refuses files: a ConnectionError if another attempt may help."""
     kind = ConnectionError if any(word in str(error) for word in _PASSING) else InputError
     return kind(f"Nothing can be written to {name}: {reason(error)} {_WAY_OUT}")
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Return what `work` returns, tried again in growing pauses as long as a store is away, for five minutes at most.
+    """Return the result of `work`; on a ConnectionError retry for five minutes.
 
-    An outage of a minute would else cost every cell that begins or ends in it a retry, or more than it has.
+    Otherwise a short outage would use up the retries of all cells that begin or end in it.
 
     Raises:
-        ConnectionError: the store is still away.
+        ConnectionError: the store is still unreachable.
     """
     for pause in PAUSES:
         try:
@@ -293,7 +292,7 @@ def patiently(work: Callable[[], T]) -> T:
 
 
 def _open(uri: str, name: str) -> tuple[Any, str]:
-    """The file system of a URI, and the path in it."""
+    """Return the file system of a URI and the path in it."""
     from pyarrow import ArrowInvalid
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
@@ -302,43 +301,39 @@ def _open(uri: str, name: str) -> tuple[Any, str]:
         files, path = FileSystem.from_uri(uri)
         return files, path.rstrip("/")
     except OSError as error:
-        # Where a URI of S3 names no region, it is asked for at once.
+        # An S3 URI without a region requests the region from the store.
         raise unusable(name, error) from None
     except ArrowInvalid as error:
-        # Its own text may quote the URI with the password in it.
+        # The message may quote the URI with a password.
         problem = str(error).replace(uri, name)
         if "Unrecognized filesystem" not in problem:
-            raise InputError(f"{name} is no place to keep files: {problem}") from None
+            raise InputError(f"{name} cannot store files: {problem}") from None
     try:
         from fsspec.core import url_to_fs
 
         files, path = url_to_fs(uri)
     except (ImportError, ValueError) as error:
         raise InputError(
-            f"{name} is no place to keep files: {problem.replace(uri, name)}, and fsspec says: "
-            f"{str(error).replace(uri, name)}. Use a folder, or a URI such as s3://BUCKET/FOLDER."
+            f"{name} cannot store files: {problem}; fsspec: {str(error).replace(uri, name)}. Use a folder, or a URI "
+            "such as s3://BUCKET/FOLDER."
         ) from None
     return PyFileSystem(FSSpecHandler(files)), path.rstrip("/")
 
 
 def _own_folder() -> Path:
-    """A folder of this machine that only this user can write to: what lies there will be unpickled."""
+    """Return a temporary folder that only this user can write to, because its files are unpickled."""
     root = Path(tempfile.gettempdir()) / f"interplay-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     status = root.lstat()
     if root.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise InputError(
-            f"{root} belongs to somebody else, or others may write to it; delete it, or set TMPDIR to another folder."
+            f"{root} belongs to another user, or others may write to it; delete it, or set TMPDIR to another folder."
         )
     return root
 
 
 def discard(where: str | Path) -> None:
-    """Delete all checkpoints of a cell whose result is on record.
-
-    An object store that is away is warned of and no more: what is left there does no harm. It is here, and not beside
-    what writes checkpoints, because a driver calls it and needs no torch.
-    """
+    """Delete all checkpoints of a finished cell; an unreachable store only gives a warning."""
     try:
         open_storage(where).clear()
     except OSError as error:
@@ -348,13 +343,12 @@ def discard(where: str | Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What an object store says, as a sentence, without the number of the request."""
-    text = str(error).partition(" (Request ID")[0].rstrip(".")
-    return f"{text}."
+    """Return an object store's message as a sentence, without the request's id."""
+    return str(error).partition(" (Request ID")[0].rstrip(".") + "."
 
 
 def _sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk; the contents of its files have been."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -21,9 +21,9 @@ from trainables.ranks.process_group import import_deepspeed
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
-    """Return the learning-rate factor of each step: linear warm-up, then a cosine down to the floor.
+    """Return the learning-rate factor of each step: linear warm-up, then a cosine down to `min_lr_ratio`.
 
-    Step 0 already has a rate above zero, and the last step is the first to reach the floor.
+    Step 0 has a rate above zero; only the last step reaches `min_lr_ratio`.
     """
     warmup = round(recipe.warmup * recipe.steps)
 
@@ -37,16 +37,10 @@ def schedule(recipe: Recipe) -> Callable[[int], float]:
 
 
 def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False) -> dict[str, Any]:
-    """Return DeepSpeed's configuration of a recipe under a layout, with the recipe's own options in it.
-
-    Args:
-        recipe: how the cell is trained.
-        layout: how it is spread over ranks.
-        universal: the engine will be loaded from a universal checkpoint.
-    """
+    """Return DeepSpeed's configuration; `universal` prepares the engine to load a universal checkpoint."""
     partition = family(recipe.network).partition_config()
     config: dict[str, Any] = {
-        **recipe.deepspeed,  # none of the keys below: `trainables.deepspeed_options` refuses them
+        **recipe.deepspeed,  # `trainables.deepspeed_options` refuses the keys below
         "train_micro_batch_size_per_gpu": layout.sequences(recipe),
         "gradient_accumulation_steps": layout.pieces(recipe),
         "gradient_clipping": recipe.grad_clip,
@@ -71,9 +65,9 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
 
 
 def import_zero(layout: Layout) -> None:
-    """Import what DeepSpeed would import at a process's first step under ZeRO: 46 MB of torch's compiler.
+    """Import what DeepSpeed imports at a process's first step under ZeRO: 46 MB of torch's compiler.
 
-    To be called before the memory of a cell is metered, so that the first cell of a process shows no more than others.
+    Called before memory is metered, so that the first cell of a process shows no more than later ones.
     """
     if layout.zero:
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
@@ -82,27 +76,23 @@ def import_zero(layout: Layout) -> None:
 def build_engine(
     model: Any, recipe: Recipe, lr: float, layout: Layout | None = None, *, universal: bool = False
 ) -> Any:
-    """Return a DeepSpeed engine around the model with AdamW and the recipe's schedule.
-
-    The schedule scales the rate of each group of the parametrisation. The optimizer is torch's own: DeepSpeed's AdamW
-    would be compiled first.
+    """Return a DeepSpeed engine around the model, with torch's AdamW (DeepSpeed's needs a compiler) and the schedule.
 
     Raises:
-        InputError: DeepSpeed does not take one of the recipe's options.
-        RuntimeError: tensor parallelism did not share the matrices as it should; DeepSpeed itself says nothing where
-            a pattern matches no layer.
+        InputError: DeepSpeed refuses one of the recipe's options.
+        RuntimeError: a matrix is not sharded; DeepSpeed reports nothing if a pattern matches no layer.
     """
     layout = layout or Layout()
     if recipe.deepspeed:
         check_options(recipe.deepspeed, layout.zero)
     if layout.activation_checkpointing:
-        # DeepSpeed's own key `activation_checkpointing` changes nothing for HuggingFace's models.
+        # DeepSpeed's own key `activation_checkpointing` has no effect on HuggingFace's models.
         model.activation_checkpointing_enable()
     config = model.config
     shape = Shape(depth=config.num_hidden_layers, width=config.hidden_size, heads=config.num_attention_heads)
     groups = param_groups(model.named_parameters(), shape, recipe, lr)
     optimizer = torch.optim.AdamW(groups, betas=(recipe.beta1, recipe.beta2), fused=True)
-    # One of its optimizers prints the memory in use, and stdout may be a result in JSON.
+    # One of DeepSpeed's optimizers prints the memory in use; stdout may hold a JSON result.
     with contextlib.redirect_stdout(sys.stderr):
         engine, *_ = import_deepspeed().initialize(
             model=model,
@@ -114,15 +104,15 @@ def build_engine(
     if layout.tensor_parallel > 1:
         family(recipe.network).finish_sharding(engine.module, layout)
     if layout.ranks == 1 and layout.zero == 0:
-        # DeepSpeed would all-reduce the gradients of one rank with itself: 0.8 ms a step, a tenth of a small one.
+        # DeepSpeed would all-reduce the gradients of one rank with itself: 0.8 ms per step, 10 % of a small one.
         engine.enable_backward_allreduce = False
     return engine
 
 
 def gradient_norm(engine: Any, layout: Layout) -> float:
-    """The norm of the whole gradient before clipping; call between `backward` and `step`.
+    """Return the norm of the whole gradient before clipping; call between `backward` and `step`.
 
-    Only for ZeRO stage 0, where DeepSpeed has none to give in fp32 (its issue 7255).
+    Only for ZeRO stage 0, where DeepSpeed has no norm in fp32 (its issue 7255).
     """
     gradients = [(p, p.grad) for p in engine.module.parameters() if p.grad is not None]
     if layout.tensor_parallel == 1:

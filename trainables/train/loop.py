@@ -32,11 +32,11 @@ from trainables.storage.storage import Folder, open_storage, patiently
 from trainables.train.engine import build_engine, gradient_norm, import_zero
 from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
 
-#: Points of a training curve: enough to see its shape, few enough to log.
+#: Points of a training curve.
 CURVE_POINTS = 60
-#: Seconds that packing the data of a cell may take: 60 GB of text and a vocabulary learnt from it are hours of work.
+#: Seconds that packing the data of a cell may take; 60 GB of text and its vocabulary take hours.
 PACK_LIMIT = 24 * 3600.0
-#: A cell whose training loss exceeds this many times its first loss is diverged, not merely slow.
+#: A cell has diverged when its training loss exceeds its first loss by this factor.
 DIVERGENCE_FACTOR = 2.0
 
 
@@ -56,36 +56,34 @@ def train(
     report: Callable[[Progress], None] | None = None,
     report_every: float = 2.0,
 ) -> Result:
-    """Train a cell to its end, or on from its newest checkpoint, and return how it ended.
+    """Train a cell, or resume it from its newest checkpoint, and return its result.
 
-    Every rank of the layout calls this with the same arguments but for `seat`, and returns the same result.
+    Every rank of the layout calls this with the same arguments except `rank_info` and gets the same result.
 
     Args:
         cell: what to train.
-        data_root: folder or URI of the packed token stores; the cell's own is made there when missing.
-        layout: how the cell is spread over ranks; by default over one.
-        rank_info: this process's place in a gang; by default it is alone, or where torchrun put it.
-        rendezvous: on rank 0 of a gang, the port the seats were given.
+        data_root: folder or URI of the packed token stores; a missing store is packed there.
+        layout: how the cell is distributed over ranks; one rank by default.
+        rank_info: this process's rank; by default it is alone, or as torchrun started it.
+        rendezvous: the open port of rank 0; None on other ranks.
         checkpoints: folder or URI of this cell's checkpoints (`trainables.storage.storage`); None keeps none.
         checkpoint_every: seconds between checkpoints.
-        weights: where the final weights go if the cell is done, as a HuggingFace folder; None keeps none. A model that
-            is not HuggingFace's own class (`ModelFamily.is_huggingface`) keeps none.
+        weights: destination of the final weights as a HuggingFace folder; None keeps none. Without effect for models
+            that are not a HuggingFace class (`ModelFamily.is_huggingface`).
         evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
-        diagnostics: what is measured of the model's layers before the first step and at each evaluation, with no effect
-            on training.
-        stop: asked after each evaluation but the last whether the cell ends there; a function of nothing else, so that
-            a cell that goes on from a checkpoint ends where it would have.
-        report: called on rank 0 with what is new, at most every `report_every` seconds.
+        diagnostics: measured before the first step and at each evaluation, with no effect on training.
+        stop: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
+            argument alone, so that a resumed cell ends at the same step.
+        report: called on rank 0 with new progress, at most every `report_every` seconds.
         report_every: seconds.
 
     Raises:
-        DataError: the data is missing, unusable, or no longer what the cell was planned with.
-        InputError: the cell cannot be trained in this layout, or the layout has other ranks than there are.
-        RuntimeError: a rank was lost, or did not come to a collective in time.
+        DataError: the data is missing, unusable, or has changed since the cell was planned.
+        InputError: the cell cannot be trained in this layout, or the number of ranks differs from the layout's.
+        RuntimeError: a rank was lost, or did not reach a collective in time.
     """
     recipe = cell.recipe
     if not family(recipe.network).is_huggingface(recipe):
-        # Nothing outside this project could load them.
         weights = None
     layout = layout or Layout(zero=default_zero(recipe.precision, 1))
     layout.check(cell.shape, recipe)
@@ -100,7 +98,7 @@ def train(
     if dist.get_world_size() != layout.ranks:
         raise InputError(
             f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
-            f"{layout.data_parallel}), and {dist.get_world_size()} were started; make them equal."
+            f"{layout.data_parallel}), but {dist.get_world_size()} were started; make them equal."
         )
     import_zero(layout)
     meter = MemoryMeter(device())
@@ -118,7 +116,7 @@ def train(
     finally:
         engine.destroy()
     if weights and result.status == "done":
-        # The other ranks wait for it: a rank that has ended would count as one the first does not come to.
+        # The other ranks wait: a rank that exits early counts as lost.
         written = run_on_all_ranks(
             lambda: None if state is None else keep(weights, state, cell, layout, store, result),
             "writing the weights",
@@ -141,7 +139,7 @@ def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore
         opened()
 
     if layout.ranks > 1:
-        # A machine may have to pack its own copy, which takes longer than a collective waits.
+        # Packing can take longer than the timeout of a collective.
         run_on_all_ranks(pack, "packing the data", PACK_LIMIT)
     return opened()
 
@@ -149,11 +147,11 @@ def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore
 def _start(
     cell: Cell, layout: Layout, store: TokenStore, storage: Folder | None, notes: list[str]
 ) -> tuple[Any, TrainingState | None]:
-    """Build the engine, brought to the newest checkpoint that can be loaded, and return where that one stood."""
+    """Build the engine, load the newest usable checkpoint, and return the engine and the checkpoint's state."""
     if storage is not None:
         trying = functools.partial(patiently, storage.check)
         run_on_all_ranks(
-            lambda: trying() if dist.get_rank() == 0 else None, "trying the place of checkpoints"
+            lambda: trying() if dist.get_rank() == 0 else None, "checking the checkpoint storage"
         )
     passed: set[str] = set()
     while True:
@@ -168,16 +166,16 @@ def _start(
 
 
 def dropout_seed(seed: int, step: int, group: int) -> int:
-    """A seed of the step and group alone, so that there is no state to save, and none that ranks could lose.
+    """Return a seed that depends on the cell's seed, step and group alone, so that no generator state is saved.
 
-    The ranks of one tensor-parallel group must draw the same masks: with others their replicated weights drift apart
-    in silence, by 1.4e-2 after 20 steps.
+    The ranks of a tensor-parallel group must draw the same masks, or their replicated weights drift apart silently
+    (by 1.4e-2 after 20 steps).
     """
     return int(np.random.SeedSequence((seed, step, group)).generate_state(1, np.uint64)[0])
 
 
 class _Training:
-    """The running state of one cell. One object, so that a checkpoint and a report see the same numbers."""
+    """The running state of a cell, shared by checkpoints, reports and the result."""
 
     def __init__(
         self,
@@ -222,11 +220,11 @@ class _Training:
                 self._evaluate()
                 if stop and self.step < steps:
                     ending = stop(self.evaluations[-1])
-                    if self._first_says(ending is not None):
-                        return self._result(None, ending or Ending(reason="as rank 0 says"))
+                    if self._decide_on_rank_0(ending is not None):
+                        return self._result(None, ending or Ending(reason="decided by rank 0"))
             now = time.monotonic()
             is_due = self.storage is not None and now - last_checkpoint > self.checkpoint_every
-            if reason is None and self.step < steps and self._first_says(is_due):
+            if reason is None and self.step < steps and self._decide_on_rank_0(is_due):
                 self._save()
                 last_checkpoint = time.monotonic()
             if self.report and self.rank == 0 and now - last_report > self.report_every:
@@ -235,16 +233,16 @@ class _Training:
         return self._result(reason)
 
     def _measure_start(self) -> None:
-        """Measure the model that no step has changed."""
+        """Measure the model before its first step."""
         start = time.perf_counter()
         if self.probe and self.step == 0:
             self.start = self.probe.of_model()
         self.seconds += time.perf_counter() - start
 
     def _window(self, until: int, evaluated: bool) -> str | None:
-        """Train up to step `until`, add a point to the curve, and return why the cell must end, if it must.
+        """Train up to step `until`, add a point to the curve, and return why the cell diverged, else None.
 
-        The first step of all and the last one before an evaluation are looked at by the diagnostics.
+        Diagnostics measure the cell's first step and the last step before each evaluation.
         """
         recipe, layout, engine = self.cell.recipe, self.layout, self.engine
         start, first_step = time.perf_counter(), self.step
@@ -261,7 +259,7 @@ class _Training:
                 engine.backward(loss)
                 total += loss.detach() / pieces
                 if layout.zero == 0 and self.step == until - 1 and engine.is_gradient_accumulation_boundary():
-                    # DeepSpeed has no norm to give here, and clips in the step below.
+                    # DeepSpeed has no norm at stage 0, and `step` clips the gradients.
                     norm = gradient_norm(engine, layout)
                 if probe and engine.is_gradient_accumulation_boundary():
                     probe.before_step()
@@ -290,7 +288,7 @@ class _Training:
         return None
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The share of this group in the step's sequences, [share, T] each."""
+        """Inputs and targets of this group at this step, [share, T] each."""
         recipe, share = self.cell.recipe, self.layout.share(self.cell.recipe)
         x, y = batch(
             self.store, context=recipe.context, batch=recipe.batch, seed=self.cell.seed, step=self.step
@@ -307,19 +305,18 @@ class _Training:
             dist.all_reduce(value)
         return value
 
-    def _first_says(self, decision: bool) -> bool:
-        """The decision of rank 0: clocks differ, and all ranks must do the same."""
+    def _decide_on_rank_0(self, decision: bool) -> bool:
+        """Return rank 0's decision on all ranks, because clocks differ."""
         if self.layout.ranks == 1:
             return decision
-        said = torch.tensor(float(decision), device=self.device)
-        dist.broadcast(said, src=0)
-        return bool(said)
+        broadcast = torch.tensor(float(decision), device=self.device)
+        dist.broadcast(broadcast, src=0)
+        return bool(broadcast)
 
     def _evaluate(self) -> None:
-        """Loss over the whole validation set, each target once, in nats per target; the groups share the work.
+        """Evaluate the loss over the whole validation set, in nats per target, and for tasks the measure `accuracy`.
 
-        Where data has targets of its own, the share of those asked for that the model puts first is the measure
-        `accuracy` (`trainables.data.score`).
+        The groups share the batches; each target counts once.
         """
         layout, engine = self.layout, self.engine
         start = time.perf_counter()
@@ -328,7 +325,7 @@ class _Training:
         engine.eval()
         with torch.no_grad():
             for x, y, counts in self._validation():
-                # One item: the loss is a sum over the tokens, also where each rank has a shard of the vocabulary.
+                # With one item the loss is a sum over tokens, also with a sharded vocabulary.
                 targets = self._tensor(y)
                 output = engine(
                     input_ids=self._tensor(x), labels=targets, shift_labels=targets, num_items_in_batch=1
@@ -352,9 +349,9 @@ class _Training:
         self.seconds += time.perf_counter() - start
 
     def _validation(self) -> Iterator[tuple[Any, Any, bool]]:
-        """Batches of this group, and whether each counts: a group with one fewer than the others repeats a batch.
+        """Yield this group's batches (x, y) and whether each counts; groups that run out repeat a batch uncounted.
 
-        All must call the model equally often, because under ZeRO-3 each call gathers weights from every group.
+        All groups must call the model equally often, because under ZeRO-3 each call gathers weights from every group.
         """
         groups = self.layout.data_parallel
         sequences = self.layout.sequences(self.cell.recipe)
@@ -369,7 +366,7 @@ class _Training:
             yield *turn[self.group if counts else 0], counts
 
     def resume(self, state: TrainingState | None, notes: list[str]) -> None:
-        """Go on where a checkpoint stood, from which the engine was loaded."""
+        """Restore the state of the checkpoint that the engine was loaded from."""
         if state is not None:
             self.step = self.resumed_from = state.step
             self.seconds, self.first_loss = state.train_seconds, state.first_loss
@@ -392,7 +389,7 @@ class _Training:
         )
         problem = checkpoint.save(self.engine, self.storage, self.layout, state)
         if problem and not any(problem in note for note in self.notes):
-            # The first of its kind: a disk stays full for many checkpoints.
+            # Note each problem once: a disk stays full for many checkpoints.
             self.notes.append(f"no checkpoint at step {self.step}: {problem}")
 
     def _report(self) -> None:
@@ -420,7 +417,7 @@ class _Training:
         )
         tokens = self.step * recipe.batch * recipe.context
         rate = tokens / self.seconds
-        # Before the yardstick of utilisation, whose matrices would count.
+        # Read the peak before `matmul_flops_per_second` allocates its matrices.
         peak = self._peak_memory()
         cost = flops(cell.shape, self.store.vocabulary, recipe.context, recipe.network).training
         status: Literal["done", "diverged", "stopped"] = "done" if reason is None else "diverged"
@@ -456,7 +453,7 @@ class _Training:
         )
 
     def _peak_memory(self) -> int:
-        """Of the rank that held most."""
+        """Bytes of the rank that held most."""
         peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
         if self.layout.ranks > 1:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)

@@ -1,4 +1,4 @@
-"""What a device gives a cell: its speed in matrix products, as the yardstick of utilisation, and the memory used."""
+"""Speed of a device in matrix products, the reference of utilisation, and peak memory of a cell."""
 
 import contextlib
 import ctypes
@@ -15,10 +15,9 @@ from trainables.cell import Precision
 
 @functools.lru_cache(maxsize=4)
 def matmul_flops_per_second(device: torch.device, precision: Precision) -> float:
-    """Return the fastest rate of a square matrix product measured on this device, in FLOP/s.
+    """Measure the fastest rate of a square matrix product on this device, in FLOP/s.
 
-    Utilisation is given against this measurement and not a data sheet: it holds on any CPU or GPU, with the
-    threads this process really has.
+    Unlike a data sheet, it covers any CPU or GPU and the threads that this process really has.
     """
     size = 512 if device.type == "cpu" else 4096
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -36,9 +35,8 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
 class MemoryMeter:
     """Peak memory of one cell in a process that may train many.
 
-    On a GPU the most its tensors have held at once, by the allocator's count; on a CPU the most resident memory above
-    what the process had when the meter was made. Pages of files are left out: they are code, and the token store,
-    which the system takes back when it needs them.
+    On a GPU: the allocator's peak. On a CPU: peak resident memory above that at construction, without pages of files
+    (code and the token store), which the system can reclaim.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,27 +50,27 @@ class MemoryMeter:
         self.base = _status("VmRSS") - _status("RssFile")
 
     def peak(self) -> int:
-        """Bytes held at most since the meter was made."""
+        """Return the peak since construction in bytes."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        # Linux keeps no peak without the pages of files; these hardly ever become fewer.
+        # Linux has no peak without pages of files; their number hardly ever falls.
         return max(0, _status("VmHWM") - _status("RssFile") - self.base)
 
 
 def _return_freed_memory() -> None:
-    """Give the pages of earlier cells back to the system, where glibc is asked to; else they count as the base."""
+    """Return the pages of earlier cells to the system (glibc only); otherwise they count as the base."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _reset_high_water() -> None:
-    """Linux keeps the peak of the process's whole life, until told to begin anew."""
+    """Reset the peak, which Linux keeps for the life of a process."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _status(name: str) -> int:
-    """A field of /proc/self/status in bytes; the peak of the whole life where there is no such file (macOS)."""
+    """Return a field of /proc/self/status in bytes; without that file (macOS) the peak of the process's life."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except FileNotFoundError:

@@ -81,7 +81,7 @@ def test_a_run_that_was_stopped_and_then_trained_to_its_end_counts_by_its_end():
     ).assign(loss_se=[0.01, None, 0.02])
     table = RunTable.from_frame(frame)
     assert table.used["loss"].tolist() == [3.0]
-    assert set(reasons(table).values()) == {"a forecast of a run that another row has to its end"}
+    assert set(reasons(table).values()) == {"a forecast of a run that another row has trained to its end"}
 
 
 def test_a_fit_says_how_many_losses_are_forecasts():

@@ -1,4 +1,4 @@
-"""Intervals of simulated studies cover the truth at their level; the worlds are those of `analysis.design.simulated_study`.
+"""Intervals of simulated studies (`analysis.design.simulated_study`) cover the truth at their level.
 
 400 studies know a coverage of 95 % to 1.1 %, so that the asked-for 92 to 98 % are nearly three of its standard errors
 either way; here are 500 of each world, 1,000 where the coverage is so near 98 % that 500 do not tell it from more. No

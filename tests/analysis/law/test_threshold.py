@@ -113,7 +113,7 @@ def test_a_crossing_above_the_sizes_measured_bounds_the_law_from_below():
     assert bound.items[2].status == "right_censored"
     found, other = fit_threshold(bound, "log-linear"), fit_threshold(free, "log-linear")
     assert (found.pairs, found.depths) == (3, (1, 2))
-    # At depth 3 the range ends at ln d = 2.9 + 0.25; below it the law is contradicted by the shallow model's lead there.
+    # At depth 3 the range ends at ln d = 2.9 + 0.25; below it the shallow model's lead contradicts the law.
     assert min(a + 3 * b for a, b, _ in found.region) > 2.9 + 0.25 - 2 * Z * 0.02
     assert min(a + 3 * b for a, b, _ in other.region) < 2.9
     # The bound has no upper side, and the second pair is too loose to be one.

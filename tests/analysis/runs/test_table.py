@@ -26,7 +26,7 @@ def test_three_columns_are_enough():
         ({"loss": float("inf")}, "loss is not finite: diverged"),
         ({"loss": float("nan")}, "loss is not finite: diverged"),
         ({"loss": "NaN"}, "loss is not finite: diverged"),
-        ({"loss": -0.5}, "loss is -0.5; a loss in nats a token is positive"),
+        ({"loss": -0.5}, "loss is -0.5; a loss in nats per token is positive"),
         ({"loss": 0}, "loss is 0; a loss"),
         ({"depth": 0}, "depth is 0, not a positive whole number"),
         ({"depth": "two"}, "depth is missing or not a number"),
@@ -41,7 +41,7 @@ def test_three_columns_are_enough():
         ({"status": " Failed "}, "failed"),
         (
             {"status": "blue", "reason": "moon"},
-            "status 'blue' is not known (done is that of a run that ended well): moon",
+            "status 'blue' is unknown (a finished run has the status done): moon",
         ),
     ],
 )

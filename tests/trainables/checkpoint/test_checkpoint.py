@@ -362,7 +362,7 @@ def test_what_deepspeed_cannot_convert_is_passed_over(root, tmp_path, stopped, m
     monkeypatch.setattr(universal, "_merge_plain", refuse)
     result = run(None, cell(), root, Layout(zero=1), tmp_path / "c")
     assert (result.resumed_from, len(result.notes)) == (0, 2)
-    assert "DeepSpeed cannot bring it into this layout (NotImplementedError: not this one)" in result.notes[0]
+    assert "DeepSpeed cannot convert it to this layout (NotImplementedError: not this one)" in result.notes[0]
 
 
 def test_none_is_left_after_removal(tmp_path, stopped):

@@ -245,7 +245,7 @@ def test_an_object_store_gets_the_weights_whole_and_costs_them_alone_when_it_is_
     again = train(one, data_root=root, weights=Keep("memory://lost/key"), evaluations=1)
     assert again.loss == result.loss
     assert again.notes == (
-        "the final weights were not kept: memory://lost/key took no file (the network is down.)",
+        "the final weights were not kept: memory://lost/key refused a file (the network is down.)",
     )
 
 

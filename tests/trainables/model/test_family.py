@@ -1,5 +1,7 @@
 """Another model family is one class: it is counted, built, trained and planned without a change of any module."""
 
+from pathlib import Path
+
 import pytest
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -88,7 +90,7 @@ def recipe(**changes):
 
 def test_the_built_in_families_are_found():
     assert {"analysed", "gpt2", "tiny_llama"} <= set(family_names())
-    with pytest.raises(InputError, match="`network: gpt3` is no model family; choose among analysed, gpt2"):
+    with pytest.raises(InputError, match=r"`network: gpt3`.*choose among analysed, gpt2"):
         family("gpt3")
 
 
@@ -122,7 +124,7 @@ def test_it_trains_under_a_parametrisation(tmp_path, parametrisation):
 def test_a_spec_takes_it_and_refuses_unknown_ones():
     import yaml
 
-    raw = yaml.safe_load(open(SMALL).read())
+    raw = yaml.safe_load(Path(SMALL).read_text())
     raw["training"]["network"] = "tiny_llama"
     assert parse_spec(raw).recipe.network == "tiny_llama"
     raw["training"]["network"] = "tiny_lama"

@@ -110,8 +110,8 @@ def test_absorbed_multipliers_train_as_those_of_the_papers_table(parametrisation
     for _ in range(12):
         tokens = torch.randint(0, 3, (8, CONTEXT + 1), generator=generator)
         x, y = tokens[:, :-1], tokens[:, 1:].reshape(-1)
-        for net, optimizer in zip((model, table.model), optimizers, strict=True):
-            loss = functional.cross_entropy(net(input_ids=x).logits.view(-1, VOCABULARY), y)
+        for network, optimizer in zip((model, table.model), optimizers, strict=True):
+            loss = functional.cross_entropy(network(input_ids=x).logits.view(-1, VOCABULARY), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -1,4 +1,4 @@
-"""How branches join the residual stream: each variant against its formula, and what it does to a deep net."""
+"""How branches join the residual stream: each variant against its formula, and what it does to a deep model."""
 
 import itertools
 import math

@@ -202,7 +202,7 @@ def test_a_meeting_holds_a_port_of_its_own_on_loopback():
 
 
 def test_rank_0_needs_its_meeting():
-    with pytest.raises(ValueError, match="give the meeting"):
+    with pytest.raises(ValueError, match="needs the rendezvous"):
         join(RankInfo(0, 2, "127.0.0.1", 1))
     join()
     assert dist.get_world_size() == 1

@@ -74,7 +74,7 @@ def test_a_spoilt_object_is_passed_over_for_the_checkpoint_before(root, bucket):
     store.write(newest, "mp_rank_00_model_states.pt", b"other contents")
     resumed = run(None, cell(steps=FEW), root, Layout(), bucket)
     assert resumed.resumed_from == 2
-    assert f"{newest} was passed over: mp_rank_00_model_states.pt has 14 bytes instead of" in resumed.notes[0]
+    assert f"{newest} was skipped: mp_rank_00_model_states.pt has 14 bytes instead of" in resumed.notes[0]
     assert numbers(resumed) == numbers(uninterrupted(None, cell(steps=FEW), root, Layout()))
     assert older not in store.tags()
 
@@ -126,7 +126,7 @@ main(sys.argv[1:])
     assert store.files.get_file_info(f"{store.path}/{max(store.tags())}/mp_rank_00_model_states.pt").size > 0
     resumed = run(None, cell(steps=FEW), root, Layout(), bucket)
     assert resumed.resumed_from == 3
-    assert "was passed over: it was not finished" in resumed.notes[0]
+    assert "was skipped: it was not finished" in resumed.notes[0]
     assert numbers(resumed) == numbers(uninterrupted(None, cell(steps=FEW), root, Layout()))
     assert not left_on_this_machine()
 
@@ -153,7 +153,7 @@ def test_an_object_store_that_goes_away_costs_the_checkpoint_and_not_the_trainin
         result = run(None, one, root, Layout(), uri)
     assert numbers(result) == numbers(run(None, one, root, Layout()))
     (note,) = result.notes
-    assert note.startswith("no checkpoint at step 4: s3://going/c took no file (OSError")
+    assert note.startswith("no checkpoint at step 4: s3://going/c refused a file (OSError")
 
 
 @pytest.mark.parametrize("lost", ["tags", "read"])
@@ -191,8 +191,8 @@ def test_too_little_room_to_fetch_to_is_said_and_freed(root, tmp_path, monkeypat
         assert not left_on_this_machine()
     text = str(error.value)
     assert "in memory://room/c has" in text
-    assert f"no room to fetch it to {tmp_path / 'small'}" in text
-    assert "set TMPDIR to a folder that has it" in text
+    assert str(tmp_path / "small") in text
+    assert "set TMPDIR" in text
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert run(None, cell(steps=FEW), root, Layout(zero=1), uri).resumed_from == 3
 

@@ -1,1 +1,1 @@
-"""The model families: each module defines one `ModelFamily` under its own name, and is found by being here."""
+"""The built-in model families: each module defines and registers the `ModelFamily` of its name."""

@@ -1,4 +1,4 @@
-"""The network that Levine et al. 2020 analyse: attention alone, without softmax, ReLU or norm."""
+"""The model that Levine et al. 2020 analyse: attention alone, without softmax, ReLU or norm."""
 
 import math
 from typing import Any, ClassVar
@@ -22,12 +22,12 @@ class Analysed(GPT2):
     own_residual: ClassVar[Residual] = "sqrt"
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse dropout, and another scale of branches than its own."""
+        """Refuse dropout and parametrisations other than `sp`."""
         super().check(recipe)
         if recipe.parametrisation != "sp":
             raise ValueError(
-                f"`network: analysed` and `parametrisation: {recipe.parametrisation}` exclude each other, because each "
-                "sets the scale of branches; keep one"
+                f"`network: analysed` and `parametrisation: {recipe.parametrisation}` both set the scale of branches; "
+                "keep one"
             )
         if recipe.dropout:
             raise ValueError("`network: analysed` has no dropout; set `dropout: 0`")
@@ -42,7 +42,7 @@ class Analysed(GPT2):
         return Flops(8 * depth * width**2, 4 * depth * context * width, 2 * vocabulary * width, 0)
 
     def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
-        """Count what the largest rank holds; ranks share the matrices of the blocks."""
+        """Count the parameters of the largest rank; ranks share the matrices of the blocks."""
         degree, width = layout.tensor_parallel, shape.width
         symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
         return symbols * width + context * width + shape.depth * (4 * width**2 // degree)

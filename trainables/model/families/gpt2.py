@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 #: How tensor-parallel ranks share the matrices (Shoeybi et al. 2019, arXiv 1909.08053, section 3): by output before
-#: the nonlinearity, by input after it. `c_attn` holds query, key and value, each sharded by itself. DeepSpeed's own
-#: rules do not know GPT-2 (its issue 3711).
+#: the nonlinearity, by input after it. `c_attn` holds query, key and value, each sharded separately. DeepSpeed's own
+#: rules do not cover GPT-2 (its issue 3711).
 PARTITION_CONFIG: Mapping[str, Any] = {
     "use_default_specs": False,
     "layer_specs": [
@@ -63,7 +63,7 @@ class GPT2(ModelFamily):
         )
 
     def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
-        """Count what the largest rank holds.
+        """Count the parameters of the largest rank.
 
         Ranks share the four matrices of each block and the biases of the two before a nonlinearity. Each rank holds
         all other biases, the norms, the positions and, unless `shard_vocabulary` is set, the embedding.
@@ -74,10 +74,10 @@ class GPT2(ModelFamily):
         return symbols * width + context * width + shape.depth * block + 2 * width
 
     def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
-        """16 values of d per token, of which ranks share 12.
+        """Count 16·d values per token, of which ranks share 12·d.
 
-        Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count 34·s·b·h bytes of 16-bit values and dropout
-        masks plus 5·a·s²·b of attention scores. Without dropout 32 bytes, 16 values, are left, and a fused attention
+        Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count 34·s·b·h bytes of 16-bit values and dropout masks
+        plus 5·a·s²·b of attention scores. Without dropout 32 bytes (16 values) remain, and a fused attention
         kernel does not store the scores.
         """
         return 4 * stream + 12 * stream // tensor_parallel
@@ -107,7 +107,7 @@ class GPT2(ModelFamily):
             to_post_norm(model, weighted=recipe.residual == "admin")
 
     def partition_config(self) -> Mapping[str, Any]:
-        """Return the specs of the four matrices."""
+        """Return the specifications of the four matrices."""
         return PARTITION_CONFIG
 
     def finish_sharding(self, model: Any, layout: Layout) -> None:
@@ -117,7 +117,7 @@ class GPT2(ModelFamily):
         use_local_heads(model, layout)
 
     def is_huggingface(self, recipe: Recipe) -> bool:
-        """Models with norms after the sum are not HuggingFace's class."""
+        """Whether norms come before the branches, as in HuggingFace's class."""
         return recipe.residual not in ("post", "admin")
 
     def exported(

@@ -286,15 +286,17 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size, with an interval, from a study's fit or a published law."""
-    from study.results import answer
+    from study.results.recommend import published_shapes
+    from study.results.recommend import recommend as recommended
+    from study.results.tables import published_table_view, recommendation_table
 
     sizes = [*(params or ()), *(more or ())]
     if published_table:
-        rows = answer.published_shapes(law, fit_file, sizes)
-        view = answer.published_table_view(rows)
+        rows = published_shapes(law, fit_file, sizes)
+        view = published_table_view(rows)
     else:
-        source, rows = answer.recommend(fit_file, law, sizes)
-        view = answer.recommendation_table(source, rows)
+        source, rows = recommended(fit_file, law, sizes)
+        view = recommendation_table(source, rows)
     show(rows, view, as_json=as_json)
 
 

@@ -35,7 +35,7 @@ def test_the_plan_of_ten_thousand_cells_is_measured(tmp_path):
     assert done.returncode == int(figures[0]["value"] > 3.0)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_answer_is_measured(tmp_path):
     done = bench(tmp_path, "answer")
     assert done.returncode in (0, 1), done.stderr
@@ -51,7 +51,7 @@ def test_an_unknown_part_is_refused(tmp_path):
     assert "choose among" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_steps_are_measured_against_the_hand_written_loop(tmp_path):
     done = bench(tmp_path, "step")
     assert done.returncode in (0, 1), done.stderr
@@ -69,7 +69,7 @@ def test_without_a_gpu_the_throughput_part_says_so(tmp_path):
     assert json.loads((tmp_path / "bench.json").read_text())["figures"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_packing_is_measured_against_this_process(tmp_path, monkeypatch):
     monkeypatch.setattr(packing, "MEGABYTES", 4)
     figures = packing.spread_time(tmp_path)

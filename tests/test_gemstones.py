@@ -56,7 +56,7 @@ def test_the_docs_quote_what_the_surface_says(folder, fitted):
     )
     quoted = re.search(
         r"best depths are (\d+) \((\d+) to (\d+)\) at N = 1e8, (\d+) \((\d+) to (\d+)\) at 1e9 and, outside the data, "
-        r"(\d+) \((\d+) to (\d+)\) at 1e10; the published law says (\d+), (\d+) and (\d+)\.",
+        r"(\d+) \((\d+) to (\d+)\) at 1e10; the published law gives (\d+), (\d+) and (\d+)\.",
         " ".join((ROOT / "docs" / "answer.md").read_text().split()),
     )
     assert quoted is not None

@@ -55,9 +55,9 @@ FLOORS = {
     ],
     "analysis/report": [
         {"study_page", "series_page"},
-        {"html", "catalogue"},
+        {"answers", "catalogue", "html"},
         {"extras"},
-        {"tables", "answers"},
+        {"tables"},
         {"figures"},
     ],
     "trainables": [

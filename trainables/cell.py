@@ -114,8 +114,8 @@ class RecipeFields(BaseModel):
     def _one_change_of_the_model(self) -> Self:
         if self.parametrisation != "sp" and self.residual != "pre":
             raise ValueError(
-                f"`parametrisation: {self.parametrisation}` and `residual: {self.residual}` exclude each other, because "
-                "each scales the branches its own way; keep one"
+                f"`parametrisation: {self.parametrisation}` and `residual: {self.residual}` exclude each other, "
+                "because each scales the branches its own way; keep one"
             )
         return self
 

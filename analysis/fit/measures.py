@@ -54,21 +54,6 @@ class MeasureData:
     needed: pd.DataFrame
     axis: ValueAxis
 
-    @property
-    def caption(self) -> str:
-        """Caption of the figure."""
-        objective = (
-            " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model "
-            "if none does."
-            if self.target is not None
-            else ""
-        )
-        return (
-            f"Mean over seeds for the width with the {'lowest' if self.lower else 'highest'} mean at each depth; bars "
-            f"run from the lowest to the highest seed, small dots are the other widths.{objective} The best width is "
-            "chosen from the same runs, so it is slightly too good."
-        )
-
     def table(self) -> pd.DataFrame:
         """For the CSV: every shape, and the shape each value needs, by the column `what`."""
         parts = [self.shapes.assign(what="shape")]

@@ -1,64 +1,18 @@
 """The findings of a fit in sentences."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from analysis.fit.document import Fit
 from analysis.intervals import Interval
 from analysis.law.advice import APART
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.held_out import BASELINE
-from analysis.numbers import digits, human, short
+from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
 
 #: Most pairs of depths with a sentence of their own among the headlines.
 MAX_SENTENCES = 4
 #: Least depths for a sentence about the response surface: a quadratic goes through any three.
 DEPTHS_FOR_SURFACE = 5
-
-
-def _open_or(interval: Interval | None, text: Callable[[float], str], none: str, both: str) -> str | None:
-    """The text of an interval without or with an open end; None if both ends are known."""
-    if interval is None:
-        return none
-    low, high = interval
-    if low is None:
-        return both if high is None else f"below {text(high)}"
-    return f"above {text(low)}" if high is None else None
-
-
-def human_range(interval: Interval | None) -> str:
-    """An interval of counts in words, such as `2.7–3.9 thousand`."""
-    if (text := _open_or(interval, human, "no interval", "anywhere")) is not None:
-        return text
-    assert interval is not None
-    first, last = (human(end or 0.0) for end in interval)
-    number, _, unit = first.partition(" ")
-    return f"{number if unit and unit == last.partition(' ')[2] else first}–{last}"
-
-
-def short_range(interval: Interval | None) -> str:
-    """An interval for a table, such as `2.7k–3.9k`."""
-    if (text := _open_or(interval, short, "none", "open")) is not None:
-        return text
-    assert interval is not None
-    return "–".join(short(end or 0.0) for end in interval)
-
-
-def layers(depth: int) -> str:
-    """`1 layer`, `2 layers`."""
-    return f"{depth} layer" + ("" if depth == 1 else "s")
-
-
-def percent(level: float) -> str:
-    """A level such as `95 %`."""
-    return f"{100 * level:g} %"
-
-
-def seeds_phrase(noise: Mapping[str, Any]) -> str:
-    """`1 seed`, `3 seeds`."""
-    seeds = int(noise.get("seeds", 1))
-    return f"{seeds} seed" + ("" if seeds == 1 else "s")
 
 
 def count_phrase(count: str) -> str:
@@ -129,20 +83,6 @@ def holds_zero(interval: Interval) -> bool:
 def law_formula(a: float, b: float) -> str:
     """`ln d = 2.50 + 0.3·L`."""
     return f"ln d = {a:.2f} {'+' if b >= 0 else '−'} {abs(b):.3g}·L"
-
-
-def ends(interval: Interval, significant: int = 2) -> str:
-    """An interval of any two numbers, such as `0.2 to 0.31`."""
-    low, high = interval
-    # Two equal numbers would look like a certainty: add digits until they differ.
-    while low is not None and high is not None and low != high and significant < 6:
-        if digits(low, significant) != digits(high, significant):
-            break
-        significant += 1
-    text = _open_or(interval, lambda end: digits(end, significant), "", "no limit")
-    return (
-        f"{digits(low or 0.0, significant)} to {digits(high or 0.0, significant)}" if text is None else text
-    )
 
 
 #: Form of a law -> its name and its formula.
@@ -295,11 +235,6 @@ def _settled(item: Crossing) -> bool:
 def _noise_headline(fit: Fit) -> str:
     """The noise, if it is estimated without replicates."""
     return noise_sentence(fit) if fit.noise.get("source") == "residuals" else ""
-
-
-def listed(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _capital(text: str) -> str:

@@ -1,6 +1,5 @@
 """The report of a study: one page that needs no network, and beside it every number and figure as a file."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,39 +7,39 @@ from typing import Any
 import pandas as pd
 
 from analysis.design.history import SearchInfo, search_data
-from analysis.files import write_json, write_text
+from analysis.files import write_json
 from analysis.fit.document import Fit
-from analysis.fit.kaplan import PUBLISHED_ALPHA, PUBLISHED_SCALE
-from analysis.fit.measures import label
 from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
 from analysis.law.crossings import Crossing
-from analysis.report.answers import answers, search_sentence
-from analysis.report.catalogue import SHIFT_FIGURES, TITLES, Figure, absent_figures, make_figures
+from analysis.numbers import counted
+from analysis.report.answers import answers
+from analysis.report.catalogue import NAMES, make_figures
 from analysis.report.extras.accuracy import graded_accuracy
-from analysis.report.extras.diagnostics import diagnostics_data
-from analysis.report.extras.shifts import by_key, shift_sentence
-from analysis.report.extras.wording_diagnostics import rank_sentence
-from analysis.report.extras.wording_kaplan import exponent_rows, kaplan_sentences
+from analysis.report.extras.diagnostics import diagnostics_data, rank_sentence
+from analysis.report.extras.kaplan import exponents_table, kaplan_sentences
+from analysis.report.extras.measures import needed_table
+from analysis.report.extras.search import search_sentence
+from analysis.report.extras.shifts import SECTIONS, by_key, shift_sentence, shifts_table
 from analysis.report.figures import palette
+from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import evidence_of
-from analysis.report.html import environment, write_figure
+from analysis.report.html import remove_figures, write_figure, write_page
 from analysis.report.tables import (
-    BEYOND_USE,
-    FAR,
+    best_table,
     cost_table,
+    crossings_table,
     default_recommendations,
+    diverged_table,
+    laws_table,
+    left_out_table,
     projection_table,
-    rivals_table,
+    reasons_table,
 )
 from analysis.runs.table import RunTable
 
-#: Names of figures of the search that `study` makes, where it does.
+#: Names of figures of the search that `study` may add.
 MORE = ("search_history", "search_slices", "search_parallel")
-#: Left-out rows that are listed one by one on the page; all of them are in `fit.json`.
-MAX_LISTED = 60
-#: Different reasons in the table of left-out rows.
-MOST_REASONS = 20
-#: Beyond so many pairs the table of crossings holds the neighbours only.
+#: Pairs up to which the table of crossings holds all pairs, beyond it the neighbours only.
 MOST_PAIRS = 30
 #: Neighbours with too few sizes that are listed one by one.
 MOST_MISSING = 6
@@ -68,17 +67,16 @@ def write_report(
     Args:
         runs: the run table.
         fit: its fit, fresh and not read from a file.
-        out: the folder, made when missing; files of an earlier report are replaced.
+        out: the folder, made if missing; files of an earlier report are replaced.
         title: of the page.
         facts: provenance to print, such as the git revision; plain text.
-        entropy: entropy of the data in nats a token, where known.
+        entropy: entropy of the data in nats per token, where known.
         curves: training curves with the columns cell, step, loss.
-        measures: of the layers, with the columns cell, step, name, layer, value.
-        recommendations: rows as `analysis.law.projection.recommend` gives them; by default for the sizes of
-            `report_tables.projection_sizes`, from this study's own law.
+        measures: diagnostics of the layers, with the columns cell, step, name, layer, value.
+        recommendations: rows of `analysis.law.projection.recommend`; by default `default_recommendations`.
         spec_text: the study's specification, printed as it is.
-        search: what the rows were chosen for, where a search chose them and the table says in which order.
-        more: figures of the search that others made; their names are of `MORE`.
+        search: objective and grid, if a search chose the rows and the table has their order.
+        more: further figures of the search, with names of `MORE`.
 
     Returns:
         The path of `report.html`.
@@ -90,79 +88,80 @@ def write_report(
     """
     evidence_of(fit)
     folder = Path(out)
-    given = default_recommendations(runs, fit) if recommendations is None else list(recommendations)
-    rival_names, projected = projection_table(runs, fit, given)
-    budgets = len({item.budget for item in fit.best})
+    history = None if search is None else search_data(runs, search, level=fit.level)
+    sections = make_figures(Context(runs, fit, entropy, curves, history, measures))
+    sections["search"] += more
     graded = graded_accuracy(fit)
-    colours = palette.variables(len(set(runs.used["depth"])), budgets)
+    colours = palette.variables(len(set(runs.used["depth"])), len({item.budget for item in fit.best}))
     if graded is not None:
         colours |= palette.of_values(len(graded[1].axis.labels))
-    told = None if search is None else search_data(runs, search, level=fit.level)
-    figures = [
-        *make_figures(runs, fit, entropy=entropy, curves=curves, search=told, measures=measures),
-        *more,
-    ]
-    drawn = {figure.name: write_figure(figure, folder / "figures", colours) for figure in figures}
+    figures = [item for items in sections.values() for item in items if isinstance(item, Figure)]
+    drawn = {item.name: write_figure(item, folder / "figures", colours) for item in figures}
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
-    shown = _told_pairs(fit)
-    page = (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            title=title,
-            headlines=answers(fit),
-            fit=fit,
-            projected=projected,
-            far_factor=FAR,
-            beyond_use=any(BEYOND_USE in row["rivals"] for row in projected),
-            rival_names=rival_names,
-            drawn=drawn,
-            absent=absent_figures(fit, figures),
-            more=[figure.name for figure in more],
-            graded=graded,
-            label=label,
-            shifts=[
-                (SHIFT_FIGURES[key], shift_sentence(studies), studies)
-                for key, studies in by_key(fit.shifts).items()
-            ],
-            inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
-            search_words="" if told is None or search is None else search_sentence(told, search.ended),
-            colours=colours,
-            crossings=shown,
-            hidden=len(fit.crossings) - len(shown),
-            law=law_sentence(fit),
-            rivals=rivals_table(fit),
-            disagreements=disagreement_sentence(fit),
-            noise=noise_sentence(fit),
-            kaplan_words=kaplan_sentences(fit.kaplan),
-            exponents=exponent_rows(fit.kaplan),
-            totalled=fit.kaplan is not None and fit.kaplan.exponent("total", "power") is not None,
-            published={"alpha": PUBLISHED_ALPHA, "scale": PUBLISHED_SCALE},
-            counting=count_phrase(fit.count),
-            cost=cost_table(runs),
-            most_reasons=MOST_REASONS,
-            reasons=Counter(str(item["reason"]) for item in fit.left_out).most_common(),
-            listed=fit.left_out[:MAX_LISTED],
-            facts=dict(facts or {}),
-            spec_text=spec_text,
-            total=fit.used + len(fit.left_out),
-            seconds=float(runs.frame["train_seconds"].sum()),
-        )
+    given = default_recommendations(runs, fit) if recommendations is None else recommendations
+    path = write_page(
+        folder / "report.html",
+        "report.html.j2",
+        title=title,
+        fit=fit,
+        sections=sections,
+        drawn=drawn,
+        colours=colours,
+        inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
+        search_words="" if history is None or search is None else search_sentence(history, search.ended),
+        needed=None if graded is None else needed_table(*graded),
+        projected=projection_table(runs, fit, given),
+        cost=cost_table(runs),
+        seconds=float(runs.frame["train_seconds"].sum()),
+        facts=dict(facts or {}),
+        spec_text=spec_text,
+        **_of_fit(fit),
     )
-    path = write_text(folder / "report.html", page)
-    # Only now: while the old page stands its files stand too.
-    for name in {*TITLES, *MORE} - set(drawn):
-        for kind in ("svg", "png", "csv"):
-            (folder / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
+    # Last: the old page needs its figures until it is replaced.
+    remove_figures(folder / "figures", {*NAMES, *MORE}, drawn)
     return path
 
 
-def _told_pairs(fit: Fit) -> list[Crossing]:
-    """The pairs of the table, neighbours first: twenty depths have 190, and of most of them nothing is known."""
+def _of_fit(fit: Fit) -> dict[str, Any]:
+    """The sentences and tables of the page that need the fit only."""
+    pairs = _listed_pairs(fit)
+    return {
+        "headlines": answers(fit),
+        "about": about_phrase(fit),
+        "law": law_sentence(fit),
+        "disagreements": disagreement_sentence(fit),
+        "noise": noise_sentence(fit),
+        "kaplan_words": kaplan_sentences(fit.kaplan),
+        "shifts": [
+            (SECTIONS[key], shift_sentence(studies), shifts_table(studies))
+            for key, studies in by_key(fit.shifts).items()
+        ],
+        "laws": laws_table(fit),
+        "best": best_table(fit) if fit.best else None,
+        "exponents": exponents_table(fit.kaplan, noise=bool(fit.noise.get("known"))),
+        "crossings": crossings_table(fit, pairs) if pairs else None,
+        "hidden": len(fit.crossings) - len(pairs),
+        "diverged": diverged_table(fit) if fit.diverged else None,
+        "reasons": reasons_table(fit),
+        "left_out": left_out_table(fit),
+        "total": fit.used + len(fit.left_out),
+    }
+
+
+def about_phrase(fit: Fit) -> str:
+    """Counts, seeds, tokens and how parameters are counted."""
+    shapes = counted(len(evidence_of(fit).curves.x), "shape")
+    seeds = counted(int(fit.noise.get("seeds", 1)), "seed")
+    tokens = f" {fit.tokens.sentence}" if fit.tokens.sentence else ""
+    return f"{fit.used} runs of {shapes}, {seeds}.{tokens} {count_phrase(fit.count)}."
+
+
+def _listed_pairs(fit: Fit) -> list[Crossing]:
+    """The pairs of the table, neighbours first: twenty depths have 190 pairs, most of them without a result."""
     known = [item for item in fit.crossings if item.status != "insufficient"]
     if len(known) > MOST_PAIRS:
         known = [item for item in known if item.adjacent]
     missing = [item for item in fit.crossings if item.adjacent and item.status == "insufficient"]
-    told = [*known, *missing] if len(missing) <= MOST_MISSING else known
-    return sorted(told, key=lambda item: (not item.adjacent, item.shallow, item.deep))
+    listed = [*known, *missing] if len(missing) <= MOST_MISSING else known
+    return sorted(listed, key=lambda item: (not item.adjacent, item.shallow, item.deep))

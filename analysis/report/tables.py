@@ -1,111 +1,164 @@
-"""The tables of a report: rivals, projection, health and cost, as rows of plain words and numbers."""
+"""The tables of a study, for its page and for the terminal."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from analysis.fit.document import Fit
-from analysis.fit.sentences import LAWS, ends, law_name
+from analysis.fit.sentences import LAWS, law_name
+from analysis.law.crossings import Crossing
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.projection import recommend
 from analysis.law.threshold import ThresholdFit
-from analysis.numbers import digits, short
+from analysis.numbers import digits, duration, ends, human, percent, short, short_range
 from analysis.report.figures.frames import drawn_law
 from analysis.runs.table import RunTable
+from analysis.tables import Column, Table, shapes_table
 
-#: Sizes that are projected, in units of the largest measured; and fixed ones, where they lie beyond it.
+#: Sizes that are projected, in units of the largest measured; and fixed ones beyond it.
 MULTIPLES, SIZES = (3.0, 10.0, 100.0), (1e9, 1e12)
 #: A size is far outside the data beyond so many times the largest measured.
 FAR = 100.0
-#: In the place of a rival's depth that exceeds the width of its own shape, sqrt(N / (12·L)).
-BEYOND_USE = math.inf
-#: Forward and backward pass of one token cost about this many FLOPs a parameter (Kaplan et al. 2020, section 2.1).
+#: Stands for a rival's depth that exceeds the width of its own shape, sqrt(N / (12·L)).
+DEEPER_THAN_WIDE = math.inf
+#: Forward and backward pass of one token cost about this many FLOPs per parameter (Kaplan et al. 2020, section 2.1).
 FLOPS = 6
+#: Different reasons in the table of left-out rows, and rows listed one by one; `fit.json` has all.
+MOST_REASONS, MAX_LISTED = 20, 60
 
 
-@dataclass(frozen=True)
-class RivalRow:
-    """One law in the table of rivals.
+def crossings_table(fit: Fit, items: Sequence[Crossing]) -> Table:
+    """Status, N, width and intervals of the crossings."""
+    interval = percent(fit.level)
+    delta = next((item.delta for item in items if item.delta), None)
+    columns = (
+        Column("pair", right=False),
+        Column("status", right=False, look="tag"),
+        Column("N", f"and {interval} interval"),
+        Column(interval, under="N"),
+        Column("bootstrap", f"{interval} interval", where="page"),
+        Column("width", "of the shallower model"),
+        Column("first significant", "Levine et al. 2020: N, and width", where="page"),
+        Column("first width", under="first significant", where="page"),
+        Column("ahead" if delta is None else f"{percent(delta)} ahead", "at N"),
+        Column("lead interval", under="ahead" if delta is None else f"{percent(delta)} ahead", where="page"),
+        Column("z at the ends", where="page"),
+        Column("one crossing", "share of the draws", where="page"),
+        Column("no crossing", under="one crossing", small="none {}", where="page"),
+        Column("several crossings", under="one crossing", small="several {}", where="page"),
+        Column("why", right=False, under="status"),
+    )
+    note = "" if all(item.adjacent for item in items) else "* not neighbours among the depths of the study"
+    return Table("crossings", columns, [_crossing(item) for item in items], note)
 
-    Attributes:
-        name, formula: see `wording.LAWS`.
-        status, note: of its fit, and what a reader must know of it.
-        parameters: name and value of each, in words.
-        aicc: comparable between the loss surfaces only; None where there is none.
-        regret: mean held-out regret in nats a token, None where it answered nothing; `baseline` is that of the nearest
-            measured depth in the same trials.
-        answered, asked, outside: trials with an answer, all trials, answers beyond the measured depths.
+
+def _crossing(item: Crossing) -> tuple[str | None, ...]:
+    first = item.first_significant
+    draws = [item.draws_one, item.draws_none, item.draws_several]
+    shares = [None if share is None else f"{100 * share:.1f} %" for share in draws]
+    rare = [
+        text if (share or 0) > 0.0005 else None for text, share in zip(shares[1:], draws[1:], strict=True)
+    ]
+    delta_interval = None if item.delta_params is None else item.delta_interval
+    return (
+        f"{item.shallow} → {item.deep}{'' if item.adjacent else ' *'}",
+        item.status.replace("_", "-"),
+        _maybe(short, item.params),
+        _maybe(short_range, item.params_interval),
+        _maybe(short_range, item.bootstrap_interval),
+        _maybe(digits, item.width),
+        None if first is None else short(first.params),
+        None if first is None else f"{digits(first.width)} ± {digits(first.error)} wide",
+        _maybe(short, item.delta_params),
+        _maybe(short_range, delta_interval),
+        None
+        if item.z_small is None or item.z_large is None
+        else f"{item.z_small:+.1f} / {item.z_large:+.1f}",
+        shares[0],
+        *rare,
+        item.reason,
+    )
+
+
+def _maybe(text: Any, value: Any) -> str | None:
+    return None if value is None else str(text(value))
+
+
+def laws_table(fit: Fit) -> Table:
+    """The threshold law, its rivals and the baseline, with their held-out regret beside the baseline's.
+
+    The regret of a law and of the baseline is the mean over the trials that both answered.
     """
-
-    name: str
-    formula: str
-    status: str
-    note: str
-    parameters: tuple[str, ...]
-    aicc: float | None
-    regret: float | None
-    baseline: float | None
-    answered: int
-    asked: int
-    outside: int
-
-
-def rivals_table(fit: Fit) -> list[RivalRow]:
-    """The threshold law, its rivals, and the baseline of the held-out sizes."""
     trials = {item.law: item for item in fit.held_out}
     base = trials.get(BASELINE)
-    rows = [
-        _row(item.form, item.status, _line_note(item), _line(item), None, trials, base) for item in _laws(fit)
-    ]
+    rows = [_law(item.form, item.status, _line_note(item), _line(item), None, trials) for item in _laws(fit)]
     for item in fit.surfaces:
-        values = tuple(f"{name} = {value:.3g}" for name, value in item.parameters.items())
-        rows.append(_row(item.form, item.status, _surface_note(fit, item), values, item.aicc, trials, base))
+        values = [f"{name} = {value:.3g}" for name, value in item.parameters.items()]
+        rows.append(_law(item.form, item.status, _surface_note(item), values, item.aicc, trials))
     if base is not None:
-        rows.append(_row(BASELINE, "rule", "what every law has to beat", (), None, trials, base))
-    return rows
+        rows.append(_law(BASELINE, "rule", "every law should beat it", [], None, trials))
+    columns = (
+        Column("law", right=False),
+        Column("formula", under="law", where="page"),
+        Column("status", right=False, look="tag"),
+        Column("note", under="status", where="page"),
+        Column("parameters", right=False, where="page"),
+        Column("AICc", where="page"),
+        Column("held-out regret", "nats per token"),
+        Column("baseline", under="held-out regret", small="baseline {}"),
+        Column("answered", under="held-out regret", small="{} answered"),
+        Column("beyond the depths", under="held-out regret", small="{} beyond the depths"),
+    )
+    note = (
+        "Held-out regret: each law is fitted to the smaller budgets and gives a depth for a larger one; the regret is "
+        "the loss measured there minus the lowest loss measured there (mean, nats per token). The baseline is the best "
+        "depth of the largest budget seen, in the same trials. Beyond the measured depths the regret is a lower bound."
+        f"{'' if fit.held_out else ' There are too few budgets here to hold one out.'} AICc compares the loss surfaces "
+        "only."
+    )
+    return Table("laws", columns, rows, note)
 
 
 def _laws(fit: Fit) -> tuple[ThresholdFit, ...]:
     return (fit.law, *fit.rivals)
 
 
-def _row(
+def _law(
     form: str,
     status: str,
     note: str,
-    parameters: tuple[str, ...],
+    parameters: Sequence[str],
     aicc: float | None,
     trials: Mapping[str, HeldOut],
-    base: HeldOut | None,
-) -> RivalRow:
-    own = trials.get(form)
+) -> tuple[str | None, ...]:
+    own, base = trials.get(form), trials.get(BASELINE)
     name, formula = LAWS.get(form, (form, ""))
     if own is not None and own.reasons and own.unanswered == len(own.trials):
-        # Of a law that names no depth at all, the note says it already.
-        said = [reason for reason in own.reasons if reason not in note]
-        note = "; ".join(text for text in (note, *(f"held out: {reason}" for reason in said[:1])) if text)
+        # The note of a law without any depth gives that reason already.
+        new = [f"held out: {reason}" for reason in own.reasons if reason not in note]
+        note = "; ".join(text for text in (note, *new[:1]) if text)
     regret, baseline = (None, None) if own is None or base is None else paired_regret(own, base)
-    return RivalRow(
-        name=name,
-        formula=formula,
-        status=status.replace("_", " "),
-        note=note,
-        parameters=parameters,
-        aicc=aicc,
-        regret=regret,
-        baseline=baseline,
-        answered=0 if own is None else len(own.trials) - own.unanswered,
-        asked=0 if own is None else len(own.trials),
-        outside=0 if own is None else own.outside,
+    asked = 0 if own is None else len(own.trials)
+    return (
+        name,
+        formula,
+        status.replace("_", " "),
+        note,
+        ", ".join(parameters) or None,
+        None if aicc is None else f"{aicc:.1f}",
+        None if regret is None else f"{regret:.4f}",
+        None if baseline is None or form == BASELINE else f"{baseline:.4f}",
+        f"{asked - own.unanswered} of {asked}" if own is not None and asked else None,
+        str(own.outside) if own is not None and own.outside else None,
     )
 
 
 def paired_regret(law: HeldOut, base: HeldOut) -> tuple[float | None, float | None]:
-    """Mean regret of a law and of the baseline over the trials that both answered; None where there are none."""
+    """Mean regret of a law and of the baseline over the trials that both answered; None if there are none."""
     there = {(trial.budget, trial.trained_to): trial.regret for trial in base.trials}
     pairs = [
         (trial.regret, other)
@@ -118,27 +171,26 @@ def paired_regret(law: HeldOut, base: HeldOut) -> tuple[float | None, float | No
     return float(own), float(others)
 
 
-def _line(item: ThresholdFit) -> tuple[str, ...]:
+def _line(item: ThresholdFit) -> list[str]:
     if item.a is None or item.b is None:
-        return ()
+        return []
     a = f"a = {item.a:.3f}" + (f" ({ends(item.a_interval, 3)})" if item.a_interval else "")
     b = f"b = {item.b:.3g}" + (f" ({ends(item.b_interval, 3)})" if item.b_interval else "")
-    return a, b
+    return [a, b]
 
 
 def _line_note(item: ThresholdFit) -> str:
     parts = [item.reason or "", item.note or ""]
     if item.chi2 is not None and item.dof and item.p_value is not None:
-        parts.append(
-            f"χ² = {item.chi2:.2f} with {item.dof} degree{'s' * (item.dof > 1)} of freedom, p = {item.p_value:.2g}"
-        )
+        freedom = f"{item.dof} degree{'s' * (item.dof > 1)} of freedom"
+        parts.append(f"χ² = {item.chi2:.2f} with {freedom}, p = {item.p_value:.2g}")
     if item.scatter:
         parts.append(f"scatter of ln d ±{digits(item.scatter)}")
     return "; ".join(part for part in parts if part)
 
 
-def _surface_note(fit: Fit, item: SurfaceFit) -> str:
-    """Why it is not `ok`, or why it names no depth at the largest size measured."""
+def _surface_note(item: SurfaceFit) -> str:
+    """Why the surface is not `ok`, or why it has no best depth at the largest size measured."""
     if item.reason:
         return item.reason
     if item.params_range and item.usable:
@@ -146,83 +198,125 @@ def _surface_note(fit: Fit, item: SurfaceFit) -> str:
     return ""
 
 
+def best_table(fit: Fit) -> Table:
+    """The best measured shape of each budget."""
+    columns = (
+        Column("N"),
+        Column("best depth", look="strong"),
+        Column("width", look="strong"),
+        Column("loss"),
+        Column("statistically tied", right=False),
+    )
+    rows = [
+        (
+            human(item.params),
+            str(item.depth),
+            digits(item.width),
+            f"{item.loss:.4f}",
+            "no noise estimate"
+            if item.near is None
+            else ", ".join(str(depth) for depth in item.near if depth != item.depth) or "none",
+        )
+        for item in fit.best
+    ]
+    return Table(
+        "best measured shapes", columns, rows, "Lowest loss of each budget, read off the curves at one N."
+    )
+
+
 def projection_sizes(largest: float) -> list[float]:
-    """3, 10 and 100 times the largest size measured, and 1e9 and 1e12 where they lie beyond it; ascending."""
+    """3, 10 and 100 times the largest size measured, and 1e9 and 1e12 if they lie beyond it; ascending."""
     return sorted({*(factor * largest for factor in MULTIPLES), *(size for size in SIZES if size > largest)})
 
 
 def default_recommendations(runs: RunTable, fit: Fit) -> list[dict[str, Any]]:
-    """Shapes for the sizes of `projection_sizes`, or none without a rising law.
+    """Shapes for the sizes of `projection_sizes`; none without a rising law.
 
-    Not for the measured budgets: there the data speak for themselves, and better than two numbers fitted to them.
+    The measured budgets are left out: there the measured losses are better evidence than a law of two parameters.
     """
     law = drawn_law(fit)
     if law is None or law.b <= 0 or runs.used.empty:
         return []
-    return recommend(law, projection_sizes(largest_size(runs, fit)))
+    largest = max((item.params for item in fit.best), default=float(runs.used["params"].max()))
+    return recommend(law, projection_sizes(largest))
 
 
-def largest_size(runs: RunTable, fit: Fit) -> float:
-    """The largest budget at which depths were compared, else the largest N used."""
-    return max((item.params for item in fit.best), default=float(runs.used["params"].max()))
-
-
-def projection_table(
+def projections(
     runs: RunTable, fit: Fit, recommendations: Sequence[Mapping[str, Any]]
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the rivals, and each recommendation with `outside`, `far` and `rivals`, their depths in that order.
 
-    A rival's depth is None where it names none, and `BEYOND_USE` where a model of that depth would have more layers than
-    it is wide. A size is inside the data where N lies among the measured sizes and the depth among those the law was
-    fitted on.
+    A rival's depth is None if it has none, and `DEEPER_THAN_WIDE` if the model would have more layers than it is wide.
+    A size is inside the data if N lies among the measured sizes and the depth among those the law was fitted on.
     """
-    choosers = {
-        form: layout_planner for form, layout_planner in fit.advices().items() if form != fit.law.form
-    }
+    advices = {form: advice for form, advice in fit.advices().items() if form != fit.law.form}
     low, high = (float(end) for end in (runs.used["params"].min(), runs.used["params"].max()))
     rows = []
     for row in recommendations:
         params = float(row["params"])
-        rows.append(
-            {
-                **row,
-                "outside": bool(row["extrapolated"]) or not low <= params <= high,
-                # Ten times ten is a hundred to rounding only.
-                "far": params > FAR * high * (1 + 1e-9),
-                "rivals": [_shapely(layout_planner(params), params) for layout_planner in choosers.values()],
-            }
-        )
-    silent = [all(row["rivals"][index] is None for row in rows) for index in range(len(choosers))]
-    names = [law_name(form) for form, quiet in zip(choosers, silent, strict=True) if not quiet]
-    for row in rows:
-        row["rivals"] = [value for value, quiet in zip(row["rivals"], silent, strict=True) if not quiet]
-    return names, rows
+        depths = {form: _rival_depth(advice(params), params) for form, advice in advices.items()}
+        # 10 · 10 = 100 up to rounding only.
+        far = params > FAR * high * (1 + 1e-9)
+        outside = bool(row["extrapolated"]) or not low <= params <= high
+        rows.append({**row, "outside": outside, "far": far, "rivals": depths})
+    forms = [form for form in advices if any(row["rivals"][form] is not None for row in rows)]
+    return [law_name(form) for form in forms], [
+        {**row, "rivals": [row["rivals"][form] for form in forms]} for row in rows
+    ]
 
 
-def _shapely(depth: float | None, params: float) -> float | None:
+def _rival_depth(depth: float | None, params: float) -> float | None:
     if depth is None or not math.isfinite(depth):
         return None
-    return BEYOND_USE if depth > math.sqrt(params / (12 * depth)) else depth
+    return DEEPER_THAN_WIDE if depth > math.sqrt(params / (12 * depth)) else depth
 
 
-def cost_table(runs: RunTable) -> list[tuple[str, str]]:
-    """Outcomes, training time and FLOPs of all rows: (what, how much)."""
-    status = runs.frame["status"].value_counts()
-    rows = [("rows", str(len(runs.frame)))]
-    rows += [
-        (f"rows {name}", str(count)) for name, count in sorted(status.items(), key=lambda item: str(item[0]))
-    ]
+def projection_table(runs: RunTable, fit: Fit, recommendations: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Projected shapes beside the depths of the rivals; None without a recommendation."""
+    names, rows = projections(runs, fit, recommendations)
+    if not rows:
+        return None
+    more = {
+        f"by {name}": [depth_text(row["rivals"][index]) for row in rows] for index, name in enumerate(names)
+    }
+    table = shapes_table("projected shapes", rows, fit.level, more)
+    far = any(row["far"] for row in rows)
+    deep = any(DEEPER_THAN_WIDE in row["rivals"] for row in rows)
+    note = (
+        "The depth L that solves 12·L·exp(2(a + b·L)) = N, rounded, and the width that fills the budget. At that N "
+        "deeper models are about to overtake, so between two whole depths prefer the deeper. Intervals cover noise "
+        "only, not whether the law has the right form, which is the larger doubt outside the data; compare the rivals."
+        + f" Far outside: more than {FAR:.0f} times the largest N measured; do not rely on these numbers."
+        * far
+        + " n/a: the law asks for more layers than the model would be wide." * deep
+    )
+    return Table(table.title, table.columns, table.rows, note)
+
+
+def depth_text(value: float | None) -> str | None:
+    """The depth of a rival as text."""
+    if value is None:
+        return None
+    if value == DEEPER_THAN_WIDE:
+        return "n/a"
+    return short(value) if value >= 1000 else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def cost_table(runs: RunTable) -> Table:
+    """Outcomes, training time and FLOPs of all rows."""
+    status = sorted(runs.frame["status"].value_counts().items(), key=lambda item: str(item[0]))
+    rows = [("rows", str(len(runs.frame))), *((f"rows {name}", str(count)) for name, count in status)]
     seconds = runs.frame["train_seconds"].dropna()
     if len(seconds):
         missing = len(runs.frame) - len(seconds)
-        unknown = f" ({missing} rows do not say)" if missing else ""
-        rows.append(("training time in all", f"{hours(float(seconds.sum()))}{unknown}"))
-        rows.append(("training time of a row, median", hours(float(seconds.median()))))
+        unknown = f" (unknown for {missing} rows)" if missing else ""
+        rows.append(("total training time", f"{duration(float(seconds.sum()))}{unknown}"))
+        rows.append(("median training time per row", duration(float(seconds.median()))))
     flops, models, silent = training_flops(runs)
     if models:
-        unknown = f" ({silent} rows do not say their tokens)" if silent else ""
+        unknown = f" (tokens unknown for {silent} rows)" if silent else ""
         rows.append((f"training FLOPs, {FLOPS}·N·tokens", f"{flops:.2g} of {models} models{unknown}"))
-    return rows
+    return Table("cost", (Column("", right=False), Column("")), rows)
 
 
 def training_flops(runs: RunTable) -> tuple[float, int, int]:
@@ -232,27 +326,35 @@ def training_flops(runs: RunTable) -> tuple[float, int, int]:
     counts.
     """
     known = runs.used[runs.used["tokens"].notna()]
-    models = (
-        known.groupby(["depth", "width", "params", "seed", "lr"], dropna=False)["tokens"].max().reset_index()
+    same = ["depth", "width", "params", "seed", "lr"]
+    models = known.groupby(same, dropna=False)["tokens"].max().reset_index()
+    flops = float((FLOPS * models["params"] * models["tokens"]).sum())
+    return flops, len(models), len(runs.used) - len(known)
+
+
+def diverged_table(fit: Fit) -> Table:
+    """The shapes with runs that diverged."""
+    columns = (Column("depth"), Column("width"), Column("N"), Column("runs that diverged"))
+    rows = [
+        (str(item["depth"]), str(item["width"]), human(item["params"]), f"{item['diverged']} of {item['of']}")
+        for item in fit.diverged
+    ]
+    return Table("diverged shapes", columns, rows)
+
+
+def reasons_table(fit: Fit) -> Table:
+    """The reasons of the rows left out, most frequent first."""
+    reasons = Counter(str(item["reason"]) for item in fit.left_out).most_common()
+    rows = [(str(count), reason) for reason, count in reasons[:MOST_REASONS]]
+    note = (
+        f"{len(reasons) - MOST_REASONS} more reasons are in fit.json." if len(reasons) > MOST_REASONS else ""
     )
-    return (
-        float((FLOPS * models["params"] * models["tokens"]).sum()),
-        len(models),
-        len(runs.used) - len(known),
-    )
+    return Table("reasons", (Column("rows"), Column("reason", right=False)), rows, note)
 
 
-def hours(seconds: float) -> str:
-    """A duration such as `2.5 h`."""
-    if seconds >= 5400:
-        return f"{seconds / 3600:,.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.1f} s"
-
-
-def named_depth(value: float | None) -> str:
-    """The depth a rival names, for a cell of the projection table."""
-    if value is None:
-        return "–"
-    if value == BEYOND_USE:
-        return "beyond use"
-    return short(value) if value >= 1000 else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+def left_out_table(fit: Fit) -> Table:
+    """The rows left out one by one."""
+    rows = [(str(item["row"]), item.get("cell"), str(item["reason"])) for item in fit.left_out[:MAX_LISTED]]
+    more = len(fit.left_out) - MAX_LISTED
+    columns = (Column("row"), Column("cell", right=False), Column("reason", right=False))
+    return Table("rows left out", columns, rows, f"{more} more are in fit.json." if more > 0 else "")

@@ -1,6 +1,6 @@
-"""Read the trials of an MLflow experiment as rows, before any typing."""
+"""Reads the runs of cells in an MLflow experiment as rows, before they are typed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -12,72 +12,78 @@ from analysis.runs.files import keep_missing
 #: Prefix of metrics measured beside the loss; the rest of the name is the column.
 MEASURE = "measure."
 
+Record = dict[str, Any]
 
-def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
-    """Return the trials of an experiment (runs with the tag `interplay.kind` = `trial`) and what was left out.
+
+def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataFrame, list[Record]]:
+    """Return the rows of an experiment, from its runs with the tag `interplay.kind` = `trial`, and what was left out.
 
     Args:
         experiment: its name.
         tracking_uri: of the store; MLflow's own default when None.
 
     Raises:
-        InputError: there is no such experiment, it has no finished trial, or the store cannot be reached.
+        InputError: there is no such experiment, it has no finished cell, or the store does not answer.
     """
     from mlflow.exceptions import MlflowException
+
+    rows: list[Record] = []
+    left_out: list[Record] = []
+    ended: dict[str, int] = {}
+    try:
+        for run in _runs(experiment, tracking_uri):
+            row, reason = _row(run)
+            if row is not None:
+                rows.append(row)
+                ended[row["run"]] = run.info.end_time or run.info.start_time or 0
+            elif reason is not None:
+                left_out.append({"row": run.info.run_id, "reason": reason})
+    except MlflowException as error:
+        raise InputError(f"MLflow cannot return the runs of {experiment!r}: {error}") from error
+    if not rows:
+        raise InputError(
+            f"The MLflow experiment {experiment!r} has no finished cell ({len(left_out)} other runs; runs of cells "
+            "have the tag interplay.kind = trial)."
+        )
+    rows, others = _newest_protocol(rows, ended)
+    rows = [{name: value for name, value in row.items() if name != "run"} for row in rows]
+    # The client returns runs newest first; the order of the rows must not depend on when runs ended.
+    rows.sort(key=lambda row: (row["depth"] or 0, row["width"] or 0, row["seed"] or 0, row["cell"]))
+    return keep_missing(pd.DataFrame(rows), "loss", rows), [*left_out, *others]
+
+
+def _runs(experiment: str, tracking_uri: str | None) -> Iterator[Any]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=tracking_uri)
-    try:
-        found = client.get_experiment_by_name(experiment)
-        if found is None:
-            names = [item.name for item in client.search_experiments(max_results=1000)]
-            near = near_misses(experiment, names)
-            hint = f" Did you mean mlflow:{near[0]}?" if near else ""
-            raise InputError(
-                f"MLflow has no experiment {experiment!r}; it has {', '.join(names) or 'none'}.{hint}"
-            )
-        runs: list[Any] = []
-        token = None
-        while True:
-            page = client.search_runs([found.experiment_id], max_results=1000, page_token=token)
-            runs += page
-            token = page.token
-            if not token:
-                break
-    except MlflowException as error:
-        raise InputError(f"MLflow cannot give the runs of {experiment!r}: {error}") from error
-    rows: list[dict[str, Any]] = []
-    left_out: list[dict[str, Any]] = []
-    for run in runs:
-        row, reason = _row(run)
-        if row is not None:
-            rows.append(row)
-        elif reason is not None:
-            left_out.append({"row": run.info.run_id, "reason": reason})
-    if not rows:
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        names = [item.name for item in client.search_experiments(max_results=1000)]
+        near = near_misses(experiment, names)
+        hint = f" Did you mean mlflow:{near[0]}?" if near else ""
         raise InputError(
-            f"The MLflow experiment {experiment!r} has no finished trial "
-            f"({len(left_out)} other runs; trials have the tag interplay.kind = trial)."
+            f"MLflow has no experiment {experiment!r}; it has {', '.join(names) or 'none'}.{hint}"
         )
-    ended = {run.info.run_id: run.info.end_time or run.info.start_time or 0 for run in runs}
-    rows, others = _newest_protocol(rows, ended)
-    left_out += others
-    rows = [{name: value for name, value in row.items() if name != "run"} for row in rows]
-    # The client returns runs newest first; the cell key gives an order that does not depend on when a run ended.
-    rows.sort(key=lambda row: (row["depth"] or 0, row["width"] or 0, row["seed"] or 0, row["cell"]))
-    return keep_missing(pd.DataFrame(rows), "loss", rows), left_out
+    return all_runs(client, found.experiment_id)
 
 
-def _newest_protocol(
-    rows: list[dict[str, Any]], ended: Mapping[str, int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of one protocol, and what is left out: losses of different data or recipes must not share a curve.
+def all_runs(client: Any, experiment_id: str, condition: str = "") -> Iterator[Any]:
+    """Yield all runs of an experiment that match an MLflow filter, page by page."""
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], condition, max_results=1000, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
-    The protocol is that of the run that ended last among those that are done, so that a failed attempt does not hide a
-    finished study; among all runs if none is done.
+
+def _newest_protocol(rows: list[Record], ended: Mapping[str, int]) -> tuple[list[Record], list[Record]]:
+    """Split rows into those of one protocol and the others: losses of different data or recipes are not comparable.
+
+    The protocol is that of the run that ended last among those that are done, so that an aborted attempt does not
+    hide a finished study; among all runs if none is done.
     """
-    if len({row["protocol"] for row in rows}) < 2:
-        return rows, []
     done = [row for row in rows if row["status"] == "done"] or rows
     newest = max(done, key=lambda row: (ended[row["run"]], row["run"]))["protocol"]
     others = [
@@ -93,36 +99,30 @@ def _newest_protocol(
     return [row for row in rows if row["protocol"] == newest], others
 
 
-def _row(run: Any) -> tuple[dict[str, Any] | None, str | None]:
-    """The row of a run, or why there is none; (None, None) for the run of a study, which is no trial."""
+def _row(run: Any) -> tuple[Record | None, str | None]:
+    """Return the row of a run, or the reason for leaving it out; (None, None) for the run of a study."""
     tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
-    kind = tags.get("interplay.kind")
+    kind, status = tags.get("interplay.kind"), tags.get("interplay.status")
     if kind is None:
         return None, f"MLflow run {run.info.run_id} has no tag interplay.kind"
     if kind != "trial":
         return None, None
-    status = tags.get("interplay.status")
     if status is None:
         return None, f"MLflow run {run.info.run_id} has no tag interplay.status; it is {run.info.status}"
-    row: dict[str, Any] = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
+    row: Record = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
     row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
     row |= {name: metrics.get(name) for name in ("loss", "train_seconds")}
-    # Measures of single layers, of which there may be hundreds, are not read.
+    # Measures of single layers would be hundreds of columns.
     row |= {
         name.removeprefix(MEASURE): value
         for name, value in metrics.items()
         if name.startswith(MEASURE) and "/" not in name
     }
     if status == "stopped":
-        # Only for a stopped run: a cell that was trained to its end later keeps the metric.
-        row |= {FORECAST_ERROR: metrics.get(FORECAST_ERROR)}
-    row |= {
-        "cell": tags.get("interplay.cell", ""),
-        "status": status,
-        "reason": tags.get("interplay.reason", ""),
-        "protocol": tags.get("interplay.protocol", ""),
-        "run": run.info.run_id,
-    }
+        # A cell that was stopped once and trained to its end later keeps the metric.
+        row[FORECAST_ERROR] = metrics.get(FORECAST_ERROR)
+    row |= {name: tags.get(f"interplay.{name}", "") for name in ("cell", "reason", "protocol")}
+    row |= {"status": status, "run": run.info.run_id}
     if arm := tags.get("interplay.arm"):
         row["arm"] = arm
     return row, None

@@ -13,9 +13,11 @@ from analysis.audit.model_config import read_model_config
 from analysis.audit.verdict import Audit, Count, audit, shape_of
 from analysis.errors import InputError
 from analysis.law.projection import Law
-from study.results.answer import FIRST_ORDER, published_law, read_fit, show_range
-from study.results.answer import show_interval as interval
-from study.results.answer import show_size as size
+from analysis.numbers import params_range as show_range
+from analysis.numbers import params_text as size
+from analysis.numbers import span as interval
+from study.results.recommend import published_law, read_fit
+from study.results.tables import FIRST_ORDER
 
 _COLOURS = {"too deep": "yellow", "too shallow": "yellow", "within the interval": "green"}
 

@@ -60,7 +60,7 @@ def fit(reading: Reading, draws: int, out: Path | None, *, as_json: bool) -> Non
 
 def _fit_table(reading: Reading, draws: int) -> tuple[object, RenderableType]:
     from analysis.fit.document import fit as fit_runs
-    from study.results.answer import bootstrap_text, fit_table
+    from study.results.tables import bootstrap_text, fit_table
 
     source = reading.source
     entropy = source.known.get("entropy")
@@ -73,7 +73,7 @@ def _fit_table(reading: Reading, draws: int) -> tuple[object, RenderableType]:
 
 def _fit_series(reading: Reading, series: StudySpec, draws: int) -> tuple[object, RenderableType]:
     from study.commands.series import fits_json, read_series
-    from study.results.answer import fit_table
+    from study.results.tables import fit_table
 
     compared = read_series(
         series, reading.results, level=reading.level, tokens=reading.tokens, parametric_bootstrap=draws

@@ -30,7 +30,7 @@ from analysis.law.projection import LEVINE2020
 from analysis.numbers import digits, short
 from study.errors import SpecError
 from study.plan.plan import Plan
-from study.results.answer import read_fit
+from study.results.recommend import read_fit
 from trainables.errors import did_you_mean
 
 if TYPE_CHECKING:

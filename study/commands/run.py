@@ -26,11 +26,11 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
         results: folder of the results.
         default_results: the folder that need not be named in a command.
     """
-    from study.tracking.mlflow_store import store_uri
+    from study.tracking.mlflow_client import tracking_uri
 
     loaded = load_spec(spec, overrides)
     refuse_file(results, "--results")
-    store_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
+    tracking_uri(loaded.tracking.uri, results)  # refuses a folder MLflow cannot use before anything is made
     sets = [part for text in overrides for part in ("--set", text)]
     where = [] if results == default_results else ["--results", str(results)]
     again, status = (shlex.join([*program(), verb, spec, *sets, *where]) for verb in ("run", "status"))

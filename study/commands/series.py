@@ -23,7 +23,7 @@ from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.plan.table import duration, short
 from study.spec.study import SeriesMember, StudySpec, members, varied
-from study.tracking.ledger import SERIES
+from study.tracking.study_paths import SERIES
 
 if TYPE_CHECKING:
     # Reading a plan or a status loads no numerical library.
@@ -128,8 +128,8 @@ def run_series(
         address of a copy of the page on shared storage, if any.
     """
     from study.results.sources import study_runs
-    from study.run.runner import run_study, share
-    from study.tracking.ledger import places
+    from study.run.runner import copy_results, run_study
+    from study.tracking.study_paths import study_paths
     from study.workers.ray_session import joins
 
     listed = members(spec)
@@ -154,8 +154,8 @@ def run_series(
             return summaries, None, None
         fitted.append(FittedMember(member, study_runs(member.spec, results), summary.fit, summary.report))
     page = write_page(spec, fitted, folder)
-    where = places(spec, results.resolve())
-    copy = share(where, pages(folder), console) if page and where.is_shared else None
+    paths = study_paths(spec, results.resolve())
+    copy = copy_results(paths, pages(folder), console) if page and paths.is_shared else None
     return summaries, page, copy
 
 
@@ -181,7 +181,7 @@ def read_series(
     """
     from analysis.fit.document import fit
     from study.results.sources import NoRowsError, study_runs
-    from study.tracking.ledger import places
+    from study.tracking.study_paths import study_paths
 
     found = []
     for member in members(spec):
@@ -200,7 +200,7 @@ def read_series(
                     entropy=source.known["entropy"],
                 )
             )
-        report = places(member.spec, results.resolve()).folder / "report.html"
+        report = study_paths(member.spec, results.resolve()).folder / "report.html"
         found.append(FittedMember(member, source, fitted, report if report.is_file() else None))
     if not found:
         raise SpecError(

@@ -155,7 +155,7 @@ def slope_verb(
 ) -> None:
     """Compare the theory's slope ln 3 with the slope b of a fitted threshold law ln d = a + b·L."""
     from analysis.theory.theorems import compare_slope
-    from study.results.answer import published_law
+    from study.results.recommend import published_law
 
     if (fit_file is None) == (law is None):
         raise SpecError(
@@ -356,7 +356,7 @@ def _agree(ranks: "Sequence[SeparationRank]") -> bool | None:
 
 def _fitted_slope(path: Path) -> tuple[float, tuple[float, float] | None]:
     """Read the slope of a fit file and its interval, None where that is open."""
-    from study.results.answer import read_fit
+    from study.results.recommend import read_fit
 
     law = read_fit(path).law
     if law.b is None:

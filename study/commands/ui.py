@@ -1,25 +1,28 @@
-"""`interplay ui`: MLflow's own web page on a store, bound to loopback unless told otherwise."""
+"""`interplay ui`: MLflow's own web page on a store, on loopback by default."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
 from study.errors import SpecError
-from study.results.sources import database, existing, named_store, shown
+from study.results.sources import existing, named_store, shown
+from study.tracking.mlflow_client import sqlite_file
 
-#: Databases that MLflow's server can stand on.
+#: Databases that MLflow's server can serve.
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 def serve(results: Path, host: str, port: int, console: Console, uri: str | None = None) -> None:
-    """Run MLflow's server until Ctrl-C; a store that is a server has its page already, so that is named.
+    """Run MLflow's server until Ctrl-C or SIGTERM; of a tracking server, print the address of its page.
 
     Args:
-        results: the results folder, whose store is shown unless another is named.
+        results: the results folder, whose store is served by default.
         host: address to bind.
         port: port to bind.
         console: where the page's address is printed.
@@ -37,13 +40,13 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         return
     if scheme not in DATABASES:
         raise SpecError(
-            f"{shown(store)} is no MLflow store that a page can be served of; give --uri sqlite:////path/mlflow.db "
+            f"{shown(store)} is no MLflow store that can be served; give --uri sqlite:////path/mlflow.db "
             "or the address of a tracking server."
         )
-    file = database(existing(store))
+    file = sqlite_file(existing(store))
     artifacts = (file.parent if file else results) / "mlartifacts"
     with socket.socket() as probe:
-        # As servers do: a port that only lingers after a server's end is free.
+        # As servers do: a port in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -58,17 +61,25 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         *("--host", host, "--port", str(port), "--workers", "1"),
     ]
     console.print(f"MLflow on [bold]http://{host}:{port}[/] (starting takes half a minute; Ctrl-C ends it)")
-    # By the environment, because an address of a database may hold a password and arguments are seen by all.
+    # By the environment, because a database address may hold a password and every user can read arguments.
     environment = {
         **os.environ,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_BACKEND_STORE_URI": store,
-        # Else five workers for jobs we have none of, each at 6 % of a core beside the trials.
+        # Else five idle job workers take 6 % of a core each.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     process = subprocess.Popen(command, env=environment)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        # Else the server would outlive this process and keep the port.
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         process.wait()
     except KeyboardInterrupt:
         # The terminal has sent it the signal as well; wait for its own clean end.
         process.wait(timeout=30)
+    finally:
+        signal.signal(signal.SIGTERM, before)

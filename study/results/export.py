@@ -16,7 +16,7 @@ from study.errors import SpecError
 from study.results.mlflow_model import find_run, log_model
 from study.results.model_card import CARD, loading, model_card
 from study.spec.study import load_spec
-from study.tracking.ledger import StudyPaths, study_paths_of
+from study.tracking.study_paths import StudyPaths, study_paths_of
 from trainables.errors import InputError
 from trainables.model.family import family
 from trainables.record import RECORD, Record, RecordError, damage, read_record, refuse_filled

@@ -8,34 +8,30 @@ from typing import Any
 
 from study.errors import SpecError
 from study.results.model_card import CARD
-from study.results.sources import existing_store
+from study.results.sources import existing_experiment
 from study.spec.study import load_spec
-from study.tracking.ledger import places
-from study.tracking.mlflow_store import Store, sentence
+from study.tracking.mlflow_client import CELL_RUNS, Experiment, first_line
 from trainables.record import Record
 
 
-def find_run(study: str, key: str, results: Path) -> tuple[Store, str]:
-    """Return the store of a study and the id of a cell's run.
+def find_run(study: str, key: str, results: Path) -> tuple[Experiment, str]:
+    """Return the MLflow experiment of a study and the id of a cell's run.
 
     Raises:
-        SpecError: there is no store, or it has no run of the cell.
+        SpecError: there is no experiment, or it has no run of the cell.
     """
-    spec = load_spec(str(results / study / "spec.yaml"))
-    connection = existing_store(spec, places(spec, results))
-    if connection.store is not None:
-        for run in connection.store.runs(
-            f"tags.`interplay.kind` = 'trial' AND tags.`interplay.cell` = '{key}'"
-        ):
-            return connection.store, str(run.info.run_id)
-    problem = connection.problem or f"MLflow has no run of cell {key} in the study {study!r}"
+    experiment, problem = existing_experiment(load_spec(str(results / study / "spec.yaml")), results)
+    if experiment is not None:
+        for run in experiment.runs(f"{CELL_RUNS} AND tags.`interplay.cell` = '{key}'"):
+            return experiment, str(run.info.run_id)
+    problem = problem or f"MLflow has no run of cell {key} in the study {study!r}"
     raise SpecError(
-        f"{problem}, so the model cannot be logged. `interplay run` sends rows that wait once the store is there; "
+        f"{problem}, so the model cannot be logged. `interplay run` sends the rows that MLflow lacks; "
         "without --mlflow only the folder is written."
     )
 
 
-def log_model(store: Store, run_id: str, record: Record, study: str, folder: Path) -> str:
+def log_model(experiment: Experiment, run_id: str, record: Record, study: str, folder: Path) -> str:
     """Log an exported folder as an MLflow model of a run and return its address, `models:/ID`.
 
     A text model gets MLflow's flavor `transformers` (a text-generation pipeline). A model of symbols becomes a Python
@@ -49,8 +45,8 @@ def log_model(store: Store, run_id: str, record: Record, study: str, folder: Pat
     from mlflow.models import Model
 
     try:
-        logged = store.client.create_logged_model(
-            store.experiment_id,
+        logged = experiment.client.create_logged_model(
+            experiment.experiment_id,
             name=record.cell.name,
             source_run_id=run_id,
             tags={"interplay.cell": record.key, "interplay.study": study},
@@ -63,12 +59,12 @@ def log_model(store: Store, run_id: str, record: Record, study: str, folder: Pat
             model = Model(artifact_path=logged.artifact_location, model_id=logged.model_id, run_id=run_id)
             save = _save_symbols if record.tokenizer is None else _save_text
             save(folder.resolve(), target, f"Interplay cell {record.key}", model)
-            store.client.log_model_artifacts(logged.model_id, str(target))
-        store.client.finalize_logged_model(logged.model_id, "READY")
-        store.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, record.step)])
+            experiment.client.log_model_artifacts(logged.model_id, str(target))
+        experiment.client.finalize_logged_model(logged.model_id, "READY")
+        experiment.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, record.step)])
     except MlflowException as error:
         raise SpecError(
-            f"the model is in {folder}, but MLflow refused it: {sentence(error)} Mend that and export again to "
+            f"the model is in {folder}, but MLflow refused it: {first_line(error)} Mend that and export again to "
             "another folder, or leave --mlflow out."
         ) from error
     return str(logged.model_uri)

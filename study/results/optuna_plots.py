@@ -1,9 +1,8 @@
-"""Optuna's own plots of a search, from an Optuna study that is built again from the run table."""
+"""Optuna's own plots of a search, from an Optuna study rebuilt from the run table."""
 
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -15,47 +14,40 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.trial import TrialState
 
 from analysis.design.history import rows_in_order
-from analysis.report.catalogue import Figure
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import WIDTH, count_axis
+from analysis.report.figures.figure import Figure, Rows
 from analysis.report.study_page import MORE
 from analysis.runs.table import RunTable
 
-#: What Optuna calls the value of a trial.
-VALUE = "validation loss (nats a token)"
+#: Name of the value of a trial.
+VALUE = "validation loss (nats per token)"
 #: Inches.
 HEIGHT = 3.6
-_TITLES = {
-    "search_history": "Optuna: history of the trials",
-    "search_slices": "Optuna: loss against each parameter",
-    "search_parallel": "Optuna: all parameters of each trial",
+#: Name of a figure -> its title and caption.
+_WORDS = {
+    "search_history": (
+        "Optuna: history of the trials",
+        "One point per trial (a cell), in the order of finishing, and the lowest loss so far. Losses of all sizes are "
+        "mixed: a late trial of a small model is not worse.",
+    ),
+    "search_slices": (
+        "Optuna: loss against each parameter",
+        "The same trials against each of their parameters; darker is later.",
+    ),
+    "search_parallel": (
+        "Optuna: all parameters of each trial",
+        "One line per trial; darker is a lower loss.",
+    ),
 }
-_CAPTIONS = {
-    "search_history": "One point a trial, that is a cell, in the order they ended, and the lowest loss so far. Losses "
-    "of all sizes are together here: a small model that is late is no worse a trial.",
-    "search_slices": "The same trials against each of their parameters; the darker, the later.",
-    "search_parallel": "One line a trial; the darker, the lower its loss.",
-}
-assert tuple(_TITLES) == MORE
-
-
-@dataclass(frozen=True)
-class _Trials:
-    """The trials behind a plot."""
-
-    study: optuna.Study
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        frame: pd.DataFrame = self.study.trials_dataframe(attrs=("number", "value", "params", "state"))
-        return frame
+assert tuple(_WORDS) == MORE
 
 
 def optuna_study(runs: RunTable) -> optuna.Study | None:
-    """The trials of a searched study in the order they ended; None where its table does not say the order.
+    """The trials of a searched study in the order of finishing; None if its table has no order.
 
-    A trial is a cell with its depth and N and, where they vary, the multiple of the rate and the seed; its value is the
-    loss. Cells without a loss are failed trials.
+    A trial is a cell with its depth and N and, if they vary, the multiple of the learning rate and the seed; its value
+    is the loss. Cells without a loss are failed trials.
     """
     rows = rows_in_order(runs)
     if rows is None or rows.empty:
@@ -95,7 +87,7 @@ def _distribution(column: pd.Series) -> BaseDistribution:
 
 
 def optuna_figures(runs: RunTable) -> list[Figure]:
-    """Optuna's history, slices and parallel coordinates; none without two trials that have a loss."""
+    """Optuna's history, slices and parallel coordinates; empty without two trials that have a loss."""
     study = optuna_study(runs)
     if study is None or len(study.get_trials(states=(TrialState.COMPLETE,))) < 2:
         return []
@@ -106,17 +98,15 @@ def optuna_figures(runs: RunTable) -> list[Figure]:
         "search_slices": plots.plot_slice,
         "search_parallel": plots.plot_parallel_coordinate,
     }
-    return [
-        Figure(name, _TITLES[name], _CAPTIONS[name], _Trials(study), _drawn(draw, study))
-        for name, draw in draws.items()
-    ]
+    trials: pd.DataFrame = study.trials_dataframe(attrs=("number", "value", "params", "state"))
+    return [Figure(name, *_WORDS[name], Rows(trials), _drawn(draw, study)) for name, draw in draws.items()]
 
 
 def _drawn(draw: Callable[..., Any], study: optuna.Study) -> Callable[[], Canvas]:
     def make() -> Canvas:
         from matplotlib import pyplot
 
-        # Optuna draws through pyplot, sets its style for the whole process, and calls all of this experimental.
+        # Optuna draws through pyplot, sets its style for the whole process, and warns that this is experimental.
         size = {"figure.figsize": (WIDTH, HEIGHT), "figure.constrained_layout.use": True}
         with mpl.rc_context(size), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -132,7 +122,7 @@ def _drawn(draw: Callable[..., Any], study: optuna.Study) -> Callable[[], Canvas
 
 
 def _in_our_style(canvas: Canvas) -> None:
-    """Colours that have a dark edition, no title (the page has it), and the width of the other figures."""
+    """Set colours that have a dark edition, the width of the other figures, and no title (the page has it)."""
     canvas.set_size_inches(WIDTH, HEIGHT)
     canvas.suptitle("")
     canvas.patch.set_facecolor("none")

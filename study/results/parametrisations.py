@@ -12,8 +12,8 @@ from analysis.fit.crossing_shift import ChangedStudy, compare_fits
 from analysis.fit.document import Fit, fit
 from analysis.runs.table import RunTable
 from study.plan.plan import Plan
-from study.tracking.ledger import ARM, IDENTITY
-from study.tracking.mlflow_store import Row, Store
+from study.tracking.rows import ARM, Row
+from study.tracking.tables import IDENTITY
 
 #: The key of the spec that differs.
 KEY = "training.parametrisation"
@@ -23,23 +23,21 @@ OWN = ("parametrisation", "base")
 MOST = 4
 
 
-def parametrisation_shifts(plan: Plan, result: Fit, store: Store | None) -> tuple[ChangedStudy, ...]:
+def parametrisation_shifts(plan: Plan, result: Fit, rows: Iterable[Row]) -> tuple[ChangedStudy, ...]:
     """How far the crossings move under each other parametrisation that the experiment has rows of.
 
     Args:
         plan: of the study.
         result: its fit.
-        store: None if it is unreachable; then nothing is compared.
+        rows: of the ledger.
     """
-    if store is None:
-        return ()
     found = []
-    for protocol, rows in others(plan, store.rows().values()).items():
+    for protocol, group in others(plan, rows).items():
         try:
-            other = fit(table_of(rows), level=result.level, draws=result.draws)
+            other = fit(table_of(group), level=result.level, draws=result.draws)
         except InputError:
             continue  # no row has a loss
-        found.append((name_of(rows[0].params), protocol, other))
+        found.append((name_of(group[0].params), protocol, other))
     found.sort(key=lambda item: (item[0], -item[2].used, item[1]))
     names = [name for name, _, _ in found]
     own = name_of(plan.cells[0].cell.recipe.model_dump(mode="json"))
@@ -77,7 +75,7 @@ def others(plan: Plan, rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def table_of(rows: Sequence[Row]) -> RunTable:
-    """The run table of rows that the plan does not list, from what MLflow holds of them."""
+    """Return the run table of rows that the plan does not list."""
     stopped = any(row.loss_se is not None for row in rows)
     lines = [
         {
@@ -101,7 +99,7 @@ def name_of(recipe: Mapping[str, Any]) -> str:
 
 
 def _common(recipe: Mapping[str, Any], data_key: str) -> dict[str, str]:
-    """What must be equal, as text, because MLflow keeps parameters as text."""
+    """What must be the same, as text."""
     return {
         "data_key": data_key,
         **{name: str(value) for name, value in recipe.items() if name not in OWN and value not in ({}, None)},

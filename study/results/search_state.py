@@ -14,7 +14,7 @@ from study.search.source import SearchEnd
 from study.search.stopping_rule import objective_of
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes
-from study.tracking.mlflow_store import Row
+from study.tracking.rows import Row
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[
         return None
     rows_so_far = frame(row_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
     known = estimate(rows_so_far, objective_of(spec))
-    flops = math.fsum(planned.flops * row.share for planned, row in ended)
+    flops = math.fsum(planned.flops * row.trained_share for planned, row in ended)
     state = make_search(spec, plan, outcomes(rows), begun).state() if spec.search.chooses_cells else None
     if state is None:
         return Knowledge(len(ended), flops, known)

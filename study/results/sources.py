@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,11 @@ from analysis.runs.table import SUFFIXES, Count, RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
-from study.tracking.ledger import Connection, StudyPaths, connect, known_rows, places, run_table
-from study.tracking.mlflow_store import Store, quiet, store_uri, trouble
+from study.tracking.ledger import study_rows
+from study.tracking.mlflow_client import Experiment, server_problem, silence_mlflow, sqlite_file, tracking_uri
+from study.tracking.rows import Row
+from study.tracking.study_paths import study_paths
+from study.tracking.tables import curve_table, layer_table, run_table
 
 if TYPE_CHECKING:
     from analysis.fit.document import Fit
@@ -44,15 +47,15 @@ class StudyRuns(Runs):
 
     spec: StudySpec
     plan: Plan
-    store: Store | None
+    rows: Mapping[str, Row]
+    """Of the ledger, those of other studies of the experiment included."""
 
     def compared(self, result: "Fit") -> "Fit":
         """See `Runs.compared`; needs rows of other parametrisations in the study's experiment."""
         from study.results.parametrisations import parametrisation_shifts
 
-        return replace(
-            result, shifts=(*result.shifts, *parametrisation_shifts(self.plan, result, self.store))
-        )
+        shifts = parametrisation_shifts(self.plan, result, self.rows.values())
+        return replace(result, shifts=(*result.shifts, *shifts))
 
     def searched(self) -> dict[str, Any]:
         """See `study.results.answer.searched`."""
@@ -149,31 +152,30 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
         SpecError: the study has no rows.
     """
     plan = make_plan(spec, to_read=True)
-    where = places(spec, results.resolve())
-    connection = existing_store(spec, where)
-    rows = known_rows(plan, connection, where)
+    ledger = study_paths(spec, results.resolve()).ledger
+    recorded = ledger.rows()
+    rows = study_rows(plan, recorded)
     if not rows:
-        kept = results if spec.tracking.uri == "auto" else shown(spec.tracking.uri)
         raise NoRowsError(
-            f"the study {spec.name!r} has no rows in {kept} yet; run it with `interplay run {source or spec.name}`."
+            f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with `interplay run "
+            f"{source or spec.name}`, or read one that was run elsewhere from its tracking server: "
+            f"mlflow:{spec.experiment} with --uri URI."
         )
     from study.results.answer import facts
-    from study.run.runner import curves
-    from study.tracking.ledger import layer_table
 
     known = {
         "facts": facts(spec, plan),
         "entropy": plan.entropy,
-        "curves": curves(rows, connection.store),
+        "curves": curve_table(rows),
         "measures": layer_table(plan, rows),
         "spec_text": spec.to_yaml(),
     }
-    return StudyRuns(run_table(plan, rows), known, spec, plan, connection.store)
+    return StudyRuns(run_table(plan, rows), known, spec, plan, recorded)
 
 
 def named_store(uri: str | None, results: Path) -> str:
     """Return the URI of the store: `--uri`, else MLFLOW_TRACKING_URI, else that of the results folder."""
-    return uri or os.environ.get("MLFLOW_TRACKING_URI") or store_uri("auto", results)
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or tracking_uri("auto", results)
 
 
 def existing(uri: str) -> str:
@@ -182,46 +184,29 @@ def existing(uri: str) -> str:
     Raises:
         SpecError: its file is missing (MLflow would create an empty one), or its server does not answer.
     """
-    file = database(uri)
+    file = sqlite_file(uri)
     if file is not None and not file.is_file():
         raise SpecError(
             f"there is no MLflow store in {file.parent} ({file.name}); run a study first, such as `interplay run "
             "quickstart`, or name the store with --results DIR or --uri URI."
         )
-    problem = trouble(uri)
+    problem = server_problem(uri)
     if problem:
         # The address may hold a password if it comes from the environment.
         raise SpecError(f"{problem.replace(uri, shown(uri))}; start it, or name another with --uri.")
-    quiet()
+    silence_mlflow()
     return uri
 
 
-def existing_store(spec: StudySpec, where: StudyPaths) -> Connection:
-    """Connect to a study's store if it exists and has the study; creates nothing."""
-    uri = store_uri(spec.tracking.uri, where.results)
-    file = database(uri)
-    problem = trouble(uri)
-    if problem or (file is not None and not file.is_file()):
-        return Connection(uri, None, problem)
-    quiet()
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
-
+def existing_experiment(spec: StudySpec, results: Path) -> tuple[Experiment | None, str | None]:
+    """Return a study's MLflow experiment, and why its server cannot be used; None without one. Makes nothing."""
+    uri = tracking_uri(spec.tracking.uri, results)
+    if problem := server_problem(uri):
+        return None, problem.replace(uri, shown(uri))
     try:
-        if MlflowClient(uri).get_experiment_by_name(spec.experiment) is None:
-            return Connection(uri, None, None)
-    except MlflowException:
-        pass  # `connect` meets the same error and reports it
-    return connect(spec, where)
-
-
-def database(uri: str) -> Path | None:
-    """Return the file of a SQLite store; None for any other store."""
-    if not uri.startswith("sqlite"):
-        return None
-    from sqlalchemy.engine import make_url
-
-    return Path(make_url(uri).database or "")
+        return Experiment(uri, spec.experiment, create=False), None
+    except LookupError:
+        return None, None
 
 
 def shown(uri: str) -> str:

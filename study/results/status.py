@@ -11,10 +11,11 @@ from rich.text import Text
 
 from study.plan import Plan, PlannedCell, make_plan
 from study.results.search_state import Knowledge, knowledge
-from study.results.sources import existing_store
 from study.spec.study import StudySpec
-from study.tracking.ledger import known_rows, places, with_recorded
-from study.tracking.mlflow_store import Row, Store
+from study.tracking.ledger import study_rows, unfinished_cells, with_recorded
+from study.tracking.rows import ENDED, Row
+from study.tracking.study_paths import study_paths
+from study.tracking.tracker import make_tracker
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class StudyStatus:
     rows: dict[str, Row]
     states: dict[str, str]
     driver: int | None
-    waiting: int
-    """Number of rows not yet sent to MLflow."""
+    waiting: int | None
+    """Number of rows not yet in the tracker; None if it cannot be asked."""
     problem: str | None
-    """Why the tracking server cannot be used; None if it can."""
+    """Why the tracker cannot be used; None if it can."""
     stored: bool
-    """Whether MLflow has the study; otherwise the states are those of the last run table."""
+    """Whether the tracker has the study."""
     known: Knowledge | None = None
     """The estimate of the study's objective so far."""
 
@@ -44,15 +45,14 @@ class StudyStatus:
 
 
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
-    """Read the state of a study from its ledger; changes nothing."""
+    """Read the state of a study from its ledger, and from the tracker which rows it has; changes nothing."""
     plan = make_plan(spec, to_read=True)
-    where = places(spec, results.resolve())
-    connection = existing_store(spec, where)
-    store = connection.store
-    rows = known_rows(plan, connection, where)
+    paths = study_paths(spec, results.resolve())
+    recorded = paths.ledger.rows()
+    rows = study_rows(plan, recorded)
     plan = with_recorded(plan, rows)
-    driver = where.driver()
-    running = _running(store) if store and driver else set()
+    driver, started = paths.driver(), paths.unfinished
+    running = started.running if driver else set()
     states: dict[str, str] = {}
     for planned in plan.pool:
         key = planned.cell.key
@@ -60,10 +60,13 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
             states[key] = "running" if key in running else rows[key].status
         elif not plan.search.chooses_cells:
             states[key] = "missing"
-    waiting = len(where.outbox.rows())
-    failed = [key for key, row in rows.items() if row.status == "failed"]
-    known = knowledge(spec, plan, rows, [*failed, *(store.begun() if store else ())])
-    return StudyStatus(plan, rows, states, driver, waiting, connection.problem, store is not None, known)
+    tracker = make_tracker(spec, paths, {})
+    problem = tracker.problem()
+    sent = None if problem else tracker.recorded()
+    own = {key: row.tags.get(ENDED) for key, row in recorded.items() if row.study == spec.name}
+    waiting = None if problem else sum((sent or {}).get(key) != ended for key, ended in own.items())
+    known = knowledge(spec, plan, rows, unfinished_cells(plan, rows, started, paths.checkpoints))
+    return StudyStatus(plan, rows, states, driver, waiting, problem, sent is not None, known)
 
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
@@ -118,15 +121,9 @@ def status_table(state: StudyStatus) -> RenderableType:
             lines.append(Text(f"next: {state.known.next_words}", style="dim"))
         if state.known.ending:
             lines.append(Text(f"the search has ended: {state.known.ending.words}"))
-    if state.waiting:
-        lines.append(Text(f"{state.waiting} rows not yet sent to MLflow", style="yellow"))
-    missing = "MLflow has no such study (was its store removed?)" if not state.stored and state.rows else None
-    if why := state.problem or missing:
-        lines.append(Text(f"{why}: this is the state of the last run table", style="yellow"))
+    if state.problem:
+        lines.append(Text(f"{state.problem}; the rows above are complete all the same", style="yellow"))
+    elif state.waiting:
+        text = f"{state.waiting} rows are not in MLflow yet; `interplay run` sends them"
+        lines.append(Text(text, style="yellow"))
     return Group(lines[0], table, *lines[1:])
-
-
-def _running(store: Store) -> set[str]:
-    """Keys of the cells whose MLflow run is open."""
-    runs = store.runs("tags.`interplay.kind` = 'trial' AND attributes.status = 'RUNNING'")
-    return {run.data.tags["interplay.cell"] for run in runs}

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: a live table in a terminal, one line a cell anywhere else."""
+"""The display of a running study: a live table in a terminal, otherwise one line per cell."""
 
 import time
 from collections import defaultdict
@@ -18,10 +18,9 @@ from study.plan.plan import Plan, wall_seconds
 from study.plan.table import duration
 from trainables.progress import Progress, Result
 
-#: More rows than this do not fit a screen: a table of more budgets counts cells by depth only, and of the running cells
-#: those are shown for which it leaves room.
+#: Most lines that fit a screen. With more budgets the table has only depths; running cells fill the rest.
 MOST_ROWS = 24
-#: Slots from which on the live table is drawn half as often: its lines, one a running cell, then cost the driver most.
+#: Number of slots from which the live table is drawn half as often: one line per running cell then costs most CPU.
 MANY_SLOTS = 8
 
 
@@ -36,13 +35,13 @@ class _Running:
 
 @dataclass(frozen=True)
 class _Group:
-    """The cells of one depth at one budget. Replaced as a whole, because the table is drawn in a thread of its own."""
+    """Counts of the cells of one depth at one budget. Immutable, because another thread draws the table."""
 
     cells: int = 0
     ended: int = 0
     losses: int = 0
     total: float = 0.0
-    """Of the losses."""
+    """Sum of the losses."""
 
     def __add__(self, other: "_Group") -> "_Group":
         return _Group(
@@ -58,13 +57,13 @@ class _Group:
 
 
 class Board:
-    """The state of a study as its viewer needs it: losses, running cells, and an estimate of the time left.
+    """The state of a study for its viewer: losses, running cells, and an estimate of the time left.
 
-    It is kept up as cells begin and end, so that drawing it costs the same for any number of cells.
+    It is updated as cells start and end, so the cost of drawing does not grow with the number of cells.
     """
 
     def __init__(self, plan: Plan, slots: int, total: int) -> None:
-        """Begin with nothing known.
+        """Begin without finished cells.
 
         Args:
             plan: the cells.
@@ -77,15 +76,15 @@ class Board:
         self.running: dict[str, _Running] = {}
         self.began = time.monotonic()
         self.note = ""
-        """What a search knows, in a sentence."""
+        """The estimate of a search, in a sentence."""
         self.measured = self.estimated = 0.0
         self.groups: dict[tuple[float, int], _Group] = defaultdict(_Group)
-        """What the table shows, by budget and depth: of a search the cells it tried, because most never will be."""
+        """The groups of the table, by budget and depth; of a search that chooses cells, only those it has chosen."""
         self._is_search = plan.search.chooses_cells
         self._listed = {planned.cell.key for planned in (plan.main if self._is_search else plan.cells)}
         self._missing = {planned.cell.key: planned for planned in plan.main}
         self._missing_seconds: dict[int, float] = defaultdict(float)
-        """The time of the missing cells by their ranks."""
+        """Estimated time of the missing cells, by number of ranks."""
         for planned in plan.main:
             self._missing_seconds[planned.layout.ranks] += planned.seconds
         for planned in () if self._is_search else plan.cells:
@@ -96,8 +95,8 @@ class Board:
         """Cells that need no more work in this run."""
         return len(self.losses) + len(self.failed)
 
-    def know(self, losses: Mapping[str, float | None]) -> None:
-        """Take over the losses of cells that ended in earlier runs."""
+    def add_finished(self, losses: Mapping[str, float | None]) -> None:
+        """Add the losses of cells that finished in earlier runs."""
         for key, loss in losses.items():
             if planned := self.plan.by_key(key):
                 self.end(planned, loss)
@@ -105,32 +104,32 @@ class Board:
                 self.losses[key] = loss
 
     def start(self, planned: PlannedCell) -> None:
-        """A cell has begun, or begins again."""
+        """Add a cell that has started or starts again."""
         self._touch(planned)
         self.running[planned.cell.key] = _Running(planned, time.monotonic())
 
     def end(self, planned: PlannedCell, loss: float | None) -> None:
-        """A cell has ended, with a loss or without one."""
+        """Move a cell to the finished ones, with a loss or without."""
         self._leave(planned)
         self.losses[planned.cell.key] = loss
         if loss is not None and planned.cell.key in self._listed:
             self._count(planned, _Group(losses=1, total=loss))
 
     def fail(self, planned: PlannedCell, reason: str) -> None:
-        """A cell has failed for good in this run."""
+        """Move a cell to those that failed in this run."""
         self._leave(planned)
         self.failed[planned.cell.key] = reason
 
     def seconds_left(self) -> float | None:
-        """Time left: the plan's estimates of the missing cells, corrected by how wrong they were so far."""
-        # The table is drawn in a thread of its own, while cells begin and end: it goes through copies.
+        """Return the time left: the plan's estimates of the missing cells, times their error so far."""
+        # Copies, because another thread draws the table while cells start and end.
         begun = list(self.running.values())
         running = [r for r in begun if r.share > 0.02]
         measured = self.measured + sum(time.monotonic() - r.since for r in running)
         estimated = self.estimated + sum(r.planned.seconds * r.share for r in running)
         if estimated <= 0 or measured <= 0:
             return None
-        # An adaptive search tries only some of the candidates.
+        # An adaptive search trains only some of the candidates.
         wanted = max(0, self.total - self.ended - len(begun))
         share = wanted / len(self._missing) if self._missing else 0
         work = [(seconds * share, ranks) for ranks, seconds in self._missing_seconds.items()]
@@ -155,7 +154,7 @@ class Board:
 
 
 class Viewer:
-    """Shows a board; a `Listener`'s events pass through here on their way to the screen."""
+    """Shows a board, and the events of cells; see `study.run.tuner.CellCallback`."""
 
     def __init__(self, board: Board, console: Console) -> None:
         """Show `board` on `console`; nothing is drawn before the viewer is entered."""
@@ -178,11 +177,11 @@ class Viewer:
             self._live.stop()
 
     def started(self, planned: PlannedCell) -> None:
-        """A cell has begun, or begins again."""
+        """Show a cell that has started or starts again."""
         self.board.start(planned)
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
-        """A running cell has news."""
+        """Show the progress of a running cell."""
         running = self.board.running.get(planned.cell.key)
         if running is None:
             return
@@ -192,7 +191,7 @@ class Viewer:
             running.rate = progress.points[-1].tokens_per_second
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
-        """A cell is done, was stopped, or diverged."""
+        """Show a cell that is done, was stopped early, or diverged."""
         board = self.board
         board.end(planned, result.loss)
         if not result.resumed_from:
@@ -206,12 +205,12 @@ class Viewer:
         )
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
-        """A cell failed for good in this run."""
+        """Show a cell that failed."""
         self.board.fail(planned, reason)
         self.console.print(f"[red]failed[/] {planned.title}: ", Text(reason))
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
-        """A trial was lost; its cell goes on from its checkpoint."""
+        """Show that a trial was lost; its cell resumes from its checkpoint."""
         self.console.print(f"[yellow]again[/] {planned.title}: ", Text(reason))
 
     def _line(self, text: str, seconds: float) -> None:
@@ -230,8 +229,8 @@ class Viewer:
         head.add_row(
             Text(f"{board.ended} of {board.total} cells", style="bold"),
             ProgressBar(total=max(1, board.total), completed=self._completed(), width=30),
-            Text(f"{duration(time.monotonic() - board.began)} gone"),
-            Text(f"about {duration(left)} left" if left is not None else "estimating", style="dim"),
+            Text(f"{duration(time.monotonic() - board.began)} elapsed"),
+            Text(f"about {duration(left)} left" if left is not None else "estimating time left", style="dim"),
         )
         table = self._table()
         parts: list[RenderableType] = [head, *([Text(board.note)] if board.note else []), table]
@@ -252,7 +251,7 @@ class Viewer:
         return self.board.ended + sum(r.share for r in list(self.board.running.values()))
 
     def _table(self) -> Table:
-        """Mean loss of each budget (row) and depth (column), with how many of its cells have ended."""
+        """Return the mean loss by budget (row) and depth (column), with the number of finished cells."""
         groups = dict(self.board.groups)
         depths = sorted({depth for _, depth in groups})
         budgets = sorted({budget for budget, _ in groups})

@@ -1,5 +1,6 @@
-"""A Ctrl-C that cannot get lost."""
+"""Signals that end a study cleanly."""
 
+import os
 import signal
 import sys
 import threading
@@ -11,10 +12,10 @@ from typing import Any
 
 @contextmanager
 def remembered_interrupt() -> Iterator[Callable[[], None]]:
-    """Yield a check that raises KeyboardInterrupt if one came before and was lost.
+    """Yield a function that raises KeyboardInterrupt if a Ctrl-C came before and was lost.
 
     Python raises it wherever the program happens to be. In a destructor or the callback of a weak reference (SQLAlchemy
-    has many of these while a store opens) nobody can catch it: it is printed as ignored, and the study would go on.
+    has many of these while a store opens) it cannot be caught: Python prints that it was ignored, and goes on.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -40,3 +41,25 @@ def remembered_interrupt() -> Iterator[Callable[[], None]]:
     finally:
         sys.unraisablehook = hook
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def term_is_interrupt() -> Iterator[None]:
+    """Let SIGTERM (a scheduler's stop) and SIGHUP (a closed terminal) end the study as cleanly as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in before.items():
+            # Under nohup a closed terminal stops nothing.
+            if handler != signal.SIG_IGN:
+                signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What runs inside a Ray Tune trial: one cell, trained by `trainables`, reported back as JSON."""
+"""The function that a Ray Tune trial runs: train one cell by `trainables`, and report as JSON."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TrialSettings(BaseModel):
-    """Where and how a cell is run: nothing here can change its loss, so nothing here is in its key."""
+    """Where and how a cell is trained. Nothing here changes its loss, so nothing here is in its key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,11 +37,11 @@ class TrialSettings(BaseModel):
     revision: str | None = None
     """Of the code, recorded with the weights."""
     gang_timeout: float = 300.0
-    """Seconds a rank waits for the others before the one that does not come counts as hanging."""
+    """Seconds that a rank waits for the others before a missing one counts as hanging."""
 
 
 class Report(BaseModel):
-    """One report of a trial: news of its progress, its result, the input error that ended it, or a sign of life."""
+    """One report of a trial: its progress, its result, the input error that ended it, or a heartbeat."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,13 +49,13 @@ class Report(BaseModel):
     result: Result | None = None
     failure: str | None = None
     alive: float | None = None
-    """Seconds after which, without another such report, the trial's process is stopped. Gangs alone say it."""
+    """Of a heartbeat, the seconds within which the next one is due. Only gangs send heartbeats."""
 
 
 def trial_config(
     cell: Cell, layout: Layout, settings: TrialSettings, judge: "Judge | None" = None
 ) -> dict[str, str]:
-    """Return the Tune configuration of a cell: flat, because Tune walks and flattens everything else."""
+    """Return the Tune configuration of a cell: flat texts, because Tune flattens everything else."""
     return {
         "key": cell.key,
         "cell": cell.model_dump_json(),
@@ -71,7 +71,7 @@ def run_trial(config: dict[str, Any]) -> None:
 
 
 def _train(cell: Cell, **options: Any) -> Result:
-    """`trainables.train.loop.train`, imported where it runs: the ranks of a gang import at the same time."""
+    """Call `trainables.train.loop.train`, imported here so that the ranks of a gang import it at the same time."""
     from trainables.train.loop import train
 
     return train(cell, **options)
@@ -90,12 +90,12 @@ def _train_on_gpu(train: Callable[..., Result], cell: Cell, **options: Any) -> R
 def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     """Train the cell of a configuration by a function, over as many ranks as its layout has, and report.
 
-    An error in the input is reported as a failure, because trying again cannot help. Everything else is raised, and
-    Tune tries the cell again from its checkpoint.
+    An error in the input is reported as a failure, because a retry cannot help. Every other error is raised, and Tune
+    tries the cell again from its checkpoint.
 
     Args:
-        train: trains as one rank; `trainables.train.loop.train`, or what a test gives in its place.
-        config: of `trial_config`.
+        train: trains as one rank; `trainables.train.loop.train`, or a test's own.
+        config: from `trial_config`.
     """
     from ray import tune
 
@@ -126,7 +126,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         send(alive=seconds)
 
     if "judge" in config:
-        # Loads what fits forecasts, which the trials of most studies have no use for.
+        # Imports what fits forecasts, which the trials of most studies do not need.
         from study.search.early_stopping import Judge
 
         options["stop"] = Judge.model_validate_json(config["judge"])

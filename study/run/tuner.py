@@ -1,36 +1,33 @@
-"""Ray Tune: gives cells to warm actors and gangs, tries them again when a process dies, and tells how they end."""
+"""Runs cells by Ray Tune on warm actors and gangs, and tries them again when a process is lost."""
 
-import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from study.plan.cells import PlannedCell
+from study.plan import PlannedCell
+from study.run.heartbeat import Heartbeat, HeartbeatMonitor
+from study.run.interrupts import term_is_interrupt
 from study.run.trial import Report, TrialSettings, run_trial, trial_config
 from study.search import Outcome, Source
 from study.search.early_stopping import Judge
 from study.workers.gang import GangError
 from study.workers.machines import Slots, live_machines, placement
-from study.workers.process_loss import LossCause, death
+from study.workers.process_loss import LossCause, loss_cause
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 
-#: Seconds between two steps of Tune's loop, 0.1 when all is well, beyond which the driver itself was not awake.
-AWAKE_SECONDS = 2.0
-#: Seconds for which no other cell is begun because a gang waits for room on the machines that are there. Devices that
-#: other studies hold may be why it waits, and what is free is then better used.
+#: Seconds for which no other cell is started because a gang waits for room on the machines that are there. Devices
+#: that other studies hold may be why it waits, and free ones are then better used.
 HOLD_SECONDS = 3600.0
-#: What the search hears of a cell whose trial is lost for good.
+#: The outcome of a cell whose trial is lost for good.
 FAILED = Outcome(None, status="failed")
-#: What is said of the process of a trial.
+#: Descriptions of how the process of a trial was lost.
 LOSS_CAUSES = {
     LossCause.MACHINE: "the machine of the trial was lost",
     LossCause.UNREACHABLE: "the process of the trial cannot be reached, so its machine may be lost",
@@ -39,17 +36,17 @@ LOSS_CAUSES = {
 }
 
 
-class Listener(Protocol):
-    """What the runner hears of its cells; called in the driver's main thread, so it must be quick."""
+class CellCallback(Protocol):
+    """Events of cells; called in the driver's main thread, so they must return quickly."""
 
     def started(self, planned: PlannedCell) -> None:
         """A trial of this cell has an actor."""
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
-        """A running cell has news."""
+        """A running cell has reported."""
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
-        """A cell is done or diverged."""
+        """A cell is done, was stopped early or diverged."""
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         """A cell failed and will not be tried again in this run."""
@@ -63,7 +60,7 @@ def run_cells(
     slots: Slots,
     settings: TrialSettings,
     retries: int,
-    listener: Listener,
+    callback: CellCallback,
     scratch: Path,
     trainable: Callable[[dict[str, Any]], None] = run_trial,
     one_machine: bool = True,
@@ -72,22 +69,22 @@ def run_cells(
     """Run all cells of a source; return False if the user stopped it (Ctrl-C or SIGTERM) before the end.
 
     Args:
-        source: gives the cells and is told how they end.
+        source: of the cells, which gets their outcomes.
         slots: how many devices at once, and their resources.
         settings: passed to every trial.
         retries: how often a cell whose process died is tried again, each time from its checkpoint.
-        listener: hears what happens.
+        callback: called with the events of cells.
         scratch: folder for Tune's own files, removed at the end.
-        trainable: what a trial runs; benchmarks of the scheduling alone give another.
+        trainable: run by each trial; benchmarks of the scheduling alone pass another.
         one_machine: whether Ray has only this machine; else the ranks that share matrices are kept on one.
-        judge: says by what a cell that starts now may end before its last step.
+        judge: returns the rule by which a cell that starts now may end before its last step.
     """
     from ray import tune
 
-    def there() -> int:
+    def live_ranks() -> int:
         return sum(slots.ranks_on(machine.resources) for machine in live_machines())
 
-    adapter = _Adapter(source, settings, slots.devices, there, judge)
+    trials = Trials(source, settings, slots.devices, live_ranks, judge)
 
     def resources(config: dict[str, Any]) -> Any:
         return placement(Layout.model_validate_json(config["layout"]), slots, one_machine=one_machine)
@@ -96,8 +93,8 @@ def run_cells(
     tuner = tune.Tuner(
         sized,
         tune_config=tune.TuneConfig(
-            search_alg=_searcher(adapter),
-            scheduler=_scheduler(),
+            search_alg=_searcher(trials),
+            scheduler=make_scheduler(),
             num_samples=-1,
             max_concurrent_trials=slots.devices,
             reuse_actors=True,
@@ -107,7 +104,7 @@ def run_cells(
             storage_path=str(scratch.resolve()),
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=retries),
-            callbacks=[_callback(adapter, listener), _silence()],
+            callbacks=[make_tune_callback(trials, callback), _silent_reporter()],
         ),
     )
     interrupt = signal.getsignal(signal.SIGINT)
@@ -116,25 +113,25 @@ def run_cells(
         with term_is_interrupt():
             tuner.fit()
     except tune.TuneError:
-        # Tune wraps what its callbacks raise in a traceback's text; the user is owed the error itself (a full disk).
-        if adapter.error is None:
+        # Tune wraps errors of callbacks in the text of a traceback; re-raise the original error (a full disk).
+        if trials.error is None:
             raise
-        raise adapter.error from None
+        raise trials.error from None
     finally:
-        # Tune leaves its own handler behind, which would swallow the first Ctrl-C of whatever comes next.
+        # Tune leaves its own handler behind, which would swallow the next Ctrl-C.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
         shutil.rmtree(scratch, ignore_errors=True)
-    return source.done and adapter.held is None and not adapter.running
+    return source.done and trials.held is None and not trials.running
 
 
-class _Adapter:
-    """Joins Tune's trial ids with cells, and gives no cell before its whole gang has devices.
+class Trials:
+    """Maps Tune's trial ids to cells, and starts no cell before its whole gang has devices.
 
-    Left to Tune, a gang would wait for as long as there are narrower cells to take each device that falls free, and
-    hold a place among the running trials meanwhile. Devices that are free on several machines need not have room for
-    ranks that must be together: narrower cells would take each that falls free, so none is begun while such a gang
-    waits, unless it waits for machines that are still to come.
+    Left to Tune, a gang would wait for as long as there are narrower cells to take each free device, and would count
+    as a running trial meanwhile. Even if enough devices are free, they may be on several machines, without room for
+    ranks that must be on one. So nothing is started while such a gang waits, unless it waits for machines that are
+    still to come.
     """
 
     def __init__(
@@ -142,14 +139,20 @@ class _Adapter:
         source: Source,
         settings: TrialSettings,
         devices: int,
-        there: Callable[[], int] = lambda: 0,
+        live_ranks: Callable[[], int] = lambda: 0,
         judge: Callable[[PlannedCell], Judge | None] = lambda _: None,
     ) -> None:
+        """Begin with no trial.
+
+        Args:
+            source: of the cells.
+            settings: passed to every trial.
+            devices: used at a time.
+            live_ranks: returns how many ranks the live machines hold.
+            judge: of a cell that starts now; see `run_cells`.
+        """
         self.source, self.settings, self.devices = source, settings, devices
-        self.there = there
-        """How many ranks the machines hold that live now."""
-        self.judge = judge
-        """By what a cell that starts now may end before its last step."""
+        self.live_ranks, self.judge = live_ranks, judge
         self.held: PlannedCell | None = None
         """The next cell, which waits for devices."""
         self.running: dict[str, PlannedCell] = {}
@@ -158,9 +161,10 @@ class _Adapter:
         self.error: Exception | None = None
 
     def suggest(self, trial_id: str) -> dict[str, str] | str | None:
+        """Return the configuration of a trial, "FINISHED" after the last one, None if nothing can be started now."""
         busy = sum(other.layout.ranks for other in self.running.values())
         since = time.monotonic() - HOLD_SECONDS
-        if any(began > since for began in self.waiting.values()) and self.there() >= busy:
+        if any(began > since for began in self.waiting.values()) and self.live_ranks() >= busy:
             return None
         planned = self.held or self.source.take()
         if planned is None:
@@ -169,16 +173,16 @@ class _Adapter:
         if self.held:
             return None
         self.running[trial_id] = planned
-        self.waits(trial_id)
+        self.wait(trial_id)
         return trial_config(planned.cell, planned.layout, self.settings, self.judge(planned))
 
-    def waits(self, trial_id: str) -> None:
+    def wait(self, trial_id: str) -> None:
         """Note that a trial waits to be placed, for the first time or after it was lost."""
         if self.running[trial_id].layout.tensor_parallel > 1:
             self.waiting[trial_id] = time.monotonic()
 
     def end(self, trial_id: str, outcome: Outcome = FAILED) -> PlannedCell | None:
-        """Forget a trial and tell the source, once; None for a trial that has ended already."""
+        """Forget a trial and pass its outcome to the source, once; return None if it has ended already."""
         self.waiting.pop(trial_id, None)
         planned = self.running.pop(trial_id, None)
         if planned is not None:
@@ -187,28 +191,28 @@ class _Adapter:
 
 
 class _NotPickled:
-    """Pickles to nothing: Tune pickles searcher and callbacks for `Tuner.restore`, which no study relies on."""
+    """Pickles to an empty object: Tune pickles searcher and callbacks for `Tuner.restore`, which no study uses."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return object, ()
 
 
-def _searcher(adapter: _Adapter) -> Any:
+def _searcher(trials: Trials) -> Any:
     from ray.tune.search import Searcher
 
     class CellSearcher(_NotPickled, Searcher):  # type: ignore[misc, unused-ignore]
-        """Gives Tune the cells of a source. Its state is the run table's, so there is nothing to save."""
+        """Passes the cells of a source to Tune. It follows from the rows, so there is nothing to save."""
 
         def __init__(self) -> None:
             super().__init__()
 
         def suggest(self, trial_id: str) -> dict[str, str] | str | None:
-            return adapter.suggest(trial_id)
+            return trials.suggest(trial_id)
 
         def on_trial_complete(
             self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
         ) -> None:
-            # The callback has told the source already, from the full report.
+            # The callback has passed the outcome on, from the full report.
             return
 
         def save(self, checkpoint_path: str) -> None:
@@ -220,15 +224,15 @@ def _searcher(adapter: _Adapter) -> Any:
     return CellSearcher()
 
 
-def _scheduler() -> Any:
+def make_scheduler() -> Any:
+    """Return Tune's scheduler: first in, first out."""
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import FIFOScheduler
 
     class InOrder(_NotPickled, FIFOScheduler):  # type: ignore[misc, unused-ignore]
-        """Runs trials in the order in which they came.
+        """Runs trials in the order in which they were added; a lost trial is added again, after all others.
 
-        So does Tune's own (2.60), but it goes through all trials at each step, those that have ended too. A trial that
-        was lost comes again, after all others.
+        Tune's own does too (2.60), but looks at all trials at each step, those that have ended included.
         """
 
         def __init__(self) -> None:
@@ -253,126 +257,79 @@ def _scheduler() -> Any:
     return InOrder()
 
 
-def _callback(adapter: _Adapter, listener: Listener) -> Any:
+def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
+    """Return a Tune callback that passes Tune's events on as those of cells, and ends gangs without a heartbeat."""
     from ray.tune import Callback
 
-    class CellCallback(_NotPickled, Callback):  # type: ignore[misc, unused-ignore]
-        """Turns Tune's events into the listener's, and ends a gang whose trial process is stopped."""
-
+    class TuneCallback(_NotPickled, Callback):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
-            self.signs = SignsOfLife()
-            self.moved: set[str] = set()
-            """Trials with news since they were last lost."""
+            self.heartbeats = HeartbeatMonitor()
+            self.progressed: set[str] = set()
+            """Trials that have reported progress since they were last lost."""
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            for trial_id in self.signs.overdue(time.monotonic()):
-                for trial in trials:
-                    if trial.trial_id == trial_id and trial.temporary_state.ray_actor:
-                        _kill(trial.temporary_state.ray_actor)
+            late = self.heartbeats.overdue(time.monotonic())
+            for trial in trials if late else ():
+                if trial.trial_id in late and trial.temporary_state.ray_actor:
+                    _kill(trial.temporary_state.ray_actor)
 
-        def lost(self, trial: Any, planned: PlannedCell) -> str:
-            seen = self.signs.forget(trial.trial_id)
-            return failure_reason(trial, planned.layout.ranks, seen)
+        def on_trial_start(self, trial: Any, **info: Any) -> None:
+            trials.waiting.pop(trial.trial_id, None)
+            if planned := trials.running.get(trial.trial_id):
+                self.notify(callback.started, planned)
 
-        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            adapter.waiting.pop(trial.trial_id, None)
-            if planned := adapter.running.get(trial.trial_id):
-                listener.started(planned)
-
-        def on_trial_result(
-            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-        ) -> None:
-            planned = adapter.running.get(trial.trial_id)
+        def on_trial_result(self, trial: Any, result: dict[str, Any], **info: Any) -> None:
+            planned = trials.running.get(trial.trial_id)
             if planned is None or "report" not in result:
                 return
             report = read_report(result["report"])
             if report.alive is not None:
                 place = f"host {result['hostname']}, pid {result['pid']}"
-                self.signs.heard(trial.trial_id, place, report.alive)
+                self.heartbeats.record(trial.trial_id, place, report.alive)
+            if report.progress:
+                self.progressed.add(trial.trial_id)
+                self.notify(callback.progress, planned, report.progress)
             if report.result or report.failure:
-                self.signs.forget(trial.trial_id)
+                self.heartbeats.remove(trial.trial_id)
+            if report.result:
+                trials.end(trial.trial_id, outcome_of(report.result, planned))
+                self.notify(callback.ended, planned, report.result)
+            if report.failure:
+                trials.end(trial.trial_id)
+                self.notify(callback.failed, planned, report.failure)
+
+        def on_trial_recover(self, trial: Any, **info: Any) -> None:
+            if planned := trials.running.get(trial.trial_id):
+                trials.wait(trial.trial_id)
+                if is_machine_loss(trial_error(trial)) and trial.trial_id in self.progressed:
+                    # A spot machine may be reclaimed many times in the life of a large cell, which is further each
+                    # time. Retries are for losses that may be the cell's own fault.
+                    trial.max_failures += 1
+                self.progressed.discard(trial.trial_id)
+                self.notify(callback.retried, planned, self.loss_of(trial, planned))
+
+        def on_trial_error(self, trial: Any, **info: Any) -> None:
+            if planned := trials.end(trial.trial_id):
+                self.notify(callback.failed, planned, self.loss_of(trial, planned))
+
+        def on_trial_complete(self, trial: Any, **info: Any) -> None:
+            self.heartbeats.remove(trial.trial_id)
+            if planned := trials.end(trial.trial_id):
+                self.notify(callback.failed, planned, "the trial ended without a result")
+
+        def loss_of(self, trial: Any, planned: PlannedCell) -> str:
+            heartbeat = self.heartbeats.remove(trial.trial_id)
+            return failure_reason(trial_error(trial), planned.layout.ranks, heartbeat)
+
+        def notify(self, event: Callable[..., None], *arguments: Any) -> None:
             try:
-                if report.progress:
-                    self.moved.add(trial.trial_id)
-                    listener.progress(planned, report.progress)
-                if report.result:
-                    adapter.end(trial.trial_id, outcome_of(report.result, planned))
-                    listener.ended(planned, report.result)
-                if report.failure:
-                    adapter.end(trial.trial_id)
-                    listener.failed(planned, report.failure)
+                event(*arguments)
             except Exception as error:
-                adapter.error = error
+                trials.error = error
                 raise
 
-        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            if planned := adapter.running.get(trial.trial_id):
-                adapter.waits(trial.trial_id)
-                reason = self.lost(trial, planned)
-                if lost_machine(trial) and trial.trial_id in self.moved:
-                    # A spot machine may be taken back many times in the life of a large cell, and each time the cell
-                    # is further; a retry is for what may be the cell's own fault.
-                    trial.max_failures += 1
-                self.moved.discard(trial.trial_id)
-                listener.retried(planned, reason)
-
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            if planned := adapter.end(trial.trial_id):
-                listener.failed(planned, self.lost(trial, planned))
-
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self.signs.forget(trial.trial_id)
-            if planned := adapter.end(trial.trial_id):
-                listener.failed(planned, "the trial ended without a result")
-
-    return CellCallback()
-
-
-@dataclass(frozen=True)
-class Sign:
-    """The last sign of life of a trial's process."""
-
-    place: str
-    """Its host and pid."""
-    patience: float
-    """Seconds in which another was to come."""
-    due: float
-    """When they are over, on the clock of `SignsOfLife`."""
-    overdue: bool = False
-
-
-class SignsOfLife:
-    """Notices a trial process that is stopped as a whole: the supervisor of its gang is a thread of it, as silent.
-
-    Only time in which the driver itself is awake counts, so that neither a laptop's sleep nor a driver that was busy
-    or stopped is taken for the silence of its trials.
-    """
-
-    def __init__(self) -> None:
-        self.signs: dict[str, Sign] = {}
-        self._clock, self._last = 0.0, 0.0
-
-    def heard(self, trial_id: str, place: str, patience: float) -> None:
-        """Note a sign of life of a trial, after which another comes within `patience` seconds."""
-        self.signs[trial_id] = Sign(place, patience, self._clock + patience)
-
-    def forget(self, trial_id: str) -> Sign | None:
-        """Return the last sign of a trial that has ended or was lost, if there was one, and expect no other."""
-        return self.signs.pop(trial_id, None)
-
-    def overdue(self, now: float) -> list[str]:
-        """Return the trials that have become overdue, each once.
-
-        Args:
-            now: in seconds, of a clock that does not jump back; asked many times a second while the driver is awake.
-        """
-        self._clock += min(now - self._last, AWAKE_SECONDS)
-        self._last = now
-        late = [name for name, sign in self.signs.items() if self._clock > sign.due and not sign.overdue]
-        for name in late:
-            self.signs[name] = replace(self.signs[name], overdue=True)
-        return late
+    return TuneCallback()
 
 
 def _kill(actor: Any) -> None:
@@ -382,13 +339,11 @@ def _kill(actor: Any) -> None:
     ray.kill(actor)
 
 
-def _silence() -> Any:
-    """A reporter that prints nothing; where Tune is given none, it adds one that is never quite silent."""
+def _silent_reporter() -> Any:
+    """Return a reporter that prints nothing; without one, Tune adds its own, which is never quite silent."""
     from ray.tune.progress_reporter import TrialProgressCallback
 
-    class Silence(_NotPickled, TrialProgressCallback):  # type: ignore[misc, unused-ignore]
-        """Takes the place of Tune's own reporter."""
-
+    class SilentReporter(_NotPickled, TrialProgressCallback):  # type: ignore[misc, unused-ignore]
         def on_trial_result(self, *_: Any, **__: Any) -> None:
             return
 
@@ -398,11 +353,11 @@ def _silence() -> Any:
         def on_trial_error(self, *_: Any, **__: Any) -> None:
             return
 
-    return Silence()
+    return SilentReporter()
 
 
 def outcome_of(result: Result, planned: PlannedCell) -> Outcome:
-    """What a search is told of a cell that ended with a result."""
+    """Return the outcome, for the search, of a cell that ended with a result."""
     return Outcome(result.loss, result.loss_se, result.step / planned.cell.recipe.steps, result.status)
 
 
@@ -414,70 +369,47 @@ def read_report(text: str) -> Report:
         return Report(failure=f"the trial sent a report that cannot be read: {error.errors()[0]['msg']}")
 
 
-def failure_reason(trial: Any, ranks: int = 1, sign: Sign | None = None) -> str:
-    """One line on why a Tune trial was lost: what killed its process, or the exception it raised.
+def trial_error(trial: Any) -> BaseException | None:
+    """Return the exception that ended a Tune trial's last try, without the wrapper in which Ray carries it.
 
-    Args:
-        trial: Tune's.
-        ranks: of its cell.
-        sign: the last one of its process.
+    It is read where the driver wrote it, before Tune copies it to its storage.
     """
-    reason = _reason(_cause(trial))
-    if sign and sign.overdue:
-        reason = f"the process of the trial gave no sign of life for {sign.patience:g} s and was killed"
-    # Rank 0's process is the trial's, and can name itself no more; the gang names the others.
-    is_lost = reason.startswith(("the process", "the machine", "out of memory"))
-    where = f" ({sign.place})" if sign else ""
-    return f"rank 0 of {ranks}{where}: {reason}" if ranks > 1 and is_lost else reason
-
-
-def lost_machine(trial: Any) -> bool:
-    """Whether a Tune trial was lost because the machine of any of its ranks went, or seems to have gone."""
-    cause = _cause(trial)
-    how = cause.death if isinstance(cause, GangError) else death(cause)
-    return how is not None and how.of_machine
-
-
-def _reason(cause: BaseException | None) -> str:
-    if cause is None:
-        return "the process of the trial was lost"
-    name = type(cause).__name__
-    if how := death(cause):
-        return f"{LOSS_CAUSES[how]} ({name})"
-    if "OutOfMemory" in name:
-        return f"{LOSS_CAUSES[LossCause.MEMORY]} ({name})"
-    message = " ".join(str(cause).split())
-    if isinstance(cause, GangError):
-        return message[:500]
-    return f"{name}: {message or 'no message'}"[:500]
-
-
-def _cause(trial: Any) -> BaseException | None:
-    """What ended a trial's last try, out of the wrapper in which Ray carries what a process raised."""
-    error = _error(trial)
-    cause: BaseException | None = getattr(error, "cause", None) or error
-    return cause
-
-
-def _error(trial: Any) -> BaseException | None:
-    """The exception that ended a trial's last try, read where the driver wrote it before it is copied to storage."""
     path = Path(trial.pickled_error_file or "")
     if not path.is_file():
         return None
     from ray import cloudpickle
 
     error: BaseException = cloudpickle.loads(path.read_bytes())
-    return error
+    return getattr(error, "cause", None) or error
 
 
-@contextmanager
-def term_is_interrupt() -> Iterator[None]:
-    """Let SIGTERM (a scheduler's stop) end the study as cleanly as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def failure_reason(error: BaseException | None, ranks: int = 1, heartbeat: Heartbeat | None = None) -> str:
+    """Return one line on why a trial was lost: how its process was lost, or the exception that it raised.
+
+    Args:
+        error: see `trial_error`; None if there is no trace of one.
+        ranks: of the cell.
+        heartbeat: the last one of the trial's process.
+    """
+    name, cause = type(error).__name__, loss_cause(error)
+    if cause is None and "OutOfMemory" in name:
+        cause = LossCause.MEMORY
+    if heartbeat and heartbeat.overdue:
+        reason = f"the process of the trial gave no sign of life for {heartbeat.timeout:g} s and was killed"
+    elif error is None:
+        reason = "the process of the trial was lost"
+    elif cause:
+        reason = f"{LOSS_CAUSES[cause]} ({name})"
+    else:
+        message = " ".join(str(error).split())
+        return (message if isinstance(error, GangError) else f"{name}: {message or 'no message'}")[:500]
+    if ranks == 1:
+        return reason
+    # The trial's process is rank 0, and can no longer report its own place; the gang names the other ranks.
+    return f"rank 0 of {ranks}{f' ({heartbeat.place})' if heartbeat else ''}: {reason}"
+
+
+def is_machine_loss(error: BaseException | None) -> bool:
+    """Whether a trial was lost because the machine of any of its ranks was lost, or seems to be."""
+    cause = error.loss_cause if isinstance(error, GangError) else loss_cause(error)
+    return cause is not None and cause.of_machine

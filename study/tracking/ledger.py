@@ -1,205 +1,167 @@
-"""Where the files of a study lie, and which of its cells have a row."""
+"""The ledger of a study: one JSON file per finished cell, which alone decides which cells are done."""
 
-import csv
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import json
+import logging
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
-from analysis.runs.table import RunTable
-from study.errors import SpecError
 from study.plan import Outcome, Plan, PlannedCell
 from study.spec.frontier import heads_of
-from study.spec.resources import ResourcesSection
-from study.spec.section import from_environment
-from study.spec.study import StudySpec
-from study.tracking.mlflow_store import ENDED, MEASURE, Outbox, Row, Store, open_store, store_uri
+from study.tracking.rows import ARM, Row
 from trainables.cell import Shape
-from trainables.storage.storage import located, open_storage, under
+from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 
-#: What a planned cell brings to its line of the run table, and what its training adds.
-IDENTITY = (
-    *("cell", "depth", "width", "heads", "params", "total_params", "budget", "seed", "lr", "lr_factor"),
-    *("tokens", "flops"),
-)
-#: What it takes to plan the cell of a row again.
+_LOG = logging.getLogger(__name__)
+
+#: Parameters of a row from which its cell can be planned again.
 SHAPE = ("depth", "width", "heads", "seed", "budget", "lr_factor")
-#: The tag of the arm that a cell was trained for.
-ARM = "interplay.arm"
-#: The file in a study's folder that names its storage, where that is not the results folder.
-STORAGE = "storage"
-#: The spec of a series in the folder of its page, where a study has `spec.yaml`.
-SERIES = "series.yaml"
-MEASURED = ("train_seconds", "tokens_per_second", "utilisation")
-#: Of cells that ended before their last step: the standard error of the loss, which is a forecast, and the share of
-#: the steps that were trained. Columns of tables that have such cells.
-STOPPED = ("loss_se", "trained_share")
+#: Row files read at a time: an object store takes some 50 ms for each.
+READERS = 16
 
 
-@dataclass(frozen=True)
-class StudyPaths:
-    """Every path a study writes to, under one results folder."""
+class Ledger:
+    """Rows of finished cells, one file per cell, in a folder or an object store."""
 
-    results: Path
-    name: str
-    storage: str = "auto"
-    """`resources.storage` of the spec."""
+    def __init__(self, place: str | Path) -> None:
+        """Use the folder or URI `place`, made with the first row."""
+        self.place = place
 
     @property
-    def folder(self) -> Path:
-        """The study's own folder."""
-        return self.results / self.name
+    def name(self) -> str:
+        """The place for messages, without anything secret."""
+        return shown(str(self.place))
 
-    @property
-    def shared(self) -> str | Path:
-        """The root of what all machines share: folder or URI."""
-        named = self.storage
-        if named == "auto":
-            named = from_environment("INTERPLAY_STORAGE", ResourcesSection, "storage") or "auto"
-        if named == "auto":
-            return self.results
-        place = located(named)
-        return place.resolve() if isinstance(place, Path) else place
-
-    def remember(self) -> None:
-        """Leave word of the storage beside the study: it may come from the environment of this machine alone."""
-        if self.is_shared:
-            (self.folder / STORAGE).write_text(str(self.shared))
-        else:
-            (self.folder / STORAGE).unlink(missing_ok=True)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether that is another place than the results folder."""
-        return self.shared != self.results
-
-    @property
-    def data(self) -> str | Path:
-        """Packed token stores of all studies."""
-        return under(self.shared, "data")
-
-    @property
-    def checkpoints(self) -> str | Path:
-        """Checkpoints of running cells, by key."""
-        return under(under(self.shared, self.name), "checkpoints")
-
-    @property
-    def models(self) -> str | Path:
-        """Final weights of cells that are done, by key."""
-        return under(under(self.shared, self.name), "models")
-
-    @property
-    def shared_results(self) -> str | Path:
-        """A copy of the table, the fit and the report, where the driver's own disk may go with its machine."""
-        return under(under(self.shared, self.name), "results")
-
-    @property
-    def runs(self) -> Path:
-        """The run table."""
-        return self.folder / "runs.csv"
-
-    @property
-    def artifacts(self) -> Path:
-        """Files that a local MLflow store keeps."""
-        return self.results / "mlartifacts"
-
-    @property
-    def outbox(self) -> Outbox:
-        """Rows that MLflow does not have yet."""
-        return Outbox(self.folder / "outbox")
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the study for this process: two drivers would train the same cells twice.
+    def put(self, row: Row) -> None:
+        """Write a row, so that a kill or a power cut leaves either all of it or what was there before.
 
         Raises:
-            SpecError: another process runs the study; its id is in the message.
+            OSError: the disk is full, or the store is away for minutes.
+            InputError: the store refuses the file.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / "run.lock", timeout=0)
-        owner = self.folder / "run.pid"
-        try:
-            with lock:
-                owner.write_text(str(os.getpid()))
-                try:
-                    yield
-                finally:
-                    owner.unlink(missing_ok=True)
-        except Timeout:
-            raise SpecError(
-                f"the study {self.name!r} in {self.results} is being run by process {owner.read_text().strip()}; "
-                "wait for it, stop it with Ctrl-C (nothing is lost), or use another --results folder."
-            ) from None
+        storage = open_storage(self.place)
+        content = row.model_dump_json().encode()
 
-    def driver(self) -> int | None:
-        """The process that runs the study now, None if none does."""
-        owner = self.folder / "run.pid"
-        if not owner.is_file():
+        def write() -> None:
+            try:
+                storage.write("", f"{row.cell}.json", content)
+            except OSError as error:
+                raise unusable(storage.name, error) from error
+
+        if storage.is_remote:
+            patiently(write)
+        else:
+            storage.local.mkdir(parents=True, exist_ok=True)
+            storage.write("", f"{row.cell}.json", content)
+
+    def get(self, cell: str) -> Row | None:
+        """Return a row with its curves; None, with a warning for a damaged file, if there is none."""
+        return self._read(open_storage(self.place), cell)
+
+    def rows(self) -> dict[str, Row]:
+        """Return all rows by cell key, without training curves."""
+        storage = open_storage(self.place)
+
+        def read(cell: str) -> Row | None:
+            row = self._read(storage, cell)
+            return row.without_curves() if row else None
+
+        cells = sorted(name.removesuffix(".json") for name in storage.names() if name.endswith(".json"))
+        with ThreadPoolExecutor(READERS) as pool:
+            return {row.cell: row for row in pool.map(read, cells) if row}
+
+    @staticmethod
+    def _read(storage: Folder, cell: str) -> Row | None:
+        content = storage.read("", f"{cell}.json")
+        if content is None:
             return None
         try:
-            with FileLock(self.folder / "run.lock", timeout=0):
-                return None
-        except Timeout:
-            return int(owner.read_text())
+            return Row.model_validate_json(content)
+        except ValidationError:
+            _LOG.warning("The row file %s.json is damaged; its cell will be trained again.", cell)
+            return None
 
 
-def study_paths_of(folder: Path) -> StudyPaths:
-    """Return the paths of a study by its own folder, with the storage of its last run, wherever that was."""
-    mark = folder / STORAGE
-    return StudyPaths(folder.parent, folder.name, mark.read_text() if mark.is_file() else str(folder.parent))
+class UnfinishedCells:
+    """Cells that have started and have no row, in the order of their starts, with the causes of their lost trials.
 
-
-def places(spec: StudySpec, results: Path) -> StudyPaths:
-    """Return the paths of a study."""
-    return StudyPaths(results, spec.name, spec.resources.storage)
-
-
-@dataclass(frozen=True)
-class Connection:
-    """A study's tracking URI and its store; without one, `problem` says why."""
-
-    uri: str
-    store: Store | None
-    problem: str | None
-
-
-def connect(spec: StudySpec, where: StudyPaths) -> Connection:
-    """Open the tracking store of a study, if its server is there."""
-    uri = store_uri(spec.tracking.uri, where.results)
-    if uri.startswith("sqlite"):
-        where.results.mkdir(parents=True, exist_ok=True)
-    artifacts = where.artifacts if spec.tracking.uri == "auto" and uri.startswith("sqlite") else None
-    store, problem = open_store(uri, spec.experiment, artifacts)
-    return Connection(uri, store, problem)
-
-
-def known_rows(plan: Plan, connection: Connection, where: StudyPaths) -> dict[str, Row]:
-    """Return the rows of the study in the order in which they ended: those of MLflow and those that wait to be sent.
-
-    Rows of cells that the plan does not list are the study's too where they share its protocol and a search or an arm
-    of it made them; `with_recorded` plans them. Where the server is away, the run table of the last run stands in for
-    it.
+    A small file, so that a later run resumes them first and keeps the causes, and `status` can list what is running.
     """
-    rows = connection.store.rows() if connection.store else _rows_of_table(where.runs)
-    rows |= where.outbox.rows()
-    found = (row for key, row in rows.items() if plan.by_key(key) or _recorded(plan, row))
-    return {row.cell: row for row in sorted(found, key=lambda row: (ended_at(row), row.cell))}
+
+    def __init__(self, path: Path) -> None:
+        """Read the file at `path`, if there is one."""
+        self.path = path
+        self._cells: dict[str, dict[str, Any]] = {}
+        try:
+            self._cells = json.loads(path.read_text())
+        except FileNotFoundError:
+            pass
+        except ValueError:
+            _LOG.warning("%s is damaged and ignored; checkpoints are used all the same.", path)
+
+    @property
+    def keys(self) -> list[str]:
+        """Their keys, in the order of their starts."""
+        return list(self._cells)
+
+    @property
+    def running(self) -> set[str]:
+        """The keys of the cells that the last driver has started, which run if it is alive."""
+        return {key for key, cell in self._cells.items() if cell["running"]}
+
+    def lost_trials(self, key: str) -> list[str]:
+        """Causes of the lost trials of a cell."""
+        return list(self._cells[key]["lost"]) if key in self._cells else []
+
+    def resume(self, done: Collection[str]) -> None:
+        """Begin a run: no cell runs yet, and those that are done (a kill came after their row) are removed."""
+        self._cells = {k: {**cell, "running": False} for k, cell in self._cells.items() if k not in done}
+        self._write()
+
+    def start(self, key: str, lost: list[str]) -> None:
+        """Record that a cell has started, whose earlier trials were lost by these causes."""
+        self._cells[key] = {"running": True, "lost": lost}
+        self._write()
+
+    def lose(self, key: str, cause: str) -> None:
+        """Record that a trial of a cell was lost."""
+        self._cells[key]["lost"].append(cause)
+        self._write()
+
+    def end(self, key: str) -> None:
+        """Remove a cell that has a row."""
+        if self._cells.pop(key, None):
+            self._write()
+
+    def _write(self) -> None:
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self._cells))
+        part.replace(self.path)
+
+
+def study_rows(plan: Plan, rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Return those of the ledger's rows that belong to a study, in the order in which the cells finished.
+
+    These are the rows of its plan, and those of the same protocol that a search or a sensitivity run of the study has
+    chosen under other limits; `with_recorded` plans the latter.
+    """
+    found = [row for key, row in rows.items() if plan.by_key(key) or _recorded(plan, row)]
+    return {row.cell: row for row in sorted(found, key=lambda row: (row.ended, row.cell))}
 
 
 def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
-    """Return the plan with the cells of all rows: a search's limits may have been others when it made them."""
+    """Return the plan with the cells of all rows: a search may have chosen them under other limits."""
     found = [_recorded(plan, row) for key, row in rows.items() if plan.by_key(key) is None]
-    new = sorted((planned for planned in found if planned), key=_place)
+    new = sorted((planned for planned in found if planned), key=_order)
     return replace(plan, more=(*plan.more, *new)) if new else plan
 
 
 def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
-    """The cell of a row that the plan does not list; None for one of another study."""
+    """Return the cell of a row that the plan does not list; None for one of another study."""
     arm = row.tags.get(ARM, "")
     if row.protocol != plan.protocol or not (arm or plan.search.chooses_cells):
         return None
@@ -214,116 +176,27 @@ def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
     return planned if planned.cell.key == row.cell else None
 
 
-def ended_at(row: Row) -> float:
-    """When a cell ended, in Unix seconds; of a row read back from a table its rank, which comes before any time."""
-    return float(row.tags.get(ENDED) or 0.0)
-
-
-def _place(planned: PlannedCell) -> tuple[Any, ...]:
+def _order(planned: PlannedCell) -> tuple[Any, ...]:
     return planned.budget, planned.cell.shape.depth, planned.lr_factor, planned.cell.seed, planned.cell.key
 
 
 def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:
-    """What the search is told of earlier runs. Failed cells are left out, so that they are tried again."""
+    """Return the outcomes of finished cells for the search, without failed cells, which are tried again."""
     return {
-        key: Outcome(row.loss, row.loss_se, row.share, row.status)
+        key: Outcome(row.loss, row.loss_se, row.trained_share, row.status)
         for key, row in rows.items()
         if row.status != "failed"
     }
 
 
-def identity(planned: PlannedCell) -> dict[str, str | int | float]:
-    """What the run table and MLflow say of a cell before it is trained."""
-    record = planned.row()
-    return {name: record[name] for name in IDENTITY}
+def unfinished_cells(
+    plan: Plan, rows: Mapping[str, Row], started: UnfinishedCells, checkpoints: str | Path
+) -> list[str]:
+    """Return the keys of the cells that were started and have no result, in the order in which they started.
 
-
-def begun(plan: Plan, rows: Mapping[str, Row], where: StudyPaths, store: Store | None = None) -> list[str]:
-    """Keys of cells that were begun and have no result, in the order in which they began.
-
-    They failed, or MLflow has a run of theirs without an end, or they left a checkpoint.
+    They failed, or a driver that ended before them recorded their start, or they left a checkpoint.
     """
     failed = [key for key, row in rows.items() if row.status == "failed"]
-    kept = [*(store.begun() if store else ()), *sorted(open_storage(where.checkpoints).tags())]
+    kept = [*started.keys, *sorted(open_storage(checkpoints).tags())]
     cut = [key for key in kept if plan.by_key(key) and key not in rows]
     return list(dict.fromkeys([*failed, *cut]))
-
-
-def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
-    """Return the run table of a study: a line for each cell that has a row, in the plan's order.
-
-    The column `order` of a search says in which order the rows ended, from 1 on; `arm`, where a cell of one is there,
-    what the cell was trained for beside the main study.
-    """
-    plan = with_recorded(plan, rows)
-    ended = [planned for planned in plan.pool if planned.cell.key in rows]
-    stopped = any(row.status == "stopped" for row in rows.values())
-    in_order = sorted(ended, key=lambda p: (ended_at(rows[p.cell.key]), p.cell.key))
-    order = {planned.cell.key: rank for rank, planned in enumerate(in_order, 1)}
-    arms = any(planned.arm for planned in ended)
-    # Those of single layers are in the report's figure of the diagnostics.
-    measured = sorted({name for row in rows.values() for name in row.measures if "/" not in name})
-    lines = [
-        {
-            **identity(planned),
-            "loss": row.loss,
-            "status": row.status,
-            "reason": row.reason,
-            "vocabulary": plan.vocabulary,
-            **{name: row.metrics.get(name) for name in MEASURED},
-            **({"loss_se": row.loss_se, "trained_share": row.share} if stopped else {}),
-            **{name: row.measures.get(name) for name in measured},
-            "protocol": row.protocol,
-            **({"order": order[row.cell]} if not plan.search.is_grid else {}),
-            **({"arm": planned.arm} if arms else {}),
-        }
-        for planned in ended
-        for row in (rows[planned.cell.key],)
-    ]
-    return RunTable.from_frame(pd.DataFrame(lines), source=f"the study {plan.name!r}")
-
-
-def layer_table(plan: Plan, rows: Mapping[str, Row]) -> pd.DataFrame:
-    """Return what was measured of single layers, before the first step (step 0) and at the end of each cell.
-
-    Columns cell, step, name, layer (from 1 on) and value; empty where no cell was measured.
-    """
-    plan = with_recorded(plan, rows)
-    lines = []
-    for key, row in rows.items():
-        planned = plan.by_key(key)
-        if planned is None or planned.arm:
-            continue
-        last = round(row.share * planned.cell.recipe.steps)
-        for step, measures in ((0, row.start), (last, row.measures)):
-            for full, value in measures.items():
-                name, slash, layer = full.rpartition("/")
-                if slash and layer.isdecimal():
-                    lines.append((key, step, name, int(layer), value))
-    return pd.DataFrame(lines, columns=["cell", "step", "name", "layer", "value"])
-
-
-def _rows_of_table(path: Path) -> dict[str, Row]:
-    """Read back the rows of a run table, without curves; empty where there is none."""
-    if not path.is_file():
-        return {}
-    with path.open(newline="") as file:
-        return {row.cell: row for row in map(_row_of_line, csv.DictReader(file)) if row.status != "failed"}
-
-
-def _row_of_line(line: Mapping[str, str]) -> Row:
-    numbers = ("loss", *MEASURED, *STOPPED)
-    others = {*IDENTITY, *numbers, "vocabulary", "status", "reason", "protocol", "order", "arm"}
-    measures = {f"{MEASURE}{key}": float(text) for key, text in line.items() if key not in others and text}
-    return Row.model_validate(
-        {
-            "cell": line["cell"],
-            "name": "",
-            "protocol": line.get("protocol", ""),
-            "status": line["status"],
-            "reason": line.get("reason") or None,
-            "params": {key: float(line[key]) for key in SHAPE if line.get(key)},
-            "metrics": {key: float(line[key]) for key in numbers if line.get(key)} | measures,
-            "tags": {tag: line[key] for tag, key in ((ENDED, "order"), (ARM, "arm")) if line.get(key)},
-        }
-    )

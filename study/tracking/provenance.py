@@ -1,4 +1,4 @@
-"""What produced a result: the revision of this code and the versions of the libraries below it."""
+"""The revision of this code and the versions of the libraries that produced a result."""
 
 import importlib.metadata
 import subprocess
@@ -8,15 +8,15 @@ PACKAGES = ("interplay", "ray", "torch", "deepspeed", "transformers", "datasets"
 
 
 def versions() -> dict[str, str]:
-    """Versions of this project and of the libraries that decide a loss or a row."""
+    """Return the versions of this project and of the libraries that affect a loss or a row."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def revision() -> str:
-    """The git revision of the code that runs, `+` where a package was edited; the version where it is no checkout.
+    """Return the git revision of this code, with `+` if a package was edited; outside a checkout, the version.
 
-    A wheel installed somewhere inside another project's checkout must not claim that project's revision, so the files
-    have to be tracked by the repository they lie in.
+    A wheel installed inside another project's checkout must not claim that project's revision, so this file must be
+    tracked by the repository that contains it.
     """
     root = Path(__file__).parent.parent.parent
 

@@ -1,9 +1,9 @@
 """A cell over several processes: rank 0 in the trial's own, the others in actors of its placement group.
 
-A bundle of the group holds one rank, or all of those that share matrices.
+A bundle of the group holds one rank, or all ranks that share matrices.
 
-The trial is the supervisor: rank 0 trains in a thread of its process, so that the trial can tell what became of every
-rank whichever of them hangs. The other ranks stay warm for the next cell of the same trial process.
+The trial is the supervisor: rank 0 trains in a thread of its process, so that the trial can report the failure of any
+rank, whichever hangs. The processes of the other ranks are kept for the next cell of the same trial process.
 """
 
 import functools
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from study.workers.process_loss import LossCause, death
+from study.workers.process_loss import LossCause, loss_cause
 from trainables.cell import Cell
 from trainables.errors import InputError
 from trainables.layout import Layout
@@ -27,29 +27,29 @@ from trainables.progress import Progress, Result
 
 #: Seconds that starting the processes and importing torch may take; 20 to 30 on a machine at load 15.
 START_SECONDS = 300.0
-#: Seconds that a process kept from the last cell may take to answer: it has nothing to load. One that is frozen would
-#: hold the next cell for as long as it is waited for; a wrong guess costs a start.
+#: Seconds that a process kept from the last cell may take to answer. It has nothing to load; a frozen one delays the
+#: next cell by as much, and a wrong guess costs a start.
 WARM_SECONDS = 10.0
-#: Seconds to wait for a better cause when a rank has only lost its peers: Ray tells of a dead process about a second
-#: later than its sockets do.
+#: Seconds to wait for the real cause when a rank has only lost its peers: Ray reports a dead process about a second
+#: after its sockets close.
 GRACE_SECONDS = 5.0
-#: Seconds between two signs of life of the trial's process.
+#: Seconds between two heartbeats of the trial's process.
 BEAT_SECONDS = 5.0
 
-#: `trainables.train.loop.train`, or what a test gives in its place.
+#: `trainables.train.loop.train`, or a test's own.
 Train = Callable[..., Result]
 
 
 class GangError(RuntimeError):
-    """A gang was lost; the message names the rank and what became of it."""
+    """A gang was lost; the message names the rank and how it was lost."""
 
-    death: LossCause | None = None
-    """How the process of the rank was lost, where Ray tells."""
+    loss_cause: LossCause | None = None
+    """How the process of the rank was lost, if Ray reports it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs."""
+    """The machine and process of a rank."""
 
     node: str
     """Ray's id of the machine."""
@@ -62,18 +62,18 @@ class Peer:
     """A rank beside the trial's own, as a Ray actor."""
 
     def ready(self) -> Place:
-        """Import what training needs, and say where this process is."""
+        """Import what training needs, and return the place of this process."""
         _warm()
         return _place()
 
     def train(self, train: Train, cell: Cell, options: Mapping[str, Any], rank_info: Any) -> None:
-        """Train as the rank of this seat; its result is rank 0's, and not sent again."""
+        """Train as this rank. Rank 0 has the result, so it is not sent again."""
         train(cell, **options, rank_info=rank_info)
 
 
 @dataclass(frozen=True)
 class _Peers:
-    """Warm actors, those of a trial's placement group but the trial itself."""
+    """Actors that have their imports, all of a trial's placement group but the trial itself."""
 
     actors: tuple[Any, ...]
     places: tuple[Place, ...]
@@ -96,20 +96,20 @@ def train_gang(
 ) -> Result:
     """Train a cell over all ranks of its layout and return rank 0's result.
 
-    After a failure no peer is left, and the trial's process is not to be used again.
+    After a failure no peer is left, and the trial's process must not be used again.
 
     Args:
         train: trains as one rank; `trainables.train.loop.train`.
         cell: what to train.
         layout: its ranks, as many in each bundle of the trial's placement group.
         options: what every rank passes to `train`, the layout among it.
-        timeout: seconds a rank waits for the others before the one that does not come counts as hanging.
+        timeout: seconds that a rank waits for the others before a missing one counts as hanging.
         report: called in this thread with rank 0's progress.
-        alive: called in this thread with the seconds after which, without another call, this whole process is stopped.
+        alive: called in this thread with the seconds within which the next call is due.
 
     Raises:
         InputError: a rank found something wrong with the input.
-        GangError: a rank died, hangs or raised; the first real cause, not what its peers saw of it.
+        GangError: a rank died, hangs or raised; the original cause, not the errors of its peers.
     """
     from trainables.ranks.process_group import Rendezvous
 
@@ -133,7 +133,7 @@ def train_gang(
             futures.append(actor.train.remote(train, cell, dict(options), rank_info).future())
 
         def lost(rank: int) -> None:
-            # Its sockets close, so that ranks that wait for it need not do so for the whole timeout.
+            # Its sockets close, so that ranks that wait for it do not wait for the whole timeout.
             if rank:
                 _kill(actors[rank])
 
@@ -144,7 +144,7 @@ def train_gang(
             if failure is not None:
                 _disband()
                 if isinstance(failure, InputError) and not _ends(leader, timeout + GRACE_SECONDS):
-                    # A wrong input leaves the trial's process to the next cell, for which it must be free.
+                    # After a wrong input the trial's process is used for the next cell, so it must be free.
                     raise GangError(f"{failure} Rank 0 does not end after that.")
                 raise failure
         finally:
@@ -179,11 +179,11 @@ def watch(
     timeout: float,
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Return when all ranks have ended, or when the cause of a failure is as clear as it will get.
+    """Return when all ranks have ended, or when no better cause of a failure is to be expected.
 
     Args:
         futures: how each rank ends, by rank.
-        events: rank 0's progress; the ranks that end are put here too.
+        events: rank 0's progress, and the ranks that end.
         report: called with the progress.
         lost: called with each rank that failed.
         timeout: seconds the others may take once a rank has ended well.
@@ -221,11 +221,11 @@ def _put(events: "queue.Queue[int | Progress]", rank: int, _: Future[Any]) -> No
 
 
 def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: float) -> Exception | None:
-    """Return why a watched gang failed, or None if it did not: what happened to a rank, before what others saw of it.
+    """Return why a gang failed, or None if it did not; a rank's own error goes before those of its peers.
 
     Args:
-        futures: how each rank ended, by rank; one that has not ended hangs.
-        places: where each rank runs.
+        futures: of each rank, by rank; one that has not ended hangs.
+        places: of each rank.
         timeout: seconds it was waited for.
     """
     from trainables.ranks.collective import PeerError
@@ -240,14 +240,14 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
     ]
     for rank, error in failed.items():
         if isinstance(error, InputError):
-            # As it is from rank 0; what is wrong on one machine only must name the machine.
+            # An error on one machine only must name the machine.
             return error if rank == 0 else InputError(f"{error} (Said by {names[rank]}.)")
     for rank, error in failed.items():
         if not is_echo(error):
             return _lost(names[rank], error)
     for rank, error in failed.items():
         if isinstance(error, PeerError):
-            # The rank that raised has not come to say so itself.
+            # The rank that raised has not reported it itself.
             return GangError(f"{names[rank]} heard of a failure of {_message(error)}")
     if hanging:
         who = " and ".join(names[rank] for rank in hanging)
@@ -257,9 +257,9 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an exception only says that another rank failed, is gone or late.
+    """Whether an exception only reports that another rank failed, is gone or late.
 
-    That is what ranks tell each other, and torch's and gloo's errors of communication.
+    These are `PeerError`, and the communication errors of torch and gloo.
     """
     import torch.distributed as dist
 
@@ -272,13 +272,13 @@ def is_echo(error: BaseException) -> bool:
 
 
 def _origin(error: BaseException | None) -> Any:
-    """What a rank raised, out of the wrapper that Ray carries it in."""
+    """Return the exception of a rank without Ray's wrapper."""
     return getattr(error, "cause", None) or error
 
 
 def _lost(rank: str, error: BaseException, when: str = "") -> GangError:
-    """What is said of a rank that raised, or that Ray has lost."""
-    how = death(error)
+    """Return the error for a rank that raised, or that Ray has lost."""
+    how = loss_cause(error)
     match how:
         case LossCause.MEMORY:
             fate = f"was killed because its machine ran out of memory: {_text(error)}"
@@ -287,7 +287,7 @@ def _lost(rank: str, error: BaseException, when: str = "") -> GangError:
         case _:
             fate = f"was lost: {how.value}" if how.of_machine else f"died: {how.value}"
     lost = GangError(f"{rank} {fate}{when}")
-    lost.death = how
+    lost.loss_cause = how
     return lost
 
 
@@ -307,13 +307,13 @@ def _place() -> Place:
 
 
 def _warm() -> None:
-    """Load what `train` loads, so that no rank waits at the meeting for the imports of another."""
+    """Import what `train` imports, so that no rank waits at the rendezvous for the imports of another."""
     importlib.import_module("trainables.train.loop")
     importlib.import_module("trainables.ranks.process_group").import_deepspeed()
 
 
 def _peers(ranks: int) -> _Peers:
-    """The peers kept from the last trial, or new ones in this trial's placement group."""
+    """Return the peers kept from the last trial, or new ones in this trial's placement group."""
     import ray
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -323,7 +323,7 @@ def _peers(ranks: int) -> _Peers:
             ray.get([actor.ready.remote() for actor in kept.actors], timeout=WARM_SECONDS)
             return kept
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            # One has died or was frozen between two cells; that is no fault of this one.
+            # One died or froze between two cells, which is not the fault of this one.
             _disband()
     group = get_current_placement_group()
     if group is None or ranks % group.bundle_count:
@@ -370,7 +370,7 @@ def _disband() -> None:
 
 @contextmanager
 def _disbanded_on_error() -> Iterator[None]:
-    """Keep no peer of a gang that failed: it may hang, or hold what the failed cell left behind."""
+    """Keep no peer of a gang that failed: it may hang, or hold memory of the failed cell."""
     try:
         yield
     except BaseException:
@@ -381,8 +381,8 @@ def _disbanded_on_error() -> Iterator[None]:
 def _lead(work: Callable[[], Result]) -> Future[Any]:
     """Run rank 0 in a thread that does not keep its process alive.
 
-    Where it hangs, the process ends all the same: Tune removes the placement group of a trial that failed, and Ray
-    kills what is left in it.
+    If it hangs, the process ends all the same: Tune removes the placement group of a trial that failed, and Ray kills
+    the processes left in it.
     """
     future: Future[Any] = Future()
 
@@ -397,7 +397,7 @@ def _lead(work: Callable[[], Result]) -> Future[Any]:
 
 
 def _ends(future: Future[Any], seconds: float) -> bool:
-    """Wait for rank 0's thread, which falls out of its collective when its peers are killed."""
+    """Wait for rank 0's thread, whose collective fails when its peers are killed."""
     try:
         future.exception(timeout=seconds)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""Says when a pool of a cluster gives no machine: Ray tries on in silence, and never takes another pool instead."""
+"""Reports machines that the autoscaler cannot start: Ray retries silently and never takes another pool."""
 
 import logging
 import re
@@ -14,11 +14,11 @@ from study.plan.table import duration
 from study.spec.resources import ResourcesSection
 from study.workers.machines import Promised, promised
 
-#: Seconds between two looks. Ray 2.60 tries a launch that failed again every five, and forgets it soon after.
+#: Seconds between two checks. Ray 2.60 retries a failed launch every five seconds, and forgets it soon after.
 POLL_SECONDS = 2.0
-#: A type whose last failure is older than this has stopped failing: it started, or is no longer asked for.
+#: Seconds after its last failure from which a machine type counts as working, or as no longer requested.
 QUIET_SECONDS = 60.0
-#: Where the autoscaler writes, on the head, which is where the driver of a job runs; and how much of its end is read.
+#: The autoscaler's log on the head, where the driver of a job runs; and how many bytes of its end are read.
 AUTOSCALER_LOG = Path("/tmp/ray/session_latest/logs/monitor.log")
 TAIL_BYTES = 1 << 18
 
@@ -26,72 +26,72 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Failing:
-    """A type of machine whose launches fail."""
+class LaunchFailure:
+    """A machine type whose launches fail; times are in seconds of the clock of `LaunchFailures.update`."""
 
     since: float
-    """Seconds of the clock of `Shortages.look`, as are the others."""
     last: float
     reason: str
-    said: float | None = None
+    reported: float | None = None
 
 
-class Shortages:
-    """Which types of machines cannot be had, and since when."""
+class LaunchFailures:
+    """The machine types that cannot be started, and since when."""
 
     def __init__(self, patience: float) -> None:
-        """Hold a type for missing after `patience` seconds of failures, and again after as many more."""
+        """Report a type after `patience` seconds of failures, and again after as many more."""
         self.patience = patience
-        self.failing: dict[str, Failing] = {}
+        self.failing: dict[str, LaunchFailure] = {}
         self._nodes: set[str] = set()
 
-    def look(self, now: float, failures: Mapping[str, str], nodes: Mapping[str, str]) -> dict[str, Failing]:
-        """Note what Ray's autoscaler says now; return the types that are to be spoken of.
+    def update(
+        self, now: float, failures: Mapping[str, str], nodes: Mapping[str, str]
+    ) -> dict[str, LaunchFailure]:
+        """Add what the autoscaler reports now; return the types that are due to be reported to the user.
 
         Args:
             now: seconds of a clock that does not jump back.
-            failures: the reason of each type whose launch failed of late.
-            nodes: the type of each machine that is there or starting, by an id.
+            failures: the reason by type of each recent failed launch.
+            nodes: the type by id of each machine that is there or starting.
         """
         for name in {kind for node, kind in nodes.items() if node not in self._nodes}:
             self.failing.pop(name, None)
         self._nodes = set(nodes)
         for name, reason in failures.items():
-            before = self.failing.get(name, Failing(now, now, reason))
+            before = self.failing.get(name, LaunchFailure(now, now, reason))
             self.failing[name] = replace(before, last=now, reason=reason or before.reason)
         self.failing = {n: f for n, f in self.failing.items() if now - f.last <= QUIET_SECONDS}
-        due = {n: f for n, f in self.failing.items() if now - (f.said or f.since) >= self.patience}
+        due = {n: f for n, f in self.failing.items() if now - (f.reported or f.since) >= self.patience}
         for name, failing in due.items():
-            self.failing[name] = replace(failing, said=now)
+            self.failing[name] = replace(failing, reported=now)
         return due
 
 
-def message(name: str, failing: Failing, now: float, promise: Promised, pool: str) -> str:
-    """One paragraph: which machines cannot be had, why, and what to change."""
+def message(name: str, failing: LaunchFailure, now: float, promise: Promised, pool: str) -> str:
+    """Return one paragraph: which machines cannot be started, why, and what to change."""
     kind = promise.kinds.get(name, {})
     machine = (kind.get("node_config") or {}).get("InstanceType")
     others = ", ".join(sorted(other for other in promise.kinds if other != name)) or "none"
-    asked = f"`resources.pool` is {pool!r}"
     return (
         f"No machine of type {name}{f' ({machine})' if machine else ''} could be started for "
         f"{duration(now - failing.since)}: {failing.reason or 'no reason was given'}. Cells that need one wait, the "
-        f"others go on, and it is tried again all the time; Ray takes no other pool by itself ({asked}). To change it, "
-        f"stop the study (nothing is lost) and run it with --set resources.pool=NAME (others of this cluster: "
-        f"{others}), or give the cluster more zones or another machine type and run `ray up` again."
+        f"others continue, and Ray keeps trying; it takes no other pool by itself (`resources.pool` is {pool!r}). To "
+        "change it, stop the study (nothing is lost) and run it with --set resources.pool=NAME (others of this "
+        f"cluster: {others}), or give the cluster more zones or another machine type and run `ray up` again."
     )
 
 
 def concerns(name: str, promise: Promised, pool: str) -> bool:
-    """Whether a study on a pool waits for machines of a type: another study of the cluster may have asked for them."""
+    """Whether a study on a pool waits for machines of a type; another study of the cluster may have requested them."""
     resources = promise.kinds.get(name, {}).get("resources")
     return pool == "any" or resources is None or bool(resources.get(pool))
 
 
-def cloud_answers(log: Path) -> dict[str, str]:
-    """What the cloud said to the last launch that failed of each type of machine, by the autoscaler's own log.
+def cloud_errors(log: Path) -> dict[str, str]:
+    """Return the cloud's error for the last failed launch of each machine type, from the autoscaler's log.
 
-    Ray 2.60 passes the failure on without its cause (its LaunchNodeError is made without details) and writes the cause
-    to this file alone. Where there is no such file, nothing is known.
+    Ray 2.60 reports the failure without its cause (its LaunchNodeError has no details) and writes the cause to this
+    file alone. Without the file, the result is empty.
     """
     if not log.is_file():
         return {}
@@ -103,30 +103,38 @@ def cloud_answers(log: Path) -> dict[str, str]:
 
 
 @contextmanager
-def said_shortages(resources: ResourcesSection, say: Callable[[str], None]) -> Iterator[None]:
-    """Watch the autoscaler of the joined cluster in a thread, and say which pools cannot be had.
+def report_launch_failures(
+    resources: ResourcesSection,
+    say: Callable[[str], None],
+    status: Callable[[], tuple[dict[str, str], dict[str, str]]] | None = None,
+) -> Iterator[None]:
+    """Watch the autoscaler of the joined cluster in a thread, and report pools whose machines cannot be started.
 
-    A cluster without an autoscaler has nothing to say. One that cannot be asked is noted in the log and asked again:
-    the study itself does not need the answer.
+    A cluster without an autoscaler reports nothing. If the head does not answer, this is logged once.
+
+    Args:
+        resources: of the study.
+        say: called with each paragraph.
+        status: returns recent failures and machines, see `LaunchFailures.update`; by default Ray's.
     """
-    over = threading.Event()
+    over, ask = threading.Event(), status or autoscaler_status
 
     def watch() -> None:
-        shortages, promise, warned = Shortages(resources.capacity_timeout_seconds), promised(), False
+        known, promise, warned = LaunchFailures(resources.capacity_timeout_seconds), promised(), False
         while not over.wait(POLL_SECONDS):
             try:
-                failures, nodes = _asked()
-            except Exception as error:  # noqa: BLE001 - the head may be busy; cells train on all the same
+                failures, nodes = ask()
+            except Exception as error:  # noqa: BLE001 - the head may be busy; cells are trained all the same
                 if not warned:
                     _LOG.warning("Ray's autoscaler cannot be asked which machines are missing: %s", error)
                 warned = True
                 continue
             now = time.monotonic()
             failures = {n: why for n, why in failures.items() if concerns(n, promise, resources.pool)}
-            for name, failing in shortages.look(now, failures, nodes).items():
+            for name, failing in known.update(now, failures, nodes).items():
                 say(message(name, failing, now, promise, resources.pool))
 
-    thread = threading.Thread(target=watch, name="shortages", daemon=True)
+    thread = threading.Thread(target=watch, name="launch failures", daemon=True)
     thread.start()
     try:
         yield
@@ -135,20 +143,20 @@ def said_shortages(resources: ResourcesSection, say: Callable[[str], None]) -> I
         thread.join()
 
 
-def _asked() -> tuple[dict[str, str], dict[str, str]]:
-    """What failed of late by type, and the type of each machine there is."""
+def autoscaler_status() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the reason of recent failures by machine type, and the type by id of each machine there is."""
     import ray
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     status: Any = get_cluster_status(ray.get_runtime_context().gcs_address)
     names = {launch.ray_node_type_name: _short(launch.details) for launch in status.failed_launches}
-    answers = cloud_answers(AUTOSCALER_LOG) if names else {}
+    answers = cloud_errors(AUTOSCALER_LOG) if names else {}
     failures = {name: answers.get(name) or details for name, details in names.items()}
     there = (*status.active_nodes, *status.idle_nodes, *status.pending_nodes)
     return failures, {node.instance_id: node.ray_node_type_name for node in there}
 
 
 def _short(details: str | None) -> str:
-    """The cloud's own words, on one line; a traceback's last line is where they are."""
+    """Return the cloud's own message, on one line: the last line of a traceback."""
     lines = [line.strip() for line in (details or "").splitlines() if line.strip()]
     return lines[-1].rstrip(".")[:300] if lines else ""

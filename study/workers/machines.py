@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster: those that are there, those its autoscaler may start, and what they hold."""
+"""The machines of a Ray cluster, those that its autoscaler may start included, and how many ranks they hold."""
 
 import math
 import os
@@ -15,13 +15,13 @@ from study.plan.layouts import ClusterCapacity
 from study.spec.devices import Device, local_gpus
 from trainables.layout import Layout
 
-#: Where `ray up` leaves the cluster's file on the head, the resources of its machine types filled in.
+#: Where `ray up` writes the cluster file on the head, with the resources of its machine types filled in.
 CLUSTER_FILE = Path("~/ray_bootstrap_config.yaml")
-#: The label in which Ray keeps the name of a machine's type.
+#: Ray's label for the name of a machine's type.
 TYPE_LABEL = "ray.io/node-group"
-#: What a rank takes of a resource that only marks machines, such as a pool's. Ray counts in ten-thousandths.
+#: The amount that a rank takes of a resource that only marks machines, such as a pool's. Ray counts in 1/10,000.
 MARK = 0.001
-#: How Ray marks a machine by the kind of its GPU.
+#: Prefix of Ray's resource for the model of a machine's GPU.
 ACCELERATOR = "accelerator_type:"
 
 
@@ -32,55 +32,55 @@ class Machine:
     resources: Mapping[str, float]
     """By Ray's names; `memory` in bytes."""
     node: str | None = None
-    """Ray's id of it; None for one that the autoscaler has not started."""
+    """Ray's id; None for a machine that the autoscaler has not started."""
     kind: str = ""
-    """The name of its type in the cluster's file."""
+    """The name of its type in the cluster file."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """How many devices are in use at a time, one for each rank of a trial, and what a rank takes."""
+    """The number of devices used at a time, one for each rank of a trial, and the resources of a rank."""
 
     devices: int
     cpus: float
     gpus: float
     marks: tuple[str, ...] = ()
-    """Resources that the machine of a rank must have any of each: its pool, the kind of its GPU."""
+    """Resources of which the machine of a rank must have some: its pool, the model of its GPU."""
 
     def bundle(self, ranks: int = 1) -> dict[str, float]:
-        """What ranks on one machine ask Ray for."""
-        # 3 x 0.1 is a hair more than 0.3; Ray counts in ten-thousandths.
+        """Return the resources of ranks on one machine, as Ray wants them."""
+        # 3 x 0.1 is slightly more than 0.3; Ray counts in 1/10,000.
         needs = {"CPU": round(ranks * self.cpus, 4), "GPU": round(ranks * self.gpus, 4)}
         return {**dict.fromkeys(self.marks, MARK), **needs}
 
     def may_use(self, resources: Mapping[str, float]) -> bool:
-        """Whether a machine of these resources has all the marks."""
+        """Whether a machine with these resources has all the marks."""
         return all(resources.get(mark, 0) > 0 for mark in self.marks)
 
     def ranks_on(self, resources: Mapping[str, float]) -> int:
-        """How many ranks a machine of these resources holds."""
+        """Return how many ranks a machine with these resources holds."""
         if not self.may_use(resources):
             return 0
         needs = (("CPU", self.cpus), ("GPU", self.gpus))
-        # 0.3 / 0.1 is a hair less than 3; Ray itself counts in ten-thousandths.
+        # 0.3 / 0.1 is slightly less than 3.
         return int(min(resources.get(name, 0) / needed for name, needed in needs if needed) + 1e-4)
 
 
 @dataclass(frozen=True)
 class Promised:
-    """The machines a cluster's file lets the autoscaler start."""
+    """The machines that the autoscaler may start, from the cluster file."""
 
     kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name: `resources`, `min_workers`, `max_workers`."""
     most: int = 0
-    """Workers of all types together."""
+    """Largest number of workers of all types together."""
 
 
 def promised(path: Path | None = None) -> Promised:
-    """Read the cluster's file on its head; nothing is promised where there is none.
+    """Read the cluster file on the head; without one, nothing is promised.
 
     Args:
-        path: of the file; by default INTERPLAY_CLUSTER_FILE, else where `ray up` leaves it.
+        path: of the file; by default INTERPLAY_CLUSTER_FILE, else where `ray up` writes it.
     """
     path = path or Path(os.environ.get("INTERPLAY_CLUSTER_FILE", CLUSTER_FILE)).expanduser()
     if not path.is_file():
@@ -92,10 +92,10 @@ def promised(path: Path | None = None) -> Promised:
 
 
 def machines(live: Collection[Machine], promise: Promised) -> list[Machine]:
-    """Return the machines of a cluster: those that live, and those that the autoscaler may start beside them.
+    """Return the live machines of a cluster, and those that the autoscaler may start beside them.
 
-    Of types whose resources only the machines themselves know (machines reached by SSH) the living ones count. Where
-    types together may start more than the cluster's `max_workers`, the largest come first.
+    Types without resources in the file (machines reached by SSH) have live machines only. If the types together allow
+    more than the cluster's `max_workers`, the largest come first.
     """
     coming = []
     for name, kind in promise.kinds.items():
@@ -110,7 +110,7 @@ def machines(live: Collection[Machine], promise: Promised) -> list[Machine]:
 
 
 def live_machines() -> list[Machine]:
-    """The machines that are now part of the Ray cluster this process has joined."""
+    """Return the machines that are now part of the Ray cluster this process has joined."""
     import ray
 
     return [
@@ -121,10 +121,10 @@ def live_machines() -> list[Machine]:
 
 
 def cluster_machines(patience: float = 0.0) -> list[Machine]:
-    """The machines of the Ray cluster this process has joined, those its autoscaler may start among them.
+    """Return the machines of the joined Ray cluster, those that its autoscaler may start included.
 
     Args:
-        patience: seconds to wait for those that its file says are always there: they join after the head.
+        patience: seconds to wait for the file's `min_workers`, which join after the head.
     """
     promise = promised()
     always = sum(int(kind.get("min_workers", 0)) for kind in promise.kinds.values())
@@ -137,16 +137,15 @@ def cluster_machines(patience: float = 0.0) -> list[Machine]:
 
 
 def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, ...]:
-    """Resources a rank's machine must have: its pool, and the kind of GPU it was planned for where machines tell it.
+    """Return what a rank's machine must have: its pool, and its GPU model if all machines name theirs.
 
-    Any pool is, for a study on CPUs, the one without GPUs: Ray would start the dearest machines for their CPUs too.
+    For a study on CPUs, `any` is the pool without GPUs: Ray would start the most expensive machines for their CPUs too.
 
     Raises:
         SpecError: the cluster has no such pool, or no such GPU, or several pools for a study on CPUs.
     """
     result = []
     if pool != "any":
-        # Names of Ray's own, such as GPU, are no pools: a rank asks for them by number.
         pools = sorted({name for machine in found for name in _own_names(machine)})
         if pool not in pools:
             raise SpecError(
@@ -157,7 +156,7 @@ def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, .
     elif not device.is_gpu and (plain := _plain_pool(found)):
         result.append(plain)
     kinds = [_accelerators(machine) for machine in found if machine.resources.get("GPU")]
-    # A file that does not name the GPUs it may start (KubeRay's) cannot be held against those that are there.
+    # KubeRay's machines that are still to come do not name their GPUs.
     if device.is_gpu and kinds and all(kinds):
         wanted = ACCELERATOR + str(device.accelerator)
         there = set().union(*kinds)
@@ -165,19 +164,19 @@ def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, .
             names = ", ".join(sorted(kind.removeprefix(ACCELERATOR) for kind in there))
             raise SpecError(
                 f"`resources.device` is {device.name}, and the GPUs of this Ray cluster are {names}. Plan for one of "
-                "these, or add machines that have it to the cluster's file."
+                "these, or add machines that have it to the cluster file."
             )
         result.append(wanted)
     return tuple(result)
 
 
 def room(found: Collection[Machine], slots: Slots) -> ClusterCapacity:
-    """How many ranks a cluster holds, the memory of the smallest share of a machine, and the ranks of the largest.
+    """Return how many ranks a cluster holds, the least memory of a rank, and the ranks of the largest machine.
 
-    Machines that do not tell their memory, such as those KubeRay may start, are left out of the share.
+    Machines without a known memory, such as those that KubeRay may start, do not count for the memory.
 
     Raises:
-        SpecError: none fits any machine.
+        SpecError: no machine holds a rank.
     """
     check_one(slots, [machine.resources for machine in found])
     holding = [(machine, slots.ranks_on(machine.resources)) for machine in found]
@@ -190,7 +189,7 @@ def room(found: Collection[Machine], slots: Slots) -> ClusterCapacity:
 
 
 def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -> None:
-    """Refuse what this machine does not have: Ray would take our word for its GPUs and the trials would use the CPU.
+    """Refuse what this machine does not have: Ray would not check the GPUs, and the trials would use the CPU.
 
     Raises:
         SpecError: more GPUs are planned than there are, or a gang needs more devices than the study may use.
@@ -199,8 +198,8 @@ def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -
     if needed and needed > (found := local_gpus()):
         raise SpecError(
             f"`resources.device` {device} with {slots.devices} slots needs {needed} GPUs, and this machine has "
-            f"{found}. Set `resources.slots` to {found} or fewer, or `resources.device: cpu`, or join a cluster that "
-            "has them (RAY_ADDRESS)."
+            f"{found}. Set {f'`resources.slots` to {found} or fewer, or ' if found else ''}`resources.device: cpu`, or "
+            "join a cluster that has them (RAY_ADDRESS)."
         )
     check_capacity(
         slots,
@@ -229,15 +228,15 @@ def check_one(slots: Slots, machines: Collection[Mapping[str, float]]) -> None:
 def check_capacity(
     slots: Slots, layouts: Collection[Layout], machines: Collection[Mapping[str, float]]
 ) -> None:
-    """Refuse a trial that the cluster could never hold; Tune would wait for it in silence.
+    """Refuse a trial that the cluster could never hold; Tune would wait for it silently.
 
     Args:
-        slots: what a rank takes, and how many the study may use.
-        layouts: those of the cells that will be run.
+        slots: resources of a rank, and how many ranks the study may use.
+        layouts: of the cells to train.
         machines: the resources of each machine, by Ray's names.
 
     Raises:
-        SpecError: no machine holds one rank, none a tensor-parallel group, or all together not the whole gang.
+        SpecError: no machine holds a rank or a tensor-parallel group, or all together do not hold the gang.
     """
     check_one(slots, machines)
     rooms = [slots.ranks_on(machine) for machine in machines]
@@ -250,7 +249,7 @@ def check_capacity(
         if layout.ranks > slots.devices:
             raise SpecError(
                 f"{gang} needs {layout.ranks} devices at a time, and `resources.slots` is {slots.devices}. Set it to "
-                f"{layout.ranks} or more where there are as many, or lower the degrees."
+                f"{layout.ranks} or more if there are as many, or lower the degrees."
             )
         if layout.ranks > sum(rooms):
             raise SpecError(
@@ -259,8 +258,8 @@ def check_capacity(
             )
         if layout.tensor_parallel > max(rooms):
             raise SpecError(
-                f"{gang} needs {layout.tensor_parallel} devices in one machine, because ranks that share matrices talk "
-                f"in every layer, and the largest machine of the Ray cluster has room for {max(rooms)}. Start larger "
+                f"{gang} needs {layout.tensor_parallel} devices in one machine, because they communicate in "
+                f"every layer, and the largest machine of the Ray cluster has room for {max(rooms)}. Start larger "
                 "machines, or set `resources.tensor_parallel: auto`, which takes no more than that."
             )
         groups = sum(room // layout.tensor_parallel for room in rooms)
@@ -276,15 +275,15 @@ def check_capacity(
 def placement(layout: Layout, slots: Slots, *, one_machine: bool) -> Any:
     """Return Tune's resource request of a trial: the first bundle holds the trial's own process.
 
-    Ranks that share matrices exchange activations in every layer, so they must be on one machine: they are in one
-    bundle, which Ray does not divide. Groups that only share batches are better on one machine and may be spread, which
-    is what PACK means. No machine is named, for it may be lost, and those that are to come have no name.
+    Ranks that share matrices exchange activations in every layer. They must be on one machine, so they are in one
+    bundle, which Ray does not divide. Groups that only share batches may be spread (PACK). No machine is named, because
+    it may be lost, and machines that are still to come have no name.
 
     Args:
         layout: of the trial's cell.
-        slots: what a rank takes.
-        one_machine: whether Ray has, and will have, a single machine. All is together there anyway, and with a bundle
-            for each rank layouts of as many ranks ask for the same and share their processes.
+        slots: resources of a rank.
+        one_machine: whether Ray has, and will have, a single machine. With one bundle per rank, layouts of as many
+            ranks then request the same and share their processes.
     """
     from study.workers.placement import SharedBundles
 
@@ -293,7 +292,7 @@ def placement(layout: Layout, slots: Slots, *, one_machine: bool) -> Any:
 
 
 def _plain_pool(found: Collection[Machine]) -> str | None:
-    """The pool without GPUs, where the autoscaler could start machines with GPUs as well, to train on their CPUs.
+    """Return the pool without GPUs, if the autoscaler could start machines with GPUs too, to train on their CPUs.
 
     Raises:
         SpecError: there are several.
@@ -311,11 +310,11 @@ def _plain_pool(found: Collection[Machine]) -> str | None:
 
 
 def _accelerators(machine: Machine) -> set[str]:
-    """How Ray marks the GPUs of a machine."""
+    """Return Ray's resources for the GPUs of a machine."""
     return {name for name in machine.resources if name.startswith(ACCELERATOR)}
 
 
 def _own_names(machine: Machine) -> set[str]:
-    """Resources of a machine that Ray has not named itself."""
+    """Return resources of a machine that are not Ray's own, which are pools."""
     known = ("CPU", "GPU", "memory", "object_store_memory", "head")
     return {name for name, n in machine.resources.items() if n and name not in known and ":" not in name}

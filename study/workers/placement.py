@@ -1,4 +1,4 @@
-"""A resource request of Ray Tune in whose bundles several ranks are together."""
+"""A resource request of Ray Tune with several ranks in each bundle."""
 
 from collections.abc import Mapping
 
@@ -6,11 +6,11 @@ from ray.tune import PlacementGroupFactory
 
 
 class SharedBundles(PlacementGroupFactory):  # type: ignore[misc, unused-ignore]
-    """Bundles of several ranks each, of which the trial's own process takes the share of one.
+    """Bundles of several ranks each; the trial's own process takes the resources of one rank.
 
-    Ray never divides a bundle between machines, whatever is free on them, whichever are lost, and whichever its
-    autoscaler starts. Tune (2.60) would give the trial's process all of the first bundle, its GPUs among it: it asks
-    `bundles` for what the process takes, and makes the placement group of what was given to the constructor.
+    Ray never divides a bundle between machines. Tune (2.60) would give the trial's process all of the first bundle,
+    GPUs included: it reads the resources of the process from `bundles`, and makes the placement group from the
+    arguments of the constructor.
     """
 
     def __init__(self, bundle: Mapping[str, float], count: int, share: Mapping[str, float]) -> None:
@@ -19,5 +19,5 @@ class SharedBundles(PlacementGroupFactory):  # type: ignore[misc, unused-ignore]
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What a process in each bundle takes."""
+        """The resources of a process in each bundle."""
         return [dict(self._share) for _ in self._bundles]

@@ -1,4 +1,4 @@
-"""Ray for as long as a study lasts: the cluster this process belongs to, or a private one on this machine."""
+"""Ray for the time of a study: the cluster this process belongs to, or a private one on this machine."""
 
 import functools
 import importlib
@@ -18,8 +18,8 @@ from study.errors import SpecError
 from study.private_file import open_private
 from study.workers.machines import Slots
 
-#: Read by Ray when it is imported or started: no telemetry, no per-trial log files, no output of its own. Tune's
-#: experiment snapshot is not used (a study is rebuilt from its run table), so it is written as rarely as can be.
+#: Read by Ray when it is imported or started: no telemetry, no log files of trials, no output. Tune's experiment
+#: snapshot is not used (a study is resumed from its rows), so it is written as rarely as possible.
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -36,7 +36,7 @@ TRIAL_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 OBJECT_STORE_BYTES = 128 << 20
-#: How long the head of a cluster may take to accept a connection.
+#: Time limit for a connection to the head of a cluster.
 ANSWER_SECONDS = 10.0
 
 
@@ -47,7 +47,7 @@ def joins() -> bool:
 
 @contextmanager
 def joined_cluster(*, on_gpu: bool) -> Iterator[None]:
-    """Join the cluster this process belongs to, with the authentication its environment says.
+    """Join the cluster this process belongs to, with the authentication that the environment sets.
 
     Args:
         on_gpu: whether trials are planned for GPUs.
@@ -62,7 +62,7 @@ def joined_cluster(*, on_gpu: bool) -> Iterator[None]:
 
 
 def check_address(address: str) -> None:
-    """Refuse an address that Ray would answer with a traceback, or ask for minutes.
+    """Refuse an address for which Ray would print a traceback, or that it would try for minutes.
 
     Raises:
         SpecError: it is that of the job server or of Ray's client, or nothing listens there.
@@ -88,11 +88,10 @@ def check_address(address: str) -> None:
 def private_ray(slots: Slots) -> Iterator[None]:
     """Start Ray on this machine, on loopback and with token authentication.
 
-    The token is in a file of this session, so that neither the user's own token nor a cluster they have running is
-    touched.
+    The token is in a file of this session, so that the user's own token and any running cluster stay untouched.
 
     Args:
-        slots: what the study takes of this machine.
+        slots: the resources that the study takes of this machine.
     """
     _prepare()
     before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
@@ -127,7 +126,7 @@ def _prepare() -> None:
 
 @contextmanager
 def _connected(options: Mapping[str, Any], *, on_gpu: bool) -> Iterator[None]:
-    # Only now: Ray's C++ core reads the mode of authentication once, at import.
+    # Imported here: Ray's C++ core reads the mode of authentication once, at import.
     import ray
 
     # Ray shows every GPU to a process that asked for none; a cell planned for the CPU must not see them.
@@ -149,7 +148,7 @@ def _connected(options: Mapping[str, Any], *, on_gpu: bool) -> Iterator[None]:
 
 
 def _silence_raylet() -> None:
-    """Keep Ray from printing a paragraph into the live table whenever a process dies; the listener says so itself.
+    """Keep Ray from printing a paragraph into the live table when a process dies; the viewer prints a line itself.
 
     `log_to_driver=False` does not cover these messages (Ray 2.60).
     """
@@ -159,5 +158,5 @@ def _silence_raylet() -> None:
 
 @functools.cache
 def _token() -> str:
-    """The token of this process: Ray's core reads it once and keeps it, so a second session must have the same."""
+    """Return the token of this process. Ray's core reads it once, so a second session must have the same."""
     return secrets.token_hex(32)

@@ -1,18 +1,15 @@
-"""What a study costs its driver: CPU for each ended cell, and how busy it keeps 32 workers.
+"""What a study costs its driver: CPU per finished cell, and how busy it keeps 32 workers.
 
-The driver is the process of `interplay run` with all of its threads: the search, the ledger's files on disk, the live
-table, Ray Tune's loop, Ray's client, and the thread that queues what goes to MLflow. Not in it are the trials, Ray's
-own servers, and the process that writes to MLflow from eight workers on, which has a figure of its own without a limit:
-it keeps no worker waiting.
+The driver is the process of `interplay run` with all of its threads: the search, the row files, the live table, Ray
+Tune's loop, Ray's client, and the thread that writes to MLflow. Not in it are the trials and Ray's own servers.
 
-The cells sleep; all else is the product's own: the search, the ledger in SQLite, the live table, Ray Tune. What is
-measured begins when every worker has had its first cell, because until then the machine starts their processes, and
-ends with the last cell that is begun, because after it workers have nothing left to do.
+The cells sleep; all else is the product's own. The measurement begins when every worker has had its first cell, because
+until then the machine starts their processes, and ends with the start of the last cell.
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +21,9 @@ from rich.console import Console
 from study.plan.cells import PlannedCell
 from study.run.runner import run_study
 from study.run.trial import TrialSettings
-from study.run.tuner import Listener, run_cells
+from study.run.tuner import CellCallback, run_cells
 from study.search import Source
 from study.spec.study import load_spec
-from study.tracking.sender import Address, SubprocessSender
 from study.workers.machines import Slots
 from tests.bench.figure import Figure
 from tests.bench.sleeper import sleeper
@@ -39,32 +35,28 @@ CELLS, WORKERS, SECONDS = 1000, 32, 10.0
 
 
 class Meter:
-    """A listener before another: notes when each cell began and ended, and the CPU of this process by then."""
+    """Records when each cell started and ended, and the CPU of this process by then, before another callback."""
 
-    def __init__(self, listener: Listener, senders: Sequence[SubprocessSender]) -> None:
-        self.listener, self.senders = listener, senders
+    def __init__(self, callback: CellCallback) -> None:
+        self.callback = callback
         self.process = psutil.Process()
         self.starts: list[float] = []
         self.ends: list[tuple[float, float]] = []
         """When a cell ended, and for how long it had slept."""
         self.cpu: list[float] = []
         """Seconds of all threads of this process until then."""
-        self.sender_cpu: list[float | None] = []
-        """Those of the process that writes to MLflow; None where there is none, or not yet."""
 
     def started(self, planned: PlannedCell) -> None:
         self.starts.append(time.monotonic())
-        self.listener.started(planned)
+        self.callback.started(planned)
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
-        self.listener.progress(planned, progress)
+        self.callback.progress(planned, progress)
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
         self.ends.append((time.monotonic(), result.train_seconds))
-        self.listener.ended(planned, result)
+        self.callback.ended(planned, result)
         self.cpu.append(_seconds(self.process))
-        sender = next((apart.process for apart in self.senders if apart.process), None)
-        self.sender_cpu.append(_seconds(psutil.Process(sender.pid)) if sender else None)
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         raise AssertionError(reason)
@@ -73,10 +65,7 @@ class Meter:
         raise AssertionError(reason)
 
     def figures(self, workers: int) -> list[Figure]:
-        """The idle share of the workers, and the CPU: of a cell, and of one of the last third over the first.
-
-        The sender's is that of the last two thirds, because it starts in the first.
-        """
+        """The idle share of the workers, the CPU per cell, and that of the last third over the first."""
         begin, end = self.starts[workers - 1], self.starts[-1]
         slept = sum(max(0.0, min(when, end) - max(when - seconds, begin)) for when, seconds in self.ends)
         idle = 1 - slept / (workers * (end - begin))
@@ -88,7 +77,7 @@ class Meter:
         what = f"{len(self.ends)} cells on {workers} workers"
         return [
             Figure(f"{what}: share of their time without a cell", 100 * idle, "%", 5.0),
-            Figure(f"{what}: CPU of the driver for each ended cell", each, "ms", 30.0),
+            Figure(f"{what}: CPU of the driver per finished cell", each, "ms", 60.0),
             Figure(
                 f"{what}: that of the last third over that of the first",
                 last / first,
@@ -97,15 +86,7 @@ class Meter:
                 f"{1000 * last:.1f} ms",
                 f"{1000 * first:.1f} ms",
             ),
-            *self._of_sender(what, counted[third:]),
         ]
-
-    def _of_sender(self, what: str, counted: Sequence[int]) -> list[Figure]:
-        first, last = self.sender_cpu[counted[0]], self.sender_cpu[counted[-1]]
-        if first is None or last is None:
-            return []
-        each = 1000 * (last - first) / (len(counted) - 1)
-        return [Figure(f"{what}: CPU of the process that writes to MLflow for each", each, "ms", None)]
 
 
 def _seconds(process: psutil.Process) -> float:
@@ -117,27 +98,21 @@ def _seconds(process: psutil.Process) -> float:
 def metered(seconds: float) -> Iterator[list[Meter]]:
     """Let the cells of studies sleep, and their events be measured."""
     meters: list[Meter] = []
-    senders: list[SubprocessSender] = []
-
-    class Watched(SubprocessSender):
-        def __init__(self, address: Address) -> None:
-            super().__init__(address)
-            senders.append(self)
 
     def run(
         source: Source,
         slots: Slots,
         settings: TrialSettings,
         retries: int,
-        listener: Listener,
+        callback: CellCallback,
         scratch: Path,
         **options: Any,
     ) -> bool:
-        meters.append(Meter(listener, senders))
+        meters.append(Meter(callback))
         trainable = sleeper(seconds, stub_result().model_dump(mode="json"))
         return run_cells(source, slots, settings, retries, meters[-1], scratch, trainable, **options)
 
-    with mock.patch("study.run.runner.run_cells", run), mock.patch("study.tracking.tracker.Apart", Watched):
+    with mock.patch("study.run.runner.run_cells", run):
         yield meters
 
 

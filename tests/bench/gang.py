@@ -13,7 +13,7 @@ from study.spec.study import load_spec
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
-from tests.bench.scheduling import Watch
+from tests.bench.scheduling import CellLog
 from tests.stubs import Cells
 from trainables.cell import Cell
 from trainables.data.store.open import open_store
@@ -24,7 +24,7 @@ CELLS = 9
 RANKS = 2
 
 
-class Starts(Watch):
+class Starts(CellLog):
     """Also notes when each trial started, by its cell's key."""
 
     def __init__(self) -> None:
@@ -69,10 +69,10 @@ def start_time(folder: Path) -> Figure:
         checkpoint_every=60,
         evaluations=1,
     )
-    watch, slots = Starts(), Slots(RANKS, 1, 0)
+    log, slots = Starts(), Slots(RANKS, 1, 0)
     with private_ray(slots):
-        run_cells(Cells(cells), slots, settings, 0, watch, folder / "tune", trainable=trial)
-    cold, *warm = (float((folder / key).read_text()) - watch.starts[key] for key in keys)
+        run_cells(Cells(cells), slots, settings, 0, log, folder / "tune", trainable=trial)
+    cold, *warm = (float((folder / key).read_text()) - log.starts[key] for key in keys)
     return Figure(
         f"a warm gang of {RANKS}, from the trial's start to its first step, median of {len(warm)}",
         statistics.median(warm),

@@ -24,7 +24,7 @@ TRIALS = 20
 STUB_TRIALS = 1000
 
 
-class Watch:
+class CellLog:
     """Notes when each cell ended, how long it trained, and the memory of this process."""
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ def trial_cost(folder: Path) -> Figure:
     plan = make_plan(spec)
     cells = [p for p in plan.cells if p.budget == plan.cells[0].budget]
     open_store(spec.data, context=spec.training.context, root=folder, key=cells[0].cell.data_key)
-    watch = Watch()
+    log = CellLog()
     with private_ray(Slots(1, 1, 0)):
-        run_cells(Cells(cells), Slots(1, 1, 0), _settings(folder), 0, watch, folder / "tune")
-    ends = watch.ends[-TRIALS - 1 :]
+        run_cells(Cells(cells), Slots(1, 1, 0), _settings(folder), 0, log, folder / "tune")
+    ends = log.ends[-TRIALS - 1 :]
     costs = [b[0] - a[0] - b[1] for a, b in itertools.pairwise(ends)]
     return Figure(
         f"cost of a trial beyond its steps, median of {len(costs)}", statistics.median(costs), "s", 0.5
@@ -78,13 +78,13 @@ def driver_memory(folder: Path) -> Figure:
     """Growth of the driver's memory over the second half of 1,000 trials that train nothing."""
     spec = load_spec("quickstart", [f"training.seeds={STUB_TRIALS}", "frontier.depths=[1]"])
     cells = list(make_plan(spec).cells[:STUB_TRIALS])
-    watch = Watch()
+    log = CellLog()
     with private_ray(Slots(os.cpu_count() or 1, 1, 0)):
         slots = Slots(os.cpu_count() or 1, 1, 0)
-        run_cells(Cells(cells), slots, _settings(folder), 0, watch, folder / "tune", trainable=stub)
-    assert len(watch.ends) == STUB_TRIALS
-    half = len(watch.memory) // 2
-    growth = statistics.median(watch.memory[-3:]) / statistics.median(watch.memory[half - 2 : half + 1])
+        run_cells(Cells(cells), slots, _settings(folder), 0, log, folder / "tune", trainable=stub)
+    assert len(log.ends) == STUB_TRIALS
+    half = len(log.memory) // 2
+    growth = statistics.median(log.memory[-3:]) / statistics.median(log.memory[half - 2 : half + 1])
     what = f"driver's memory at the end of {STUB_TRIALS} stub trials over its memory half-way"
     return Figure(what, growth, "ratio", 1.05)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clouds import amazon
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.extended]
 README = Path(__file__).parents[2] / "cluster" / "README.md"
 
 

@@ -20,7 +20,7 @@ from tests.cluster.simulated.simulation import LAPTOP, Laptop, copy_repository, 
 from tests.cluster.simulated.universe import REGION
 from tests.environment import environment_without
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
 
 FILE = "cluster/aws.yaml"
 BUCKET = "ada-studies"

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.extended]
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "cluster" / "start_mlflow.sh"
 PASSWORD = "kept-from-everyone"

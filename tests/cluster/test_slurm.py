@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from study.tracking.mlflow_store import Store
+from study.tracking.ledger import Ledger
 from tests.environment import PRIORITY
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.extended]
 ROOT = Path(__file__).parents[2]
 NEEDED = (
     "unshare",
@@ -126,7 +126,7 @@ def test_a_job_that_is_told_to_end_goes_on_when_submitted_again(slurm):
     slurm.run("scancel", "--batch", "--signal=TERM", first)
     assert slurm.ended(first) == "FAILED"
     assert not slurm.run("pgrep", "-f", "raylet|mlflow|interplay", check=False)
-    rows = Store(f"sqlite:///{slurm.folder}/results/mlflow.db", "quickstart").rows()
+    rows = Ledger(slurm.folder / "results" / "quickstart" / "rows").rows()
     assert 1 <= len(rows) < 8
 
     second = slurm.submit(*STUDY)
@@ -134,7 +134,7 @@ def test_a_job_that_is_told_to_end_goes_on_when_submitted_again(slurm):
     # Two machines of two CPUs each.
     assert f"8 cells, {len(rows)} done" in slurm.log(second)
     assert "on 4 slots" in slurm.log(second)
-    again = Store(f"sqlite:///{slurm.folder}/results/mlflow.db", "quickstart").rows()
+    again = Ledger(slurm.folder / "results" / "quickstart" / "rows").rows()
     assert len(again) == 8
     assert {cell: again[cell].loss for cell in rows} == {cell: row.loss for cell, row in rows.items()}
     assert (slurm.folder / "results" / "quickstart" / "report.html").is_file()

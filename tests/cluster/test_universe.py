@@ -69,7 +69,7 @@ def test_a_private_network_with_a_way_out_is_refused_too(tmp_path, route):
 
 
 @SIMULATED
-@pytest.mark.slow
+@pytest.mark.extended
 def test_machines_see_each_other_and_nothing_else_and_leave_nothing(tmp_path):
     with Simulation(tmp_path / "state") as simulation:
         shared = {"/shared": str(simulation.state / "shared")}

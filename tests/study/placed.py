@@ -20,7 +20,7 @@ from study.run.tuner import run_cells
 from study.spec.study import load_spec
 from study.workers.machines import Slots, live_machines, placement
 from tests.stubs import Cells, stub_result
-from tests.study.run.test_tuner import Listener
+from tests.study.run.test_tuner import Recorder
 from tests.study.small import SMALL
 from trainables.layout import Layout
 from trainables.progress import Progress
@@ -52,7 +52,7 @@ def noted_places(root):
     return [(root / f"rank-{rank}").read_text().split() for rank in range(PAIRS.ranks)]
 
 
-class Losing(Listener):
+class Losing(Recorder):
     """Takes the machine of the last rank away once all are training."""
 
     def __init__(self, root, cluster):

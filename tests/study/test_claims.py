@@ -6,7 +6,7 @@ from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from trainables.train.loop import train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from study.commands.run import program
 from study.plan import make_plan
 from study.run.runner import Summary
 from study.spec.study import load_spec
-from study.tracking.ledger import places
-from study.tracking.mlflow_store import Store, store_uri
+from study.tracking.mlflow_client import Experiment, tracking_uri
+from study.tracking.rows import Row
+from study.tracking.study_paths import study_paths
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs, one_size_a_depth
 from trainables.cell import Cell
@@ -82,7 +83,7 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["fit", "quickstart", "--uri", "sqlite:///absent.db"], "--set tracking.uri=URI"),
         (
             ["fit", "quickstart", "--set", "tracking.uri=sqlite:///absent.db"],
-            "no rows in sqlite:///absent.db yet",
+            "quickstart/rows yet",
         ),
         (["report", "quickstart", "--set", "tracking.uri=sqlite:///absent.db", "--out", "x"], "no rows"),
     ],
@@ -354,7 +355,7 @@ def test_every_ending_of_a_table_is_known(command, tmp_path, suffix):
 def elsewhere(tmp_path):
     """An MLflow store that is not the results folder's, with one trial."""
     uri = f"sqlite:///{tmp_path / 'other.db'}"
-    store = Store(uri, "mine", tmp_path / "artifacts")
+    store = Experiment(uri, "mine", tmp_path / "artifacts")
     tags = {"interplay.kind": "trial", "interplay.cell": "c", "interplay.status": "done"}
     run = store.client.create_run(store.experiment_id, tags=tags)
     for name, value in {"depth": 1, "width": 8, "seed": 0}.items():
@@ -382,7 +383,7 @@ def test_no_password_of_the_environment_is_shown(command, monkeypatch):
         assert "hunter2" not in out + err
 
 
-def test_asking_for_a_status_makes_nothing_and_says_where_the_rows_are_from(command, tmp_path, elsewhere):
+def test_asking_for_a_status_makes_nothing(command, tmp_path, elsewhere):
     before = sorted(tmp_path.rglob("*"))
     for uri in ("auto", "sqlite:///absent.db", elsewhere):
         status, out, err = command("status", SMALL, "--json", "--set", f"tracking.uri={uri}")
@@ -390,33 +391,36 @@ def test_asking_for_a_status_makes_nothing_and_says_where_the_rows_are_from(comm
         document = json.loads(out)
         assert (document["online"], document["stored"], document["counts"]) == (True, False, {"missing": 45})
     assert sorted(tmp_path.rglob("*")) == before
-    assert Store(elsewhere, "mine").client.get_experiment_by_name("small") is None
+    assert Experiment(elsewhere, "mine").client.get_experiment_by_name("small") is None
     document = json.loads(command("status", SMALL, "--json", "--set", "tracking.uri=http://127.0.0.1:9")[1])
     assert document["online"] is False
 
 
-def test_a_removed_store_is_no_server_that_does_not_answer(command, tmp_path):
+def test_a_status_has_all_rows_without_mlflow(command, tmp_path):
     spec = load_spec(SMALL)
     plan = make_plan(spec)
-    where = places(spec, tmp_path / "results")
-    where.folder.mkdir(parents=True)
-    first = plan.cells[0].cell
-    where.runs.write_text(f"cell,depth,width,loss,status,reason\n{first.key},1,12,1.5,done,\n")
-    status, out, _ = command("status", SMALL)
-    text = re.sub(r"\s+", " ", out)
+    planned = plan.cells[0]
+    study_paths(spec, tmp_path / "results").ledger.put(
+        Row(
+            cell=planned.cell.key, name=planned.cell.name, study=spec.name, protocol=plan.protocol, status="done",
+            reason=None, params={}, metrics={"loss": 1.5}, tags={"interplay.ended": "1"},
+        )
+    )  # fmt: skip
+    status, out, _ = command("status", SMALL, "--json")
+    document = json.loads(out)
     assert status == 0
-    assert "does not answer" not in text
-    assert "MLflow has no such study" in text
-    assert "last run table" in text
-    status, out, _ = command("status", SMALL, "--set", "tracking.uri=http://127.0.0.1:9")
-    assert "does not answer" in re.sub(r"\s+", " ", out)
+    assert document["counts"] == {"done": 1, "missing": 44}
+    assert (document["stored"], document["waiting_for_mlflow"]) == (False, 1)
+    document = json.loads(command("status", SMALL, "--json", "--set", "tracking.uri=http://127.0.0.1:9")[1])
+    assert document["counts"] == {"done": 1, "missing": 44}
+    assert (document["online"], document["waiting_for_mlflow"]) == (False, None)
     assert not (tmp_path / "results" / "mlflow.db").exists()
 
 
 def test_a_hash_in_the_results_path_is_fine(tmp_path):
     folder = tmp_path / "a #b"
     folder.mkdir()
-    Store(store_uri("auto", folder), "x")
+    Experiment(tracking_uri("auto", folder), "x")
     assert (folder / "mlflow.db").is_file()
 
 

@@ -469,7 +469,7 @@ def test_a_cell_trained_by_hand_has_diagnostics_too(root, tmp_path, capfd):
     assert "token_cosine/2" in result["start"]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_ranks_that_share_a_batch_have_the_diagnostics_of_one(ranks, root, expected, zero):
     one = cell(steps=4, grad_clip=0.1)

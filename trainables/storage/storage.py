@@ -75,6 +75,10 @@ class Folder:
             return []
         return [path.name for path in self.local.iterdir() if path.is_dir()]
 
+    def names(self) -> list[str]:
+        """The names of the files that lie here and in no subfolder."""
+        return [path.name for path in self.local.iterdir() if path.is_file()] if self.local.is_dir() else []
+
     def read(self, tag: str, name: str) -> bytes | None:
         """Return the contents of a small file of a checkpoint; None if it is missing."""
         path = self.local / tag / name
@@ -148,6 +152,13 @@ class Bucket(Folder):
 
         found = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
         return [info.base_name for info in found if info.type == FileType.Directory]
+
+    def names(self) -> list[str]:
+        """The names of the files that lie here and in no subfolder."""
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
+        return [info.base_name for info in found if info.type == FileType.File]
 
     def read(self, tag: str, name: str) -> bytes | None:
         """Return the contents of a small file of a checkpoint; None if it is missing."""

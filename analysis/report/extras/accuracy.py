@@ -1,68 +1,82 @@
-"""What the models of a task can do: the accuracy of each shape, and how well its heads copy what followed before."""
+"""Figures and sentences of the accuracy of a task, by size and by difficulty."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import pandas as pd
+from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.document import Fit
 from analysis.fit.measures import TARGETS, MeasureData, Value, measure_by_value
-from analysis.fit.sentences import layers
-from analysis.numbers import digits
-from analysis.report.extras.measures import needed_sentence
+from analysis.numbers import digits, layers
+from analysis.report.extras.measures import draw_measure, measure_caption, needed_sentence
+from analysis.report.figures.canvas import (
+    MAX_END_LABELS,
+    name_depths,
+    new_canvas,
+    points_of_depths,
+    size_limits,
+)
+from analysis.report.figures.figure import Context, Figure, Rows
 from analysis.runs.table import STOPPED
 
-#: Columns of a run table that are measured beside the loss, more being better, and how sentences call them.
+#: Columns of a run table that are measured beside the loss, more being better, and their names in sentences.
 SCORES = {
     "accuracy": "accuracy",
     "induction_score": "induction score of a head",
     "induction_score_shifted": "induction score of a head at its best distance",
 }
 
-#: Columns of the accuracy of one difficulty of a task: `accuracy_hops_8` is of the sequences of eight hops. Other words
-#: would be of something else: `accuracy_top_5`.
+#: Columns of the accuracy at one difficulty of a task: `accuracy_hops_8` covers the sequences of eight hops. Other
+#: columns of a foreign table, such as `accuracy_top_5`, do not match.
 GRADED = re.compile(r"accuracy_(hops|diameter)_(\d+)")
 
 
-@dataclass(frozen=True)
-class AccuracyData:
-    """The accuracy of every shape.
+def figure(context: Context) -> Figure | None:
+    """Accuracy against size; None without an accuracy."""
+    data = accuracy_data(context.fit)
+    if data is None:
+        return None
+    return Figure(
+        "accuracy",
+        "Accuracy against size, one line per depth",
+        "Share of the validation targets that the model ranks first, mean over the seeds; bars run from the lowest to "
+        "the highest seed.",
+        data,
+        lambda: draw_accuracy(data, context.colours, context.size_label),
+    )
 
-    Attributes:
-        points: one row a shape: depth, width, params, seeds, mean, low, high (over the seeds).
-    """
 
-    points: pd.DataFrame
+def graded_figure(context: Context) -> Figure | None:
+    """Accuracy against depth by difficulty; None with fewer than two difficulties."""
+    graded = graded_accuracy(context.fit)
+    if graded is None:
+        return None
+    key, data = graded
+    title = "Accuracy against depth, one line per difficulty"
+    return Figure("accuracy_graded", title, measure_caption(data), data, lambda: draw_measure(data, key))
 
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.points
 
+def accuracy_data(fit: Fit, name: str = "accuracy") -> Rows | None:
+    """Depth, width, params, seeds, mean, low, high of the accuracy of each shape; None without any.
 
-def accuracy_data(fit: Fit, name: str = "accuracy") -> AccuracyData | None:
-    """The accuracy, from 0 to 1, of the runs that are compared; None where there is none, or the fit was read back.
-
-    A run that was stopped early has a forecast of its loss and of nothing else.
+    Runs that were stopped early are left out: they have a forecast of their loss only.
 
     Args:
         fit: with its evidence.
-        name: of the column, one of `SCORES`.
+        name: a column, one of `SCORES`.
     """
     rows = _rows_with(fit, name)
     if rows.empty:
         return None
     groups = rows.groupby(["depth", "width", "params"], sort=True)[name]
-    points = groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index()
-    return AccuracyData(points)
+    return Rows(groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index())
 
 
 def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
-    """The accuracy against depth of each difficulty of a task, and what the task is harder by.
+    """What makes the task harder, and the accuracy against depth of each difficulty.
 
-    None where the table has fewer than two difficulties, or the fit was read back.
-
-    Args:
-        fit: with its evidence.
+    None if the table has fewer than two difficulties, or the fit was read from a file.
     """
     if fit.evidence is None:
         return None
@@ -70,7 +84,7 @@ def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
     tables: list[tuple[Value, pd.DataFrame | None]] = []
     for match in sorted(found, key=lambda match: int(match[2])):
         rows = _rows_with(fit, match[0])
-        # A task is harder by one key; a table from elsewhere may have columns of another.
+        # A task has one key of difficulty; a foreign table may have columns of another.
         if match[1] == found[0][1] and len(rows):
             tables.append((int(match[2]), rows.assign(accuracy=rows[match[0]])))
     data = measure_by_value(tables, "accuracy", TARGETS["accuracy"]) if len(tables) > 1 else None
@@ -78,10 +92,7 @@ def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
 
 
 def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
-    """The compared runs whose column is a number from 0 to 1; none where there is no such column.
-
-    A column of a table from elsewhere may be in per cent, or something else of that name.
-    """
+    """The compared runs with a number from 0 to 1 in the column; a foreign table may hold percent there."""
     if fit.evidence is None or name not in fit.evidence.comparison.rows:
         return pd.DataFrame()
     rows = fit.evidence.comparison.rows
@@ -90,17 +101,28 @@ def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
     return rows.assign(**{name: numbers})[(numbers >= 0) & (numbers <= 1)]
 
 
+def draw_accuracy(data: Rows, colours: Mapping[int, str], size_label: str) -> Canvas:
+    """Draw accuracy against N on a log axis, one line per depth; bars run from the lowest to the highest seed."""
+    many = len(colours) > MAX_END_LABELS
+    canvas, axes = new_canvas(4.9 if many else 4.1)
+    ends = points_of_depths(axes, data.rows, "mean", colours, "-")
+    size_limits(axes, data.rows, many=many)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_ylabel("accuracy (share of the targets)")
+    axes.set_xlabel(size_label)
+    name_depths(canvas, axes, ends, many=many)
+    return canvas
+
+
 def score_sentences(fit: Fit) -> list[str]:
-    """The depth that each difficulty of a task takes, and the best mean of each depth of each of `SCORES`."""
+    """The depth that each difficulty of a task needs, and the best mean score of each depth."""
     graded = graded_accuracy(fit)
-    told = [needed_sentence(*graded)] if graded else []
-    for name, called in SCORES.items():
+    sentences = [needed_sentence(*graded)] if graded else []
+    for name, title in SCORES.items():
         data = accuracy_data(fit, name)
         if data is None:
             continue
-        best = data.points.loc[data.points.groupby("depth")["mean"].idxmax()]
-        parts = [
-            f"{digits(row['mean'], 3)} with {layers(int(row['depth']))}" for row in best.to_dict("records")
-        ]
-        told.append(f"Best mean {called}: {', '.join(parts)}.")
-    return told
+        best = data.rows.loc[data.rows.groupby("depth")["mean"].idxmax()].to_dict("records")
+        parts = [f"{digits(row['mean'], 3)} with {layers(int(row['depth']))}" for row in best]
+        sentences.append(f"Best mean {title}: {', '.join(parts)}.")
+    return sentences

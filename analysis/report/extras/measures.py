@@ -1,17 +1,138 @@
-"""What a measure against depth says for each value, in plain words."""
+"""Figure and sentences of a measure against depth, by the value of a key."""
 
 import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import NullLocator
 
-from analysis.fit.measures import MeasureData, Value, label
-from analysis.fit.sentences import layers, listed
-from analysis.numbers import digits, human
+from analysis.fit.measures import MeasureData, Value, ValueAxis, label
+from analysis.numbers import digits, human, layers, listed, short
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import MARKS, WIDTH, Axes, depth_axis, outside_legend
+from analysis.report.figures.figure import Figure
+from analysis.report.figures.frames import by_depth
+from analysis.tables import Column, Table
+
+#: Inches of an axis of values, and points per letter of its labels.
+REACH, LETTER = 5.4, 6.0
+
+
+def measure_figure(data: MeasureData, key: str) -> Figure:
+    """A measure against depth."""
+    title = f"{data.name} against depth, by {key}"
+    name = f"measure_{data.name}"
+    return Figure(name, title, measure_caption(data), data, lambda: draw_measure(data, key))
+
+
+def measure_caption(data: MeasureData) -> str:
+    """What the one or two panels show."""
+    needed = (
+        " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model of a "
+        "value if none does."
+    )
+    return (
+        f"Mean over the seeds of the best width of each depth (the {'lowest' if data.lower else 'highest'} mean); bars "
+        "run from the lowest to the highest seed, small dots are the other widths. Choosing the best width by the same "
+        f"runs biases it slightly.{'' if data.target is None else needed}"
+    )
+
+
+def draw_measure(data: MeasureData, key: str) -> Canvas:
+    """Draw the measure against depth, one line per value (left), and with a target the depth it needs (right)."""
+    aimed = len(data.needed) > 0
+    canvas = Canvas(figsize=(WIDTH, 4.3), dpi=100, layout="constrained")
+    grid = canvas.subplots(1, 2 if aimed else 1, squeeze=False, width_ratios=[1.25, 1] if aimed else None)[0]
+    axes = grid[0]
+    depths = [depth for depth, _ in by_depth(data.shapes)]
+    reach = max(depths[-1] / depths[0], 1.5)
+    axes.set_xscale("log")
+    axes.set_xlim(depths[0] / reach**0.08, depths[-1] * reach**0.08)
+    colours = [light for light, _ in palette.sequence(len(data.axis.labels))]
+    looks = zip(data.axis.places, data.axis.labels, colours, itertools.cycle(MARKS), strict=False)
+    for place, name, colour, mark in looks:
+        rows = data.shapes[data.shapes["place"] == place]
+        best = rows[rows["best"]].sort_values("depth")
+        rest = rows[~rows["best"]]
+        axes.scatter(rest["depth"], rest["mean"], s=9, color=colour, alpha=0.35, linewidths=0)
+        axes.vlines(best["depth"], best["low"], best["high"], color=colour, linewidth=2.2, alpha=0.45)
+        style = {"color": colour, "marker": mark, "markersize": 5, "linewidth": 1.4}
+        axes.plot(best["depth"], best["mean"], label=name, **style)
+    if data.target is not None:
+        axes.axhline(data.target, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
+    depth_axis(axes, depths, room=48 if aimed else 26)
+    axes.set_xlabel("depth L (layers)")
+    axes.set_title(f"{data.name}, best over the widths", fontweight="bold")
+    outside_legend(canvas, min(len(data.axis.labels), 7), title=key)
+    if aimed:
+        _draw_needed(grid[1], data, key)
+    return canvas
+
+
+def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
+    # Linear in depth: a depth that grows like the logarithm of the value gives a straight line.
+    set_values(axes, data.axis, reach=2.3)
+    rows = data.needed
+    depths = [depth for depth, _ in by_depth(data.shapes)]
+    span = max(depths[-1] - depths[0], 1)
+    reached = rows.set_index("place")["depth"].reindex(list(data.axis.places))
+    axes.plot(reached.index, reached, color=palette.ACCENT, marker="o", markersize=6.5, linewidth=1.3)
+    for row in rows[rows["depth"].isna()].to_dict("records"):
+        # The deepest model of this value does not reach the target.
+        bound = float(row["deepest"])
+        draw_bound(axes, float(row["place"]), bound, bound + 0.12 * span, palette.MUTED)
+    axes.set_ylim(depths[0] - 0.08 * span, depths[-1] + 0.18 * span)
+    kept: list[int] = []
+    for depth in depths:
+        if not kept or depth - kept[-1] >= 0.06 * span:
+            kept.append(depth)
+    axes.set_yticks(kept)
+    axes.set_xlabel(key)
+    axes.set_title(f"layers for {data.name} {'≤' if data.lower else '≥'} {data.target:g}", fontweight="bold")
+
+
+def draw_bound(axes: Axes, place: float, bound: float, end: float, colour: str) -> None:
+    """Draw an arrow from a bound to `end`."""
+    arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.8}
+    axes.annotate("", xy=(place, end), xytext=(place, bound), arrowprops=arrow)
+    axes.plot([place], [bound], marker="_", color=colour, markersize=11, zorder=4)
+
+
+def set_values(axes: Axes, axis: ValueAxis, *, reach: float = REACH) -> None:
+    """Set the x axis to the values of a key, with ticks at the values unless their labels would touch.
+
+    Args:
+        axes: to be set.
+        axis: of the values.
+        reach: inches of the axis.
+    """
+    places = np.array(axis.places)
+    if axis.log:
+        axes.set_xscale("log")
+        margin = max(places[-1] / places[0], 2.0) ** 0.07
+        low, high = places[0] / margin, places[-1] * margin
+    else:
+        margin = 0.07 * max(float(places[-1] - places[0]), 1.0)
+        low, high = places[0] - margin, places[-1] + margin
+    axes.set_xlim(low, high)
+    scale = np.log if axis.log else np.asarray
+    at = (scale(places) - scale(low)) / (scale(high) - scale(low)) * reach * 72
+    kept: list[int] = []
+    for index, name in enumerate(axis.labels):
+        room = LETTER * (len(name) + (len(axis.labels[kept[-1]]) if kept else 0)) / 2 + 6
+        if not kept or at[index] - at[kept[-1]] >= room:
+            kept.append(index)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(places[kept], [axis.labels[index] for index in kept])
+    axes.grid(axis="x", visible=False)
 
 
 def needed_sentence(key: str, data: MeasureData) -> str:
-    """The depth that each value needs for the target; empty without a target."""
+    """The depth that each value needs to reach the target; empty without a target."""
     if data.target is None or data.needed.empty:
         return ""
     needed = data.needed.assign(depth=data.needed["depth"].fillna(0).astype(int))
@@ -27,9 +148,9 @@ def needed_sentence(key: str, data: MeasureData) -> str:
 
 
 def compared_sentence(key: str, data: MeasureData) -> str:
-    """A measure at the largest depth and size that all values have, the best value first; empty for one value.
+    """The measure at the largest depth and size that all values have, the best value first; empty for one value.
 
-    Of a depth's widths the best counts, as everywhere here, and of a shape the mean over its seeds.
+    The best width of a depth counts, and the mean over the seeds of a shape.
     """
     shapes = data.shapes.dropna(subset=["mean"])
     values = shapes["place"].nunique()
@@ -45,14 +166,47 @@ def compared_sentence(key: str, data: MeasureData) -> str:
 
 
 def runs_of(depths: pd.Series, values: pd.Series) -> list[tuple[int, list[Value]]]:
-    """Runs of neighbouring values of equal depth."""
+    """Consecutive values of equal depth."""
     pairs = zip(depths.astype(int).tolist(), values.tolist(), strict=True)
-    return [
-        (depth, [value for _, value in group])
-        for depth, group in itertools.groupby(pairs, lambda pair: pair[0])
-    ]
+    groups = itertools.groupby(pairs, lambda pair: pair[0])
+    return [(depth, [value for _, value in group]) for depth, group in groups]
 
 
 def listed_values(values: Sequence[Value]) -> str:
     """`1, 2 and 4`."""
     return listed([label(value) for value in values])
+
+
+def needed_table(key: str, data: MeasureData) -> Table | None:
+    """The fewest layers of each value that reach the target; None without a target."""
+    if data.needed.empty:
+        return None
+    columns = (
+        Column(key, right=False),
+        Column("depth L", look="strong"),
+        Column("heads H"),
+        Column("head width m"),
+        Column("width", "m·H"),
+        Column("N"),
+        Column("mean"),
+        Column("range", under="mean"),
+        Column("best", "of any depth"),
+    )
+    rows: list[tuple[str | None, ...]] = []
+    for row in data.needed.to_dict("records"):
+        best = f"{row['best']:.4g}"
+        if math.isnan(row["depth"]):
+            rows.append(
+                (label(row["value"]), f"above {row['deepest']}", *[None] * 4, "not reached", None, best)
+            )
+            continue
+        mean = (f"{row['mean']:.4g}", f"{row['low']:.3g} to {row['high']:.3g} ({row['seeds']:.0f} seeds)")
+        rows.append((label(row["value"]), *_shape(row), *mean, best))
+    side = "at most" if data.lower else "at least"
+    return Table(f"The fewest layers for {data.name} of {side} {data.target:g}", columns, rows)
+
+
+def _shape(row: dict[Any, Any]) -> tuple[str | None, ...]:
+    known = not math.isnan(row["heads"])
+    heads = (f"{row['heads']:.0f}", f"{row['head_width']:g}") if known else (None, None)
+    return (f"{row['depth']:.0f}", *heads, f"{row['width']:.0f}", short(row["params"]))

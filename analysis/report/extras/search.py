@@ -1,20 +1,21 @@
-"""Drawings of a search: its cells, its estimate and the half-width of its interval."""
+"""Figure and sentence of a search: its cells, and the certainty of its objective over the work."""
 
 import itertools
+import math
 from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from analysis.design.history import SearchData
-from analysis.fit.sentences import layers
-from analysis.numbers import digits, short
+from analysis.numbers import counted, digits, layers, scientific
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, MAX_END_LABELS, WIDTH, Axes
+from analysis.report.figures.canvas import MARKS, MAX_END_LABELS, WIDTH, Axes, set_ticks
+from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import by_depth
 
-#: What the value of an objective is called on its axis.
+#: Kind of objective -> title of its axis.
 OBJECTIVES = {
     "depth": "projected best depth (layers)",
     "b": "slope b of the law",
@@ -22,8 +23,33 @@ OBJECTIVES = {
 }
 
 
+def figure(context: Context) -> Figure | None:
+    """The course of a search; None without one."""
+    data = context.search
+    if data is None:
+        return None
+    caption = search_caption(data)
+    return Figure("search", "How the search went", caption, data, lambda: draw_search(data, context.colours))
+
+
+def search_caption(search: SearchData) -> str:
+    """What the three panels of a search show."""
+    grid = (
+        "The dashed line is the expected half-width of the spec's grid, one seed after the other: the median of "
+        "studies simulated from the curves and noise of this study."
+        if len(search.grid)
+        else "There are too few rows to simulate a grid."
+    )
+    target = " The dotted line is the target." if search.stop_when is not None else ""
+    return (
+        "Above: every cell in the order of finishing; hollow marks are forecasts of stopped cells, crosses are cells "
+        "without a loss. Below: the estimate with its interval if that is closed (left), and its half-width "
+        f"(right; a share of the value, for crossings in ln N). {grid}{target}"
+    )
+
+
 def draw_search(data: SearchData, colours: Mapping[int, str]) -> Canvas:
-    """The cells in the order they ended; below it the estimate and its half-width over the FLOPs spent."""
+    """Draw the cells in the order of finishing (above), and the estimate and its half-width over FLOPs (below)."""
     canvas = Canvas(figsize=(WIDTH, 5.6), dpi=100, layout="constrained")
     grid = canvas.add_gridspec(2, 2, height_ratios=(1.1, 1))
     _draw_cells(canvas.add_subplot(grid[0, :]), data, colours)
@@ -40,29 +66,20 @@ def _draw_cells(axes: Axes, data: SearchData, colours: Mapping[int, str]) -> Non
         for outcome, part in rows.groupby("outcome", sort=True):
             done = outcome == "done"
             fill = {"facecolors": colour if done else "none", "edgecolors": colour}
-            fill = {"color": colour} if outcome not in ("done", "forecast") else fill
-            axes.scatter(
-                part["order"],
-                part["params"],
-                s=26,
-                marker=mark if outcome in ("done", "forecast") else "x",
-                linewidths=1.2,
-                **fill,
-            )
+            lost = outcome not in ("done", "forecast")
+            style = {"marker": "x", "color": colour} if lost else {"marker": mark, **fill}
+            axes.scatter(part["order"], part["params"], s=26, linewidths=1.2, **style)
         axes.scatter([], [], s=26, marker=mark, color=colour, label=layers(depth))
     axes.set_yscale("log")
     low, high = float(cells["params"].min()), float(cells["params"].max())
     axes.set_ylim(low / 1.3, high * 1.3)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1, 3)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.yaxis.set_minor_locator(NullLocator())
+    set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5) if high / low < 200 else (1, 3)))
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    axes.set_xlabel("cells, in the order they ended")
+    axes.set_xlabel("cells, in the order of finishing")
     axes.set_ylabel("N")
     if cells["depth"].nunique() <= MAX_END_LABELS:
-        axes.legend(
-            frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=8, borderaxespad=0.2
-        )
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        axes.legend(frameon=False, fontsize=8.5, ncols=8, **place)
 
 
 def _draw_value(axes: Axes, data: SearchData) -> None:
@@ -74,11 +91,9 @@ def _draw_value(axes: Axes, data: SearchData) -> None:
     axes.plot(x, steps["value"], color=palette.ACCENT, marker="o", markersize=3)
     if data.objective.kind != "b" and len(steps):
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        axes.yaxis.set_minor_locator(NullLocator())
+        set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5)))
     axes.set_title(OBJECTIVES[data.objective.kind], fontweight="bold")
-    _work_axis(axes, data)
+    _work_axis(axes)
 
 
 def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
@@ -88,31 +103,57 @@ def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
     ):
         part = rows[np.isfinite(rows["halfwidth"].to_numpy(dtype=float))]
         if len(part):
-            axes.plot(
-                part["flops"],
-                part["halfwidth"],
-                color=colour,
-                linestyle=style,
-                marker="o",
-                markersize=3,
-                label=label,
-            )
+            look = {"color": colour, "linestyle": style, "marker": "o", "markersize": 3}
+            axes.plot(part["flops"], part["halfwidth"], label=label, **look)
     if data.stop_when is not None:
-        axes.axhline(
-            data.stop_when, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2, label="asked for"
-        )
+        dotted = {"color": palette.INK, "linestyle": (0, (1, 2)), "linewidth": 1.2}
+        axes.axhline(data.stop_when, label="target", **dotted)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(value, 2)))
-    axes.yaxis.set_minor_locator(NullLocator())
+    set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5)), digits)
     axes.set_title("half-width of its interval", fontweight="bold")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8.5, loc="best")
-    _work_axis(axes, data)
+    _work_axis(axes)
 
 
-def _work_axis(axes: Axes, data: SearchData) -> None:
+def _work_axis(axes: Axes) -> None:
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}".replace("e+", "e")))
     axes.set_xlabel("training FLOPs")
+
+
+def search_sentence(data: SearchData, ended: str) -> str:
+    """The number of cells trained, the certainty reached, and what a grid is expected to need for it."""
+    cells, spent = len(data.cells), float(data.cells["flops"].iloc[-1])
+    last = data.steps.iloc[-1]
+    start = f"The search trained {counted(cells, 'cell')} for {scientific(spent)} training FLOPs"
+    why = f" {ended[:1].upper()}{ended[1:]}" if ended else ""
+    if not math.isfinite(last["halfwidth"]):
+        return f"{start}, and has no closed interval yet.{why}"
+    known = f"{start}; the half-width of its interval is {digits(last['halfwidth'])}."
+    return f"{known}{why} {_against_grid(data, spent, float(last['halfwidth']))}".strip()
+
+
+def _against_grid(data: SearchData, spent: float, halfwidth: float) -> str:
+    """The seeds with which the grid is expected to reach the target; empty without a simulated grid.
+
+    A search stops at the first interval that is narrow enough, by chance too, so the grid is compared at the target
+    and not at the half-width reached.
+    """
+    grid = data.grid
+    if grid.empty:
+        return ""
+    wanted = halfwidth if data.stop_when is None else max(halfwidth, data.stop_when)
+    what = "that" if wanted == halfwidth else f"the target of {digits(wanted)}"
+    enough = grid[grid["halfwidth"] <= wanted]
+    row = grid.iloc[-1] if enough.empty else enough.iloc[0]
+    seeds = counted(int(row["seeds"]), "seed")
+    flops = f"{scientific(float(row['flops']))} training FLOPs"
+    if enough.empty:
+        return f"A grid of the same shapes is not expected to reach {what} with {seeds} ({flops})."
+    share = digits(100 * spent / float(row["flops"]), 1)
+    return (
+        f"A grid of the same shapes is expected to need {seeds} for {what}, {flops}: the search took about {share} % "
+        "of it."
+    )

@@ -1,34 +1,80 @@
-"""Drawings of a series of studies: crossings, best depths and a measure against the value of the key that differs."""
+"""Figures and sentences of a series of studies: crossings and best depths by the value of the key that differs."""
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator
 
 from analysis.curves.noise import Floats
-from analysis.fit.measures import MeasureData, ValueAxis
-from analysis.fit.series import BestData, CrossingData
-from analysis.numbers import short
+from analysis.fit.crossing_shift import ChangedStudy
+from analysis.fit.measures import MeasureData, ValueAxis, label
+from analysis.fit.sentences import law_formula
+from analysis.fit.series import BestData, CrossingData, Member
+from analysis.intervals import Interval
+from analysis.numbers import (
+    digits,
+    ends,
+    human,
+    human_range,
+    layers,
+    percent,
+    short,
+    short_range,
+    span,
+)
+from analysis.report.extras.measures import (
+    compared_sentence,
+    draw_bound,
+    listed_values,
+    needed_sentence,
+    runs_of,
+    set_values,
+)
+from analysis.report.extras.shifts import shift_sentence
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, WIDTH, Axes, depth_axis, end_labels, new_canvas
-from analysis.report.figures.frames import by_depth
+from analysis.report.figures.canvas import MARKS, Axes, end_labels, new_canvas, outside_legend, set_ticks
+from analysis.report.figures.figure import Figure
+from analysis.tables import Column, Table
 
-#: Share of the axis of values by which the marks of several pairs or budgets stand apart.
+#: Share of the axis of values by which the marks of several pairs or budgets are moved apart.
 APART = 0.012
 #: Steps over which the lines of one value are spread, at most.
 MOST_STEPS = 7
-#: Inches of an axis of values, and points a letter of its labels takes.
-REACH, LETTER = 5.4, 6.0
-#: How far the arrow of a bound reaches, and the frame beyond all that is known, as factors.
+#: Length of the arrow of a bound, and margin of the frame, as factors.
 LENGTH, MARGIN = 1.35, 1.6
+#: Pairs of depths that have a sentence of their own.
+MOST_PAIRS = 3
+#: Words for an inconclusive number.
+UNSETTLED = "inconclusive"
+
+
+def crossings_figure(data: CrossingData, key: str, level: float) -> Figure:
+    """N at the crossings by value."""
+    caption = (
+        f"N at which the deeper model of each pair of neighbouring depths takes the lead, with {percent(level)} "
+        "intervals. Arrows are bounds: downwards the deeper model leads at every measured size, upwards at none. "
+        "Hollow marks and broken bars are inconclusive; lines join settled neighbours."
+    )
+    return Figure(
+        "crossings", f"The crossings against {key}", caption, data, lambda: draw_crossings(data, key)
+    )
+
+
+def best_figure(data: BestData, key: str) -> Figure:
+    """The best depth by value."""
+    caption = (
+        "Depth of the lowest loss at each budget, read off the curves of each member at one N. Bars span the depths "
+        "statistically tied with it (less than two standard errors of the paired difference)."
+    )
+    return Figure("best_depth", f"The best depth against {key}", caption, data, lambda: draw_best(data, key))
 
 
 def draw_crossings(data: CrossingData, key: str) -> Canvas:
-    """N at each crossing with its interval against the value; arrows are bounds, hollow marks are not settled."""
+    """Draw N at each crossing with its interval against the value; arrows are bounds, hollow marks inconclusive."""
     canvas, axes = new_canvas(4.2)
     pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
     values = data.rows[["params", "low", "high", "measured_low", "measured_high"]].to_numpy(dtype=float)
@@ -39,80 +85,62 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
     axes.set_ylim(bottom, top)
     set_values(axes, data.axis)
     colours = [light for light, _ in palette.sequence(len(pairs))]
-    for rank, (((shallow, deep), rows), colour, mark) in enumerate(
-        zip(pairs, colours, itertools.cycle(MARKS), strict=False)
-    ):
+    looks = zip(pairs, colours, itertools.cycle(MARKS), strict=False)
+    for rank, (((shallow, deep), rows), colour, mark) in enumerate(looks):
         side = _side(rank, len(pairs))
         x = _beside(data.axis, rows["place"].to_numpy(dtype=float), side)
         for place, row in zip(x, rows.to_dict("records"), strict=True):
             if math.isfinite(row["params"]):
-                solid = row["status"] == "bracketed"
-                span = [row["low"], row["high"]]
-                drawn = [
-                    end if math.isfinite(end) else edge for end, edge in zip(span, (bottom, top), strict=True)
-                ]
-                dashes = "-" if solid and np.isfinite(span).all() else (0, (2, 2))
-                axes.plot(
-                    [place, place], drawn, color=colour, linewidth=2.2, alpha=0.45, linestyle=dashes, zorder=2
-                )
-                face = colour if solid else palette.PAPER
-                axes.plot(
-                    [place],
-                    [row["params"]],
-                    marker=mark,
-                    markersize=6.5,
-                    color=colour,
-                    markerfacecolor=face,
-                    zorder=4,
-                )
+                _draw_crossing(axes, place, row, colour, mark)
             elif row["status"] in ("left_censored", "right_censored"):
-                _arrow(axes, place, row, colour)
-        # Only neighbouring values that are both settled are joined: between others nothing is known.
-        settled = (
-            rows[rows["status"] == "bracketed"].set_index("place")["params"].reindex(list(data.axis.places))
-        )
+                _draw_censored(axes, place, row, colour)
+        # Join only neighbouring values that are both settled.
+        settled = rows[rows["status"] == "bracketed"].set_index("place")["params"]
+        settled = settled.reindex(list(data.axis.places))
         axes.plot(_beside(data.axis, np.array(data.axis.places), side), settled, color=colour, linewidth=1.2)
         axes.plot([], [], marker=mark, color=colour, label=f"{shallow} → {deep}")
-    _size_ticks(axes, top / bottom)
+    decades = math.log10(top / bottom)
+    set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1, 3) if decades < 4 else (1,)))
     axes.set_xlabel(key)
     axes.set_ylabel("N at the crossing")
-    canvas.legend(
-        loc="outside lower center", frameon=False, fontsize=8.5, ncols=min(len(pairs), 6), title="layers"
-    )
+    outside_legend(canvas, min(len(pairs), 6), title="layers")
     return canvas
 
 
-def _arrow(axes: Axes, place: float, row: Mapping[Any, Any], colour: str) -> None:
-    """A bound: the deeper model leads already at the smallest size, or not even at the largest."""
+def _draw_crossing(axes: Axes, place: float, row: Mapping[Any, Any], colour: str, mark: str) -> None:
+    solid = row["status"] == "bracketed"
+    span = [row["low"], row["high"]]
+    drawn = [end if math.isfinite(end) else edge for end, edge in zip(span, axes.get_ylim(), strict=True)]
+    dashes = "-" if solid and np.isfinite(span).all() else (0, (2, 2))
+    bar = {"linewidth": 2.2, "alpha": 0.45, "linestyle": dashes, "zorder": 2}
+    axes.plot([place, place], drawn, color=colour, **bar)
+    face = {"markersize": 6.5, "markerfacecolor": colour if solid else palette.PAPER, "zorder": 4}
+    axes.plot([place], [row["params"]], marker=mark, color=colour, **face)
+
+
+def _draw_censored(axes: Axes, place: float, row: Mapping[Any, Any], colour: str) -> None:
+    """Draw a bound: the deeper model leads already at the smallest size, or not even at the largest."""
     below = row["status"] == "left_censored"
     known = row["high"] if below else row["low"]
     bound = known if math.isfinite(known) else row["measured_low" if below else "measured_high"]
-    if not math.isfinite(bound):
-        return
-    _point_away(axes, place, bound, bound / LENGTH if below else bound * LENGTH, colour)
-
-
-def _point_away(axes: Axes, place: float, bound: float, end: float, colour: str) -> None:
-    arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.8}
-    axes.annotate("", xy=(place, end), xytext=(place, bound), arrowprops=arrow)
-    axes.plot([place], [bound], marker="_", color=colour, markersize=11, zorder=4)
+    if math.isfinite(bound):
+        draw_bound(axes, place, bound, bound / LENGTH if below else bound * LENGTH, colour)
 
 
 def draw_best(data: BestData, key: str) -> Canvas:
-    """Best depth of each budget against the value; bars run over the depths that cannot be told from it."""
+    """Draw the best depth of each budget against the value; bars span the depths statistically tied with it."""
     canvas, axes = new_canvas(4.0)
     budgets = list(data.rows.groupby("budget", sort=True))
     colours = [light for light, _ in palette.sequence(len(budgets), "budget")]
     axes.set_yscale("log")
     set_values(axes, data.axis)
-    ends = []
+    labels = []
     for rank, ((_, rows), colour) in enumerate(zip(budgets, colours, strict=True)):
         x = _beside(data.axis, rows["place"].to_numpy(dtype=float), _side(rank, len(budgets)))
         axes.vlines(x, rows["near_low"], rows["near_high"], color=colour, linewidth=4, alpha=0.25)
         axes.plot(x, rows["depth"], color=colour, marker="o", markersize=5.5, linewidth=1.3)
-        ends.append(
-            (x[-1], float(rows["depth"].iloc[-1]), f"N = {short(float(rows['params'].iloc[0]))}", colour)
-        )
+        name = f"N = {short(float(rows['params'].iloc[0]))}"
+        labels.append((x[-1], float(rows["depth"].iloc[-1]), name, colour))
     depths = data.rows[["depth", "near_low", "near_high"]].to_numpy(dtype=float)
     low, high = float(np.nanmin(depths)), float(np.nanmax(depths))
     axes.set_ylim(low / 1.25, high * 1.25)
@@ -120,123 +148,29 @@ def draw_best(data: BestData, key: str) -> Canvas:
     _room_right(axes, data.axis)
     axes.set_xlabel(key)
     axes.set_ylabel("best depth (layers)")
-    # All at one place: lines that end at one depth have their labels in each other else.
-    last = max(end[0] for end in ends)
-    end_labels(axes, [(last, *end[1:]) for end in ends])
+    # All labels at one place: otherwise those of lines that end at one depth overlap.
+    last = max(item[0] for item in labels)
+    end_labels(axes, [(last, *item[1:]) for item in labels])
     return canvas
-
-
-def draw_measure(data: MeasureData, key: str) -> Canvas:
-    """Left the measure against depth, one line a value; right, with a target, the depth that each value needs."""
-    aimed = len(data.needed) > 0
-    canvas = Canvas(figsize=(WIDTH, 4.3), dpi=100, layout="constrained")
-    grid = canvas.subplots(1, 2 if aimed else 1, squeeze=False, width_ratios=[1.25, 1] if aimed else None)[0]
-    axes = grid[0]
-    depths = [depth for depth, _ in by_depth(data.shapes)]
-    reach = max(depths[-1] / depths[0], 1.5)
-    axes.set_xscale("log")
-    axes.set_xlim(depths[0] / reach**0.08, depths[-1] * reach**0.08)
-    colours = [light for light, _ in palette.sequence(len(data.axis.labels))]
-    looks = dict(zip(data.axis.places, zip(data.axis.labels, colours, strict=True), strict=True))
-    for place, mark in zip(data.axis.places, itertools.cycle(MARKS), strict=False):
-        rows = data.shapes[data.shapes["place"] == place]
-        name, colour = looks[place]
-        best = rows[rows["best"]].sort_values("depth")
-        rest = rows[~rows["best"]]
-        axes.scatter(rest["depth"], rest["mean"], s=9, color=colour, alpha=0.35, linewidths=0)
-        axes.vlines(best["depth"], best["low"], best["high"], color=colour, linewidth=2.2, alpha=0.45)
-        axes.plot(
-            best["depth"], best["mean"], color=colour, marker=mark, markersize=5, linewidth=1.4, label=name
-        )
-    if data.target is not None:
-        axes.axhline(data.target, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
-    depth_axis(axes, depths, room=48 if aimed else 26)
-    axes.set_xlabel("depth L (layers)")
-    axes.set_title(f"{data.name}, best over the widths", fontweight="bold")
-    canvas.legend(
-        loc="outside lower center", frameon=False, fontsize=8.5, ncols=min(len(looks), 7), title=key
-    )
-    if aimed:
-        _draw_needed(grid[1], data, key)
-    return canvas
-
-
-def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
-    # Straight in the depth: where it grows like the logarithm of the value, the points lie on a line.
-    set_values(axes, data.axis, reach=2.3)
-    rows = data.needed
-    depths = [depth for depth, _ in by_depth(data.shapes)]
-    span = max(depths[-1] - depths[0], 1)
-    reached = rows.set_index("place")["depth"].reindex(list(data.axis.places))
-    axes.plot(reached.index, reached, color=palette.ACCENT, marker="o", markersize=6.5, linewidth=1.3)
-    for row in rows[rows["depth"].isna()].to_dict("records"):
-        # Not reached by the deepest model of this value: more layers are needed, if layers are what is lacking.
-        bound = float(row["deepest"])
-        _point_away(axes, float(row["place"]), bound, bound + 0.12 * span, palette.MUTED)
-    axes.set_ylim(depths[0] - 0.08 * span, depths[-1] + 0.18 * span)
-    kept: list[int] = []
-    for depth in depths:
-        if not kept or depth - kept[-1] >= 0.06 * span:
-            kept.append(depth)
-    axes.set_yticks(kept)
-    axes.set_xlabel(key)
-    axes.set_title(f"layers for {data.name} {'≤' if data.lower else '≥'} {data.target:g}", fontweight="bold")
-
-
-def set_values(axes: Axes, axis: ValueAxis, *, reach: float = REACH) -> None:
-    """The x axis of a series: ticks at the values, left out where labels would touch.
-
-    Args:
-        axes: to be set.
-        axis: of the series.
-        reach: inches of the axis.
-    """
-    places = np.array(axis.places)
-    if axis.log:
-        axes.set_xscale("log")
-        margin = max(places[-1] / places[0], 2.0) ** 0.07
-        low, high = places[0] / margin, places[-1] * margin
-    else:
-        margin = 0.07 * max(float(places[-1] - places[0]), 1.0)
-        low, high = places[0] - margin, places[-1] + margin
-    axes.set_xlim(low, high)
-    scale = np.log if axis.log else np.asarray
-    at = (scale(places) - scale(low)) / (scale(high) - scale(low)) * reach * 72
-    kept: list[int] = []
-    for index, name in enumerate(axis.labels):
-        room = LETTER * (len(name) + (len(axis.labels[kept[-1]]) if kept else 0)) / 2 + 6
-        if not kept or at[index] - at[kept[-1]] >= room:
-            kept.append(index)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(places[kept], [axis.labels[index] for index in kept])
-    axes.grid(axis="x", visible=False)
 
 
 def _room_right(axes: Axes, axis: ValueAxis) -> None:
-    """Room for labels at the ends of lines."""
+    """Widen the axis for labels at the ends of lines."""
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * (high / low) ** 0.16 if axis.log else high + 0.16 * (high - low))
 
 
 def _side(rank: int, count: int) -> float:
-    """Steps by which one of `count` lines stands to a side of its value; of many lines the steps are smaller."""
+    """Steps by which one of `count` lines is moved to a side of its value; smaller for many lines."""
     return (rank - (count - 1) / 2) * min(1.0, MOST_STEPS / count)
 
 
 def _beside(axis: ValueAxis, places: Floats, rank: float) -> Floats:
-    """Places moved a little to one side, so that the bars of several lines do not hide each other."""
+    """Places moved to one side, so that the bars of several lines do not hide each other."""
     first, last = axis.places[0], axis.places[-1]
     if axis.log:
         return np.asarray(places * (last / first) ** (APART * rank))
     return np.asarray(places + APART * rank * max(last - first, 1.0))
-
-
-def _size_ticks(axes: Axes, span: float) -> None:
-    decades = math.log10(span)
-    steps = (1, 2, 5) if decades < 2.2 else (1, 3) if decades < 4 else (1,)
-    axes.yaxis.set_major_locator(LogLocator(subs=steps))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _depth_ticks(axes: Axes, depths: list[int]) -> None:
@@ -244,6 +178,207 @@ def _depth_ticks(axes: Axes, depths: list[int]) -> None:
     for depth in depths:
         if not kept or depth >= 1.2 * kept[-1]:
             kept.append(depth)
-    axes.yaxis.set_major_locator(FixedLocator(kept))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    set_ticks(axes.yaxis, FixedLocator(kept), "{:.0f}".format)
+
+
+def members_table(
+    key: str, members: Sequence[Member], about: Sequence[Mapping[str, Any]], level: float
+) -> Table:
+    """Rows, depths, sizes and the law of each member.
+
+    Args:
+        key: that differs.
+        members: in order.
+        about: `members` of `series.json`.
+        level: of the intervals.
+    """
+    columns = (
+        Column(key, right=False),
+        Column("runs used"),
+        Column("depths"),
+        Column("N"),
+        Column("seeds"),
+        Column("threshold law", right=False),
+        Column("slope", under="threshold law"),
+    )
+    rows = []
+    for member, item in zip(members, about, strict=True):
+        law = None if member.fit is None else member.fit.law
+        if law is None:
+            words, detail = "no fit", None
+        elif law.a is None or law.b is None:
+            words, detail = "none", law.reason
+        else:
+            interval = "no interval" if law.b_interval is None else ends(law.b_interval)
+            words, detail = law_formula(law.a, law.b), f"slope {interval} ({percent(level)})"
+        rows.append(
+            (
+                label(member.value),
+                f"{item['used']} of {item['rows']}",
+                ", ".join(map(str, item["depths"])) or None,
+                short_range(item["params"]) if item["params"] else None,
+                str(item["seeds"]),
+                words,
+                detail,
+            )
+        )
+    return Table("members", columns, rows)
+
+
+def crossings_table(key: str, data: CrossingData, level: float) -> Table:
+    """The crossings by pair and value."""
+    columns = (
+        Column("pair", right=False),
+        Column(key, right=False),
+        Column("status", right=False, look="tag"),
+        Column("N", f"and {percent(level)} interval"),
+        Column("interval", under="N"),
+        Column("width", "of the shallower model"),
+        Column("width interval", under="width"),
+        Column("why", right=False, under="status"),
+    )
+    rows = [
+        (
+            f"{row['shallow']} → {row['deep']}",
+            label(row["value"]),
+            row["status"].replace("_", "-"),
+            None if math.isnan(row["params"]) else short(row["params"]),
+            short_range(_ends(row, "low", "high")),
+            None if math.isnan(row["width"]) else digits(row["width"]),
+            span(_ends(row, "width_low", "width_high")),
+            row["reason"],
+        )
+        for row in data.rows.sort_values(["shallow", "deep"], kind="stable").to_dict("records")
+    ]
+    return Table("crossings by value", columns, rows)
+
+
+def _ends(row: Mapping[Any, Any], *names: str) -> Interval:
+    low, high = (None if math.isnan(row[name]) else float(row[name]) for name in names)
+    return low, high
+
+
+def best_table(key: str, data: BestData) -> Table:
+    """The best depth by budget and value."""
+    columns = (
+        Column("N"),
+        Column(key, right=False),
+        Column("best depth", look="strong"),
+        Column("width"),
+        Column("loss"),
+        Column("statistically tied", right=False),
+    )
+    rows = [
+        (
+            short(row["params"]),
+            label(row["value"]),
+            str(row["depth"]),
+            digits(row["width"]),
+            f"{row['loss']:.4f}",
+            ", ".join(depth for depth in row["near"].split() if depth != str(row["depth"])) or "none"
+            if row["near"]
+            else "no noise estimate",
+        )
+        for row in data.rows.sort_values("budget", kind="stable").to_dict("records")
+    ]
+    return Table("best depths by value", columns, rows)
+
+
+def series_sentences(
+    key: str,
+    members: Sequence[Member],
+    crossings: CrossingData | None,
+    best: BestData | None,
+    shifts: Sequence[ChangedStudy],
+    measures: Sequence[MeasureData],
+    level: float,
+    *,
+    comparable: bool = False,
+) -> list[str]:
+    """The answer of a series, most important sentence first; `comparable` as in `write_series`."""
+    needed = [text for data in measures if (text := needed_sentence(key, data))]
+    if comparable:
+        losses = [compared_sentence(key, data) for data in measures if data.name == "loss"]
+        needed += [text for text in losses if text]
+    crossed = [] if crossings is None else crossing_sentences(key, crossings, level)
+    depths = best_sentences(key, best)
+    if crossings is None or not (crossings.rows["status"] == "bracketed").any():
+        # Inconclusive crossings come last.
+        crossed, depths = depths, crossed
+    return [
+        *slope_sentences(key, members, level),
+        *needed,
+        *crossed,
+        *([shift_sentence(shifts)] if shifts else []),
+        *depths,
+    ] or [
+        f"No member of this series has two depths that can be compared, and none has a measure to show by {key}."
+    ]
+
+
+def slope_sentences(key: str, members: Sequence[Member], level: float) -> list[str]:
+    """The slope of the threshold law at each value; empty if no value has one with an interval."""
+    slopes = [(_slope(member, level), member.value) for member in members]
+    if all(slope == UNSETTLED for slope, _ in slopes):
+        return []
+    parts = [
+        f"{slope} at {listed_values([value for _, value in group])}"
+        for slope, group in itertools.groupby(slopes, lambda pair: pair[0])
+    ]
+    return [f"Slope b of the threshold law ln d = a + b·L, by {key}: {'; '.join(parts)}."]
+
+
+def _slope(member: Member, level: float) -> str:
+    law = None if member.fit is None else member.fit.law
+    if law is None or law.b is None or law.b_interval is None or None in law.b_interval:
+        return UNSETTLED
+    return f"{digits(law.b)} ({percent(level)}: {ends(law.b_interval)})"
+
+
+def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
+    """One sentence per pair of neighbouring depths that is settled at some value: its crossing at each value."""
+    sentences: list[str] = []
+    silent = 0
+    for (shallow, deep), rows in data.rows.groupby(["shallow", "deep"], sort=True):
+        if len(sentences) == MOST_PAIRS or not (rows["status"] == "bracketed").any():
+            silent += 1
+            continue
+        parts = []
+        for where, group in itertools.groupby(rows.to_dict("records"), lambda row: _where(row, level)):
+            parts.append(f"{where} at {listed_values([row['value'] for row in group])}")
+        sentences.append(
+            f"{deep} layers overtake {shallow} layer{'s' * (shallow != 1)}, by {key}: {'; '.join(parts)}."
+        )
+    if silent:
+        pairs = f"{silent} more pairs of depths are" if silent > 1 else "1 more pair of depths is"
+        few = "At no value does a crossing lie between two measured sizes; the table lists the bounds."
+        sentences.append(f"{pairs} in the table." if sentences else few)
+    return sentences
+
+
+def _where(row: dict[Any, Any], level: float) -> str:
+    match row["status"]:
+        case "bracketed":
+            return f"N ≈ {human(row['params'])} ({percent(level)}: {human_range(_ends(row, 'low', 'high'))})"
+        case "left_censored":
+            return "below all sizes measured"
+        case "right_censored":
+            return "nowhere up to the largest size"
+        case _:
+            return UNSETTLED
+
+
+def best_sentences(key: str, data: BestData | None) -> list[str]:
+    """The best depth by value, at the largest budget that most values have."""
+    if data is None:
+        return []
+    counts = data.rows.groupby("budget").size()
+    if counts.max() < 2:
+        return []
+    budget = float(counts[counts == counts.max()].index.max())
+    rows = data.rows[data.rows["budget"] == budget].sort_values("place")
+    parts = [
+        f"{layers(depth)} at {key} {listed_values(values)}"
+        for depth, values in runs_of(rows["depth"], rows["value"])
+    ]
+    return [f"Lowest loss at a budget of N ≈ {human(budget)}: {', '.join(parts)}."]

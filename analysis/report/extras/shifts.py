@@ -1,4 +1,4 @@
-"""How far crossings move when a key is changed: table, drawing and sentence.
+"""Figures, table and sentence of how far crossings move when a key is changed.
 
 Used for sensitivity runs, other parametrisations and series.
 """
@@ -15,11 +15,12 @@ from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, CrossingShift, moved
 from analysis.fit.measures import Value, label
-from analysis.fit.sentences import ends, percent
 from analysis.intervals import Interval
-from analysis.numbers import digits
+from analysis.numbers import Ends, digits, ends, factors, percent, short, short_range, times
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import MARKS, WIDTH, size_axis
+from analysis.report.figures.figure import Context, Figure
+from analysis.tables import Column, Table
 
 #: Multiples of a learning rate that have a name.
 _RATES = {
@@ -29,6 +30,14 @@ _RATES = {
 }
 #: Colours of the changed studies.
 _OTHERS = (palette.ACCENT, palette.LAWS["power"][0], palette.LAWS["response"][0], palette.LAWS["additive"][0])
+#: Key that differs -> name of its figure and of its section of the page.
+SECTIONS = {LEARNING_RATE: "sensitivity", "training.parametrisation": "parametrisation"}
+#: How the shifts of sensitivity runs are estimated.
+PAIRED_NOTE = (
+    "Cells around each crossing were trained again at other learning rates with the same seeds. Their losses enter no "
+    "crossing. The differences from the runs of the same shape and seed change the gap between the two depths, and the "
+    "slope of the gap gives the shift of the crossing."
+)
 #: Shifts that the sentence names; the table has all.
 MOST_NAMED = 3
 
@@ -49,6 +58,25 @@ class ShiftData:
     def table(self) -> pd.DataFrame:
         """For the CSV."""
         return self.rows
+
+
+def sensitivity_figure(context: Context) -> Figure | None:
+    """The crossings at other learning rates; None without sensitivity runs."""
+    return _figure(context, LEARNING_RATE, "The crossings at other learning rates")
+
+
+def parametrisation_figure(context: Context) -> Figure | None:
+    """The crossings under other parametrisations; None without any."""
+    title = "The crossings under other parametrisations"
+    return _figure(context, "training.parametrisation", title)
+
+
+def _figure(context: Context, key: str, title: str) -> Figure | None:
+    studies = by_key(context.fit.shifts).get(key, [])
+    data = shift_data(studies)
+    if data is None:
+        return None
+    return Figure(SECTIONS[key], title, shift_caption(studies), data, lambda: draw_shifts(data))
 
 
 def by_key(studies: Sequence[ChangedStudy]) -> dict[str, list[ChangedStudy]]:
@@ -164,17 +192,9 @@ def condition(key: str, value: Value) -> str:
     return f"{key} {label(value)}"
 
 
-def factor_interval(interval: Interval | None) -> Interval | None:
-    """An interval of ln N as an interval of factors of N."""
-    if interval is None:
-        return None
-    low, high = interval
-    return (None if low is None else math.exp(low), None if high is None else math.exp(high))
-
-
 def factor_phrase(pair: CrossingShift, level: float) -> str:
     """A shift as a factor of N, such as `1.8 times the N (95 %: 1.2 to 2.6)`."""
-    interval = factor_interval(pair.shift_interval)
+    interval = factors(pair.shift_interval)
     told = "no noise estimate" if interval is None else f"{percent(level)}: {ends(interval, 3)}"
     if pair.shift is None:
         return f"another N ({told} times; {pair.reason})" if pair.reason else f"another N ({told} times)"
@@ -226,3 +246,73 @@ def _excluded(limits: Sequence[float | None]) -> str:
         return ", but the size of a shift is not bounded"
     most = max(abs(end or 0.0) for end in limits)
     return f"; a shift by more than a factor {digits(math.exp(most))} of N is excluded"
+
+
+def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
+    """The shift of each crossing; None without a pair of depths to compare.
+
+    Args:
+        studies: of one key, one base value and one level.
+    """
+    pairs = [(study, pair) for study in studies for pair in study.pairs]
+    if not pairs:
+        return None
+    first = studies[0]
+    paired = first.key == LEARNING_RATE
+    interval = percent(first.level)
+    own = f"N at {label(first.base)}{' ×' * paired}"
+    columns = [
+        Column("pair", right=False),
+        Column(first.key, right=False),
+        Column(own, where="page"),
+        Column(f"{interval}, own", under=own, where="page"),
+        Column("N, changed", where="page"),
+        Column(f"{interval}, changed", under="N, changed", where="page"),
+        Column("factor of N", f"{interval} interval"),
+        Column(interval, under="factor of N"),
+        Column("runs"),
+        Column("diverged", under="runs", small="{} diverged"),
+        Column("why", right=False, under=first.key),
+    ]
+    if paired:
+        gap = Column("gap changes by", "nats, ± one standard error", where="page")
+        columns += [gap, Column("error", under=gap.name, small="± {}", where="page")]
+    rows = []
+    for study, pair in pairs:
+        change, error = pair.gap_change, pair.gap_change_se
+        changes = (None if change is None else f"{change:+.4f}", None if error is None else f"{error:.4f}")
+        rows.append(
+            (
+                f"{pair.shallow} → {pair.deep}",
+                f"{label(study.value)}{' ×' * paired}",
+                pair.status.replace("_", "-") if pair.params is None else short(pair.params),
+                short_range(pair.params_interval),
+                pair.changed_status.replace("_", "-")
+                if pair.changed_params is None
+                else short(pair.changed_params),
+                short_range(pair.changed_interval),
+                None if pair.shift is None else times(pair.shift),
+                _factors(factors(pair.shift_interval)),
+                str(pair.runs or study.runs),
+                str(pair.diverged) if pair.diverged else None,
+                pair.reason,
+                *(changes if paired else ()),
+            )
+        )
+    title = f"shifts of the crossings against {condition(first.key, first.base)}"
+    return Table(title, tuple(columns), rows, PAIRED_NOTE if paired else _independent_note(studies))
+
+
+def _factors(interval: Ends | None) -> str:
+    return "none" if interval is None else ends(interval, 3)
+
+
+def _independent_note(studies: Sequence[ChangedStudy]) -> str:
+    slopes = [
+        f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}"
+        f"{f' ({study.runs} runs of protocol {study.protocol})' if study.protocol else ''}."
+        for study in studies
+        if study.slope_change is not None
+    ]
+    start = "The estimate assumes independent studies; shared seeds and data make the true error smaller."
+    return "".join([start, *slopes])

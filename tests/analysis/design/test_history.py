@@ -10,7 +10,7 @@ import pytest
 from analysis.curves.curves import build_curves
 from analysis.design.history import _simulated, grid_steps, history, rows_in_order, search_data
 from analysis.design.objective import Objective, compared, estimate
-from analysis.report.answers import search_sentence
+from analysis.report.extras.search import search_sentence
 from analysis.runs.table import RunTable
 from tests.analysis import searched
 

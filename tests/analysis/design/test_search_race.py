@@ -26,7 +26,7 @@ def raced():
     return of
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_search_reaches_the_half_width_for_a_third_of_the_grid(raced, name):
     ratios = [ratio for ratio, _ in raced(name)]
@@ -34,7 +34,7 @@ def test_the_search_reaches_the_half_width_for_a_third_of_the_grid(raced, name):
     assert np.quantile(ratios, 0.9) <= 0.6
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_its_intervals_cover_the_truth_although_it_stops_when_they_are_narrow(raced):
     """The standard error of a coverage of 95 % over a hundred studies is 2.2 points."""
     held = [one.held for name in SETTINGS for _, one in raced(name)]

@@ -65,7 +65,7 @@ def test_a_shifted_world_is_told_by_its_factor(own):
     assert "1 → 2 at training.parametrisation completep to 2." in words
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_intervals_of_differences_hold_what_they_say():
     inside = total = 0
     for seed in range(40):

@@ -14,10 +14,16 @@ from analysis.curves.best_shapes import best_shapes
 from analysis.curves.curves import build_curves
 from analysis.fit.document import Fit, fit
 from analysis.fit.kaplan import NEAR, PUBLISHED_ALPHA, Aspect, AspectRange, Exponent, Kaplan, kaplan
-from analysis.report.catalogue import absent_figures, depth_colours, make_figures
-from analysis.report.extras.drawing_kaplan import draw_kaplan
-from analysis.report.extras.kaplan import kaplan_data, no_kaplan
-from analysis.report.extras.wording_kaplan import MOST_DEPTHS, exponent_rows, kaplan_sentences
+from analysis.report.extras import kaplan as kaplan_module
+from analysis.report.extras.kaplan import (
+    MOST_DEPTHS,
+    draw_kaplan,
+    exponents_table,
+    kaplan_data,
+    kaplan_sentences,
+    no_kaplan,
+)
+from analysis.report.figures.figure import Absent, Context
 from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
 from tests.analysis.report.test_study_page import read
@@ -220,7 +226,7 @@ def test_the_fit_file_has_it_and_older_files_are_read(shaped):
 
 def test_the_figure_shows_the_numbers_of_its_csv(shaped, study):
     data = kaplan_data(shaped)
-    canvas = draw_kaplan(data, depth_colours(study), "N")
+    canvas = draw_kaplan(data, Context(study, None).colours, "N")
     FigureCanvasAgg(canvas).draw()
     own, total, aspects = canvas.axes
     table = data.table()
@@ -265,7 +271,7 @@ def test_a_table_without_a_total_count_has_one_panel_of_losses(study):
     plain = RunTable.from_frame(study.frame.drop(columns="total_params"))
     data = kaplan_data(fit(plain, draws=100))
     assert not data.both
-    assert len(draw_kaplan(data, depth_colours(plain), "N").axes) == 2
+    assert len(draw_kaplan(data, Context(plain, None).colours, "N").axes) == 2
     assert data.points["total_params"].isna().all()
 
 
@@ -274,15 +280,15 @@ def test_a_steep_increase_has_an_axis_that_shows_the_best_shapes_too(ratio, scal
     runs = RunTable.from_frame(rows(ratio=ratio))
     result = fit(runs, draws=100)
     data = kaplan_data(result)
-    canvas = draw_kaplan(data, depth_colours(runs), "N")
+    canvas = draw_kaplan(data, Context(runs, None).colours, "N")
     axes = canvas.axes[-1]
     assert axes.get_yscale() == scale
     low, high = axes.get_ylim()
     known = data.aspects[["increase", "low", "high"]].to_numpy(dtype=float)
     assert low <= np.nanmin(known)
     assert high >= np.nanmax(known)
-    figure = next(item for item in make_figures(runs, result) if item.name == "kaplan")
-    assert ("above it the axis is logarithmic" in figure.caption) == (scale == "symlog")
+    caption = kaplan_module.figure(Context(runs, result)).caption
+    assert ("above it the axis is logarithmic" in caption) == (scale == "symlog")
 
 
 def test_one_depth_and_sizes_that_never_meet_have_no_figure(study):
@@ -290,9 +296,7 @@ def test_one_depth_and_sizes_that_never_meet_have_no_figure(study):
     result = fit(one, draws=100)
     assert kaplan_data(result) is None
     assert "one depth" in no_kaplan(result)
-    drawn = make_figures(one, result)
-    assert "kaplan" not in {figure.name for figure in drawn}
-    assert "kaplan" in {item.name for item in absent_figures(result, drawn)}
+    assert isinstance(kaplan_module.figure(Context(one, result)), Absent)
     apart = rows(depths=(1, 2))
     apart = apart[(apart["depth"] == 1) == (apart["budget"] < 1e5)].drop(columns="total_params")
     result = fit(RunTable.from_frame(apart), draws=100)
@@ -323,7 +327,7 @@ def test_sentences_say_what_is_known_and_no_more():
     result = Kaplan(None, (aspect,), (one,), (item,), None, 0.95)
     shape, exponent = kaplan_sentences(result)
     assert "one of the aspect ratios only, d/L = 10 (measured: 2.0 to 80)" in shape
-    assert "falls like N^−α with α = 0.051 (95 %: 0.050 to 0.052)" in exponent
+    assert "falls as N^−α with α = 0.051 (95 %: 0.050 to 0.052)" in exponent
     assert "entropy" not in exponent
     assert kaplan_sentences(None) == []
     unknown = replace(result, exponents=(replace(item, alpha=None, interval=None),), ranges=())
@@ -338,6 +342,10 @@ def test_the_table_of_many_depths_keeps_the_best_shapes():
         ]
         return Kaplan(None, (), (), tuple(items), None, 0.95)
 
-    assert [row["name"] for row in exponent_rows(result(2))] == ["best shapes", "1 layer", "2 layers"]
-    assert len(exponent_rows(result(MOST_DEPTHS))) == MOST_DEPTHS + 1
-    assert [row["name"] for row in exponent_rows(result(MOST_DEPTHS + 1))] == ["best shapes"]
+    def names(depths):
+        # The last row is the published law.
+        return [row["losses of"] for row in exponents_table(result(depths), noise=True).records()][:-1]
+
+    assert names(2) == ["best shapes", "1 layer", "2 layers"]
+    assert len(names(MOST_DEPTHS)) == MOST_DEPTHS + 1
+    assert names(MOST_DEPTHS + 1) == ["best shapes"]

@@ -119,7 +119,7 @@ def test_a_known_shift_is_found(found):
     assert not shifts[2, 4, 0.5].significant
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_intervals_of_shifts_hold_what_they_say():
     inside = total = 0
     for study in range(40):

@@ -7,19 +7,16 @@ from analysis.fit.sentences import (
     count_phrase,
     crossing_sentence,
     disagreement_sentence,
-    ends,
     headlines,
-    human_range,
     law_sentence,
     lead_sentence,
     noise_sentence,
-    short_range,
     surface_sentence,
 )
 from analysis.law.advice import Disagreement, DisagreementSpan
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.threshold import ThresholdFit
-from analysis.numbers import human, short
+from analysis.numbers import ends, human, human_range, short, short_range
 from analysis.runs.table import RunTable, read_runs
 from tests.tables import one_size_a_depth
 

@@ -115,7 +115,7 @@ def outside(world):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("name", WORLDS)
 def test_intervals_cover_the_truth_at_their_level(name):
     world = WORLDS[name]
@@ -133,7 +133,7 @@ def test_intervals_cover_the_truth_in_a_few_studies_too():
     assert min(found.values()) >= 0.88, (found, statuses)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize(("seeds", "noise"), [(1, 0.002), (3, 0.005), (5, 0.02)])
 def test_a_study_without_a_crossing_says_so(seeds, noise):
     # The first crossing lies at thrice the largest size.

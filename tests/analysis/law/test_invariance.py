@@ -113,7 +113,7 @@ def test_a_table_without_a_loss_is_refused_with_its_reasons(loss, frame):
         fit(RunTable.from_frame(frame.assign(loss=loss)))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_million_rows_are_answered():
     sizes = np.geomspace(1e3, 1e6, 500)
     shapes = [(depth, 1, size) for depth in TRUTH.depths for size in sizes]

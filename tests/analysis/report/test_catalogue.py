@@ -13,32 +13,43 @@ from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
 from analysis.law.projection import LEVINE2020, Law, recommend, solve_depth
-from analysis.report.catalogue import OCCASIONAL, TITLES, Figure, absent_figures, inline_svg, make_figures
-from analysis.report.figures import canvas as drawing
-from analysis.report.figures import palette
-from analysis.report.figures import transition as drawing_law
-from analysis.report.figures.canvas import spread
-from analysis.report.figures.frames import (
-    HealthData,
-    TransitionData,
-    band_of,
-    depth_band,
-    drawn_law,
+from analysis.report.catalogue import FIGURES, NAMES, make_figures
+from analysis.report.figures import loss, palette
+from analysis.report.figures.canvas import MOST_POINTS, spread
+from analysis.report.figures.depth_profile import profile_data
+from analysis.report.figures.figure import Absent, Context, Figure, inline_svg
+from analysis.report.figures.frames import depth_interval, drawn_law, width_interval
+from analysis.report.figures.frontier_map import (
+    COARSE,
+    FINE,
+    MAX_CLASSES,
+    excess_bounds,
     frontier_data,
-    gap_data,
-    health_data,
-    loss_data,
-    no_residuals,
-    profile_data,
-    residual_data,
-    rivals_data,
-    training_data,
-    transition_data,
+    strips,
 )
-from analysis.report.figures.frontier_map import COARSE, FINE, MAX_CLASSES, excess_bounds, strips
+from analysis.report.figures.gaps import draw_gaps, gap_data
+from analysis.report.figures.loss import loss_data
+from analysis.report.figures.residuals import no_residuals, residual_data
+from analysis.report.figures.rivals import rivals_data
+from analysis.report.figures.run_health import HealthData, draw_health, health_data, training_data
+from analysis.report.figures.transition import TransitionData, draw_transition, transition_data
 from analysis.runs.table import RunTable
 
+#: Figures of every study.
+USUAL = [
+    name
+    for section in ("pictures", "law", "laws", "size", "runs")
+    for name in FIGURES[section]
+    if "accuracy" not in name
+]
 TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))
+
+
+def figures_of(runs, result, **known):
+    """The drawn figures and the reasons of the absent ones, by name."""
+    items = [item for items in make_figures(Context(runs, result, **known)).values() for item in items]
+    drawn = {item.name: item for item in items if isinstance(item, Figure)}
+    return drawn, {item.name: item.reason for item in items if isinstance(item, Absent)}
 
 
 def simulated():
@@ -115,7 +126,7 @@ def test_the_panels_of_the_gaps_show_the_whole_range_of_every_pair(line_frame):
     runs = RunTable.from_frame(frame, count="table")
     data = gap_data(fit(runs, draws=100))
     assert [panel.line["params"].max() for panel in data.panels] == pytest.approx([1.1e3, 3e4, 1.1e3])
-    for axes in drawing_law.draw_gaps(data).axes:
+    for axes in draw_gaps(data).axes:
         low, high = axes.get_xlim()
         assert low < 1e3
         assert high > 3e4
@@ -214,12 +225,12 @@ def test_the_band_is_the_range_over_the_region(found):
     for row in data.line.iloc[[0, 30, 60]].to_dict("records"):
         values = [math.exp(a + b * row["depth"]) for a, b in points]
         assert (row["low"], row["high"]) == pytest.approx((min(values), max(values)))
-    for row in rivals_data(found).band.iloc[[20, 60]].to_dict("records"):
+    for row in rivals_data(found).interval.iloc[[20, 60]].to_dict("records"):
         values = [solve_depth(a, b, row["params"]) for a, b in points]
         assert (row["low"], row["high"]) == pytest.approx((min(values), max(values)))
     # And the same as the projection's own.
     params = np.array([1e6, 1e9])
-    low, high = depth_band(drawn_law(found), params)
+    low, high = depth_interval(drawn_law(found), params)
     rows = recommend(drawn_law(found), params.tolist())
     assert [row["depth_interval"] for row in rows] == [
         pytest.approx(pair) for pair in zip(low, high, strict=True)
@@ -229,13 +240,13 @@ def test_the_band_is_the_range_over_the_region(found):
 def test_an_open_end_of_the_region_is_no_end():
     region = ((1.0, 0.1, False), (1.0, 0.3, True), (1.2, 0.2, False))
     law = Law(1.1, 0.2, ((1, 0), (0, 1)), "test", (1, 4), region=region)
-    low, high = band_of(law, np.array([1.0, 5.0]))
+    low, high = width_interval(law, np.array([1.0, 5.0]))
     assert low == pytest.approx(np.exp([1.1, 1.5]))
     # At one layer the closed point is the highest, at five the open one.
     assert high[0] == pytest.approx(math.exp(1.4))
     assert math.isnan(high[1])
     flat = dataclasses.replace(law, region=((1.0, -0.1, False),))
-    assert np.isnan(depth_band(flat, np.array([1e6]))[1]).all()
+    assert np.isnan(depth_interval(flat, np.array([1e6]))[1]).all()
 
 
 def test_an_open_law_is_drawn_with_its_line(pilot_fit):
@@ -262,8 +273,7 @@ def test_residuals_are_those_of_the_fit_and_of_its_leave_one_out(found):
 def test_two_crossings_have_no_residuals_and_the_report_says_why(study, pilot_fit):
     assert residual_data(pilot_fit) is None
     assert "residuals need three or more" in no_residuals(pilot_fit)
-    absent = {item.name: item.reason for item in absent_figures(pilot_fit, make_figures(study, pilot_fit))}
-    assert absent == {"residuals": no_residuals(pilot_fit)}
+    assert figures_of(study, pilot_fit)[1] == {"residuals": no_residuals(pilot_fit)}
 
 
 def test_rivals_are_the_advices_of_the_fit(found):
@@ -340,7 +350,7 @@ def test_no_words_of_the_transition_run_past_the_frame(width, depths, status):
     ]
     depth = np.linspace(0.5 * depths[0], depths[-1], 61)
     line = pd.DataFrame({"depth": depth, "published": np.exp(LEVINE2020.a + LEVINE2020.b * depth)})
-    canvas = drawing_law.draw_transition(TransitionData(pd.DataFrame(items), line, 0.95), {})
+    canvas = draw_transition(TransitionData(pd.DataFrame(items), line, 0.95), {})
     FigureCanvasAgg(canvas).draw()
     axes = canvas.axes[0]
     frame = axes.get_window_extent()
@@ -351,7 +361,7 @@ def test_no_words_of_the_transition_run_past_the_frame(width, depths, status):
         assert frame.y0 <= box.y0 <= box.y1 <= frame.y1
 
 
-def test_a_transition_is_drawn_only_where_something_is_known(pilot_fit):
+def test_a_transition_is_drawn_only_where_something_is_known(study, pilot_fit):
     unknown = dataclasses.replace(
         pilot_fit,
         law=dataclasses.replace(
@@ -363,8 +373,7 @@ def test_a_transition_is_drawn_only_where_something_is_known(pilot_fit):
     )
     assert all(item.width_interval for item in unknown.crossings)
     assert transition_data(unknown) is None
-    (said,) = (item for item in absent_figures(unknown, []) if item.name == "transition")
-    assert said.reason.startswith("there is no law, and no pair")
+    assert figures_of(study, unknown)[1]["transition"].startswith("there is no law, and no pair")
     # A bound is something, and so is a law.
     first = dataclasses.replace(unknown.crossings[0], status="left_censored")
     assert (
@@ -381,27 +390,27 @@ def test_every_figure_is_made_with_its_words(runs, found):
     curves = pd.DataFrame(
         [{"cell": cell, "step": step, "loss": 2 / step} for cell in named.used["cell"] for step in (1, 2, 3)]
     )
-    figures = make_figures(named, found, entropy=0.7365, curves=curves)
-    assert [figure.name for figure in figures] == [
-        name for name in TITLES if name not in OCCASIONAL - {"training"}
-    ]
-    assert absent_figures(found, figures) == []
-    for figure in figures:
-        for words in ("82 runs of 28 shapes, 3 seeds.", found.tokens.sentence, "12·L·d²"):
-            assert words in figure.caption, figure.name
-        assert len(figure.data.table())
-    captions = {figure.name: figure.caption for figure in figures}
+    drawn, absent = figures_of(named, found, entropy=0.7365, curves=curves)
+    assert list(drawn) == [*USUAL, "training"]
+    assert absent == {}
+    assert all(len(figure.data.table()) for figure in drawn.values())
+    captions = {name: figure.caption for name, figure in drawn.items()}
     assert "power laws with an offset" in captions["loss"]
-    assert re.search(r"lack of fit, p = |no more than the seed noise \(p = ", captions["loss"])
+    assert re.search(r"lack of fit, p = |seed noise \(p = ", captions["loss"])
     assert "bootstrap" in captions["gaps"]
     assert "lead of 0.5 % of the loss" in captions["gaps"]
     assert "diverged" in captions["frontier"]
 
 
+def test_the_catalogue_names_each_figure_as_it_names_itself(runs, found):
+    made = make_figures(Context(runs, found))
+    for section, items in made.items():
+        assert {item.name for item in items} <= set(FIGURES[section])
+    assert len(set(NAMES)) == len(NAMES)
+
+
 def test_a_figure_has_the_same_bytes_each_time(study):
-    first, again = (
-        {figure.name: figure for figure in make_figures(study, fit(study, draws=100))} for _ in range(2)
-    )
+    first, again = (figures_of(study, fit(study, draws=100))[0] for _ in range(2))
     for name in ("frontier", "transition"):
         svg, png = first[name].render()
         assert again[name].render() == (svg, png)
@@ -409,7 +418,7 @@ def test_a_figure_has_the_same_bytes_each_time(study):
 
 
 def test_a_very_large_table_has_a_drawing_of_bounded_size():
-    rows = drawing.MOST_POINTS + 1
+    rows = MOST_POINTS + 1
     seconds = pd.DataFrame(
         {
             "depth": 1,
@@ -420,7 +429,7 @@ def test_a_very_large_table_has_a_drawing_of_bounded_size():
     )
     status = pd.DataFrame({"depth": [1.0], "outcome": ["used"], "count": [rows]})
     data = HealthData(status, seconds, pd.DataFrame())
-    figure = Figure("health", "", "", data, lambda: drawing.draw_health(data, {1: "#123456"}))
+    figure = Figure("health", "", "", data, lambda: draw_health(data, {1: "#123456"}))
     page = inline_svg(figure.render()[0], "", {})
     assert len(page) < 200_000
     assert "data:image/png;base64" in page
@@ -428,7 +437,7 @@ def test_a_very_large_table_has_a_drawing_of_bounded_size():
 
 def test_a_fit_from_a_file_cannot_be_drawn(runs, found):
     with pytest.raises(ValueError, match="read from a file"):
-        make_figures(runs, Fit.from_json(found.to_json()))
+        make_figures(Context(runs, Fit.from_json(found.to_json())))
 
 
 POOR = {
@@ -446,20 +455,17 @@ def test_poor_data_still_draw_or_say_why_not(pilot_frame, line_frame, case):
     count = "table" if case == "censored" else "nonembedding"
     runs = RunTable.from_frame(POOR[case](pilot_frame, line_frame), count=count)
     result = fit(runs, draws=100)
-    figures = make_figures(runs, result)
-    for figure in figures:
+    drawn, absent = figures_of(runs, result)
+    for figure in drawn.values():
         assert b"</svg>" in figure.render()[0]
-    absent = absent_figures(result, figures)
-    names = {item.name for item in absent} | {figure.name for figure in figures}
-    assert names == set(TITLES) - OCCASIONAL
-    assert all(item.reason for item in absent)
+    assert drawn.keys() | absent.keys() == set(USUAL)
+    assert all(absent.values())
 
 
 def test_inlined_drawings_follow_the_page(study, pilot_fit):
     named = ("loss", "frontier", "rivals")
-    drawn = {
-        figure.name: figure.render()[0] for figure in make_figures(study, pilot_fit) if figure.name in named
-    }
+    figures, _ = figures_of(study, pilot_fit)
+    drawn = {name: figures[name].render()[0] for name in named}
     colours = palette.variables(3, 5)
     text = inline_svg(drawn["loss"], 'a "<b>" label', colours)
     assert text.startswith('<svg role="img" aria-label="a &quot;&lt;b>&quot; label"')
@@ -498,5 +504,5 @@ def test_words_on_the_map_have_contrast(colour):
 
 
 def test_the_caption_explains_the_dotted_line_also_where_the_entropy_is_nothing(study, pilot_fit):
-    captions = [make_figures(study, pilot_fit, entropy=entropy)[0].caption for entropy in (None, 0.0, 0.7)]
-    assert ["The dotted line is the exact entropy" in caption for caption in captions] == [False, True, True]
+    contexts = [Context(study, pilot_fit, entropy) for entropy in (None, 0.0, 0.7)]
+    assert ["dotted line" in loss.figure(context).caption for context in contexts] == [False, True, True]

@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
-from analysis.fit.sentences import ends
 from analysis.fit.series import best_data, crossing_data, measure_data
-from analysis.numbers import digits
-from analysis.report.extras.wording_series import slope_sentences
+from analysis.numbers import digits, ends
+from analysis.report.extras.series import slope_sentences
 from analysis.report.series_page import write_series
 from tests.analysis.fit.test_series import task, worlds
 from tests.analysis.report.test_study_page import read
@@ -59,7 +58,7 @@ def test_the_slope_of_each_value_comes_first(page, members):
     for item, law in zip(members, laws, strict=True):
         assert f"{digits(law.b)} (95 %: {ends(law.b_interval)}) at {item.value}" in told
     open_law = replace(members[1], fit=replace(members[1].fit, law=replace(laws[1], b_interval=(None, 1.0))))
-    assert "; not settled at 64; " in slope_sentences("k", [members[0], open_law, members[2]], 0.95)[0]
+    assert "; inconclusive at 64; " in slope_sentences("k", [members[0], open_law, members[2]], 0.95)[0]
     assert slope_sentences("k", [open_law, replace(members[0], fit=None)], 0.95) == []
 
 
@@ -96,7 +95,7 @@ def test_a_task_is_told_by_the_depth_it_needs(tmp_path, hops):
         "For a mean accuracy of at least 0.9: 1 layer at data.hops 1, 2 layers at data.hops 2, "
         "3 layers at data.hops 4, no depth up to 4 at data.hops 8." in text
     )
-    assert "m head width m·H = width" in text
+    assert "head width m width m·H" in text
     document = json.loads((tmp_path / "series.json").read_text())
     needed = document["measures"]["accuracy"]["needed"]
     assert [row["depth"] for row in needed] == [1, 2, 3, None]

@@ -321,7 +321,7 @@ def test_partitions_that_cannot_be_run(keywords, message):
         partition_ranks(1, 2, **keywords)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_theorem_1_at_two_layers():
     """The least width whose depth 2 lies below the threshold: log3(10) = 2.1."""
     limits = bounds(2, 10)
@@ -332,7 +332,7 @@ def test_theorem_1_at_two_layers():
     assert held(found.rank, found.saturated, limits.lower, limits.upper) == Held(True, True)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_four_layers_of_width_two():
     """Ranks 3, 18, 232, 4538 of 1 to 4 layers: logarithms that grow faster than linearly."""
     found = separation_rank(4, 2, 1, 4, grid=4608, seconds=550)

@@ -7,11 +7,12 @@ import math
 import pytest
 
 from analysis.fit.document import fit
+from analysis.runs.mlflow import MEASURE
 from study.commands.series import page_words, read_series, report_series
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members
-from study.tracking.ledger import places
-from study.tracking.mlflow_store import MEASURE, Row
+from study.tracking.rows import Row
+from study.tracking.study_paths import study_paths
 from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
 
@@ -33,7 +34,7 @@ def leave_rows(folder, *overrides, value=loss):
     for member in members(spec):
         plan = make_plan(member.spec)
         for rank, planned in enumerate(plan.cells):
-            places(member.spec, folder).outbox.put(
+            study_paths(member.spec, folder).ledger.put(
                 Row(
                     cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done",
                     reason=None, params={}, tags={"interplay.ended": str(rank + 1)},
@@ -86,7 +87,7 @@ def test_a_key_replaces_what_it_excludes():
         ("{training.steps: [10]}", "fewer than two values"),
         ("{training.steps: [10, 10]}", "has 10 more than once"),
         ("{training.steps: [10, true]}", "`vary.training.steps.1` is True"),
-        ("{data.levels: [5, 9]}", "with `data.levels` 9: the grammar's strings"),
+        ("{data.levels: [5, 9]}", "with `data.levels` 9: "),
         ("{name: [a, b]}", "has the key `name`"),
         ("{}", "has no key"),
         ("{training.steps: [1, 2], training.batch: [1, 2]}", "has 2 keys"),

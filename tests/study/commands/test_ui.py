@@ -1,3 +1,4 @@
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from study.commands.ui import serve
 from study.errors import SpecError
-from study.tracking.mlflow_store import Store, store_uri
+from study.tracking.mlflow_client import Experiment, tracking_uri
 
 
 def test_a_folder_without_a_store_is_refused_with_what_to_run(tmp_path):
@@ -60,14 +61,15 @@ def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypa
     serve(tmp_path / "results", "127.0.0.1", port, Console(quiet=True), uri)
     assert seen["uri"] == uri
     assert (tmp_path / "mlartifacts").as_uri() in seen["command"]
-    with pytest.raises(SpecError, match="no MLflow store that a page"):
+    with pytest.raises(SpecError, match="no MLflow store"):
         serve(tmp_path, "127.0.0.1", port, Console(quiet=True), "databricks")
 
 
 @pytest.mark.slow
-def test_the_page_comes_up_on_loopback_and_ends_with_ctrl_c(tmp_path):
+@pytest.mark.parametrize("stop", ["ctrl-c", "sigterm"])
+def test_the_page_comes_up_on_loopback_and_ends_with_its_server(tmp_path, stop):
     (tmp_path / "results").mkdir()
-    Store(store_uri("auto", tmp_path / "results"), "shown")
+    Experiment(tracking_uri("auto", tmp_path / "results"), "shown")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -95,9 +97,9 @@ def test_the_page_comes_up_on_loopback_and_ends_with_ctrl_c(tmp_path):
         assert set(listening) == {"127.0.0.1"}
     finally:
         group = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for one in group:
-            one.send_signal(2)
+        for one in group if stop == "ctrl-c" else group[:1]:
+            one.send_signal(signal.SIGINT if stop == "ctrl-c" else signal.SIGTERM)
         _, alive = psutil.wait_procs(group, timeout=40)
         for one in alive:
             one.kill()
-    assert not alive, "Ctrl-C ends it"
+    assert not alive

@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM
 from study.plan.plan import make_plan
 from study.results.export import find
 from study.spec.study import load_spec
-from study.tracking.ledger import StudyPaths, connect, identity, places
-from study.tracking.mlflow_store import Row
+from study.tracking.mlflow_client import Experiment
+from study.tracking.rows import Row
+from study.tracking.study_paths import StudyPaths, study_paths
+from study.tracking.tracker import make_tracker
 from tests.disks import small_disk
 from tests.environment import environment_without
 from tests.trainables.export.test_weights import TEXT, load, validation_loss
@@ -40,7 +42,7 @@ class Study:
         file.write_text(SPEC.format(name=name, data=data, steps=steps))
         self.spec, self.results = load_spec(str(file)), folder / "results"
         self.plan = make_plan(self.spec)
-        self.where = places(self.spec, self.results)
+        self.where = study_paths(self.spec, self.results)
         self.where.folder.mkdir(parents=True)
         (self.where.folder / "spec.yaml").write_text(self.spec.to_yaml())
         self.kept = {}
@@ -62,28 +64,25 @@ class Study:
 
     def record(self):
         """Send a row of each kept cell to MLflow."""
-        store = connect(self.spec, self.where).store
-        parent = store.begin_study(self.spec.name, {})
-        runs = {}
+        tracker = make_tracker(self.spec, self.where, {})
+        tracker.connect()
         for planned in self.plan.cells:
             key = planned.cell.key
-            if key not in self.kept:
-                continue
-            run = runs[key] = store.trial_run(parent, key, planned.cell.name, identity(planned))
-            store.end_trial(
-                run,
-                Row(
-                    cell=key,
-                    name=planned.cell.name,
-                    protocol="",
-                    status="done",
-                    reason=None,
-                    params={},
-                    metrics={"loss": self.kept[key]},
-                    tags={},
-                ),
-            )
-        return store, runs
+            if key in self.kept:
+                tracker.log_row(
+                    Row(
+                        cell=key,
+                        name=planned.cell.name,
+                        protocol="",
+                        status="done",
+                        reason=None,
+                        params={},
+                        metrics={"loss": self.kept[key]},
+                        tags={},
+                    )
+                )
+        experiment = Experiment(tracker.uri, self.spec.experiment)
+        return experiment, {run.data.tags["interplay.cell"]: run.info.run_id for run in experiment.runs()}
 
     def cell(self, index):
         return self.plan.cells[index].cell
@@ -99,7 +98,7 @@ def study(trained, tmp_path):
     """A copy of one study, to spoil at will."""
     shutil.copytree(trained.results, tmp_path / "results")
     study = copy.copy(trained)
-    study.results, study.where = tmp_path / "results", places(trained.spec, tmp_path / "results")
+    study.results, study.where = tmp_path / "results", study_paths(trained.spec, tmp_path / "results")
     return study
 
 
@@ -364,7 +363,7 @@ def test_a_model_that_huggingface_has_no_class_for_has_no_weights_and_no_advice_
     assert "by hand" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_way_out_for_weights_that_were_not_kept_works(command, tmp_path):
     study = Study(tmp_path, "symbols", cells=slice(0))
     study.table()

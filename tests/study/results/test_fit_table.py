@@ -10,9 +10,10 @@ from rich.console import Console
 from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.crossing_shift import compare_fits
 from analysis.fit.document import fit
+from analysis.numbers import short
 from analysis.report.extras.shifts import shift_sentence
 from analysis.runs.table import RunTable
-from study.results.answer import fit_table
+from study.results.tables import fit_table
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 
@@ -35,8 +36,8 @@ def test_a_fit_is_told_with_its_law_its_rivals_and_the_baseline():
     assert "0.5 % ahead" in text
     for item in result.crossings:
         line = next(line for line in text.splitlines() if line.startswith(f"{item.shallow} → {item.deep} "))
-        assert f"{item.params:,.0f}" in line
-        assert f"{item.delta_params:,.0f}" in line
+        assert f" {short(item.params)} " in line
+        assert f" {short(item.delta_params)} " in line
     held = {item.law: item for item in result.held_out}
     line = next(line for line in text.splitlines() if line.startswith("response surface"))
     assert f"{held['response'].mean_regret:.4f}" in line
@@ -66,7 +67,7 @@ def test_other_learning_rates_and_parametrisations_are_told():
     text = io.StringIO()
     Console(file=text, width=110).print(fit_table(result))
     item = next(item for item in again[0].pairs if item.deep == 2)
-    line = next(line for line in text.getvalue().splitlines() if "half the" in line)
+    line = next(line for line in text.getvalue().splitlines() if "0.5 ×" in line)
     assert line.startswith("1 → 2")
     assert f"{math.exp(item.shift):.2f}" in line
     words = " ".join(text.getvalue().split())

@@ -1,7 +1,5 @@
 """Rows of other parametrisations in a study's experiment, and which of them its crossings are compared with."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -9,9 +7,9 @@ from analysis.design.simulated_study import Truth
 from analysis.fit.document import fit
 from study.plan.plan import make_plan
 from study.results.parametrisations import others, parametrisation_shifts, table_of
-from study.run.runner import _Listener
+from study.run.recorder import cell_params
 from study.spec.study import load_spec
-from study.tracking.mlflow_store import Row, _number
+from study.tracking.rows import Row
 from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
@@ -28,7 +26,6 @@ def rows_of(plan, shift=0.0, status="done"):
         shape, seed = planned.cell.shape, planned.cell.seed
         stray = np.random.default_rng([shape.depth, shape.width, seed]).standard_normal()
         loss = TRUTH.loss(shape.depth, np.array([shape.budget_params]))[0] + 0.003 * stray
-        written = _Listener._params(SimpleNamespace(plan=plan), planned)
         rows.append(
             Row(
                 cell=planned.cell.key,
@@ -36,22 +33,13 @@ def rows_of(plan, shift=0.0, status="done"):
                 protocol=plan.protocol,
                 status=status,
                 reason=None,
-                params={name: _number(str(value)) for name, value in written.items() if value is not None},
+                params=cell_params(plan, planned),
                 metrics={"loss": float(loss) + shift * (shape.depth == 2)},
                 tags={},
             )
         )
-    return rows
-
-
-class Store:
-    """An experiment that is only read."""
-
-    def __init__(self, *studies):
-        self.all = {row.cell: row for rows in studies for row in rows}
-
-    def rows(self):
-        return self.all
+    # As the ledger keeps them.
+    return [Row.model_validate_json(row.model_dump_json()) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +78,8 @@ def own(plan):
 
 
 def test_the_crossings_are_compared(plan, mup, own):
-    store = Store(rows_of(plan), rows_of(mup, shift=0.05))
-    (found,) = parametrisation_shifts(plan, own, store)
+    rows = [*rows_of(plan), *rows_of(mup, shift=0.05)]
+    (found,) = parametrisation_shifts(plan, own, rows)
     assert (found.base, found.value, found.protocol) == ("sp", "mup", mup.protocol)
     assert found.runs == len(mup.cells)
     first = found.pairs[0]
@@ -101,7 +89,6 @@ def test_the_crossings_are_compared(plan, mup, own):
     assert first.significant
 
 
-def test_without_a_store_or_a_loss_nothing_is_compared(plan, mup, own):
-    assert parametrisation_shifts(plan, own, None) == ()
-    assert parametrisation_shifts(plan, own, Store(rows_of(plan))) == ()
-    assert parametrisation_shifts(plan, own, Store(rows_of(mup, status="diverged"))) == ()
+def test_without_other_rows_or_a_loss_nothing_is_compared(plan, mup, own):
+    assert parametrisation_shifts(plan, own, rows_of(plan)) == ()
+    assert parametrisation_shifts(plan, own, rows_of(mup, status="diverged")) == ()

@@ -13,8 +13,8 @@ from study.plan.plan import make_plan
 from study.results.answer import answer, searched
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.study import load_spec
-from study.tracking.ledger import StudyPaths
-from tests.study.results.test_parametrisations import Store, plan_of, rows_of
+from study.tracking.study_paths import StudyPaths
+from tests.study.results.test_parametrisations import plan_of, rows_of
 from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
@@ -46,7 +46,7 @@ def test_the_grid_beside_a_search_is_that_of_the_spec():
     assert told["search"].grid["flops"].sum() == pytest.approx(sum(p.flops for p in plan.cells) / 3)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     spec = load_spec(SMALL, [*SEARCH, "sensitivity.lr_factors=[0.5]"])
     plan = make_plan(spec)
@@ -54,9 +54,8 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     runs = table_of([*plan.cells, *again])
     where = StudyPaths(tmp_path, "small")
     other = plan_of("training.parametrisation=completep")
-    fit, page = answer(
-        spec, plan, runs, where, None, Store(rows_of(other)), "the limit of 40 cells is reached."
-    )
+    rows = {row.cell: row for row in rows_of(other)}
+    fit, page = answer(spec, plan, runs, where, None, rows, "the limit of 40 cells is reached.")
     assert [(item.base, item.value) for item in fit.shifts] == [(1.0, 0.5), ("sp", "completep")]
     html = page.read_text()
     for name in (*MORE, "search", "sensitivity", "parametrisation"):

@@ -7,8 +7,8 @@ from rich.console import Console
 from study.plan.plan import make_plan
 from study.results.status import status_json, status_table, study_status
 from study.spec.study import load_spec
-from study.tracking.ledger import places
-from study.tracking.mlflow_store import Row
+from study.tracking.rows import Row
+from study.tracking.study_paths import study_paths
 from tests.study.search.test_crossing_search import loss_of
 from tests.study.small import SMALL
 
@@ -16,13 +16,13 @@ CROSSING = "search={sampler: crossing, stop_when: {crossing_halfwidth: 0.01}, ma
 
 
 def write(folder, *overrides, cells):
-    """Leave rows of these cells, as a run without MLflow would."""
+    """Write rows of these cells, as a run without MLflow would."""
     spec = load_spec(SMALL, overrides)
     plan = make_plan(spec)
     for rank, planned in enumerate(cells(plan)):
         shape, names = planned.cell.shape, ("budget", "lr_factor", "seed")
         own = {**shape.model_dump(), **{name: planned.row()[name] for name in names}}
-        places(spec, folder).outbox.put(
+        study_paths(spec, folder).ledger.put(
             Row(
                 cell=planned.cell.key, name=planned.cell.name, protocol=plan.protocol, status="done", reason=None,
                 params=own, metrics={"loss": loss_of(planned)}, tags={"interplay.ended": str(rank + 1)},

@@ -98,7 +98,7 @@ def test_time_left_of_a_search_counts_only_the_cells_it_will_try(plan):
 def test_time_left_counts_a_cell_once_however_it_went(plan):
     shown = viewer(plan)
     first, second, third, fourth = plan.cells[:4]
-    shown.board.know({first.cell.key: 0.9})
+    shown.board.add_finished({first.cell.key: 0.9})
     shown.started(second)
     shown.retried(second, "the process died")
     shown.started(second)

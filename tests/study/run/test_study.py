@@ -16,7 +16,8 @@ import pytest
 
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking.mlflow_store import Outbox, Store, store_uri
+from study.tracking.ledger import Ledger
+from study.tracking.mlflow_client import Experiment, tracking_uri
 from tests.environment import environment_without
 from trainables.train.loop import train
 
@@ -76,7 +77,7 @@ class Laptop:
 
     def runs(self):
         """MLflow's runs: (study runs, trial runs)."""
-        store = Store(store_uri("auto", self.results), "tiny")
+        store = Experiment(tracking_uri("auto", self.results), "tiny")
         runs = list(store.runs("attributes.status != 'nothing'"))
         kinds = [run.data.tags["interplay.kind"] for run in runs]
         assert set(kinds) <= {"study", "trial"}
@@ -135,7 +136,7 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert again.returncode == 0, again.stdout + again.stderr
     assert "nothing to train" in again.stdout
     assert time.monotonic() - start < 30
-    assert laptop.rows() == rows, "read back from MLflow, the run table is the same to the last digit"
+    assert laptop.rows() == rows, "read back from the row files, the run table is the same to the last digit"
 
     more = laptop.run("run", "tiny.yaml", "--set", "training.seeds=3")
     assert more.returncode == 0, more.stdout + more.stderr
@@ -174,7 +175,7 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
     _, runs = laptop.runs()
     assert [r.info.status for r in runs] == ["FINISHED"]
     assert int(runs[0].data.tags["interplay.resumed_from"]) > 0
-    client = Store(store_uri("auto", laptop.results), "tiny").client
+    client = Experiment(tracking_uri("auto", laptop.results), "tiny").client
     steps = [m.step for m in client.get_metric_history(runs[0].info.run_id, "train_loss")]
     assert steps == sorted(set(steps)), "each point of the curve once"
     (planned,) = make_plan(load_spec(str(laptop.folder / "tiny.yaml"), [*SHORT, "training.seeds=1"])).cells
@@ -232,6 +233,7 @@ def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):
     assert [r.info.status for r in (*studies, *trials)] == ["FINISHED"] * 4
 
 
+@pytest.mark.extended
 def test_two_drivers_of_one_study_are_refused(laptop):
     overrides = laptop.overrides([*LONG, "training.seeds=2"])
     process = laptop.start("run", "tiny.yaml", *overrides)
@@ -255,7 +257,7 @@ def test_a_dead_tracking_server_neither_stops_nor_slows_a_study_and_gets_its_row
     assert done.returncode == 0, done.stdout + done.stderr
     assert "does not answer" in done.stdout
     assert len(laptop.rows()) == 8
-    assert len(Outbox(laptop.results / "tiny" / "outbox").rows()) == 8
+    assert len(Ledger(laptop.results / "tiny" / "rows").rows()) == 8
 
     again = laptop.run("run", "tiny.yaml", *where)
     assert "nothing to train" in again.stdout
@@ -274,7 +276,7 @@ def test_a_dead_tracking_server_neither_stops_nor_slows_a_study_and_gets_its_row
                 "--workers",
                 "1",
             ),
-            *("--backend-store-uri", store_uri("auto", laptop.folder)),
+            *("--backend-store-uri", tracking_uri("auto", laptop.folder)),
             *("--default-artifact-root", (laptop.folder / "art").as_uri()),
         ],
         cwd=laptop.folder,
@@ -292,8 +294,7 @@ def test_a_dead_tracking_server_neither_stops_nor_slows_a_study_and_gets_its_row
         server.terminate()
         server.wait(30)
     assert "nothing to train" in back.stdout
-    assert not Outbox(laptop.results / "tiny" / "outbox").rows()
-    assert len(Store(store_uri("auto", laptop.folder), "tiny").rows()) == 8
+    assert len(list(Experiment(tracking_uri("auto", laptop.folder), "tiny").runs())) == 8
 
 
 def _answers(port):
@@ -306,6 +307,7 @@ def _answers(port):
         return False
 
 
+@pytest.mark.extended
 def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(laptop):
     laptop.results.mkdir()
     options = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(laptop.results)]
@@ -336,6 +338,7 @@ def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(la
 WILD = "{L1-d12: 0.03, L1-d22: 0.02, L2-d8: 0.04, L2-d16: 1000}"
 
 
+@pytest.mark.extended
 def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
     wild = ["training.grad_clip=0", f"training.lr={{rule: table, values: {WILD}}}", ALONE]
     done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
@@ -351,6 +354,7 @@ def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
     assert {r.info.status for runs in laptop.runs() for r in runs} == {"FINISHED"}
 
 
+@pytest.mark.extended
 def test_a_study_whose_cells_all_diverge_ends_with_status_1_and_says_so(laptop):
     wild = ["training.lr={rule: fixed, value: 1000}", "training.grad_clip=0", "training.seeds=1", ALONE]
     done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
@@ -366,5 +370,5 @@ def test_data_that_cannot_be_used_leaves_no_run_open(laptop):
     done = laptop.run("run", "text", "--set", "data.path=tiny.txt")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    store = Store(store_uri("auto", laptop.results), "text")
+    store = Experiment(tracking_uri("auto", laptop.results), "text")
     assert [r.info.status for r in store.runs("attributes.status != 'nothing'")] == ["FAILED"]

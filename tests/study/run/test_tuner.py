@@ -11,15 +11,17 @@ from types import SimpleNamespace
 import pytest
 
 from study.plan.plan import make_plan
+from study.run.heartbeat import HeartbeatMonitor
 from study.run.trial import Report, TrialSettings
 from study.run.tuner import (
-    SignsOfLife,
-    _Adapter,
-    _callback,
-    _scheduler,
+    Trials,
     failure_reason,
+    is_machine_loss,
+    make_scheduler,
+    make_tune_callback,
     read_report,
     run_cells,
+    trial_error,
 )
 from study.search import Outcome
 from study.spec.study import load_spec
@@ -56,7 +58,7 @@ def trial(config):
     tune.report({"report": Report(result=stub_result(loss=float(seed))).model_dump_json()})
 
 
-class Listener:
+class Recorder:
     def __init__(self):
         self.events = []
 
@@ -82,7 +84,7 @@ class Listener:
 @pytest.mark.slow
 def test_trials_end_each_in_its_own_way_and_ray_stays_silent(tmp_path, capfd):
     plan = make_plan(load_spec(SMALL, ["training.seeds=7", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
-    source, listener = Cells(plan.cells), Listener()
+    source, listener = Cells(plan.cells), Recorder()
     settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
     with private_ray(Slots(2, 1, 0)):
         finished = run_cells(
@@ -110,7 +112,7 @@ def test_trials_end_each_in_its_own_way_and_ray_stays_silent(tmp_path, capfd):
     assert (out, err) == ("", ""), "the live table must not be broken by a library's chatter"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_tune_pickles_searcher_and_callbacks():
     """Tune pickles them for `Tuner.restore`. When this fails, `_NotPickled` can go."""
     import threading
@@ -144,7 +146,7 @@ class StubTrial:
 
 
 def test_trials_run_in_the_order_they_came_and_those_that_ended_are_looked_at_no_more():
-    scheduler, trials = _scheduler(), [StubTrial() for _ in range(5)]
+    scheduler, trials = make_scheduler(), [StubTrial() for _ in range(5)]
     for one in trials:
         scheduler.on_trial_add(None, one)
     assert scheduler.choose_trial_to_run(None) is trials[0]
@@ -163,9 +165,9 @@ def test_trials_run_in_the_order_they_came_and_those_that_ended_are_looked_at_no
     assert [one.asked for one in trials[2:]] == asked
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_tunes_own_scheduler_goes_through_ended_trials():
-    """When this fails, Tune's scheduler may do, and `_scheduler` can go."""
+    """When this fails, Tune's scheduler may do, and `make_scheduler` can go."""
     from ray.tune.schedulers import FIFOScheduler
 
     ended = StubTrial("TERMINATED")
@@ -191,36 +193,35 @@ def test_a_report_of_a_diverged_cell_survives_its_way_to_the_driver():
 
 
 def test_a_trial_that_gives_no_sign_of_life_is_overdue_once_and_named():
-    signs = SignsOfLife()
-    assert signs.overdue(1000.0) == []
-    signs.heard("a", "host h, pid 7", 10.0)
-    signs.heard("b", "host h, pid 8", 10.0)
+    monitor = HeartbeatMonitor()
+    assert monitor.overdue(1000.0) == []
+    monitor.record("a", "host h, pid 7", 10.0)
+    monitor.record("b", "host h, pid 8", 10.0)
     late = {}
     for second in range(1001, 1028):
         if second < 1020:
-            signs.heard("b", "host h, pid 8", 10.0)
-        for name in signs.overdue(float(second)):
+            monitor.record("b", "host h, pid 8", 10.0)
+        for name in monitor.overdue(float(second)):
             late.setdefault(name, []).append(second)
     assert late == {"a": [1011]}
-    (sign, trial) = signs.forget("a"), SimpleNamespace(pickled_error_file=None)
-    assert failure_reason(trial, 2, sign) == (
-        "rank 0 of 2 (host h, pid 7): the process of the trial gave no sign of life for 10 s and was killed"
-    )
-    assert failure_reason(trial, 2, signs.forget("b")) == (
-        "rank 0 of 2 (host h, pid 8): the process of the trial was lost"
-    )
-    assert failure_reason(trial, 2, signs.forget("b")) == "rank 0 of 2: the process of the trial was lost"
-    assert signs.overdue(2000.0) == []
+    reason = failure_reason(None, 2, monitor.remove("a"))
+    assert reason.startswith("rank 0 of 2 (host h, pid 7): ")
+    assert "for 10 s" in reason
+    reason = failure_reason(None, 2, monitor.remove("b"))
+    assert reason.startswith("rank 0 of 2 (host h, pid 8): ")
+    assert "for 10 s" not in reason
+    assert failure_reason(None, 2, monitor.remove("b")) == "rank 0 of 2: the process of the trial was lost"
+    assert monitor.overdue(2000.0) == []
 
 
 def test_the_sleep_of_the_driver_is_not_taken_for_the_silence_of_its_trials():
-    signs = SignsOfLife()
-    signs.overdue(1000.0)
-    signs.heard("a", "host h, pid 7", 10.0)
-    assert signs.overdue(1001.0) == []
-    assert signs.overdue(9000.0) == [], "the driver was stopped, or busy with something else"
-    assert signs.overdue(9002.0) == []
-    assert [signs.overdue(9002.0 + second) for second in (1, 2, 3, 4, 5, 6)] == [[], [], [], [], [], ["a"]]
+    monitor = HeartbeatMonitor()
+    monitor.overdue(1000.0)
+    monitor.record("a", "host h, pid 7", 10.0)
+    assert monitor.overdue(1001.0) == []
+    assert monitor.overdue(9000.0) == [], "the driver was stopped, or busy with something else"
+    assert monitor.overdue(9002.0) == []
+    assert [monitor.overdue(9002.0 + second) for second in (1, 2, 3, 4, 5, 6)] == [[], [], [], [], [], ["a"]]
 
 
 def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(tmp_path):
@@ -229,20 +230,20 @@ def test_a_gang_waits_for_its_devices_and_no_later_cell_overtakes_it(tmp_path):
     cells = [*plan.cells[:2], wide, plan.cells[3]]
     settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
     source = Cells(cells)
-    adapter = _Adapter(source, settings, devices=2)
+    trials = Trials(source, settings, devices=2)
 
     def key(trial):
-        given = adapter.suggest(trial)
+        given = trials.suggest(trial)
         return given["key"] if isinstance(given, dict) else given
 
     assert [key("a"), key("b")] == [cells[0].cell.key, cells[1].cell.key]
     assert key("c") is None
-    adapter.end("a", Outcome(1.0))
+    trials.end("a", Outcome(1.0))
     assert key("c") is None, "one device is free, and the gang needs two"
-    adapter.end("b", Outcome(1.0))
+    trials.end("b", Outcome(1.0))
     assert key("c") == wide.cell.key
     assert key("d") is None
-    adapter.end("c", Outcome(1.0))
+    trials.end("c", Outcome(1.0))
     assert key("d") == cells[3].cell.key
     assert key("e") == "FINISHED"
 
@@ -252,50 +253,87 @@ def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(t
     plan = make_plan(load_spec(SMALL, ["training.seeds=4", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
     wide = dataclasses.replace(plan.cells[0], layout=Layout(tensor_parallel=2, zero=1))
     settings = TrialSettings(data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1)
-    there, clock, listener = 2, 0.0, Listener()
+    live, clock = 2, 0.0
     monkeypatch.setattr("study.run.tuner.time.monotonic", lambda: clock)
-    adapter = _Adapter(Cells([plan.cells[1], wide, *plan.cells[2:]]), settings, 5, lambda: there)
-    callback = _callback(adapter, listener)
+    trials = Trials(Cells([plan.cells[1], wide, *plan.cells[2:]]), settings, 5, lambda: live)
+    callback = make_tune_callback(trials, Recorder())
 
-    def begun(trial_id):
-        return isinstance(adapter.suggest(trial_id), dict)
+    def starts(trial_id):
+        return isinstance(trials.suggest(trial_id), dict)
 
-    assert begun("one")
-    assert begun("gang")
-    assert begun("two"), "there are two devices for three ranks: the gang waits for a machine"
-    there = 5
-    assert not begun("three"), "there is room for all, and yet it waits"
-    callback.on_trial_start(1, [], SimpleNamespace(trial_id="gang"))
-    assert begun("three"), "the gang has its place"
-    adapter.end("one", Outcome(1.0))
-    adapter.waits("gang")
-    adapter.source.cells.append(plan.cells[1])
-    assert not begun("four"), "it was lost and waits again"
+    assert starts("one")
+    assert starts("gang")
+    assert starts("two"), "there are two devices for three ranks: the gang waits for a machine"
+    live = 5
+    assert not starts("three"), "there is room for all, and yet it waits"
+    callback.on_trial_start(iteration=1, trials=[], trial=SimpleNamespace(trial_id="gang"))
+    assert starts("three"), "the gang has its place"
+    trials.end("one", Outcome(1.0))
+    trials.wait("gang")
+    trials.source.cells.append(plan.cells[1])
+    assert not starts("four"), "it was lost and waits again"
     clock = 3601.0
-    assert begun("four"), "but not for ever"
+    assert starts("four"), "but not for ever"
 
 
-def node_death():
-    """What Ray says of an actor whose machine it holds for dead."""
+def dead_node():
+    """Ray's error for an actor whose machine it has declared dead."""
     from ray.core.generated.common_pb2 import ActorDiedErrorContext
+    from ray.exceptions import ActorDiedError
 
     text = "The actor died because its node has died. Node Id: 0"
-    return ActorDiedErrorContext(error_message=text, actor_id=b"0" * 16)
+    return ActorDiedError(ActorDiedErrorContext(error_message=text, actor_id=b"0" * 16))
 
 
-def test_a_machine_that_is_lost_is_told_from_a_process_that_died(monkeypatch):
+def lost_peer(cause):
+    error = GangError("rank 1 of 2 was lost")
+    error.loss_cause = cause
+    return error
+
+
+def stored(folder, error):
+    """A trial whose error lies where Tune writes it."""
+    from ray import cloudpickle
+
+    path = folder / "error.pkl"
+    path.write_bytes(cloudpickle.dumps(error))
+    return SimpleNamespace(pickled_error_file=str(path))
+
+
+def test_the_error_of_a_trial_is_read_without_rays_wrapper(tmp_path):
+    from ray.exceptions import RayTaskError
+
+    assert trial_error(SimpleNamespace(pickled_error_file=None)) is None
+    assert trial_error(SimpleNamespace(pickled_error_file=str(tmp_path / "absent"))) is None
+    assert str(trial_error(stored(tmp_path, ValueError("boom")))) == "boom"
+    wrapped = RayTaskError("train", "the traceback", ValueError("boom"))
+    assert isinstance(trial_error(stored(tmp_path, wrapped)), ValueError)
+
+
+def test_reasons_of_lost_trials_and_which_of_them_are_lost_machines():
     from ray.exceptions import ActorDiedError, ActorUnavailableError
+    from ray.exceptions import OutOfMemoryError as MachineOutOfMemory
 
-    def reason(error, ranks=1):
-        monkeypatch.setattr("study.run.tuner._error", lambda _: error)
-        return failure_reason(SimpleNamespace(), ranks)
+    class OutOfMemoryError(RuntimeError):
+        """Named as torch's."""
 
-    assert reason(ActorDiedError(node_death())) == "the machine of the trial was lost (ActorDiedError)"
-    assert reason(ActorDiedError()) == "the process of the trial died (ActorDiedError)"
-    assert reason(ActorUnavailableError("rpc error", None)) == (
-        "the process of the trial cannot be reached, so its machine may be lost (ActorUnavailableError)"
-    )
-    assert reason(ActorDiedError(node_death()), 2).startswith("rank 0 of 2: the machine")
+    away = ActorUnavailableError("rpc error", None)
+    cases = [
+        (dead_node(), "machine of the trial was lost (ActorDiedError)", True),
+        (ActorDiedError(), "process of the trial died (ActorDiedError)", False),
+        (away, "its machine may be lost (ActorUnavailableError)", True),
+        (MachineOutOfMemory("95% used"), "out of memory (OutOfMemoryError)", False),
+        (OutOfMemoryError("CUDA"), "out of memory (OutOfMemoryError)", False),
+        (RuntimeError("boom\nand more"), "RuntimeError: boom and more", False),
+        (lost_peer(LossCause.MACHINE), "rank 1 of 2 was lost", True),
+        (lost_peer(LossCause.PROCESS), "rank 1 of 2 was lost", False),
+        (None, "the process of the trial was lost", False),
+    ]
+    for error, reason, of_machine in cases:
+        assert failure_reason(error).endswith(reason)
+        assert is_machine_loss(error) == of_machine
+    assert failure_reason(dead_node(), 2).startswith("rank 0 of 2: the machine")
+    assert failure_reason(lost_peer(LossCause.MACHINE), 2) == "rank 1 of 2 was lost"
 
 
 def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch):
@@ -305,37 +343,45 @@ def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch)
     (planned,) = make_plan(
         load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"])
     ).cells
-    listener = Listener()
-    adapter = _Adapter(
-        Cells([planned]),
-        TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1),
-        1,
-    )
-    callback, trial = _callback(adapter, listener), SimpleNamespace(trial_id="t", max_failures=2)
-    adapter.suggest("t")
+    recorder = Recorder()
+    settings = TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1)
+    trials = Trials(Cells([planned]), settings, 1)
+    callback = make_tune_callback(trials, recorder)
+    trials.suggest("t")
+    progress = Progress(step=1, steps=2, train_seconds=1, points=(), evaluations=())
+    report = {"report": Report(progress=progress).model_dump_json()}
 
-    def lose(error):
-        monkeypatch.setattr("study.run.tuner._error", lambda _: error)
-        callback.on_trial_recover(1, [trial], trial)
-        return trial.max_failures
+    def retries(error, progressed):
+        """How many retries are added when a trial is lost."""
+        trial = SimpleNamespace(trial_id="t", max_failures=2)
+        monkeypatch.setattr("study.run.tuner.trial_error", lambda _: error)
+        if progressed:
+            callback.on_trial_result(iteration=1, trials=[trial], trial=trial, result=report)
+        callback.on_trial_recover(iteration=1, trials=[trial], trial=trial)
+        return trial.max_failures - 2
 
-    def get_on():
-        news = Report(
-            progress=Progress(step=1, steps=2, train_seconds=1, points=(), evaluations=())
-        ).model_dump_json()
-        callback.on_trial_result(1, [trial], trial, {"report": news})
+    assert retries(dead_node(), progressed=False) == 0, "it had done nothing yet"
+    assert retries(dead_node(), progressed=True) == 1
+    assert retries(dead_node(), progressed=False) == 0
+    assert retries(ActorDiedError(), progressed=True) == 0
+    assert retries(lost_peer(LossCause.MACHINE), progressed=True) == 1, "that of any rank counts"
+    assert retries(lost_peer(LossCause.PROCESS), progressed=True) == 0
+    assert len([event for event, *_ in recorder.events if event == "retried"]) == 6
 
-    machine, peers_machine = ActorDiedError(node_death()), GangError("rank 1 of 2 was lost")
-    peers_machine.death = LossCause.MACHINE
-    assert lose(machine) == 2, "it had done nothing yet"
-    get_on()
-    assert lose(machine) == 3
-    assert lose(machine) == 3
-    get_on()
-    assert lose(ActorDiedError()) == 3
-    get_on()
-    assert lose(peers_machine) == 4, "that of any rank counts"
-    get_on()
-    peers_machine.death = LossCause.PROCESS
-    assert lose(peers_machine) == 4
-    assert len([event for event, *_ in listener.events if event == "retried"]) == 6
+
+def test_an_error_while_an_event_is_recorded_is_kept_for_the_user(tmp_path):
+    """Tune wraps it in the text of a traceback."""
+
+    class FullDisk(Recorder):
+        def started(self, planned):
+            raise OSError(28, "No space left on device")
+
+    plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
+    settings = TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1)
+    trials = Trials(Cells(plan.cells), settings, 1)
+    trials.suggest("t")
+    with pytest.raises(OSError, match="No space"):
+        make_tune_callback(trials, FullDisk()).on_trial_start(
+            iteration=1, trials=[], trial=SimpleNamespace(trial_id="t")
+        )
+    assert isinstance(trials.error, OSError)

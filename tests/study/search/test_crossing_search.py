@@ -11,15 +11,16 @@ import pytest
 from analysis.design.candidates import LOST_RUNS
 from analysis.design.simulated_study import Truth
 from study.plan.plan import make_plan
-from study.run.runner import _Listener, _policy
+from study.run.recorder import Recorder
+from study.run.runner import make_policy
 from study.search import Outcome, make_search
 from study.search import crossing_search as crossing
 from study.search import stopping_rule as stop_when
 from study.search.crossing_search import CrossingSampler, Trials, distributions, group_of
 from study.search.stopping_rule import checks
 from study.spec.study import load_spec
-from study.tracking.ledger import StudyPaths
-from study.tracking.mlflow_store import Row
+from study.tracking.rows import Row, StudyUpdate
+from study.tracking.study_paths import StudyPaths
 from tests.stubs import stub_result
 from tests.study.small import SMALL
 from trainables.progress import Evaluation
@@ -378,20 +379,23 @@ class Heard:
     def ended(self, row):
         self.rows.append(row)
 
-    def news(self, news):
-        self.told.append(news)
+    def put(self, item):
+        if isinstance(item, StudyUpdate):
+            self.told.append(item)
 
 
 def test_the_studys_run_hears_what_is_known_what_comes_next_and_which_limit_ended_the_search(tmp_path):
     spec, plan = study_of("max_cells: 22")
     search, heard = make_search(spec, plan, {}), Heard()
-    listener = _Listener(plan, {}, heard, StudyPaths(tmp_path, "small"))
+    paths = StudyPaths(tmp_path, "small")
+    paths.folder.mkdir()
+    listener = Recorder(plan, {}, heard, paths)
     listener.search = search
     while planned := search.take():
         result = stub_result(loss=loss_of(planned))
         search.tell(planned.cell.key, outcome_of(planned))
         listener.ended(planned, result)
-    listener.tell_last()
+    listener.report_search(last=True)
     assert [news.step for news in heard.told] == [*checks(22), 22]
     first, last = heard.told[0], heard.told[-1]
     assert first.tags["interplay.search_ended"] == ""
@@ -414,5 +418,5 @@ def test_early_stopping_hears_of_earlier_cells_in_the_order_they_ended_and_of_no
         )
         for p in cells
     }  # fmt: skip
-    policy = _policy(spec, plan, rows, None)
+    policy = make_policy(spec, plan, rows)
     assert list(policy._ended) == [p.cell.key for p in cells if p is not arm]

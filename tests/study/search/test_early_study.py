@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from study.tracking.ledger import StudyPaths
+from study.tracking.study_paths import StudyPaths
 from tests.study.run.test_study import Laptop
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 SPEC = """
 name: tiny

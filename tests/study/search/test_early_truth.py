@@ -10,7 +10,7 @@ from analysis.design.simulated_study import Truth
 from analysis.law.crossings import find_crossings
 from tests.study.learning_curves import Setting, planned, run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 #: Of each setting, a tenth of a second each.
 STUDIES = 80

@@ -165,7 +165,7 @@ def test_a_spec_with_sensitivity_runs_comes_back_from_its_own_yaml(spec, tmp_pat
     assert load_spec(str(path)) == spec
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_real_study_ends_with_its_sensitivity_runs_and_does_them_once(tmp_path):
     def run():
         command = [sys.executable, "-m", "study", "run", str(Path(SMALL).with_name("sensitivity.yaml"))]

@@ -1,27 +1,19 @@
 import multiprocessing
 import os
 
-import pandas as pd
 import pytest
 
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
-from study.tracking.ledger import (
-    Connection,
-    StudyPaths,
-    begun,
-    known_rows,
-    outcomes,
-    places,
-    run_table,
-    study_paths_of,
-    with_recorded,
-)
-from study.tracking.mlflow_store import Row, store_uri
+from study.tracking.ledger import Ledger, outcomes, study_rows, unfinished_cells, with_recorded
+from study.tracking.mlflow_client import tracking_uri
+from study.tracking.rows import Row
+from study.tracking.study_paths import StudyPaths, study_paths, study_paths_of
+from study.tracking.tables import curve_table, run_table
 from tests.study.small import SMALL
-
-AWAY = Connection("http://127.0.0.1:9", None, "it does not answer")
+from tests.study.tracking import examples
+from trainables.progress import Evaluation
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +23,9 @@ def plan():
 
 @pytest.fixture
 def where(tmp_path):
-    return StudyPaths(tmp_path, "quickstart")
+    paths = StudyPaths(tmp_path, "quickstart")
+    paths.folder.mkdir()
+    return paths
 
 
 def row(planned, status="done", loss=0.9, reason=None):
@@ -75,22 +69,58 @@ def test_failed_cells_are_tried_again_and_diverged_ones_are_not(plan):
     assert {key: outcome.loss for key, outcome in outcomes(rows).items()} == {"a": 0.9, "b": None}
 
 
-def test_the_outbox_is_part_of_the_ledger_and_foreign_cells_are_not(plan, where):
-    where.outbox.put(row(plan.cells[0]))
-    where.outbox.put(row(plan.cells[1]).model_copy(update={"cell": "another-study"}))
-    assert list(known_rows(plan, AWAY, where)) == [plan.cells[0].cell.key]
+def test_rows_are_whole_or_not_there_and_a_damaged_one_is_as_if_missing(tmp_path, caplog):
+    ledger = Ledger(tmp_path / "rows")
+    assert ledger.rows() == {}
+    first = examples.row("aaaa")
+    ledger.put(first)
+    (tmp_path / "rows" / "bbbb.json.part").write_text('{"cell": "bb')
+    (tmp_path / "rows" / "cccc.json").write_bytes(b"")
+    assert ledger.rows() == {"aaaa": first.without_curves()}
+    assert ledger.get("aaaa") == first
+    assert "cccc.json is damaged" in caplog.text
+    ledger.put(examples.row("cccc"))
+    assert set(Ledger(tmp_path / "rows").rows()) == {"aaaa", "cccc"}
 
 
-def test_without_a_server_the_last_run_table_stands_in(plan, where):
-    where.folder.mkdir()
-    ends = [row(plan.cells[0], loss=0.123456789), row(plan.cells[1], "diverged", reason="it is nan"),
-            row(plan.cells[2], "failed", reason="gone")]  # fmt: skip
-    run_table(plan, {r.cell: r for r in ends}).write_csv(where.runs)
-    known = known_rows(plan, AWAY, where)
-    assert set(known) == {ends[0].cell, ends[1].cell}
-    assert known[ends[0].cell].loss == 0.123456789
-    assert known[ends[1].cell].reason == "it is nan"
-    assert not pd.read_csv(where.runs).empty
+def test_a_retried_cell_replaces_its_row(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.put(examples.row(status="failed", reason="out of memory"))
+    ledger.put(examples.row())
+    assert [one.status for one in ledger.rows().values()] == ["done"]
+
+
+def test_curves_come_back_from_the_rows_without_what_is_not_finite(tmp_path):
+    ledger, nan = Ledger(tmp_path), float("nan")
+    points = (examples.point(1, nan).model_copy(update={"grad_norm": float("inf")}),)
+    evaluations = (Evaluation(step=1, loss=1 / 3, measures={"accuracy": 0.5}), Evaluation(step=2, loss=nan))
+    ledger.put(examples.row(status="diverged", points=points, evaluations=evaluations))
+    back = ledger.get("aaaa")
+    assert back.points[0].train_loss != back.points[0].train_loss
+    assert back.points[0].grad_norm == float("inf")
+    light = ledger.rows()
+    assert light["aaaa"].points == ()
+    assert light["aaaa"].evaluations[0].measures == {}
+    assert curve_table(light).to_dict("records") == [{"cell": "aaaa", "step": 1, "loss": 1 / 3}]
+    assert curve_table({}).empty
+
+
+def test_rows_of_other_studies_are_left_out(plan, where):
+    where.ledger.put(row(plan.cells[0]))
+    where.ledger.put(row(plan.cells[1]).model_copy(update={"cell": "another-study"}))
+    assert list(study_rows(plan, where.ledger.rows())) == [plan.cells[0].cell.key]
+
+
+def test_studies_of_one_experiment_share_their_rows(tmp_path):
+    first = StudyPaths(tmp_path, "first", experiment="both")
+    second = StudyPaths(tmp_path, "second", experiment="both")
+    first.ledger.put(examples.row())
+    assert set(second.ledger.rows()) == {"aaaa"}
+    assert StudyPaths(tmp_path, "first").ledger.rows() == {}
+    for name in ("../up", "/Users/me/exp", ".."):
+        place = StudyPaths(tmp_path, "first", experiment=name).ledger.place
+        assert place.parent.parent == tmp_path
+        assert place.parent.name.startswith("experiment-")
 
 
 def hold(results, name, ready, release):
@@ -116,13 +146,33 @@ def test_a_study_is_locked_for_one_process_and_free_when_it_dies(where):
     assert where.driver() is None
 
 
-def test_begun_cells_are_those_that_failed_or_left_a_checkpoint(plan, where):
-    done, failed, cut, untouched = plan.cells[:4]
+def test_unfinished_cells_failed_or_started_or_left_a_checkpoint_in_this_order(plan, where):
+    done, failed, cut, started, other = plan.cells[:5]
     rows = {done.cell.key: row(done), failed.cell.key: row(failed, "failed", reason="x")}
-    for planned in (done, cut):
+    for planned in (done, cut, started):
         (where.checkpoints / planned.cell.key).mkdir(parents=True)
-    assert begun(plan, rows, where) == [failed.cell.key, cut.cell.key]
-    assert untouched.cell.key not in begun(plan, rows, where)
+    unfinished = where.unfinished
+    for planned in (other, started, done):
+        unfinished.start(planned.cell.key, [])
+    unfinished.start("of another plan", [])
+    expected = [p.cell.key for p in (failed, other, started, cut)]
+    assert unfinished_cells(plan, rows, where.unfinished, where.checkpoints) == expected
+
+
+def test_started_cells_and_their_lost_trials_outlive_the_driver(where):
+    first = where.unfinished
+    first.start("aaaa", [])
+    first.lose("aaaa", "out of memory")
+    first.start("bbbb", [])
+    again = where.unfinished
+    assert (again.keys, again.running) == (["aaaa", "bbbb"], {"aaaa", "bbbb"})
+    assert again.lost_trials("aaaa") == ["out of memory"]
+    again.resume({"bbbb"})
+    assert (where.unfinished.keys, where.unfinished.running) == (["aaaa"], set())
+    again.end("aaaa")
+    assert where.unfinished.keys == []
+    again.path.write_text("{")
+    assert where.unfinished.keys == []
 
 
 def test_what_machines_share_lies_where_the_spec_or_the_machine_says(plan, tmp_path, monkeypatch):
@@ -132,12 +182,12 @@ def test_what_machines_share_lies_where_the_spec_or_the_machine_says(plan, tmp_p
 
     def kept(storage):
         resources = spec.resources.model_copy(update={"storage": storage})
-        where = places(spec.model_copy(update={"resources": resources}), tmp_path)
+        where = study_paths(spec.model_copy(update={"resources": resources}), tmp_path)
         return where.data, where.checkpoints, where.models, where.shared_results
 
     own = tmp_path / spec.name
     assert kept("auto")[:3] == (tmp_path / "data", own / "checkpoints", own / "models")
-    assert not places(spec, tmp_path).is_shared
+    assert not study_paths(spec, tmp_path).is_shared
     root = tmp_path / "kept"
     own = root / spec.name
     assert kept("kept") == (root / "data", own / "checkpoints", own / "models", own / "results")
@@ -150,7 +200,8 @@ def test_what_machines_share_lies_where_the_spec_or_the_machine_says(plan, tmp_p
     shared = StudyPaths(tmp_path, spec.name, str(root))
     assert shared.is_shared
     (own / "checkpoints" / plan.cells[0].cell.key).mkdir(parents=True)
-    assert begun(plan, {}, shared) == [plan.cells[0].cell.key]
+    assert unfinished_cells(plan, {}, shared.unfinished, shared.checkpoints) == [plan.cells[0].cell.key]
+    assert shared.ledger.place == own / "rows"
 
 
 def test_the_storage_of_a_studys_last_run_is_found_by_its_folder(tmp_path, monkeypatch):
@@ -158,10 +209,10 @@ def test_the_storage_of_a_studys_last_run_is_found_by_its_folder(tmp_path, monke
     monkeypatch.setenv("INTERPLAY_STORAGE", "s3://bucket/shared")
     where = StudyPaths(tmp_path / "results", "mine")
     where.folder.mkdir(parents=True)
-    where.remember()
+    where.write_storage()
     monkeypatch.delenv("INTERPLAY_STORAGE")
     assert study_paths_of(where.folder).models == "s3://bucket/shared/mine/models"
-    where.remember()
+    where.write_storage()
     monkeypatch.setenv("INTERPLAY_STORAGE", "s3://bucket/other")
     assert study_paths_of(where.folder).models == where.folder / "models", "an older study has its own"
 
@@ -170,7 +221,7 @@ def test_the_storage_of_a_studys_last_run_is_found_by_its_folder(tmp_path, monke
     ("variable", "value", "use"),
     [
         ("INTERPLAY_STORAGE", "s3://KEYID:hunter2@bucket/x", lambda folder: StudyPaths(folder, "x").shared),
-        ("INTERPLAY_TRACKING", "http://bob:hunter2@host:5000", lambda folder: store_uri("auto", folder)),
+        ("INTERPLAY_TRACKING", "http://bob:hunter2@host:5000", lambda folder: tracking_uri("auto", folder)),
     ],
 )
 def test_secrets_in_the_environment_of_a_machine_are_refused_unseen(
@@ -209,8 +260,8 @@ def crossing():
 def test_rows_come_in_the_order_in_which_they_ended(crossing, where):
     cells = [crossing.cells[0], crossing.more[-1], crossing.cells[5]]
     for planned, ended in zip(cells, (30.5, 10.25, 20.0), strict=True):
-        where.outbox.put(searched(crossing, planned, ended))
-    known = known_rows(crossing, AWAY, where)
+        where.ledger.put(searched(crossing, planned, ended))
+    known = study_rows(crossing, where.ledger.rows())
     assert list(known) == [cells[1].cell.key, cells[2].cell.key, cells[0].cell.key]
     table = run_table(crossing, known).frame.set_index("cell")
     assert [int(table.loc[p.cell.key, "order"]) for p in cells] == [3, 1, 2]
@@ -231,23 +282,14 @@ def test_a_search_knows_the_rows_it_made_under_other_limits_and_those_of_no_othe
         other,
     ]
     for one in (*rows, protocol):
-        where.outbox.put(one)
-    known = known_rows(crossing, AWAY, where)
+        where.ledger.put(one)
+    known = study_rows(crossing, where.ledger.rows())
     assert list(known) == [seed.cell.key]
     assert crossing.by_key(seed.cell.key) is None
     found = with_recorded(crossing, known).by_key(seed.cell.key)
     assert found == seed
     assert list(run_table(crossing, known).frame["cell"]) == [seed.cell.key]
-    assert known_rows(make_plan(load_spec(SMALL)), AWAY, where) == {}, "a grid is its list"
-
-
-def test_without_a_server_a_searchs_own_cells_are_read_back_in_their_order(crossing, where):
-    where.folder.mkdir()
-    wide = make_plan(load_spec(SMALL, [SEARCH, "search.max_seeds=12"]))
-    cells = [wide.more[-1], wide.cells[0], wide.cells[9]]
-    rows = {p.cell.key: searched(wide, p, 100.0 - i) for i, p in enumerate(cells)}
-    run_table(wide, rows).write_csv(where.runs)
-    assert list(known_rows(crossing, AWAY, where)) == [p.cell.key for p in reversed(cells)]
+    assert study_rows(make_plan(load_spec(SMALL)), where.ledger.rows()) == {}, "a grid is its list"
 
 
 def test_cells_of_an_arm_are_marked_unless_the_study_lists_them_itself(plan, where):
@@ -256,28 +298,10 @@ def test_cells_of_an_arm_are_marked_unless_the_study_lists_them_itself(plan, whe
     tags = {"interplay.ended": "2", "interplay.arm": "sensitivity"}
     rows = [searched(plan, first, 1.0), searched(plan, arm, 2.0, tags=tags)]
     for one in rows:
-        where.outbox.put(one)
-    known = known_rows(plan, AWAY, where)
+        where.ledger.put(one)
+    known = study_rows(plan, where.ledger.rows())
     table = run_table(plan, known).frame.set_index("cell")
     assert table["arm"].to_dict() == {first.cell.key: "", arm.cell.key: "sensitivity"}
     assert "order" not in table, "a grid has no order of its own"
     both = make_plan(load_spec(SMALL, ["search.lr_factors=[1, 2]"]))
-    assert "arm" not in run_table(both, known_rows(both, AWAY, where)).frame
-
-
-def test_cells_that_have_a_run_and_no_row_were_begun_in_this_order(plan, where):
-    class Runs:
-        def begun(self):
-            return [
-                plan.cells[7].cell.key,
-                "of another study",
-                plan.cells[2].cell.key,
-                plan.cells[0].cell.key,
-            ]
-
-    failed = plan.cells[4]
-    rows = {failed.cell.key: row(failed, "failed", reason="x"), plan.cells[0].cell.key: row(plan.cells[0])}
-    (where.checkpoints / plan.cells[7].cell.key).mkdir(parents=True)
-    (where.checkpoints / plan.cells[3].cell.key).mkdir()
-    keys = [plan.cells[i].cell.key for i in (4, 7, 2, 3)]
-    assert begun(plan, rows, where, Runs()) == keys
+    assert "arm" not in run_table(both, study_rows(both, where.ledger.rows())).frame

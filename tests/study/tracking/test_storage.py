@@ -11,7 +11,7 @@ from tests.study.run.test_study import LONG, Laptop
 from trainables.storage.storage import open_storage
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_study_shares_all_through_an_object_store_and_a_killed_trial_goes_on_from_there(
     tmp_path, monkeypatch
 ):

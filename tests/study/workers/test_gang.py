@@ -118,7 +118,7 @@ def test_the_verdict_tells_the_loss_of_a_machine_from_that_of_a_process():
     away = found(ActorUnavailableError("rpc error", None))
     assert str(away).endswith("pid 101) was lost: it cannot be reached, so its machine may be lost")
     crashed, raised = found(ActorDiedError()), found(OSError("gone"))
-    assert [error.death for error in (gone, away, crashed, raised)] == [
+    assert [error.loss_cause for error in (gone, away, crashed, raised)] == [
         LossCause.MACHINE,
         LossCause.UNREACHABLE,
         LossCause.PROCESS,
@@ -152,9 +152,16 @@ def test_the_watch_waits_a_moment_for_a_better_cause_and_passes_on_progress(monk
 
 def test_the_watch_gives_up_on_a_rank_that_does_not_end(monkeypatch):
     monkeypatch.setattr(gang, "GRACE_SECONDS", 0.1)
-    watch([ended(LATE), Future()], queue.Queue(), print, lambda rank: None, TIMEOUT)
-    watch([ended(), Future()], queue.Queue(), print, lambda rank: None, 0.1)
-    watch([ended(), ended()], queue.Queue(), print, lambda rank: None, TIMEOUT)
+    cases = [
+        ([ended(LATE), Future()], TIMEOUT, [0], 0.1),
+        ([ended(), Future()], 0.1, [], 0.1),
+        ([ended(), ended()], TIMEOUT, [], 0.0),
+    ]
+    for futures, timeout, failed, least in cases:
+        lost, start = [], time.monotonic()
+        watch(futures, queue.Queue(), print, lost.append, timeout)
+        assert least <= time.monotonic() - start < TIMEOUT / 2
+        assert lost == failed, "the ranks whose processes are ended"
 
 
 def test_the_watch_gives_signs_of_life_while_it_waits(monkeypatch):
@@ -322,7 +329,7 @@ def wait_until_free():
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("first", "layouts"),
@@ -384,7 +391,7 @@ def test_a_lost_rank_is_named_and_its_cell_goes_on_from_its_checkpoint(session, 
     wait_for_end({pid for planned in gangs for pid in pids(root, planned.cell.seed)})
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_a_rank_that_is_frozen_between_two_cells_is_replaced(session, root, cells):
     """It was waited for for 300 s, and the cell then lost."""

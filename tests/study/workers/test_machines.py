@@ -103,7 +103,7 @@ def test_more_groups_than_the_machines_hold_whole_are_refused():
         check_capacity(Slots(6, 1, 0), {Layout(tensor_parallel=2, data_parallel=3)}, three)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_a_gang_waits_for_whole_groups_and_outlives_one_of_its_machines(tmp_path):
     """Three raylets of this machine, as three machines; in a process of its own, for Ray keeps its token."""

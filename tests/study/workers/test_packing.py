@@ -81,7 +81,7 @@ def all_is_free():
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("case", CASES)
 def test_spread_over_workers_it_is_the_same_store_to_the_last_byte(
     two_cpus, texts, tmp_path, case, monkeypatch, capfd
@@ -135,7 +135,7 @@ def test_a_worker_that_is_killed_costs_nothing(two_cpus, texts, tmp_path, monkey
     assert files(ours) == files(plain)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_what_goes_wrong_in_a_worker_is_raised_and_frees_the_cluster(two_cpus, texts, tmp_path, monkeypatch):
     text = texts / "gone.txt"
     text.write_text(prose(seed=2))
@@ -149,7 +149,7 @@ def test_what_goes_wrong_in_a_worker_is_raised_and_frees_the_cluster(two_cpus, t
     assert not list(tmp_path.glob("tmp/*/"))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_data_of_a_study_is_spread_where_the_cluster_has_other_machines(
     two_cpus, texts, tmp_path, monkeypatch
 ):
@@ -223,7 +223,7 @@ cluster.shutdown()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_workers_are_waited_for_and_come_from_their_pool_alone(texts, tmp_path):
     """Raylets of this machine, as machines; in a process of its own, for Ray keeps its token."""
     data = CASES["bpe"](texts)

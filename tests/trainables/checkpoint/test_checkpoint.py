@@ -153,7 +153,7 @@ MOVES = [
     (Layout(), Layout(zero=1)),
     (Layout(zero=1), Layout()),
     *(
-        pytest.param(move, marks=pytest.mark.slow)
+        pytest.param(move, marks=pytest.mark.extended)
         for move in (
             (Layout(zero=2), Layout(zero=3)),
             (Layout(zero=3), Layout(zero=1)),
@@ -211,14 +211,14 @@ def test_in_bf16_the_master_weights_go_along(root, tmp_path):
     assert numbers(resumed) == numbers(uninterrupted(None, one, root, after))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("move", GANG_MOVES, ids=between)
 def test_a_cell_goes_on_at_another_degree(ranks, root, tmp_path, move):
     assert_moved(ranks, cell(weight_decay=0.3), root, move, tmp_path / "c", 1e-5)
     assert not list((tmp_path / "c").glob("universal-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "move", [(Layout(zero=3), Layout()), (Layout(**TP2, zero=0), Layout(**DP2, zero=1))], ids=between
 )
@@ -228,7 +228,7 @@ def test_each_group_of_a_parametrisation_keeps_its_rate_decay_and_epsilon(ranks,
     assert_moved(ranks, one, root, move, tmp_path / "c", 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_four_ranks_go_on_to_the_same_bits_and_at_one_rank(ranks, root, tmp_path):
     four = Layout(tensor_parallel=2, data_parallel=2, zero=1)
     whole = assert_same_bits(ranks, cell(), root, four, tmp_path / "c")
@@ -408,7 +408,7 @@ def train_with_slow_disk(one, root, layout, folder, seconds, rank_info=None, ren
         checkpoint._Summed.write = usual
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_write_may_take_longer_than_a_collective(ranks, root, tmp_path):
     one, layout = cell(steps=3), Layout(**DP2, zero=1)
     whole = uninterrupted(ranks, one, root, layout)
@@ -417,7 +417,7 @@ def test_a_write_may_take_longer_than_a_collective(ranks, root, tmp_path):
     assert result.notes == ()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_at_stage_0_any_number_of_groups_reads_the_checkpoint_as_it_is(ranks, root, tmp_path):
     one, two = Layout(), Layout(data_parallel=2)
     assert run(ranks, cell(), root, two, tmp_path / "c", STOPPED) is None

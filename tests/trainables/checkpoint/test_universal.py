@@ -81,7 +81,7 @@ def whole_state(engine, zero):
             yield name, tuple(part.view_as(parameter) for part in parts)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("zero", [0, 1, 2, pytest.param(3, marks=pytest.mark.extended)])
 def test_the_universal_form_holds_the_whole_state_of_each_parameter(tmp_path, zero):
     universal.convert(saved(tmp_path / "c", zero), tmp_path / "u", Layout(zero=zero))
     with engine_of(zero, steps=3) as engine:
@@ -94,7 +94,7 @@ def test_the_universal_form_holds_the_whole_state_of_each_parameter(tmp_path, ze
             assert float(torch.load(folder / "step.pt", weights_only=False)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_stage_3_gives_all_groups_the_options_of_the_first_and_one_step(tmp_path):
     """When this fails, `universal.mend` can go."""
     source = saved(tmp_path / "c", 3)
@@ -107,7 +107,7 @@ def test_library_defect_stage_3_gives_all_groups_the_options_of_the_first_and_on
         assert steps[0] is steps[1]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_what_the_converter_writes_of_stage_3_is_flat_and_bare(tmp_path):
     """When this fails, the form need not be completed in `universal.convert`."""
     target = deepspeeds(saved(tmp_path / "c", 3), tmp_path / "u" / "t")

@@ -11,7 +11,7 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.train.loop import train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 DATA = HierarchyData(
     vocabulary=8, branching=2, levels=4, synonyms=2, sequences=20_000, validation_sequences=300

@@ -36,7 +36,7 @@ def fail_on_rank_1(error, rank_info=None, rendezvous=None):
         leave()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_work_may_take_longer_than_a_collective(ranks):
     assert ranks.gang(2, sleep_on_rank_0, 4.0, module._SIGNS, timeout=2.0) == [[0, 1], [0, 1]]
     # Without signs of life it may not: this is what the thread is for.
@@ -54,7 +54,7 @@ def hang_on_rank_1(limit, rank_info=None, rendezvous=None):
         leave()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_work_that_does_not_end_is_named_by_all_at_the_limit(ranks):
     start = time.monotonic()
     told = ranks.gang(2, hang_on_rank_1, 3.0, timeout=2.0)

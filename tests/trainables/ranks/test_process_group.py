@@ -89,7 +89,7 @@ def last_dies(folder, rank_info, rendezvous):
         (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - start}\n{error}")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_gangs_come_and_go_and_leave_nothing_open(ranks):
     for size in (2, 4, 1):
         assert ranks.gang(size, sum_of_ranks) == [size * (size + 1) / 2] * size
@@ -124,7 +124,7 @@ def test_two_gangs_at_once_do_not_meet_each_other():
     assert answers == {"one": [[3.0, 3.0]] * 5, "other": [[3.0, 3.0]] * 5}
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_rank_that_never_comes_ends_the_meeting_at_the_timeout(ranks):
     start = time.monotonic()
     with pytest.raises(RankError, match=r"wait timeout after 4000ms") as error:
@@ -134,7 +134,7 @@ def test_a_rank_that_never_comes_ends_the_meeting_at_the_timeout(ranks):
     assert ranks.gang(2, sum_of_ranks) == [3.0, 3.0], "the same processes meet again"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_rank_that_hangs_ends_the_others_at_the_timeout_also_in_deepspeeds_groups(ranks):
     waited, said = ranks.gang(2, last_hangs, 12, timeout=5)[0]
     assert 4 < waited < 10

@@ -88,7 +88,7 @@ def test_a_missing_object_is_passed_over_for_the_checkpoint_before(root, bucket)
     assert "a file of it is missing" in resumed.notes[0]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_gang_goes_on_from_an_object_store_and_at_another_degree(ranks, root, bucket, server):
     # The ranks of the pool have an environment of their own.
     uri = bucket.replace("s3://", f"s3://nobody:{SECRET}@")
@@ -99,7 +99,7 @@ def test_a_gang_goes_on_from_an_object_store_and_at_another_degree(ranks, root, 
     assert not left_on_this_machine()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_kill_between_the_upload_and_the_marker_costs_one_checkpoint(root, tmp_path, bucket):
     (tmp_path / "cell.json").write_text(cell(steps=FEW).model_dump_json())
     program = """
@@ -131,7 +131,7 @@ main(sys.argv[1:])
     assert not left_on_this_machine()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_an_object_store_that_goes_away_costs_the_checkpoint_and_not_the_training(root, tmp_path, bucket):
     from moto.server import ThreadedMotoServer
 

@@ -7,7 +7,7 @@ from trainables.data import data_key
 from trainables.data.kinds.repeats import RepeatsData
 from trainables.train.loop import train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 DATA = RepeatsData(alphabet=64, sequences=40_000, validation_sequences=256)
 CONTEXT = 32

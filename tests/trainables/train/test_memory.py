@@ -11,7 +11,7 @@ from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout, default_zero
 from trainables.model.counts import Memory, memory
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 #: What the project promises.
 TOLERANCE = 0.15

@@ -82,6 +82,10 @@ def cases():
     return [case for turn in itertools.zip_longest(*rows) for case in turn if case is not None]
 
 
+#: The layouts of the gate; all others are tested by `make test-all`.
+GATE = [("tp2", 0, False, False, False), ("tp2", 1, True, True, True), ("dp2", 3, True, True, False)]
+
+
 def name(case):
     degree, zero, *options = case
     named = [
@@ -141,7 +145,13 @@ def assert_same(result, expected, *, loss, norm):
     assert result.loss == result.evaluations[-1].loss
 
 
-@pytest.mark.parametrize(("index", "case"), enumerate(cases()), ids=[name(case) for case in cases()])
+@pytest.mark.parametrize(
+    ("index", "case"),
+    [
+        pytest.param(index, case, id=name(case), marks=() if case in GATE else pytest.mark.extended)
+        for index, case in enumerate(cases())
+    ],
+)
 def test_every_layout_gives_the_losses_and_norms_of_one_rank(ranks, root, expected, index, case):
     spread = layout(*case)
     if spread.ranks == 1:
@@ -155,6 +165,7 @@ def test_every_layout_gives_the_losses_and_norms_of_one_rank(ranks, root, expect
         assert curve(results[0]) == curve(expected), "one rank after a gang gives the bits of one before it"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "case", [("tp2",), ("tp4",), ("tp2xdp2",), ("tp2", True, False, True), ("dp2",)], ids=str
 )
@@ -173,6 +184,7 @@ def scaled(ranks, root):
     return one, one_rank(ranks, root, one)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "case", [("tp2", 0), ("tp2", 1, True, True, True), ("dp2", 2), ("tp2", 3, False, False, True)], ids=str
 )
@@ -182,6 +194,7 @@ def test_rates_of_a_parametrisation_are_those_of_one_rank(ranks, root, expected,
     assert_same(gang(ranks, root, one, layout(*case))[0], alone, loss=2e-6, norm=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", [("tp2", 0), ("dp2", 1, True), ("tp2xdp2", 2, True, True)], ids=str)
 def test_the_accuracy_of_a_task_is_that_of_one_rank(ranks, root, case):
     data = HopsData(hops=(1, 2), sequences=600, validation_sequences=20)
@@ -195,6 +208,7 @@ def test_the_accuracy_of_a_task_is_that_of_one_rank(ranks, root, case):
     assert [curve(result) for result in results] == [curve(results[0])] * len(results)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", [("tp2", 0), ("tp2", 1, True, True, True), ("dp2", 3)], ids=str)
 @pytest.mark.parametrize("change", [{"residual": "admin"}, {"network": "analysed"}], ids=str)
 def test_other_networks_than_gpt2_are_those_of_one_rank(ranks, root, change, case):
@@ -211,6 +225,7 @@ def train_with_the_masks_of_one_group(one, **options):
         loop.dropout_seed = own
 
 
+@pytest.mark.extended
 def test_groups_draw_masks_of_their_own_and_always_the_same(ranks, root):
     one = cell(dropout=0.1)
     two = [curve(result) for result in gang(ranks, root, one, layout("dp2", 1))]
@@ -281,6 +296,7 @@ end(status)
 """
 
 
+@pytest.mark.extended
 def test_library_defect_threads_of_gloo_outlive_the_groups_of_zero_3(root, tmp_path):
     """When this fails, `trainables.__main__.end` need no longer end a rank at once."""
     (tmp_path / "cell.json").write_text(cell().model_dump_json())
@@ -305,6 +321,7 @@ def test_one_of_several_ranks_ends_at_once_with_all_it_said(ranks, late):
     assert (done.returncode, done.stdout) == (3, f"said\n{late}")
 
 
+@pytest.mark.extended
 def test_a_wrong_degree_under_torchrun_ends_with_status_2_and_one_paragraph(root, tmp_path):
     (tmp_path / "cell.json").write_text(cell().model_dump_json())
     done = by_hand(str(tmp_path / "cell.json"), "--data", str(root), "--tensor-parallel", "3")

@@ -208,7 +208,7 @@ def stage_3_after_other_gangs(reset, rank_info, rendezvous):
 # Several ranks.
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_save_16bit_model_writes_one_shard_and_says_true(ranks, tmp_path):
     """When this fails, `trainables.export.weights.whole_state` may use the public method."""
     (said, shapes), (_, other) = ranks.gang(2, save_16bit, tmp_path)
@@ -221,7 +221,7 @@ def test_library_defect_save_16bit_model_writes_one_shard_and_says_true(ranks, t
     assert other is None
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_bf16_at_stage_0_has_a_wrong_norm(ranks):
     """Of each matrix it counts the shard of rank 0. When this fails, `Layout.check` need not refuse bf16 at stage 0."""
     join()
@@ -235,13 +235,13 @@ def test_library_defect_bf16_at_stage_0_has_a_wrong_norm(ranks):
         Layout(tensor_parallel=2).check(SHAPE, recipe(precision="bf16"))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_replicas_drift_when_ranks_draw_other_masks(ranks):
     """When this fails, DeepSpeed has a generator per tensor-parallel group, and the loop need not seed each step."""
     assert min(ranks.gang(2, drift_when_seeded_by_rank)) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_replicas_do_not_drift_under_dropout_in_our_loop(ranks, tmp_path):
     data = HierarchyData(levels=3, sequences=300, validation_sequences=8)
     cell = Cell(
@@ -258,7 +258,7 @@ def test_replicas_do_not_drift_under_dropout_in_our_loop(ranks, tmp_path):
         assert torch.equal(weight, second[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_specs_that_match_nothing_leave_the_matrix_whole(ranks):
     """When this fails, `build_engine` need not check that all matrices are shared."""
     for replicated, said in ranks.gang(2, unmatched_specs):
@@ -267,13 +267,13 @@ def test_library_defect_specs_that_match_nothing_leave_the_matrix_whole(ranks):
         assert "DeepSpeed did not shard transformer.h.0.mlp.c_fc.weight" in said[1]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_autotp_leaves_attention_the_whole_width(ranks):
     """When this fails, `build_engine` need not set `split_size`."""
     assert all("not enough values to unpack" in said for said in ranks.gang(2, heads_of_the_whole_width))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_degree_1_fails_after_degree_2_in_one_process(ranks):
     """When this fails, `forget_degrees` can go, as far as degrees are concerned."""
     for said in ranks.gang(2, one_rank_after_two):
@@ -281,20 +281,20 @@ def test_library_defect_degree_1_fails_after_degree_2_in_one_process(ranks):
         assert "get_model_parallel_rank" in said
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_logits_are_the_ranks_shard_of_a_shared_vocabulary(ranks):
     """When this fails, an evaluation may use logits; until then it uses the loss alone."""
     assert ranks.gang(2, width_of_logits) == [6, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_other_batches_in_a_tensor_parallel_group_are_seen_in_the_first_step_only(ranks):
     """When this fails, DeepSpeed guards what the loop now must: all ranks of a group take the same rows."""
     assert all("Data inconsistency" in said for said in ranks.gang(2, other_batches, True))
     assert ranks.gang(2, other_batches, False) == [None, None]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_library_defect_stage_3_refuses_ranks_that_have_trained_more_than_their_peers(ranks):
     """When this fails, `forget_degrees` need not set ZeRO-3's numbering back."""
     assert any("disagreement" in said for said in ranks.gang(2, stage_3_after_other_gangs, False, timeout=10))

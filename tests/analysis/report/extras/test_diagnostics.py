@@ -5,10 +5,8 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit.document import fit
-from analysis.report.catalogue import depth_colours, make_figures
-from analysis.report.extras.diagnostics import diagnostics_data
-from analysis.report.extras.drawing_diagnostics import draw_diagnostics
-from analysis.report.extras.wording_diagnostics import rank_sentence
+from analysis.report.extras.diagnostics import diagnostics_data, draw_diagnostics, figure, rank_sentence
+from analysis.report.figures.figure import Context
 from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
 
@@ -54,7 +52,7 @@ def test_names_have_an_order_and_what_is_unknown_comes_last(runs):
     data = diagnostics_data(runs, measures(runs, ("zeal", "grad_norm", "layer_drop", "rank_residual")))
     assert data.names == ("rank_residual", "layer_drop", "grad_norm", "zeal")
     assert list(dict.fromkeys(data.rows["name"])) == list(data.names)
-    assert "skipping that layer costs" in data.caption
+    assert "skipping it costs" in data.caption
     assert "Dong et al. 2021" in data.caption
     assert "Induction" not in data.caption
 
@@ -71,7 +69,7 @@ def test_of_a_diverged_cell_the_start_counts_and_nothing_beyond_numbers(pilot_fr
         data.rows.query("depth == 1 and when == @when")["cells"].item() for when in ("start", "end")
     )
     assert start == end - 1
-    draw_diagnostics(data, depth_colours(runs))
+    draw_diagnostics(data, Context(runs, None).colours)
 
 
 def test_no_measures_are_no_figure_and_a_wrong_table_is_refused(runs, found):
@@ -79,7 +77,7 @@ def test_no_measures_are_no_figure_and_a_wrong_table_is_refused(runs, found):
     assert diagnostics_data(runs, empty) is None
     assert diagnostics_data(runs, measures(runs).assign(cell="another")) is None
     for none in (None, empty):
-        assert "diagnostics" not in {figure.name for figure in make_figures(runs, found, measures=none)}
+        assert figure(Context(runs, found, measures=none)) is None
     with pytest.raises(InputError, match="lack the column layer; they need cell, step, name, layer, value"):
         diagnostics_data(runs, measures(runs).drop(columns="layer"))
 
@@ -87,7 +85,7 @@ def test_no_measures_are_no_figure_and_a_wrong_table_is_refused(runs, found):
 def test_the_distances_share_one_scale_and_zeros_are_left_out(runs):
     given = measures(runs)
     given.loc[(given["name"] == "rank_residual_attention") & (given["layer"] == 4), "value"] = 0
-    canvas = draw_diagnostics(diagnostics_data(runs, given), depth_colours(runs))
+    canvas = draw_diagnostics(diagnostics_data(runs, given), Context(runs, None).colours)
     panels = canvas.axes
     assert len(panels) == 3 * 2
     # The lowest that is not zero, 0.5^4 with skips at the start, and a little room.

@@ -1,0 +1,139 @@
+"""A figure of a report: its data, its words, and how it becomes SVG and PNG."""
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from analysis.design.history import SearchData
+from analysis.fit.document import Fit
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import STYLE
+from analysis.runs.table import RunTable
+
+
+class Data(Protocol):
+    """What a figure shows."""
+
+    def table(self) -> pd.DataFrame:
+        """The numbers, for a CSV."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Data of a figure that is one table."""
+
+    rows: pd.DataFrame
+
+    def table(self) -> pd.DataFrame:
+        """For the CSV."""
+        return self.rows
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        name: of its files.
+        title, caption: plain text for the page.
+        data: what it shows.
+        draw: makes the drawing.
+    """
+
+    name: str
+    title: str
+    caption: str
+    data: Data
+    draw: Callable[[], Canvas]
+
+    def render(self) -> tuple[bytes, bytes]:
+        """(SVG, PNG) on white, the same bytes for the same data."""
+        with mpl.rc_context({**STYLE, "svg.hashsalt": self.name}):
+            canvas = self.draw()
+            FigureCanvasAgg(canvas)
+            svg, png = io.BytesIO(), io.BytesIO()
+            # Compute the layout once for both files: each savefig would draw everything once more to find it.
+            engine = canvas.get_layout_engine()
+            if engine is not None:
+                engine.execute(canvas)
+                canvas.set_layout_engine(None)
+            # No date and no version, so that equal data give equal files.
+            canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
+            canvas.savefig(png, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
+        return svg.getvalue(), png.getvalue()
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A figure that the data do not allow; the reason is a clause."""
+
+    name: str
+    title: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the figures of a study are made from.
+
+    Attributes:
+        runs: the run table.
+        fit: its fit, with evidence.
+        entropy: entropy of the data in nats per token, where known.
+        curves: training curves (cell, step, loss).
+        search: how the rows were chosen.
+        measures: diagnostics of the layers (cell, step, name, layer, value).
+    """
+
+    runs: RunTable
+    fit: Fit
+    entropy: float | None = None
+    curves: pd.DataFrame | None = None
+    search: SearchData | None = None
+    measures: pd.DataFrame | None = None
+
+    @cached_property
+    def colours(self) -> dict[int, str]:
+        """Depth -> colour (light edition), ordered by depth."""
+        depths = sorted(set(self.runs.used["depth"]))
+        return {int(d): light for d, (light, _) in zip(depths, palette.sequence(len(depths)), strict=True)}
+
+    @property
+    def size_label(self) -> str:
+        """Label of an axis of N."""
+        table = self.fit.count == "table"
+        return "parameters N, the table's count" if table else "non-embedding parameters N = 12·L·d²"
+
+
+def inline_svg(svg: bytes, label: str, colours: Mapping[str, tuple[str, str]]) -> str:
+    """The `<svg>` element for an HTML page: no header, no fixed size, colours as CSS variables.
+
+    Args:
+        svg: as rendered.
+        label: plain text for screen readers.
+        colours: CSS name -> (light, dark), see `palette.variables`.
+    """
+    text = svg.decode("utf-8")
+    text = text[text.index("<svg") :]
+    head, body = text[: text.index(">") + 1], text[text.index(">") + 1 :]
+    head = re.sub(r'\s(width|height)="[^"]*"', "", head)
+    escaped = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    head = head.replace("<svg", f'<svg role="img" aria-label="{escaped}"', 1)
+    # matplotlib's metadata block contains web addresses; the page must contain none.
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # Several drawings share a page, so only ids that are referred to (and are hashes) may stay.
+    used = set(re.findall(r"[\"(]#([^\")]+)", body))
+    body = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", body)
+    for name, (light, _) in colours.items():
+        body = body.replace(light, f"var(--{name})")
+    body = body.replace("fill: #ffffff", "fill: var(--paper)").replace("'DejaVu Sans'", "inherit")
+    return head + body

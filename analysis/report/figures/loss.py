@@ -1,0 +1,125 @@
+"""Figure: loss against N, with one curve per depth."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from analysis.fit.document import Fit
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import (
+    MAX_END_LABELS,
+    name_depths,
+    new_canvas,
+    points_of_depths,
+    size_limits,
+)
+from analysis.report.figures.figure import Context, Figure
+from analysis.report.figures.frames import LINE, by_depth, concat, evidence_of, shape_points, stack
+
+#: Family of curves -> words.
+FAMILIES = {
+    "power": "power laws with an offset and one exponent for all depths",
+    "power-own": "power laws with an offset and an exponent for each depth",
+    "quadratic": "quadratics in ln N",
+    "spline": "monotone splines in ln N",
+}
+
+
+@dataclass(frozen=True)
+class LossData:
+    """Loss against N by depth.
+
+    Attributes:
+        points: depth, width, params, loss (mean over seeds), low, high (lowest and highest seed), se (pooled), seeds,
+            residual (loss less the curve).
+        lines: depth, params, loss on the fitted curves; a depth of one size has none.
+        entropy: entropy of the data in nats per token, where known.
+    """
+
+    points: pd.DataFrame
+    lines: pd.DataFrame
+    entropy: float | None
+
+    def table(self) -> pd.DataFrame:
+        """For the CSV."""
+        return stack(point=self.points, curve=self.lines).assign(entropy=self.entropy)
+
+
+def figure(context: Context) -> Figure:
+    """Loss against size."""
+    fit = context.fit
+    data = loss_data(fit, context.entropy)
+    marks = (
+        "Marks are means over seeds; bars run from the lowest to the highest seed."
+        if fit.noise.get("seeds", 1) > 1
+        else "Each mark is the loss of one shape with one seed."
+    )
+    entropy = (
+        ""
+        if data.entropy is None
+        else " The dotted line is the entropy of the data, the lowest possible loss."
+    )
+    return Figure(
+        "loss",
+        "Loss against size, one curve per depth",
+        f"{marks} {curves_phrase(fit)}{entropy}",
+        data,
+        lambda: draw_loss(data, context.colours, context.size_label),
+    )
+
+
+def loss_data(fit: Fit, entropy: float | None = None) -> LossData:
+    """Points and curves of the losses."""
+    curves = evidence_of(fit).curves
+    points = shape_points(fit).assign(se=curves.se, seeds=curves.count, residual=curves.residual)
+    lines = []
+    for depth in curves.depths:
+        low, high = curves.range(depth)
+        if low < high:
+            # Ends exactly at the measured sizes: a curve is not defined beyond them.
+            x = np.linspace(low, high, LINE)
+            lines.append(pd.DataFrame({"depth": depth, "params": np.exp(x), "loss": curves.loss(depth, x)}))
+    return LossData(
+        points[["depth", "width", "params", "loss", "low", "high", "se", "seeds", "residual"]],
+        concat(lines, "depth", "params", "loss"),
+        entropy,
+    )
+
+
+def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Canvas:
+    """Draw the points with the range of their seeds, and the curve of each depth, against N on a log axis."""
+    many = len(colours) > MAX_END_LABELS
+    canvas, axes = new_canvas(4.9 if many else 4.1)
+    ends = points_of_depths(axes, data.points, "loss", colours)
+    for depth, line in by_depth(data.lines):
+        axes.plot(line["params"], line["loss"], color=colours[depth], linewidth=1.5)
+    low = size_limits(axes, data.points, many=many)
+    if data.entropy is not None:
+        axes.axhline(data.entropy, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
+        text = f" entropy of the data, {data.entropy:.3f}"
+        axes.text(low / 1.1, data.entropy, text, color=palette.MUTED, va="bottom", fontsize=8.5)
+    axes.set_ylabel("validation loss (nats per token)")
+    axes.set_xlabel(size_label)
+    name_depths(canvas, axes, ends, many=many)
+    return canvas
+
+
+def curves_phrase(fit: Fit) -> str:
+    """The family of curves and how far the points lie from them."""
+    curves = evidence_of(fit).curves
+    if all(len(curves.at(depth)) < 2 for depth in curves.depths):
+        return "No depth has two sizes, so there are no curves."
+    text = f"The curves are {FAMILIES.get(curves.smooth.family, curves.smooth.family)}"
+    if len(curves.x) <= curves.smooth.parameters:
+        return f"{text}, with as many parameters as points, so their fit cannot be tested."
+    if curves.noise.source != "seeds" or curves.misfit_p is None:
+        return f"{text}; residuals are {float((curves.residual**2).mean()) ** 0.5:.2g} nats (rms)."
+    if curves.misfit_rms == 0:
+        return f"{text}; residuals do not exceed the seed noise (p = {curves.misfit_p:.2g})."
+    return (
+        f"{text}; residuals exceed the seed noise by {curves.misfit_rms:.2g} nats (lack of fit, "
+        f"p = {curves.misfit_p:.2g}), which every interval includes."
+    )

@@ -1,0 +1,135 @@
+"""Figure: the best depth against N by each law."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from analysis.fit.document import Fit
+from analysis.fit.sentences import law_name
+from analysis.numbers import percent
+from analysis.report.figures import palette
+from analysis.report.figures.canvas import count_axis, new_canvas, outside_legend, size_axis
+from analysis.report.figures.figure import Absent, Context, Figure
+from analysis.report.figures.frames import concat, depth_interval, drawn_law, evidence_of, stack
+
+NAME, TITLE = "rivals", "The best depth by each law"
+#: Largest N drawn, and points per decade.
+FARTHEST, PER_DECADE = 1e13, 8
+#: Dashes of the laws, which never differ in colour alone.
+DASHES: Mapping[str, Any] = {
+    "log-linear": "-",
+    "power": (0, (1, 1.4)),
+    "additive": (0, (5, 2)),
+    "aspect": (0, (2, 2)),
+    "response": (0, (5, 2, 1, 2)),
+}
+#: Largest depth drawn; a deeper line leaves the frame.
+DEEPEST = 2000.0
+
+
+@dataclass(frozen=True)
+class RivalsData:
+    """The best depth against N by each law.
+
+    Attributes:
+        lines: law, params, depth (NaN where there is none).
+        interval: params, low, high of the threshold law's depth; NaN where there is no limit.
+        best: params, depth, near_low, near_high: measured, without any law.
+        measured: smallest and largest N measured.
+    """
+
+    lines: pd.DataFrame
+    interval: pd.DataFrame
+    best: pd.DataFrame
+    measured: tuple[float, float]
+
+    def table(self) -> pd.DataFrame:
+        """For the CSV."""
+        return stack(law=self.lines, band=self.interval, measured=self.best)
+
+
+def figure(context: Context) -> Figure | Absent:
+    """The best depth by each law."""
+    data = rivals_data(context.fit)
+    if data is None:
+        return Absent(NAME, TITLE, context.fit.law.reason or "no law has a best depth")
+    interval = f", that of the threshold law with its {percent(context.fit.level)} interval" * bool(
+        len(data.interval)
+    )
+    caption = (
+        f"Best depth by each law{interval}. Points are the best measured depths, bars the depths statistically tied "
+        "with them. Sizes beyond the shaded range are extrapolation."
+    )
+    return Figure(NAME, TITLE, caption, data, lambda: draw_rivals(data))
+
+
+def rivals_data(fit: Fit) -> RivalsData | None:
+    """The best depth of each law from the smallest measured size to 10¹³; None if no law has any."""
+    params = evidence_of(fit).comparison.rows["params"]
+    low, high = float(params.min()), float(params.max())
+    end = max(FARTHEST, 10 * high)
+    grid = np.geomspace(low, end, max(2, 1 + math.ceil(PER_DECADE * math.log10(end / low))))
+    parts = []
+    for name, advice in fit.advices().items():
+        found = [advice(float(value)) for value in grid]
+        depths = np.array([math.nan if depth is None or depth <= 0 else depth for depth in found])
+        depths[~np.isfinite(depths)] = math.nan
+        parts.append(pd.DataFrame({"law": name, "params": grid, "depth": depths}))
+    if all(part["depth"].isna().all() for part in parts):
+        return None
+    interval = concat([], "params", "low", "high")
+    law = drawn_law(fit)
+    if law is not None and law.b > 0:
+        bottom, top = depth_interval(law, grid)
+        interval = pd.DataFrame({"params": grid, "low": bottom, "high": top})
+    rows = [
+        (item.params, item.depth, min(item.near or (item.depth,)), max(item.near or (item.depth,)))
+        for item in fit.best
+    ]
+    best = pd.DataFrame(rows, columns=["params", "depth", "near_low", "near_high"])
+    return RivalsData(pd.concat(parts, ignore_index=True), interval, best, (low, high))
+
+
+def draw_rivals(data: RivalsData) -> Canvas:
+    """Draw best depth against N by each law, the interval of ours, the measured depths, and the measured range."""
+    canvas, axes = new_canvas(4.6)
+    axes.set_yscale("log")
+    axes.axvspan(*data.measured, color=palette.MUTED, alpha=0.16, linewidth=0)
+    drawn = np.concatenate([data.lines["depth"].dropna(), data.best["near_low"], data.best["near_high"]])
+    top = min(float(drawn.max()), DEEPEST) * 1.5
+    bottom = max(0.5, float(drawn.min())) / 1.3
+    if len(data.interval):
+        low, high = data.interval["low"].fillna(bottom), data.interval["high"].fillna(top)
+        axes.fill_between(data.interval["params"], low, high, color=palette.ACCENT, alpha=0.14, linewidth=0)
+    for law, rows in data.lines.groupby("law", sort=False):
+        name = str(law)
+        if not rows["depth"].between(bottom, top).any():
+            continue
+        style = {
+            "color": palette.LAWS.get(name, (palette.INK, ""))[0],
+            "linestyle": DASHES.get(name, "-"),
+            "linewidth": 2.2 if name == "log-linear" else 1.8,
+        }
+        axes.plot(rows["params"], rows["depth"], label=law_name(name), **style)
+    for point in data.best.to_dict("records"):
+        near = [point["near_low"], point["near_high"]]
+        axes.plot([point["params"]] * 2, near, color=palette.INK, linewidth=3.4, alpha=0.3)
+    dots = {"marker": "o", "color": palette.INK, "markersize": 5, "linestyle": "none", "zorder": 5}
+    axes.plot(data.best["params"], data.best["depth"], label="best measured", **dots)
+    axes.set_ylim(bottom, top)
+    axes.set_xlim(float(data.lines["params"].min()) / 1.5, float(data.lines["params"].max()) * 1.5)
+    size_axis(axes)
+    middle = (math.sqrt(data.measured[0] * data.measured[1]), 0.985)
+    style = {"ha": "center", "va": "top", "fontsize": 8.5, "color": palette.MUTED}
+    axes.annotate("measured", middle, xycoords=("data", "axes fraction"), **style)
+    count_axis(axes.yaxis, math.log10(top / bottom))
+    axes.set_xlabel("parameters N")
+    axes.set_ylabel("best depth L by each law")
+    # Lines may leave the frame, so they cannot be labelled at their ends.
+    outside_legend(canvas, 3, fontsize=9, handlelength=3.2)
+    return canvas

@@ -1,0 +1,139 @@
+"""A table of text, built once and rendered by the terminal and by the pages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from analysis.numbers import human, percent, span
+
+#: Text of an empty cell.
+EMPTY = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        name: header.
+        detail: second line of the header, on a page only.
+        right: aligned to the right, as numbers are.
+        under: name of the column whose cells hold this one in small letters on a page; in a terminal it is a column of
+            its own.
+        small: how it is written there, such as `baseline {}`.
+        look: `strong`, or `tag` for a state.
+        where: `page` or `terminal` if it is shown in one of them only.
+    """
+
+    name: str
+    detail: str = ""
+    right: bool = True
+    under: str = ""
+    small: str = "{}"
+    look: Literal["", "tag", "strong"] = ""
+    where: Literal["", "page", "terminal"] = ""
+
+
+class PageCell(NamedTuple):
+    """One cell of a page: its text and the small lines below it."""
+
+    column: Column
+    text: str
+    small: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: above the table in a terminal, `table of TITLE` for screen readers on a page.
+        columns: in the order of a terminal.
+        rows: one text per column, None for an empty cell.
+        note: what a reader needs to understand it.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[str | None]]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse rows of another length."""
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"a row of the table {self.title!r} does not have {len(self.columns)} cells")
+
+    @property
+    def headed(self) -> bool:
+        """Whether any column has a name."""
+        return any(column.name for column in self.columns)
+
+    @property
+    def page_columns(self) -> list[Column]:
+        """The columns of a page."""
+        return [column for column in self.columns if not column.under and column.where != "terminal"]
+
+    @property
+    def page_rows(self) -> list[list[PageCell]]:
+        """The rows of a page, each cell with its small lines."""
+        return [[self._cell(column, row) for column in self.page_columns] for row in self.rows]
+
+    def _cell(self, column: Column, row: Sequence[str | None]) -> PageCell:
+        below = [
+            other.small.format(text)
+            for other, text in zip(self.columns, row, strict=True)
+            if other.under == column.name and other.under and other.where != "terminal" and text
+        ]
+        return PageCell(column, row[self.columns.index(column)] or EMPTY, below)
+
+    def records(self) -> list[dict[str, str | None]]:
+        """One dictionary per row, by the names of the columns."""
+        return [dict(zip((column.name for column in self.columns), row, strict=True)) for row in self.rows]
+
+
+def shapes_table(
+    title: str,
+    shapes: Sequence[Mapping[str, Any]],
+    level: float | None,
+    more: Mapping[str, Sequence[str | None]] | None = None,
+) -> Table:
+    """Recommended shapes.
+
+    Args:
+        title: of the table.
+        shapes: as `analysis.law.projection.recommend` returns them; `outside` and `far` as `projections` adds them.
+        level: of the intervals, None if unknown.
+        more: further columns by name.
+    """
+    interval = "interval" if level is None else percent(level)
+    columns = (
+        Column("N"),
+        Column("depth L*", f"and {interval} interval" if level else "", look="strong"),
+        Column(interval, under="depth L*"),
+        Column("width d*", f"and {interval} interval" if level else "", look="strong"),
+        Column(interval, under="width d*"),
+        Column("measured range", right=False, look="tag"),
+        *(Column(name) for name in more or {}),
+    )
+    rows = [
+        (
+            human(shape["params"]),
+            str(shape["depth"]),
+            span(shape["depth_interval"]),
+            str(shape["width"]),
+            span(shape["width_interval"]),
+            "far outside"
+            if shape.get("far")
+            else "outside"
+            if shape.get("outside", shape["extrapolated"])
+            else "inside",
+            *others,
+        )
+        for shape, *others in zip(shapes, *(more or {}).values(), strict=True)
+    ]
+    return Table(title, columns, rows)
+
+
+def _range_tag(shape: Mapping[str, Any]) -> str:
+    outside = "far outside" if shape.get("far") else "outside"
+    return outside if shape.get("outside", shape["extrapolated"]) else "inside"

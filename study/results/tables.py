@@ -1,0 +1,175 @@
+"""The tables of `fit` and `recommend` for a terminal."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from analysis.law.levine2020 import PROVENANCE
+from analysis.numbers import ends, human, params_range, percent, short_range
+from analysis.tables import EMPTY, Column, Table, shapes_table
+
+if TYPE_CHECKING:
+    # A recommendation from a published law loads no numerical library.
+    from analysis.fit.document import Fit
+
+#: Pairs with too few sizes that are listed one by one.
+MOST_MISSING = 4
+#: Relative error up to which an estimate ± its error, a first-order rule, is shown; beyond it, the interval.
+FIRST_ORDER = 0.5
+#: Tags that need attention.
+_ALERTS = ("outside", "far outside")
+
+
+def rich_table(table: Table) -> RenderableType:
+    """Return a table for a terminal; `under` columns become columns of their own, unless they are empty."""
+    # Padding on one side only, so that the tables fit into 80 columns.
+    view = RichTable(
+        title=table.title or None, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0)
+    )
+    shown = [
+        index
+        for index, column in enumerate(table.columns)
+        if column.where != "page" and (not column.under or any(row[index] for row in table.rows))
+    ]
+    for index in shown:
+        view.add_column(table.columns[index].name, justify="right" if table.columns[index].right else "left")
+    for row in table.rows:
+        view.add_row(*(_cell(table.columns[index], row[index]) for index in shown))
+    return view
+
+
+def _cell(column: Column, text: str | None) -> Text:
+    if text is None:
+        return Text("" if column.under else EMPTY)
+    return Text(text, style="yellow" if column.look == "tag" and text in _ALERTS else "")
+
+
+def fit_table(result: "Fit") -> RenderableType:
+    """Return crossings, law, rivals and best shapes as tables for a terminal."""
+    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
+    from analysis.report.tables import best_table, crossings_table, laws_table
+
+    missing = [item for item in result.crossings if item.status == "insufficient"]
+    # Twenty depths have 190 pairs; those without a result would bury the others.
+    listed = [item for item in missing if item.adjacent] if len(missing) <= MOST_MISSING else []
+    shown = [item for item in result.crossings if item.status != "insufficient" or item in listed]
+    parts: list[RenderableType] = []
+    if shown:
+        crossings = crossings_table(result, shown)
+        parts += [rich_table(crossings), *_dim([crossings.note])]
+    if hidden := len(missing) - len(listed):
+        parts += _dim([f"{hidden} more pair{'s have' if hidden > 1 else ' has'} too few sizes in common"])
+    parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
+    parts.append(rich_table(laws_table(result)))
+    if result.disagreements:
+        parts.append(Text(disagreement_sentence(result)))
+    if result.best:
+        parts.append(rich_table(best_table(result)))
+    parts += _shifts(result)
+    parts += _dim([" ".join(text for text in (result.tokens.sentence, noise_sentence(result)) if text)])
+    return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
+
+
+def _dim(texts: Sequence[str]) -> list[RenderableType]:
+    return [Text(text, style="dim") for text in texts if text]
+
+
+def _shifts(result: "Fit") -> list[RenderableType]:
+    """Return how far the crossings move at other learning rates and under other parametrisations."""
+    from analysis.report.extras.shifts import by_key, shift_sentence, shifts_table
+
+    parts: list[RenderableType] = []
+    for studies in by_key(result.shifts).values():
+        table = shifts_table(studies)
+        parts += [] if table is None else [rich_table(table)]
+        parts.append(Text(shift_sentence(studies)))
+    return parts
+
+
+def bootstrap_text(result: "Fit") -> Text:
+    """Return the intervals of the parametric bootstrap."""
+    found = result.parametric_bootstrap
+    if found is None:
+        return Text("no parametric bootstrap: there is no noise estimate to simulate from", style="yellow")
+    text = f"{found.count} simulated studies: {found.with_law} have a law"
+    if found.a_interval and found.b_interval:
+        text += f", a {ends(found.a_interval, 3)}, b {ends(found.b_interval, 3)} ({percent(result.level)})"
+    pairs = [
+        f"{name.replace('-', ' → ')} {short_range(interval)}" for name, interval in found.crossings.items()
+    ]
+    return Text(f"{text}; N of the crossings {'; '.join(pairs)}.")
+
+
+def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> RenderableType:
+    """Return recommended shapes as a table for a terminal, with a note on the errors quoted."""
+    level = next((shape["level"] for shape in shapes if "level" in shape), None)
+    found = [shape["n_transition"] for shape in shapes if "n_transition" in shape]
+    more: dict[str, list[str | None]] = {}
+    if found:
+        more["overtaken at"] = [_transition(shape.get("n_transition")) for shape in shapes]
+    if any(shape.get("measured") for shape in shapes):
+        more["best measured there"] = [_best_measured(shape.get("measured")) for shape in shapes]
+    table = rich_table(shapes_table(source, shapes, level, more))
+    if not found or level is None:
+        return table
+    wide = [item["relative_error"] > FIRST_ORDER for item in found]
+    error = f"as a {percent(level)} interval" if all(wide) else "± one standard error"
+    if any(wide) and not all(wide):
+        error += f" or, if that is more than half of it, a {percent(level)} interval"
+    lines = [
+        f"Intervals: {percent(level)} at fixed N. Overtaken at: the N from which deeper models win, {error}."
+    ]
+    # If the region of the law is closed on all sides, only a slope of zero leaves the depth without a limit.
+    if any(
+        shape["unbounded"]
+        and shape["depth_interval"][1] is None
+        and None not in shape["n_transition"]["params_interval"]
+        for shape in shapes
+        if "n_transition" in shape
+    ):
+        lines.append("The slope of the law is compatible with zero, so the depth has no upper limit.")
+    elif any(shape.get("unbounded") for shape in shapes):
+        lines.append("The law sets no limit on the open side of an interval.")
+    return Group(table, *_dim(lines))
+
+
+def _transition(found: dict[str, Any] | None) -> str | None:
+    if found is None:
+        return None
+    if found["relative_error"] > FIRST_ORDER:
+        return params_range(found["params_interval"])
+    return f"{human(found['params'])} ±{100 * found['relative_error']:.0f}%"
+
+
+def _best_measured(found: dict[str, Any] | None) -> str | None:
+    if not found:
+        return None
+    others = [str(depth) for depth in found["near"] or () if depth != found["depth"]]
+    # The best of two depths is weak evidence if many were trained.
+    among = f" of {found['compared']}" if found["compared"] == 2 else ""
+    return f"depth {found['depth']}{among}" + (f" (or {', '.join(others)})" if others else "")
+
+
+def published_table_view(rows: list[dict[str, Any]]) -> RenderableType:
+    """Return the published table beside the recomputed one, for a terminal."""
+    names = ("trained", "N", "printed", "recomputed", "L*", "")
+    cells = [
+        (
+            row["model"],
+            f"{row['trained_depth']} × {row['trained_width']}" if row["trained_depth"] else None,
+            human(row["params"]),
+            f"{row['printed_depth']} × {row['printed_width']}",
+            f"{row['depth']} × {row['width']}",
+            f"{row['depth_exact']:.2f}",
+            "" if row["agrees"] else "*",
+        )
+        for row in rows
+    ]
+    columns = (Column("model", right=False), *(Column(name) for name in names))
+    table = rich_table(Table("Table 1 of Levine et al. 2020", columns, cells))
+    notes = [f"{'' if row['agrees'] else '* '}{row['model']}: {row['note']}." for row in rows if row["note"]]
+    counted = "N is 12·L·d² of the trained shape; depth × width."
+    return Group(table, *_dim([counted]), *(Text(note) for note in notes), *_dim([PROVENANCE]))

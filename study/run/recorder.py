@@ -1,0 +1,225 @@
+"""Records the events of cells: rows in the ledger, curves in the tracker, lines on the screen."""
+
+import json
+import math
+import time
+
+from analysis.runs.mlflow import MEASURE
+from study.plan import Plan, PlannedCell
+from study.run.console import Viewer
+from study.search import Search
+from study.search.crossing_search import next_words
+from study.search.early_stopping import Judge, Policy
+from study.tracking.mirror import Mirror
+from study.tracking.provenance import revision
+from study.tracking.rows import ARM, ENDED, LOST_TRIALS, START, CurveUpdate, Row, StudyUpdate
+from study.tracking.study_paths import StudyPaths
+from study.tracking.tables import identity
+from trainables.progress import Progress, Result
+from trainables.storage.storage import discard, under
+
+#: Tags of a study's run: which cells a search trains next and why, and which limit ended it.
+NEXT, SEARCH_ENDED = "interplay.next", "interplay.search_ended"
+
+
+class Recorder:
+    """Turns the events of cells into rows, and passes them on to the tracker and the screen.
+
+    A `study.run.tuner.CellCallback`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rows: dict[str, Row],
+        mirror: Mirror,
+        paths: StudyPaths,
+        policy: Policy | None = None,
+    ) -> None:
+        """Begin with the rows of earlier runs, to which those of this one are added."""
+        self.plan, self.rows, self.mirror, self.paths, self.policy = plan, rows, mirror, paths, policy
+        self.ledger, self.unfinished = paths.ledger, paths.unfinished
+        self.viewer: Viewer | None = None
+        self.search: Search | None = None
+        self.sensitivity_cells = 0
+        self.revision = revision()
+        self.trained = 0
+        self.wall_seconds = self.train_seconds = 0.0
+        self._last_end = max((row.ended for row in rows.values()), default=0.0)
+
+    def judge(self, planned: PlannedCell) -> Judge | None:
+        """Return the rule by which a cell may end early; cells of sensitivity runs are trained to their end."""
+        return self.policy.judge(planned) if self.policy and not planned.arm else None
+
+    def add_sensitivity_cells(self, count: int) -> None:
+        """Add the cells of the sensitivity runs to the total, once they are decided."""
+        self.sensitivity_cells = count
+        if self.viewer:
+            self.viewer.board.total += count
+
+    def started(self, planned: PlannedCell) -> None:
+        """Record that a cell has started, or starts again after its trial was lost."""
+        key, row = planned.cell.key, self.rows.get(planned.cell.key)
+        lost = self.unfinished.lost_trials(key)
+        if not lost and row and LOST_TRIALS in row.tags:
+            lost = row.tags[LOST_TRIALS].split(" | ")
+        self.unfinished.start(key, lost)
+        self._send(planned)
+        if self.viewer:
+            self.viewer.started(planned)
+
+    def progress(self, planned: PlannedCell, progress: Progress) -> None:
+        """Send a part of a running cell's curve."""
+        self.mirror.put(
+            CurveUpdate(
+                planned.cell.key,
+                planned.title,
+                cell_params(self.plan, planned),
+                list(progress.points),
+                list(progress.evaluations),
+                progress.start,
+            )
+        )
+        if self.viewer:
+            self.viewer.progress(planned, progress)
+
+    def ended(self, planned: PlannedCell, result: Result) -> None:
+        """Record the row of a cell that is done, was stopped, or diverged."""
+        self.trained += 1
+        self.train_seconds += (result.train_seconds - result.resumed_seconds) * planned.layout.ranks
+        tags = {
+            "interplay.device": result.device,
+            "interplay.resumed_from": str(result.resumed_from or ""),
+            "interplay.notes": " ".join(result.notes),
+        }
+        self._record(planned, result.status, result.reason, metrics_of(planned, result), tags, result)
+        if self.policy and not planned.arm:
+            self.policy.ended(planned, result.status, result.evaluations)
+        discard(under(self.paths.checkpoints, planned.cell.key))
+        if not planned.arm:
+            self.report_search()
+        if self.viewer:
+            self.viewer.ended(planned, result)
+
+    def failed(self, planned: PlannedCell, reason: str) -> None:
+        """Record the row of a cell that failed and is not tried again in this run."""
+        self._record(planned, "failed", reason, {}, {}, None)
+        if not planned.arm:
+            self.report_search()
+        if self.viewer:
+            self.viewer.failed(planned, reason)
+
+    def retried(self, planned: PlannedCell, reason: str) -> None:
+        """Record that a trial of a cell was lost, at once: the driver may be stopped before the cell ends."""
+        self.unfinished.lose(planned.cell.key, reason)
+        self._send(planned)
+        if self.viewer:
+            self.viewer.retried(planned, reason)
+
+    def report_search(self, *, last: bool = False) -> None:
+        """Send the estimate of a search, if it has a new one; the last one in any case."""
+        if self.search is None:
+            return
+        state = self.search.state() if last else self.search.news()
+        if state is None:
+            return
+        known = state.estimate
+        values: dict[str, float | None] = {"flops": state.flops}
+        if known:
+            values |= {
+                "value": known.value,
+                "low": known.low,
+                "high": known.high,
+                "halfwidth": known.halfwidth,
+            }
+        metrics = {
+            f"search.{name}": value
+            for name, value in values.items()
+            if value is not None and math.isfinite(value)
+        }
+        tags = {NEXT: next_words(state), SEARCH_ENDED: state.ending.words if state.ending else ""}
+        self.mirror.put(StudyUpdate(state.cells, metrics, tags))
+        if self.viewer:
+            self.viewer.board.note = known.words if known else ""
+
+    def _send(self, planned: PlannedCell) -> None:
+        tags = self._lost_tags(planned.cell.key)
+        self.mirror.put(
+            CurveUpdate(planned.cell.key, planned.title, cell_params(self.plan, planned), tags=tags)
+        )
+
+    def _lost_tags(self, key: str) -> dict[str, str]:
+        reasons = self.unfinished.lost_trials(key)
+        return {LOST_TRIALS: " | ".join(reasons)} if reasons else {}
+
+    def _record(
+        self,
+        planned: PlannedCell,
+        status: str,
+        reason: str | None,
+        metrics: dict[str, float],
+        tags: dict[str, str],
+        result: Result | None,
+    ) -> None:
+        # In milliseconds, and never the same twice: a search resumes from the rows in this order.
+        self._last_end = max(round(time.time(), 3), round(self._last_end + 0.001, 3))
+        own = {ENDED: f"{self._last_end:.3f}", **({ARM: planned.arm} if planned.arm else {})}
+        row = Row.model_validate(
+            {
+                "cell": planned.cell.key,
+                "name": planned.title,
+                "study": self.paths.name,
+                "protocol": self.plan.protocol,
+                "status": status,
+                "reason": reason,
+                "params": cell_params(self.plan, planned),
+                "metrics": metrics,
+                "tags": {
+                    **tags,
+                    **self._lost_tags(planned.cell.key),
+                    **own,
+                    "interplay.revision": self.revision,
+                },
+                "points": result.points if result else (),
+                "evaluations": result.evaluations if result else (),
+            }
+        )
+        self.ledger.put(row)
+        self.mirror.ended(row)
+        self.unfinished.end(row.cell)
+        self.rows[row.cell] = row.without_curves()
+
+
+def cell_params(plan: Plan, planned: PlannedCell) -> dict[str, str | int | float | None]:
+    """Return the parameters of a cell, one value per name: options of DeepSpeed and the base shape are JSON."""
+    cell = planned.cell
+    return {
+        **{name: value for name, value in identity(planned).items() if name != "cell"},
+        "vocabulary": plan.vocabulary,
+        "data_key": cell.data_key,
+        **{
+            name: json.dumps(value) if isinstance(value, dict) else value
+            for name, value in cell.recipe.model_dump(mode="json").items()
+        },
+    }
+
+
+def metrics_of(planned: PlannedCell, result: Result) -> dict[str, float]:
+    """Return the final metrics of a cell."""
+    metrics = {
+        "train_seconds": result.train_seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "utilisation": result.utilisation,
+        "memory_bytes": float(result.memory_bytes),
+        "trained_share": result.step / planned.cell.recipe.steps,
+    }
+    if result.loss is not None:
+        metrics["loss"] = result.loss
+        if result.loss_se is not None:
+            metrics["loss_se"] = result.loss_se
+        if result.bytes_per_token:
+            metrics["bits_per_byte"] = result.loss / math.log(2) / result.bytes_per_token
+    if result.evaluations and result.status != "diverged":
+        last = result.evaluations[-1].measures
+        metrics |= {f"{MEASURE}{name}": value for name, value in last.items()}
+    return metrics | {f"{START}{name}": value for name, value in result.start.items()}

@@ -1,0 +1,220 @@
+"""MLflow as a tracker: one run per study, below it one run per cell, found again by the key of the cell."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from study.tracking.mlflow_client import Experiment, server_problem
+from study.tracking.rows import ENDED, TAG_CHARACTERS, CurveUpdate, Params, Row, Status, StudyUpdate
+from trainables.storage.storage import shown
+
+#: Most metrics, parameters and tags of one batch (the limit of MLflow's REST API).
+METRICS_PER_BATCH = 1000
+#: MLflow's names of the parts of a training curve. None may be the name of a final metric: MLflow shows the value of
+#: the highest step, which would be the curve's.
+CURVES = {"train_loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_second": "throughput"}
+
+
+class MlflowTracker:
+    """Writes a study to an MLflow experiment; see `study.tracking.tracker.Tracker`."""
+
+    def __init__(
+        self, uri: str, experiment: str, study: str, tags: Mapping[str, str], artifacts: Path | None
+    ) -> None:
+        """Write to the study's run, which has these tags; a new local experiment keeps files in `artifacts`."""
+        self.uri, self.name, self.study, self.artifacts = uri, experiment, study, artifacts
+        self.tags = {name: value[:TAG_CHARACTERS] for name, value in tags.items()}
+        self.address = shown(uri)
+        self._experiment: Experiment | None = None
+        self._study_run = ""
+        self._runs: dict[str, str] = {}
+        """The run of each cell."""
+        self._without_params: set[str] = set()
+        """Cells of which a killed driver has made the run and no more."""
+        self._steps: dict[str, tuple[int, int]] = {}
+        """The last steps that MLflow has of the training curve and of the evaluations of the open cells."""
+
+    def problem(self) -> str | None:
+        """Return why the tracking server cannot be used, None if it can or is a file."""
+        problem = server_problem(self.uri, timeout=1.0)
+        # The address may hold a password, if it comes from the environment.
+        return problem and problem.replace(self.uri, self.address)
+
+    def open(self) -> None:
+        """Open the experiment, made if it is missing.
+
+        Raises:
+            SpecError: it is deleted, or the store is no server and cannot be opened.
+        """
+        self._experiment = self._experiment or Experiment(self.uri, self.name, self.artifacts)
+
+    def recorded(self) -> dict[str, str] | None:
+        """Return the tag `ENDED` of each cell with a complete row; None if there is no such experiment."""
+        try:
+            experiment = self._experiment or Experiment(self.uri, self.name, create=False)
+        except LookupError:
+            return None
+        return {_cell(run): ended for run in experiment.runs() if (ended := _ended(run))}
+
+    def connect(self) -> dict[str, str]:
+        """Set the study's run running, end the runs that a killed driver has left, and return what `recorded` does."""
+        self.open()
+        self._study_run = self._begin_study()
+        open_cells = set(self._steps)
+        # After an error the last answer may have been lost: ask for the steps again.
+        self._steps.clear()
+        runs = list(self._in_experiment.runs())
+        self._runs = {_cell(run): str(run.info.run_id) for run in runs}
+        self._without_params = {_cell(run) for run in runs if not run.data.params}
+        self._end_stale(run for run in runs if _cell(run) not in open_cells)
+        return {_cell(run): ended for run in runs if (ended := _ended(run))}
+
+    def log_curve(self, update: CurveUpdate) -> None:
+        """Add the new parts of a curve to the run of a cell, made if it is missing."""
+        self._log_curve(update, update.start)
+        if update.tags:
+            self._write(self._runs[update.cell], [], update.tags)
+
+    def log_row(self, row: Row) -> None:
+        """Write the curve past the steps already there, the final metrics and tags, and end the run of the cell."""
+        from mlflow.entities import Metric
+
+        self._log_curve(row, row.start)
+        # With a fixed time, the same metric written twice is one.
+        when = int(row.ended * 1000)
+        tags = {
+            "interplay.status": row.status,
+            "interplay.protocol": row.protocol,
+            # Written even if empty: a cell that failed and is done now must not keep its old reason.
+            "interplay.reason": row.reason or "",
+            **row.tags,
+        }
+        run_id = self._runs[row.cell]
+        # The tags go last: with them the row is complete.
+        self._write(run_id, [Metric(name, value, when, 0) for name, value in row.metrics.items()], tags)
+        status = "FAILED" if row.status == "failed" else "FINISHED"
+        self._in_experiment.client.set_terminated(run_id, status=status)
+        self._steps.pop(row.cell, None)
+
+    def log_study(self, updates: Sequence[StudyUpdate]) -> None:
+        """Write metrics of the study's run by step, and the last value of each tag."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, u.step) for u in updates for name, value in u.metrics.items()]
+        self._write(self._study_run, metrics, {k: v for u in updates for k, v in u.tags.items()})
+
+    def finish(self, status: str, artifacts: Iterable[Path]) -> None:
+        """End the runs of cells that have not finished, attach the files and end the study's run."""
+        if not self._study_run:
+            self.open()
+            self._study_run = self._begin_study()
+        self._end_stale(self._in_experiment.runs())
+        client = self._in_experiment.client
+        for path in artifacts:
+            if path.is_dir():
+                client.log_artifacts(self._study_run, str(path), path.name)
+            elif path.is_file():
+                client.log_artifact(self._study_run, str(path))
+        client.set_terminated(self._study_run, status=status)
+
+    @property
+    def _in_experiment(self) -> Experiment:
+        assert self._experiment is not None
+        return self._experiment
+
+    def _begin_study(self) -> str:
+        """Return the study's run, made or found by its name, and set it running."""
+        client = self._in_experiment.client
+        tags = {"interplay.kind": "study", "interplay.study": self.study, **self.tags}
+        condition = f"tags.`interplay.kind` = 'study' AND tags.`interplay.study` = '{self.study}'"
+        for run in self._in_experiment.runs(condition):
+            run_id = str(run.info.run_id)
+            client.update_run(run_id, status="RUNNING")
+            self._write(run_id, [], tags)
+            return run_id
+        made = client.create_run(self._in_experiment.experiment_id, run_name=self.study, tags=tags)
+        return str(made.info.run_id)
+
+    def _end_stale(self, runs: Iterable[Any]) -> None:
+        for run in runs:
+            if run.info.status == "RUNNING" and run.data.tags.get("mlflow.parentRunId") == self._study_run:
+                self._in_experiment.client.set_terminated(run.info.run_id, status="KILLED")
+
+    def _run_of(self, cell: str, name: str, params: Params) -> str:
+        """Return the one run of a cell, set running when it is used first after `connect`."""
+        from mlflow.entities import Param
+
+        client = self._in_experiment.client
+        run_id = self._runs.get(cell)
+        if run_id is not None and cell not in self._steps:
+            client.update_run(run_id, status="RUNNING")
+            self._steps[cell] = (
+                self._last_step(run_id, "train_loss"),
+                self._last_step(run_id, "validation_loss"),
+            )
+        if run_id is None:
+            tags = {"interplay.kind": "trial", "interplay.cell": cell, "mlflow.parentRunId": self._study_run}
+            made = client.create_run(self._in_experiment.experiment_id, run_name=name, tags=tags)
+            run_id = self._runs[cell] = str(made.info.run_id)
+            self._steps[cell] = -1, -1
+            self._without_params.add(cell)
+        if cell in self._without_params:
+            client.log_batch(run_id, params=[Param(k, str(v)) for k, v in params.items() if v is not None])
+            self._without_params.discard(cell)
+        return run_id
+
+    def _last_step(self, run_id: str, name: str) -> int:
+        history = self._in_experiment.client.get_metric_history(run_id, name)
+        return max((metric.step for metric in history), default=-1)
+
+    def _log_curve(self, part: CurveUpdate | Row, start: Mapping[str, float]) -> None:
+        """Log the curve past the steps already there; measures of the start are step 0, with the first points."""
+        from mlflow.entities import Metric
+
+        run_id = self._run_of(part.cell, part.name, part.params)
+        now = int(time.time() * 1000)
+        metrics: list[Any] = []
+        last_point, last_evaluation = self._steps[part.cell]
+        if last_point < 0:
+            metrics += [Metric(f"validation_{name}", value, now, 0) for name, value in start.items()]
+        for point in part.points:
+            if point.step > last_point:
+                last_point = point.step
+                metrics += [
+                    Metric(name, getattr(point, key), now, point.step) for key, name in CURVES.items()
+                ]
+        for evaluation in part.evaluations:
+            if evaluation.step > last_evaluation:
+                last_evaluation = evaluation.step
+                values = {"loss": evaluation.loss, **evaluation.measures}
+                metrics += [
+                    Metric(f"validation_{name}", value, now, evaluation.step)
+                    for name, value in values.items()
+                ]
+        self._write(run_id, metrics, {})
+        self._steps[part.cell] = last_point, last_evaluation
+
+    def _write(self, run_id: str, metrics: Sequence[Any], tags: Mapping[str, str]) -> None:
+        """Log metrics and then tags, within the limits of a batch, which hold for both together."""
+        from mlflow.entities import RunTag
+
+        client, rest = self._in_experiment.client, list(metrics)
+        while len(rest) + len(tags) > METRICS_PER_BATCH:
+            client.log_batch(run_id, metrics=rest[:METRICS_PER_BATCH])
+            rest = rest[METRICS_PER_BATCH:]
+        if rest or tags:
+            written = [RunTag(name, value[:TAG_CHARACTERS]) for name, value in tags.items()]
+            client.log_batch(run_id, metrics=rest, tags=written)
+
+
+def _cell(run: Any) -> str:
+    return str(run.data.tags.get("interplay.cell", ""))
+
+
+def _ended(run: Any) -> str | None:
+    """Return when the cell of a run finished, if its row is complete."""
+    tags = run.data.tags
+    complete = tags.get("interplay.status") in get_args(Status) and run.info.status in ("FINISHED", "FAILED")
+    return str(tags[ENDED]) if complete and ENDED in tags else None

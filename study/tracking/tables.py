@@ -1,0 +1,87 @@
+"""Tables of the rows of a study: the run table, the measures of layers, the validation curves."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from analysis.runs.table import RunTable
+from study.plan import Plan, PlannedCell
+from study.tracking.ledger import with_recorded
+from study.tracking.rows import Row
+
+#: Columns of the run table that the plan of a cell decides.
+IDENTITY = (
+    *("cell", "depth", "width", "heads", "params", "total_params", "budget", "seed", "lr", "lr_factor"),
+    *("tokens", "flops"),
+)
+#: Columns that its training adds.
+MEASURED = ("train_seconds", "tokens_per_second", "utilisation")
+
+
+def identity(planned: PlannedCell) -> dict[str, str | int | float]:
+    """Return what the run table and the tracker record of a cell before it is trained."""
+    record = planned.row()
+    return {name: record[name] for name in IDENTITY}
+
+
+def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
+    """Return the run table of a study: one line per cell that has a row, in the plan's order.
+
+    Unless the study is a grid, the column `order` numbers the rows in the order in which they finished, from 1 on. If
+    cells were trained beside the main study, the column `arm` says for what. If cells were stopped early, `loss_se` is
+    the standard error of the forecast and `trained_share` the fraction of the steps that were trained.
+    """
+    plan = with_recorded(plan, rows)
+    ended = [planned for planned in plan.pool if planned.cell.key in rows]
+    stopped = any(row.status == "stopped" for row in rows.values())
+    in_order = sorted(ended, key=lambda p: (rows[p.cell.key].ended, p.cell.key))
+    order = {planned.cell.key: rank for rank, planned in enumerate(in_order, 1)}
+    arms = any(planned.arm for planned in ended)
+    # Measures of single layers are in `layer_table`.
+    measured = sorted({name for row in rows.values() for name in row.measures if "/" not in name})
+    lines = [
+        {
+            **identity(planned),
+            "loss": row.loss,
+            "status": row.status,
+            "reason": row.reason,
+            "vocabulary": plan.vocabulary,
+            **{name: row.metrics.get(name) for name in MEASURED},
+            **({"loss_se": row.loss_se, "trained_share": row.trained_share} if stopped else {}),
+            **{name: row.measures.get(name) for name in measured},
+            "protocol": row.protocol,
+            **({"order": order[row.cell]} if not plan.search.is_grid else {}),
+            **({"arm": planned.arm} if arms else {}),
+        }
+        for planned in ended
+        for row in (rows[planned.cell.key],)
+    ]
+    return RunTable.from_frame(pd.DataFrame(lines), source=f"the study {plan.name!r}")
+
+
+def layer_table(plan: Plan, rows: Mapping[str, Row]) -> pd.DataFrame:
+    """Return the measures of single layers, before the first step (step 0) and at the end of each cell.
+
+    Columns cell, step, name, layer (from 1 on) and value; empty if no cell was measured.
+    """
+    plan = with_recorded(plan, rows)
+    lines = []
+    for key, row in rows.items():
+        planned = plan.by_key(key)
+        if planned is None or planned.arm:
+            continue
+        last = round(row.trained_share * planned.cell.recipe.steps)
+        for step, measures in ((0, row.start), (last, row.measures)):
+            for full, value in measures.items():
+                name, slash, layer = full.rpartition("/")
+                if slash and layer.isdecimal():
+                    lines.append((key, step, name, int(layer), value))
+    return pd.DataFrame(lines, columns=["cell", "step", "name", "layer", "value"])
+
+
+def curve_table(rows: Mapping[str, Row]) -> pd.DataFrame:
+    """Return the finite validation losses of all rows, with columns cell, step and loss."""
+    lines = [(row.cell, e.step, e.loss) for row in rows.values() for e in row.evaluations]
+    frame = pd.DataFrame(lines, columns=["cell", "step", "loss"])
+    return frame[np.isfinite(frame["loss"].astype(float))]

@@ -1,0 +1,61 @@
+"""Rows, trackers and MLflow experiments for tests."""
+
+from pathlib import Path
+
+from study.tracking.mlflow_client import Experiment
+from study.tracking.mlflow_tracker import MlflowTracker
+from study.tracking.rows import Row
+from trainables.progress import Evaluation, Point
+
+ALL_RUNS = "attributes.status != 'nothing'"
+
+
+def point(step, loss=1.0):
+    return Point(step=step, train_loss=loss, lr=0.1, grad_norm=2.0, tokens_per_second=3.0)
+
+
+def row(cell="aaaa", status="done", loss=0.5, steps=(10, 20), reason=None, ended="12.345", **changes):
+    return Row(
+        cell=cell,
+        name=f"L1-d8-{cell}",
+        study="study",
+        protocol="p",
+        status=status,
+        reason=reason,
+        params={"depth": 1, "lr": 0.25, "init": "fan_in", "nothing": None},
+        metrics={
+            "train_seconds": 2.0,
+            "tokens_per_second": 99.0,
+            **({"loss": loss} if status == "done" else {}),
+        },
+        tags={"interplay.device": "cpu", "interplay.ended": ended},
+        points=tuple(point(s) for s in steps),
+        evaluations=tuple(Evaluation(step=s, loss=0.9) for s in steps),
+    ).model_copy(update=changes)
+
+
+def mlflow_tracker(uri, **tags):
+    folder = Path(uri.removeprefix("sqlite:///")).parent if uri.startswith("sqlite") else None
+    return MlflowTracker(uri, "study", "study", tags, folder and folder / "artifacts")
+
+
+def runs(uri, condition=ALL_RUNS):
+    return list(Experiment(uri, "study").runs(condition))
+
+
+def cell_runs(uri):
+    """The runs of cells by key; each cell has one."""
+    found = [run for run in runs(uri) if "interplay.cell" in run.data.tags]
+    by_cell = {run.data.tags["interplay.cell"]: run for run in found}
+    assert len(by_cell) == len(found)
+    return by_cell
+
+
+def statuses(uri):
+    return {cell: run.info.status for cell, run in cell_runs(uri).items()}
+
+
+def history(uri, cell, metric="train_loss"):
+    run = cell_runs(uri)[cell]
+    found = Experiment(uri, "study").client.get_metric_history(run.info.run_id, metric)
+    return [(one.step, one.value) for one in found]

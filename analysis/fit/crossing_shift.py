@@ -112,13 +112,20 @@ class Fitted(Protocol):
     """The part of a fit that `compare_fits` reads."""
 
     @property
-    def crossings(self) -> tuple[Crossing, ...]: ...
+    def crossings(self) -> tuple[Crossing, ...]:
+        """Crossings of the pairs of depths."""
+
     @property
-    def law(self) -> ThresholdFit: ...
+    def law(self) -> ThresholdFit:
+        """The fitted threshold law."""
+
     @property
-    def used(self) -> int: ...
+    def used(self) -> int:
+        """Number of runs in the fit."""
+
     @property
-    def level(self) -> float: ...
+    def level(self) -> float:
+        """Confidence level of the intervals."""
 
 
 def moved(studies: Sequence[ChangedStudy]) -> list[tuple[ChangedStudy, CrossingShift]]:

@@ -114,7 +114,7 @@ def damage(folder: Path, record: Record) -> str | None:
             if found != written.bytes:
                 return f"{path} has {found:,} bytes and was written with {written.bytes:,}"
             if _sum(path) != written:
-                return f"{path} does not hold what was written (its SHA-256 is another)"
+                return f"{path} differs from what was written (other SHA-256)"
         except OSError as error:
             return f"{path} cannot be read ({error.strerror})"
     return None

@@ -1,4 +1,4 @@
-"""Which rows belong to one budget, and the one size at which its depths can be compared."""
+"""The rows of each budget, and the size at which its depths can be compared."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How far crossings move when one key of a study changes.
+"""The shift of crossings when one key of a study changes.
 
 There are two estimates:
 
@@ -43,7 +43,7 @@ _STEPS = 4
 
 @dataclass(frozen=True)
 class CrossingShift:
-    """How far the crossing of two neighbouring depths moves under one change.
+    """The shift of the crossing of two neighbouring depths under one change.
 
     Attributes:
         shallow, deep: the pair of depths.
@@ -236,7 +236,7 @@ def split_sensitivity_runs(runs: RunTable) -> tuple[RunTable, RunTable | None]:
 def paired_shifts(
     again: RunTable, rows: pd.DataFrame, curves: Curves, crossings: Sequence[Crossing], level: float
 ) -> tuple[ChangedStudy, ...]:
-    """How the crossings of neighbouring depths move, for every multiple of the rate in the sensitivity runs.
+    """The shifts of the crossings of neighbouring depths, for every multiple of the rate in the sensitivity runs.
 
     Args:
         again: sensitivity runs, see `split_sensitivity_runs`.

@@ -128,7 +128,7 @@ class SurfaceFit:
 
         Returns:
             Both ends, None for an open end: the curvature does not differ from zero, and the data do not exclude that
-            the loss goes on falling that way. None instead of ends for the other forms.
+                the loss keeps falling that way. None instead of ends for the other forms.
         """
         if self.form != "response" or self.covariance is None:
             return None

@@ -48,7 +48,7 @@ HALVINGS = 14
 RINGS = 4
 #: Fewest degrees of freedom of a scatter: three crossings have one, whose t of 12.7 would make every interval useless.
 LEAST_FREEDOM = 2
-#: Variance that takes a pair out of a likelihood, in units of its own.
+#: Factor on the variance of a pair that removes the pair from the likelihood.
 _HUGE = 1e9
 
 
@@ -250,7 +250,7 @@ def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
 
 
 def _pivoted(gap: Floats, matrix: Floats, side: Floats) -> Floats:
-    """`_least_square` of laws that put some pair outside."""
+    """`_least_square` of laws by which some crossing lies outside the sizes measured."""
     least = np.full(len(gap), np.inf)
     free = side != 0
     pair = np.arange(gap.shape[1])

@@ -19,11 +19,11 @@ from analysis.report.figures.frames import drawn_law
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Table, shapes_table
 
-#: Sizes that are projected, in units of the largest measured; and fixed ones beyond it.
+#: Projected sizes: multiples of the largest measured one, and fixed ones beyond it.
 MULTIPLES, SIZES = (3.0, 10.0, 100.0), (1e9, 1e12)
 #: A size is far outside the data beyond so many times the largest measured.
 FAR = 100.0
-#: Stands for a rival's depth that exceeds the width of its own shape, sqrt(N / (12·L)).
+#: Marks a rival's depth that exceeds the width of its own shape, sqrt(N / (12·L)).
 DEEPER_THAN_WIDE = math.inf
 #: Forward and backward pass of one token cost about this many FLOPs per parameter (Kaplan et al. 2020, section 2.1).
 FLOPS = 6

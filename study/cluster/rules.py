@@ -1,4 +1,4 @@
-"""Rules of a cluster file that save money or keep strangers out, which Ray's schema and EC2 do not check."""
+"""Rules of a cluster file about cost and access, which Ray's schema and EC2 do not check."""
 
 import re
 from collections.abc import Mapping

@@ -104,7 +104,7 @@ class Plan:
 
     @cached_property
     def cell_count(self) -> int:
-        """How many cells are trained, at most."""
+        """Number of cells that are trained, at most."""
         return self.search.cell_count(self)
 
     @property

@@ -94,7 +94,7 @@ class Exported:
 def export_cell(
     cell: str, out: Path, results: Path, *, study: str | None = None, mlflow: bool = False
 ) -> Exported:
-    """Copy the weights of a cell to a folder of their own, and log them to MLflow on request.
+    """Copy the weights of a cell to a new folder, and log them to MLflow on request.
 
     Args:
         cell: its key, the first digits of it, or its name such as L2-d16-s0.

@@ -54,7 +54,7 @@ class EndedRow(NamedTuple):
 
 
 class Trials:
-    """Which cells of an Optuna study ended and how, and which are running.
+    """The ended cells of an Optuna study with their outcomes, and the running ones.
 
     An update looks only at trials that were running at the last update and at later ones, so that its cost does not
     grow with the number of cells.

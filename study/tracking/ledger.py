@@ -40,7 +40,7 @@ class Ledger:
         """Write a row, so that a kill or a power cut leaves either all of it or what was there before.
 
         Raises:
-            OSError: the disk is full, or the store is away for minutes.
+            OSError: the disk is full, or the store is unreachable for minutes.
             InputError: the store refuses the file.
         """
         storage = open_storage(self.place)

@@ -105,7 +105,7 @@ def cloud_errors(log: Path) -> dict[str, str]:
 @contextmanager
 def report_launch_failures(
     resources: ResourcesSection,
-    say: Callable[[str], None],
+    show: Callable[[str], None],
     status: Callable[[], tuple[dict[str, str], dict[str, str]]] | None = None,
 ) -> Iterator[None]:
     """Watch the autoscaler of the joined cluster in a thread, and report pools whose machines cannot be started.
@@ -114,7 +114,7 @@ def report_launch_failures(
 
     Args:
         resources: of the study.
-        say: called with each paragraph.
+        show: called with each paragraph.
         status: returns recent failures and machines, see `LaunchFailures.update`; by default Ray's.
     """
     over, ask = threading.Event(), status or autoscaler_status
@@ -132,7 +132,7 @@ def report_launch_failures(
             now = time.monotonic()
             failures = {n: why for n, why in failures.items() if concerns(n, promise, resources.pool)}
             for name, failing in known.update(now, failures, nodes).items():
-                say(message(name, failing, now, promise, resources.pool))
+                show(message(name, failing, now, promise, resources.pool))
 
     thread = threading.Thread(target=watch, name="launch failures", daemon=True)
     thread.start()

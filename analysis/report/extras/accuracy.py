@@ -74,7 +74,7 @@ def accuracy_data(fit: Fit, name: str = "accuracy") -> Rows | None:
 
 
 def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
-    """What makes the task harder, and the accuracy against depth of each difficulty.
+    """The key that makes the task harder, and the accuracy against depth of each difficulty.
 
     None if the table has fewer than two difficulties, or the fit was read from a file.
     """

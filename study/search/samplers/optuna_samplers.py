@@ -35,7 +35,7 @@ class Candidates(Sampler):
 
     @property
     def candidates_per_budget(self) -> int:
-        """How many candidates of each budget are trained."""
+        """Number of candidates of each budget that are trained."""
         return self.candidates
 
     def optuna_sampler(self, seed: int, startup: int) -> "BaseSampler":

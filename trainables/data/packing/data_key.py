@@ -1,4 +1,4 @@
-"""The identity of packed data: a hash of its content and of everything that shapes it, without packing anything."""
+"""The identity of packed data: a hash of its content and of everything that affects it, without packing anything."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The record of exported weights, stored beside HuggingFace's files. Imports no torch."""
+"""The record of exported weights, stored in the folder of HuggingFace's files. Imports no torch."""
 
 import hashlib
 import importlib.metadata

@@ -71,7 +71,7 @@ class Curves(ShapeMeans):
         smooth: the curves.
         solve: (parameters, points): derivative of the parameters with respect to the mean losses.
         misfit_sd_ratio: standard deviation of the points about the curves beyond the seed noise, over the noise of one
-            seed; 0 where the noise explains all, and where there is no estimate beside the scatter itself.
+            seed; 0 where the noise explains all, and if the only estimate of the noise is the scatter itself.
         misfit_p: probability of scatter as large as this from seed noise alone; None without replicates.
     """
 

@@ -92,8 +92,8 @@ def propose(
 def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:
     """Fit the curves, or return None while there is too little for the fit to guide the choice.
 
-    A depth that can have no more sizes, or with many cells tried in vain, does not delay the others: it is used as it
-    is, or left out if it has fewer than two sizes.
+    A depth that can have no more sizes, or with many cells that gave no loss, does not delay the others: it is used
+    as it is, or left out if it has fewer than two sizes.
     """
     sizes: dict[int, set[float]] = {}
     for depth, params, _, _ in ended(used):

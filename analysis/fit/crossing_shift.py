@@ -85,7 +85,7 @@ class CrossingShift:
 
 @dataclass(frozen=True)
 class ChangedStudy:
-    """The crossings of a study beside those after one key was changed.
+    """The crossings of a study, and those after one key was changed.
 
     Attributes:
         key: the key that differs, such as `training.parametrisation`; `LEARNING_RATE` for sensitivity runs.
@@ -268,7 +268,7 @@ def paired_shifts(
 
 
 def _pairs(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Sensitivity runs beside the runs of the same shape and seed: depth, params, seed, factor, base, change."""
+    """Sensitivity runs joined with the runs of the same shape and seed: depth, params, seed, factor, base, change."""
     own = rows[["depth", "params", "seed", "lr", "loss"]]
     both = part.merge(own, on=["depth", "params", "seed"], suffixes=("", "_own"))
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -7,8 +7,8 @@ of several measured losses is low partly by chance, and between two measured dep
 line, which lies above a valley. Both affect all laws alike, so compare laws with each other, not with zero.
 
 A depth beyond the measured ones costs what the nearest measured depth costs. This is a lower bound: if the deepest
-model measured is the best, every law that names a deeper one seems perfect. Read a mean regret beside the number of
-such answers (`HeldOut.outside`).
+model measured is the best, every law that names a deeper one seems perfect. Read a mean regret together with the
+number of such answers (`HeldOut.outside`).
 """
 
 import math

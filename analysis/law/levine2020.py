@@ -60,7 +60,7 @@ TABLE_1 = (
 
 
 def published_table() -> list[dict[str, Any]]:
-    """Return each row of Table 1 beside what the law and the rule of `recommend` give for the same N.
+    """Return each row of Table 1 with the result of the law and the rule of `recommend` for the same N.
 
     Returns:
         One dict per row: `model`, `nominal`, `trained_depth`, `trained_width` (None where not trained), `params`,

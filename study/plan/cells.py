@@ -33,7 +33,7 @@ class PlannedCell:
     flags: tuple[str, ...]
     """Warnings about the shape and reasons for its layout."""
     arm: str = ""
-    """Purpose of a cell beside the main study, such as `sensitivity`; empty for a cell of the main study."""
+    """Purpose of a cell outside the main study, such as `sensitivity`; empty for a cell of the main study."""
 
     @property
     def title(self) -> str:

@@ -46,7 +46,7 @@ class Plan:
     planner: Planner = field(repr=False, compare=False)
     """Plans cells that are not listed."""
     more: tuple[PlannedCell, ...] = ()
-    """Cells beside `cells` that a search may train or that were trained: shapes at other budgets and more seeds."""
+    """Cells not in `cells` that a search may train or that were trained: shapes at other budgets and more seeds."""
 
     @property
     def search(self) -> Sampler:

@@ -1,4 +1,4 @@
-"""The crossings of a study beside those under other parametrisations, from rows of the same MLflow experiment."""
+"""Compare the crossings of a study with those under other parametrisations in the same MLflow experiment."""
 
 import json
 from collections import defaultdict

@@ -154,7 +154,7 @@ def _best_measured(found: dict[str, Any] | None) -> str | None:
 
 
 def published_table_view(rows: list[dict[str, Any]]) -> RenderableType:
-    """Return the published table beside the recomputed one, for a terminal."""
+    """Return the published table with the recomputed values, for a terminal."""
     names = ("trained", "N", "printed", "recomputed", "L*", "")
     cells = [
         (

@@ -92,7 +92,7 @@ class Sampler(Section):
         return None
 
     def more_cells(self, planner: Any, listed: Any) -> tuple[list[Any], list[str]]:
-        """Return cells the search may train beside those of the `listed` shapes, and notes on shapes it cannot add."""
+        """Return cells the search may train besides those of the `listed` shapes, and notes on shapes it cannot add."""
         return [], []
 
     def check_cells(self, cells: Collection[Any]) -> None:

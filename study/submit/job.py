@@ -29,7 +29,7 @@ from study.submit.tunnel import Tunnel, answers, open_tunnel
 
 #: Key of the study's name in a job's metadata.
 STUDY_KEY = "interplay_study"
-#: Seconds after which a lost connection to a job's log is given up.
+#: Seconds after which following a job's log ends if the connection is lost.
 LOST_SECONDS = 60.0
 #: The token of this machine, used without a cluster file.
 TOKEN = Path("~/.ray/interplay-token")

@@ -59,7 +59,7 @@ class Place:
 
 
 class Peer:
-    """A rank beside the trial's own, as a Ray actor."""
+    """A rank other than the trial's own, as a Ray actor."""
 
     def ready(self) -> Place:
         """Import what training needs, and return the place of this process."""

@@ -250,7 +250,7 @@ class RowData(DataKind):
         """Return the packed values per row."""
 
     def row_manifest(self, context: int) -> dict[str, Any]:
-        """Return what the manifest of a store records about its rows beside their length."""
+        """Return the fields of a store's manifest about its rows, apart from their length."""
         return {}
 
     @abstractmethod

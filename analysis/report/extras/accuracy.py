@@ -20,7 +20,7 @@ from analysis.report.figures.canvas import (
 from analysis.report.figures.figure import Context, Figure, Rows
 from analysis.runs.table import STOPPED
 
-#: Columns of a run table that are measured beside the loss, more being better, and their names in sentences.
+#: Measures other than the loss in a run table, for which more is better, and their names in sentences.
 SCORES = {
     "accuracy": "accuracy",
     "induction_score": "induction score of a head",

@@ -195,14 +195,10 @@ def condition(key: str, value: Value) -> str:
 def factor_phrase(pair: CrossingShift, level: float) -> str:
     """A shift as a factor of N, such as `1.8 times the N (95 %: 1.2 to 2.6)`."""
     interval = factors(pair.shift_interval)
-    ends_text = "no noise estimate" if interval is None else f"{percent(level)}: {ends(interval, 3)}"
+    bounds = "no noise estimate" if interval is None else f"{percent(level)}: {ends(interval, 3)}"
     if pair.shift is None:
-        return (
-            f"another N ({ends_text} times; {pair.reason})"
-            if pair.reason
-            else f"another N ({ends_text} times)"
-        )
-    return f"{digits(math.exp(pair.shift), 3)} times the N ({ends_text})"
+        return f"another N ({bounds} times; {pair.reason})" if pair.reason else f"another N ({bounds} times)"
+    return f"{digits(math.exp(pair.shift), 3)} times the N ({bounds})"
 
 
 def shift_sentence(studies: Sequence[ChangedStudy]) -> str:

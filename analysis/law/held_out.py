@@ -29,7 +29,7 @@ from analysis.law.loss_surfaces import SurfaceFit, SurfaceForm, fit_surface, fit
 #: cannot be fitted to them.
 Trainer = Callable[[pd.DataFrame], Advice | None]
 
-#: The rule every law has to beat: the depth that was best at the largest budget seen.
+#: The baseline of the comparison: the depth that was best at the largest budget seen.
 BASELINE = "nearest measured"
 #: Budgets that must remain to train on.
 TRAINING_BUDGETS = 3

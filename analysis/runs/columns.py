@@ -54,7 +54,7 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
             raise InputError(f"{ours!r} is not a column of a run table; those are {', '.join(_NAMES)}.{hint}")
         if theirs not in frame.columns:
             raise InputError(
-                f"{source} has no column {theirs!r}, which was named for {ours!r}. "
+                f"{source} has no column {theirs!r}, which was given for {ours!r}. "
                 f"Its columns are {_listing(frame)}.{_nearest(theirs, frame, ours)}"
             )
     # An explicitly named column replaces one of the same name, or one set aside by an earlier reading.

@@ -21,7 +21,7 @@ from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
 from trainables.layout import Layout
 
-#: Weights below this size are not mentioned.
+#: Weights below this size get no note in the plan.
 NOTED_BYTES = 1e9
 
 

@@ -374,7 +374,7 @@ def _cluster(spec: StudySpec, console: Console) -> Iterator[_Cluster]:
 def _tally(recorder: Recorder, slots: int) -> str:
     """One line on the cells that were trained, and the share of the slots' time that went into training."""
     if not recorder.wall_seconds:
-        return f"[dim]nothing to train: all {len(recorder.rows)} rows are there.[/]"
+        return f"[dim]nothing to train: all {len(recorder.rows)} cells are done.[/]"
     share = recorder.train_seconds / (recorder.wall_seconds * slots)
     wall = duration(recorder.wall_seconds)
     return f"[dim]{recorder.trained} cells in {wall}, {share:.0%} of it in training steps.[/]"

@@ -259,7 +259,7 @@ class CrossingSearch(Search):
 
     @property
     def done(self) -> bool:
-        """Whether no cell will ever be given again."""
+        """Whether no further cell will be returned."""
         return self.ending is not None and not self._waiting
 
     @property

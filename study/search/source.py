@@ -34,7 +34,7 @@ class Source(Protocol):
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Whether no cell will ever be given again."""
+        """Whether no further cell will be returned."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class UnfinishedCells:
         except FileNotFoundError:
             pass
         except ValueError:
-            _LOG.warning("%s is damaged and ignored; checkpoints are used all the same.", path)
+            _LOG.warning("%s is damaged and ignored; checkpoints are still used.", path)
 
     @property
     def keys(self) -> list[str]:

@@ -69,7 +69,7 @@ class Mirror:
     def put(self, item: CurveUpdate | StudyUpdate) -> None:
         """Queue a live curve or metrics of the study."""
         if isinstance(item, CurveUpdate):
-            # A cell that failed is trained again: its old row is not to be sent any more.
+            # A cell that failed is trained again, so its old row must not be sent.
             self._ended.pop(item.cell, None)
         self._queue.put(item)
 

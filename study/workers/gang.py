@@ -257,7 +257,7 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an exception only reports that another rank failed, is gone or late.
+    """Whether an exception only reports that another rank failed, was lost or is late.
 
     These are `PeerError`, and the communication errors of torch and gloo.
     """
@@ -381,7 +381,7 @@ def _disbanded_on_error() -> Iterator[None]:
 def _lead(work: Callable[[], Result]) -> Future[Any]:
     """Run rank 0 in a thread that does not keep its process alive.
 
-    If it hangs, the process ends all the same: Tune removes the placement group of a trial that failed, and Ray kills
+    If it hangs, the process still ends: Tune removes the placement group of a trial that failed, and Ray kills
     the processes left in it.
     """
     future: Future[Any] = Future()

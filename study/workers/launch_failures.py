@@ -52,7 +52,7 @@ class LaunchFailures:
         Args:
             now: seconds of a clock that does not jump back.
             failures: the reason by type of each recent failed launch.
-            nodes: the type by id of each machine that is there or starting.
+            nodes: the type by id of each machine that runs or is starting.
         """
         for name in {kind for node, kind in nodes.items() if node not in self._nodes}:
             self.failing.pop(name, None)
@@ -124,7 +124,7 @@ def report_launch_failures(
         while not over.wait(POLL_SECONDS):
             try:
                 failures, nodes = ask()
-            except Exception as error:  # noqa: BLE001 - the head may be busy; cells are trained all the same
+            except Exception as error:  # noqa: BLE001 - the head may be busy; cells are still trained
                 if not warned:
                     _LOG.warning("Ray's autoscaler cannot be asked which machines are missing: %s", error)
                 warned = True

@@ -77,7 +77,7 @@ class Promised:
 
 
 def promised(path: Path | None = None) -> Promised:
-    """Read the cluster file on the head; without one, nothing is promised.
+    """Read the cluster file on the head; without one, no further machine is expected.
 
     Args:
         path: of the file; by default INTERPLAY_CLUSTER_FILE, else where `ray up` writes it.

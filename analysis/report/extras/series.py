@@ -48,7 +48,7 @@ MOST_STEPS = 7
 LENGTH, MARGIN = 1.35, 1.6
 #: Maximum number of pairs of depths with a sentence.
 MOST_PAIRS = 3
-#: Words for an inconclusive number.
+#: Text for an inconclusive number.
 UNSETTLED = "inconclusive"
 
 

@@ -25,7 +25,7 @@ class ResidualData:
 
     Attributes:
         rows: shallow, deep, residual of ln d, low, high (the crossing's interval less the law, NaN where open), then
-            from the law without the pair: a, b, foretold, measured (widths), z.
+            from the law without the pair: a, b, predicted, measured (widths), z.
         b, b_interval, scatter: of the law through all crossings.
     """
 
@@ -77,7 +77,7 @@ def residual_data(fit: Fit) -> ResidualData | None:
                 "high": math.nan if high is None else math.log(high) - predicted,
                 "a": without.a,
                 "b": without.b,
-                "foretold": without.width,
+                "predicted": without.width,
                 "measured": without.measured,
                 "z": without.z,
             }

@@ -288,7 +288,7 @@ def projection_table(runs: RunTable, fit: Fit, recommendations: Sequence[Mapping
         "only, not whether the law has the right form, which is the larger doubt outside the data; compare the rivals."
         + f" Far outside: more than {FAR:.0f} times the largest N measured; do not rely on these numbers."
         * far
-        + " n/a: the law asks for more layers than the model would be wide." * deep
+        + " n/a: by the law the model would have more layers than its width." * deep
     )
     return Table(table.title, table.columns, table.rows, note)
 

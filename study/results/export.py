@@ -49,7 +49,7 @@ class Kept:
         return self.loaded
 
     def answers(self, asked: str) -> bool:
-        """Whether this cell is the one asked for; by its key alone if its record cannot be read."""
+        """Whether this cell is the requested one; by its key alone if its record cannot be read."""
         name = "" if isinstance(self.loaded, RecordError) else self.record.cell.name
         return answers(asked, self.folder.name, name)
 
@@ -153,7 +153,7 @@ def find(cell: str, results: Path, study: str | None = None) -> Kept:
 
 
 def answers(asked: str, key: str, name: str) -> bool:
-    """Whether a cell is the one asked for: by its key, at least four first digits of it, or its name."""
+    """Whether a cell is the requested one: by its key, at least four first digits of it, or its name."""
     return asked in (key, name) or (len(asked) >= SHORTEST and key.startswith(asked))
 
 

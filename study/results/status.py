@@ -30,7 +30,7 @@ class StudyStatus:
     states: dict[str, str]
     driver: int | None
     waiting: int | None
-    """Number of rows not yet in the tracker; None if it cannot be asked."""
+    """Number of rows not yet in the tracker; None if it is unreachable."""
     problem: str | None
     """Why the tracker cannot be used; None if it can."""
     stored: bool

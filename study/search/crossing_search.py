@@ -69,7 +69,7 @@ class Trials:
         """
         self.study, self.cells = study, cells
         self.tried: set[Name] = set()
-        """The cells of all trials but one that is being asked for and has no parameters yet."""
+        """The cells of all trials except one that has no parameters yet."""
         self.running: list[Name] = []
         """In the order of their trials."""
         self.ended: list[Name] = []

@@ -37,7 +37,7 @@ class Device:
     peak: Mapping[Precision, float]
     """FLOP/s of dense matrix products."""
     utilisation: float
-    """Share of the peak that plans assume unless `resources.utilisation` says otherwise."""
+    """Share of the peak that plans assume unless `resources.utilisation` is set."""
     seconds_per_step: float
     """Fixed cost of an optimizer step."""
     seconds_per_step_layer: float

@@ -139,7 +139,7 @@ class Mirror:
         ]
 
     def _attempt(self, send: Callable[..., None], *arguments: object) -> bool:
-        """Whether a call succeeds. After an error the tracker is asked again what it has."""
+        """Whether a call succeeds. After an error the mirror connects again, and reads which rows the tracker has."""
         try:
             send(*arguments)
         except Exception as error:  # noqa: BLE001 - no failure of the tracker may fail a study

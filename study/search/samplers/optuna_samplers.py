@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Candidates(Sampler):
-    """Train as many candidates per budget as asked, chosen by a sampler of Optuna."""
+    """Train `candidates` candidates per budget, chosen by a sampler of Optuna."""
 
     candidates: int = Field(
         ge=1,

@@ -149,7 +149,7 @@ def find(cell: str, results: Path, study: str | None = None) -> Kept:
 
 
 def answers(asked: str, key: str, name: str) -> bool:
-    """Whether a cell is the one asked for: by its key, at least four first digits of it, or its name."""
+    """Whether a cell is the requested one: by its key, at least four first digits of it, or its name."""
     return asked in (key, name) or (len(asked) >= SHORTEST and key.startswith(asked))
 
 

@@ -15,17 +15,17 @@ from analysis.report.figures.canvas import WIDTH, Axes
 from analysis.report.figures.figure import Absent, Context, Figure
 
 NAME, TITLE = "residuals", "Residuals of the law, and its slope without each crossing"
-#: Crossings that residuals about a line of two parameters need.
+#: Least number of crossings for residuals about a line of two parameters.
 LEAST_RESIDUALS = 3
 
 
 @dataclass(frozen=True)
 class ResidualData:
-    """How far each crossing lies from the law, and what the law is without it.
+    """The distance of each crossing from the law, and the law without that crossing.
 
     Attributes:
         rows: shallow, deep, residual of ln d, low, high (the crossing's interval less the law, NaN where open), then
-            from the law without the pair: a, b, foretold, measured (widths), z.
+            from the law without the pair: a, b, predicted, measured (widths), z.
         b, b_interval, scatter: of the law through all crossings.
     """
 
@@ -77,7 +77,7 @@ def residual_data(fit: Fit) -> ResidualData | None:
                 "high": math.nan if high is None else math.log(high) - predicted,
                 "a": without.a,
                 "b": without.b,
-                "foretold": without.width,
+                "predicted": without.width,
                 "measured": without.measured,
                 "z": without.z,
             }

@@ -11,7 +11,7 @@ _UNITS = ((1e12, "trillion", "T"), (1e9, "billion", "B"), (1e6, "million", "M"),
 
 
 def digits(value: float, significant: int = 2) -> str:
-    """`value` to so many significant digits, never in exponent form between 0.001 and a million."""
+    """`value` to a number of significant digits, never in exponent form between 0.001 and a million."""
     if value == 0:
         return "0"
     # Round before the digits are counted: 0.9996 is 1.0, not 1.00.

@@ -18,8 +18,8 @@ class Column:
         name: header.
         detail: second line of the header, on a page only.
         right: aligned to the right, as numbers are.
-        under: name of the column whose cells hold this one in small letters on a page; in a terminal it is a column of
-            its own.
+        under: name of the column whose cells hold this one in small letters on a page; in a terminal it is a separate
+            column.
         small: how it is written there, such as `baseline {}`.
         look: `strong`, or `tag` for a state.
         where: `page` or `terminal` if it is shown in one of them only.

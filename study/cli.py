@@ -281,7 +281,7 @@ def recommend(
     fit_file: FitOption = None,
     law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020")] = None,
     published_table: Annotated[
-        bool, typer.Option("--published-table", help="the paper's own table beside the recomputed one")
+        bool, typer.Option("--published-table", help="the paper's own table with the recomputed values")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

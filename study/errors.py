@@ -6,9 +6,8 @@ from trainables.errors import InputError
 class SpecError(InputError):
     """The spec cannot be used.
 
-    The message is one paragraph for the person who wrote it: what is wrong, where, which values are allowed,
-    the near miss if there is one, and the way out. The command prints it without a traceback and ends with
-    status 2.
+    The message is one paragraph for the person who wrote it: what is wrong, where, which values are allowed, the near
+    miss if there is one, and the fix. The command prints it without a traceback and ends with status 2.
     """
 
     def __init__(self, message: str) -> None:

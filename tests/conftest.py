@@ -4,7 +4,7 @@ import os
 import signal
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it runs in the background so, as `make test-slow` does, and every process that a test starts
+    # A shell starts what it runs in the background so, as `make test-gate` does, and every process that a test starts
     # would inherit it and be deaf to the Ctrl-C that the test sends.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

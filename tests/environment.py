@@ -2,7 +2,7 @@
 
 import os
 
-#: The priority of Ray's workers, which `make test-slow` sets: at Ray's own, 15, they starve beside the other lanes, and
+#: The priority of Ray's workers, which `make test-gate` sets: at Ray's own, 15, they starve beside the other lanes, and
 #: a cell that takes seconds took minutes.
 PRIORITY = {k: v for k, v in os.environ.items() if k == "RAY_worker_niceness"}
 

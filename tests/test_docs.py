@@ -172,15 +172,16 @@ def test_a_training_command_of_the_pages_works(command, folder):
     assert (folder / "results" / command.split()[2] / "report.html").is_file()
 
 
-@pytest.mark.parametrize("target", ["study", "test", "test-slow", "lint", "bench"])
+@pytest.mark.parametrize("target", ["study", "test", "test-gate", "test-all", "lint", "bench"])
 def test_make_targets_run_what_the_pages_say(target):
     if not shutil.which("make"):
         pytest.skip("make is not installed")
     done = subprocess.run(["make", "-n", "-C", ROOT, target], capture_output=True, text=True, check=True)
     expected = {
         "study": "interplay run quickstart",
-        "test": '-m pytest -m "not slow"',
-        "test-slow": "-m pytest -m slow",
+        "test": '-m pytest -m "not slow and not extended"',
+        "test-gate": '-m pytest -m "slow and not extended"',
+        "test-all": "-m pytest -m extended",
         "lint": "mypy",
         "bench": "-m tests.bench",
     }

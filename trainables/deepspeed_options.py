@@ -150,7 +150,7 @@ def _imported_quietly() -> Any:
 def _check_value(path: str, value: Any, wanted: Any) -> None:
     if wanted is None or isinstance(wanted, Mapping):
         if not isinstance(value, Mapping):
-            raise ValueError(f"`{path}` is {value!r}; it should be a section with keys of its own")
+            raise ValueError(f"`{path}` is {value!r}; it should be a section with keys")
         names: Mapping[str, Any] = wanted or {}
         for key, inner in value.items() if names else ():
             if key not in names:

@@ -1,4 +1,4 @@
-"""The record of exported weights, stored beside HuggingFace's files. Imports no torch."""
+"""The record of exported weights, stored in the folder of HuggingFace's files. Imports no torch."""
 
 import hashlib
 import importlib.metadata
@@ -114,7 +114,7 @@ def damage(folder: Path, record: Record) -> str | None:
             if found != written.bytes:
                 return f"{path} has {found:,} bytes and was written with {written.bytes:,}"
             if _sum(path) != written:
-                return f"{path} does not hold what was written (its SHA-256 is another)"
+                return f"{path} differs from what was written (other SHA-256)"
         except OSError as error:
             return f"{path} cannot be read ({error.strerror})"
     return None

@@ -31,7 +31,7 @@ class Audit:
         ratio: L/L*; None if L* is less than one layer. `ratio_interval`: an end is None if the law sets no limit.
         layers: L - L*.
         best: the recommendation for the same N.
-        transition: N_transition of its own depth.
+        transition: N_transition of the model's depth.
         extrapolated: whether its depth or L* lies outside the depths of the law.
         warnings, notes: sentences for the reader: doubts about the answer, and how the model was read.
     """

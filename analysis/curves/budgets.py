@@ -1,4 +1,4 @@
-"""Which rows belong to one budget, and the one size at which its depths can be compared."""
+"""The rows of each budget, and the size at which its depths can be compared."""
 
 import math
 
@@ -9,8 +9,8 @@ import pandas as pd
 from analysis.curves.curves import ShapeMeans
 from analysis.curves.noise import Floats
 
-#: Sizes without a named budget form one group while neighbours differ by less than this, and the whole by
-#: less than 2.
+#: Sizes without a named budget form one group while neighbours differ by less than this, and the whole group by less
+#: than 2.
 NEIGHBOUR = 1.35
 #: A budget's losses are compared at one N that all its depths cover; it may differ from the budget by this
 #: factor.

@@ -71,7 +71,7 @@ class Curves(ShapeMeans):
         smooth: the curves.
         solve: (parameters, points): derivative of the parameters with respect to the mean losses.
         misfit_sd_ratio: standard deviation of the points about the curves beyond the seed noise, over the noise of one
-            seed; 0 where the noise explains all, and where there is no estimate beside the scatter itself.
+            seed; 0 where the noise explains all, and if the only estimate of the noise is the scatter itself.
         misfit_p: probability of scatter as large as this from seed noise alone; None without replicates.
     """
 
@@ -216,7 +216,8 @@ def build_curves(rows: pd.DataFrame) -> Curves:
     own = (1 - noise.correlation) * square / np.maximum(count, 1) + means.forecast**2
     ratio, misfit_p = 0.0, None
     if noise.known:
-        # Equal numbers of seeds, as in most studies, need one round: weights then change by a common factor only.
+        # With equal numbers of seeds, as in most studies, one round is enough: weights then change by a common factor
+        # only.
         for _ in range(3 if len(set(count.tolist())) > 1 or means.forecast.any() else 1):
             smooth = fit_smooth(depth, x, mean, 1 / (own + ratio**2 * square))
             before = ratio
@@ -310,7 +311,7 @@ def _by_seed(rows: pd.DataFrame) -> tuple[Floats, Floats, npt.NDArray[np.int64],
 
 
 def _means(values: Floats, first: npt.NDArray[np.int64]) -> Floats:
-    """Of groups of rows, that begin at `first`; NaN are left out, and NaN is the mean of none."""
+    """Means of groups of rows that begin at `first`, without NaN values; NaN for a group without others."""
     if len(first) == len(values):
         return values
     known = np.isfinite(values)
@@ -367,7 +368,7 @@ def _without_forecast_errors(square: Floats, size: Floats, forecast: Floats, spa
     def excess(ratio: float) -> float:
         return float(np.sum(square / (ratio * size + forecast**2))) - spare
 
-    # Not below a hundredth of the scatter: where forecasts explain it all, the noise is not known to be nothing.
+    # Not below a hundredth of the scatter: if forecasts explain all of it, zero noise is still not proven.
     low, high = 0.01 * total / spare, total / spare
     return spare * (brentq(excess, low, high) if excess(low) > 0 else low)
 

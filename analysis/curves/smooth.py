@@ -29,7 +29,7 @@ FAMILIES: tuple[Family, ...] = ("power", "power-own", "quadratic", "spline")
 
 #: Largest exponent α; a steeper curve is nearly a step.
 MOST_ALPHA = 3.0
-#: Sizes of a depth that a family needs: one more than its parameters, so that a misfit is visible.
+#: Least number of sizes of a depth for a family: one more than its parameters, so that a misfit is visible.
 LEAST_SIZES: Mapping[Family, int] = {"power": 2, "power-own": 4, "quadratic": 4, "spline": 8}
 #: Inner knots of a spline, at most; one for every four sizes.
 MOST_KNOTS = 8

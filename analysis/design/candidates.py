@@ -1,4 +1,4 @@
-"""Options of a search, and the shapes it has given up."""
+"""Options of a search, and the shapes that it excludes."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ import pandas as pd
 
 #: Depth and N of a shape.
 Key = tuple[int, float]
-#: Cells that must have diverged before a shape is given up.
+#: Number of diverged cells after which a shape is excluded.
 LOST_RUNS = 2
 
 
@@ -67,11 +67,11 @@ def diverged(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 def lost_shapes(rows: pd.DataFrame) -> dict[Key, float]:
-    """Return shape -> the smallest learning-rate factor at which it is given up.
+    """Return shape -> the smallest learning-rate factor at which it is excluded.
 
-    A shape is given up once `LOST_RUNS` of its cells diverged and none has a loss. One cell may diverge by its seed,
-    and one that failed for another reason is no evidence: with a trainer that fails every third cell, giving up at
-    once lost most of the small shapes.
+    A shape is excluded once `LOST_RUNS` of its cells diverged and none has a loss. One cell may diverge by its seed,
+    and one that failed for another reason is no evidence: with a trainer that fails every third cell, excluding
+        shapes at once lost most of the small ones.
     """
     finite = np.isfinite(rows["loss"].to_numpy(dtype=float))
     alive = {cell[:3] for cell in ended(rows[finite])}
@@ -84,5 +84,5 @@ def lost_shapes(rows: pd.DataFrame) -> dict[Key, float]:
 
 
 def is_lost(item: Option, lost: dict[Key, float]) -> bool:
-    """Return whether the shape was given up at this rate or a lower one."""
+    """Return whether the shape is excluded at this rate or a lower one."""
     return item.lr_factor >= lost.get((item.depth, item.params), math.inf)

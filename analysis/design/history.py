@@ -30,7 +30,7 @@ _FLOPS = 6
 
 
 class SearchPoint(NamedTuple):
-    """Estimate after so many cells and training FLOPs."""
+    """The estimate after a number of cells and training FLOPs."""
 
     cells: int
     flops: float
@@ -38,7 +38,7 @@ class SearchPoint(NamedTuple):
 
 
 class GridPoint(NamedTuple):
-    """Expected half-width of a grid with so many seeds."""
+    """The expected half-width of a grid with this number of seeds."""
 
     seeds: int
     flops: float

@@ -33,8 +33,8 @@ TREND = 1.0
 #: Variance of ln chi² with one degree of freedom.
 _LOG_CHI2 = math.pi**2 / 2
 #: Confidence of the upper bound used as the variance of a forecast. A cell ends as soon as the variance is small
-#: enough, and is checked after every evaluation. With the plain estimate and twelve finished cells it was usually an
-#: estimate low by chance that ended a cell, and the error of its forecast was twice the stated one.
+#: enough, and is checked after every evaluation. With the plain estimate and twelve finished cells cells mostly ended
+#: on an estimate that was low by chance, and the errors of their forecasts were twice the stated ones.
 CAUTION = 0.9
 
 
@@ -235,7 +235,7 @@ def _fit(
 
 
 def _caution(spare: int) -> float:
-    """Return the upper bound of a variance over its estimate with so many degrees of freedom."""
+    """Return the ratio of the upper bound of a variance to its estimate with these degrees of freedom."""
     return spare / float(chdtri(spare, CAUTION))
 
 

@@ -38,7 +38,7 @@ LEAST_SIZES = 3
 LEAST_DOF = 12
 #: Cells of a depth after which the search stops waiting for `LEAST_SIZES`.
 IN_VAIN = 16
-#: Fixed cost of a cell, as a share of the dearest one: a thousand tiny cells are not cheap.
+#: Fixed cost of a cell, as a share of the most expensive one: a thousand tiny cells are not cheap.
 OVERHEAD = 0.01
 
 
@@ -92,8 +92,8 @@ def propose(
 def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:
     """Fit the curves, or return None while there is too little for the fit to guide the choice.
 
-    A depth that can have no more sizes, or with many cells tried in vain, does not delay the others: it is used as it
-    is, or left out if it has fewer than two sizes.
+    A depth that can have no more sizes, or with many cells that gave no loss, does not delay the others: it is used
+    as it is, or left out if it has fewer than two sizes.
     """
     sizes: dict[int, set[float]] = {}
     for depth, params, _, _ in ended(used):
@@ -228,7 +228,7 @@ def _have(rows: pd.DataFrame, waiting: list[Option]) -> dict[Key, set[int]]:
 def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
     """Return for every depth the shape nearest to each of the places, by depth.
 
-    A shape that was given up is neither an option nor measured, and the next one replaces it.
+    An excluded shape is neither an option nor measured, and the next one replaces it.
     """
     logs = [math.log(params) for _, params in shapes]
     low, high = min(logs), max(logs)

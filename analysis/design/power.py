@@ -131,7 +131,7 @@ class Change:
     """A changed plan and its interval of b.
 
     Attributes:
-        name: one of `CHANGES`; `words` describes it to people.
+        name: one of `CHANGES`; `words` describes it in the output.
         shapes, seeds: number of shapes, and of seeds of each.
         cost: training work over that of the plan: the sum of N over all runs, for equal tokens.
         width: median width of the interval of b, open intervals counting as infinite; None where that is infinite.

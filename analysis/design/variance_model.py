@@ -440,10 +440,10 @@ class VarianceModel:
 def sure_noise(curves: Curves) -> tuple[float, float]:
     """Bound the shared noise and the misfit of the shapes from below, so that few replicates do not suggest them.
 
-    A search that mistakes noise for misfit asks only for new sizes, and no further seed corrects it. A shared part that
-    is too large has the same effect. With three seeds it has two degrees of freedom, whatever the number of shapes, and
-    without this bound one study in ten cost several times as much as its grid. The seeds are those of the shape that
-    has most.
+    A search that mistakes noise for misfit chooses only new sizes, and no further seed corrects it. A shared part
+    that is too large has the same effect. With three seeds it has two degrees of freedom, whatever the number of
+    shapes, and without this bound one study in ten cost several times as much as its grid. The seeds are those of the
+    shape that has most.
 
     Returns:
         The share of the variance that shapes of a seed have in common, and the misfit over the noise of one seed.

@@ -1,4 +1,4 @@
-"""How far crossings move when one key of a study changes.
+"""The shift of crossings when one key of a study changes.
 
 There are two estimates:
 
@@ -43,7 +43,7 @@ _STEPS = 4
 
 @dataclass(frozen=True)
 class CrossingShift:
-    """How far the crossing of two neighbouring depths moves under one change.
+    """The shift of the crossing of two neighbouring depths under one change.
 
     Attributes:
         shallow, deep: the pair of depths.
@@ -85,7 +85,7 @@ class CrossingShift:
 
 @dataclass(frozen=True)
 class ChangedStudy:
-    """The crossings of a study beside those after one key was changed.
+    """The crossings of a study, and those after one key was changed.
 
     Attributes:
         key: the key that differs, such as `training.parametrisation`; `LEARNING_RATE` for sensitivity runs.
@@ -112,13 +112,20 @@ class Fitted(Protocol):
     """The part of a fit that `compare_fits` reads."""
 
     @property
-    def crossings(self) -> tuple[Crossing, ...]: ...
+    def crossings(self) -> tuple[Crossing, ...]:
+        """Crossings of the pairs of depths."""
+
     @property
-    def law(self) -> ThresholdFit: ...
+    def law(self) -> ThresholdFit:
+        """The fitted threshold law."""
+
     @property
-    def used(self) -> int: ...
+    def used(self) -> int:
+        """Number of runs in the fit."""
+
     @property
-    def level(self) -> float: ...
+    def level(self) -> float:
+        """Confidence level of the intervals."""
 
 
 def moved(studies: Sequence[ChangedStudy]) -> list[tuple[ChangedStudy, CrossingShift]]:
@@ -229,7 +236,7 @@ def split_sensitivity_runs(runs: RunTable) -> tuple[RunTable, RunTable | None]:
 def paired_shifts(
     again: RunTable, rows: pd.DataFrame, curves: Curves, crossings: Sequence[Crossing], level: float
 ) -> tuple[ChangedStudy, ...]:
-    """How the crossings of neighbouring depths move, for every multiple of the rate in the sensitivity runs.
+    """The shifts of the crossings of neighbouring depths, for every multiple of the rate in the sensitivity runs.
 
     Args:
         again: sensitivity runs, see `split_sensitivity_runs`.
@@ -261,7 +268,7 @@ def paired_shifts(
 
 
 def _pairs(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Sensitivity runs beside the runs of the same shape and seed: depth, params, seed, factor, base, change."""
+    """Sensitivity runs joined with the runs of the same shape and seed: depth, params, seed, factor, base, change."""
     own = rows[["depth", "params", "seed", "lr", "loss"]]
     both = part.merge(own, on=["depth", "params", "seed"], suffixes=("", "_own"))
     with np.errstate(invalid="ignore", divide="ignore"):

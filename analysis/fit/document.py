@@ -54,7 +54,7 @@ class Fit:
         law: ln d = a + b·L through the crossings of adjacent depths, or the reason why there is none.
         rivals: other forms through the same crossings.
         surfaces: laws of the loss itself, through the same points.
-        held_out: how well each law chose the depth at sizes it had not seen.
+        held_out: the regret of each law at held-out sizes.
         disagreements: sizes at which the depths of the rivals differ from the law's.
         best: the best depth of each measured budget; needs no law.
         noise, curves: the seed noise and the curves, see `Noise.summary` and `Curves.summary`.
@@ -223,7 +223,7 @@ def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
 
 
 def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
-    """How the law and its rivals choose at sizes they have not seen."""
+    """The regret of the law and its rivals at held-out sizes."""
     # Both forms use the same rows, one after the other: keep the last crossings.
     last: list[tuple[pd.DataFrame, Crossings]] = []
 

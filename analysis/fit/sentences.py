@@ -9,21 +9,21 @@ from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.held_out import BASELINE
 from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
 
-#: Most pairs of depths with a sentence of their own among the headlines.
+#: Maximum number of pairs of depths with a sentence among the headlines.
 MAX_SENTENCES = 4
 #: Least depths for a sentence about the response surface: a quadratic goes through any three.
 DEPTHS_FOR_SURFACE = 5
 
 
 def count_phrase(count: str) -> str:
-    """How N is counted: 12·L·d², or the column of the table."""
+    """The count of N: 12·L·d², or the column of the table."""
     if count == "table":
         return "N is the table's own parameter count"
     return "N counts non-embedding parameters, 12·L·d²"
 
 
 def noise_sentence(fit: Fit) -> str:
-    """Where the noise estimate comes from and how large it is."""
+    """The source and the size of the noise estimate."""
     noise = fit.noise
     if not noise.get("known"):
         return "There is no noise estimate, so there are no intervals and no tests."
@@ -137,7 +137,7 @@ def disagreement_sentence(fit: Fit) -> str:
 
 
 def lead_sentence(fit: Fit) -> str:
-    """Where the deeper model of each pair leads by a fixed share of the loss; empty if that is settled for no pair."""
+    """The N at which the deeper model of each pair leads by a fixed share of the loss; empty if no pair has one."""
     items = [item for item in fit.crossings if item.adjacent and item.delta_status == "bracketed"]
     parts = [
         f"{human(item.delta_params)} ({item.shallow} → {item.deep} layers; {human_range(item.delta_interval)})"
@@ -206,10 +206,10 @@ def headlines(fit: Fit) -> list[str]:
     ordered = sorted(adjacent, key=lambda item: (item.status != "bracketed", item.shallow))
     missing = [item for item in ordered if item.status == "insufficient"]
     few = len(missing) <= 2
-    told = [crossing_sentence(item, fit.level) for item in ordered if few or item not in missing]
-    if len(told) > MAX_SENTENCES:
-        more = f"{len(told) - MAX_SENTENCES} more pairs of neighbouring depths are in the table of crossings."
-        told = [*told[:MAX_SENTENCES], more]
+    findings = [crossing_sentence(item, fit.level) for item in ordered if few or item not in missing]
+    if len(findings) > MAX_SENTENCES:
+        more = f"{len(findings) - MAX_SENTENCES} more pairs of neighbouring depths are in the table of crossings."
+        findings = [*findings[:MAX_SENTENCES], more]
     lacking = [
         f"{len(missing)} of {len(adjacent)} pairs of neighbouring depths cannot be compared: each depth needs two "
         "sizes, and both need a common range."
@@ -217,10 +217,10 @@ def headlines(fit: Fit) -> list[str]:
     surface = surface_sentence(fit)
     if surface and not any(_settled(item) for item in adjacent):
         # No pair is settled, so the surface through all losses is the best answer.
-        return [surface, *told, best_sentence(fit), law_sentence(fit), *lacking, *about]
+        return [surface, *findings, best_sentence(fit), law_sentence(fit), *lacking, *about]
     middle = [text for text in (best_sentence(fit), law_sentence(fit), surface) if text]
     lead = [text for text in (lead_sentence(fit),) if text]
-    return [*told, *lead, *middle, *lacking, *about] if told else [*lacking, *middle, *about]
+    return [*findings, *lead, *middle, *lacking, *about] if findings else [*lacking, *middle, *about]
 
 
 def _settled(item: Crossing) -> bool:

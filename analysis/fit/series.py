@@ -136,7 +136,7 @@ def best_data(members: Sequence[Member]) -> BestData | None:
 
 
 def shifts_by_value(key: str, members: Sequence[Member]) -> tuple[ChangedStudy, ...]:
-    """How far each member's crossings lie from those of the first member that has a fit."""
+    """The shifts of each member's crossings from those of the first member that has a fit."""
     fitted = [(member, member.fit) for member in in_order(members) if member.fit is not None]
     if not fitted:
         return ()

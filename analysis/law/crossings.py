@@ -419,7 +419,7 @@ def _against(
 ) -> str | None:
     """Why diverged shapes contradict a crossing, if they do: a model that diverges is worse at that size.
 
-    The deep model must not be worse above the crossing, nor the shallow one below it.
+    The deep model must not be worse above the crossing, and the shallow one must not be worse below it.
     """
     where = float(point.x[0])
     for depth, params, runs in diverged:

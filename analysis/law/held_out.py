@@ -1,14 +1,14 @@
-"""Compare laws by what their advice would have cost at sizes they have not seen.
+"""Compare laws by the regret of their advice at held-out sizes.
 
 A law is judged by its regret: it sees the small budgets only, names a depth for a larger one, and pays the loss
 measured at that depth less the lowest loss measured there. This needs no common likelihood, so a law through crossings,
-a loss surface and a rule of thumb can stand in one table. The regret of a perfect law is not zero: the lowest of
-several measured losses is low partly by chance, and between two measured depths the loss is read off a straight line,
-which lies above a valley. Both affect all laws alike, so compare laws with each other, not with zero.
+a loss surface and a rule of thumb can be compared in one table. The regret of a perfect law is not zero: the lowest
+of several measured losses is low partly by chance, and between two measured depths the loss is read off a straight
+line, which lies above a valley. Both affect all laws alike, so compare laws with each other, not with zero.
 
 A depth beyond the measured ones costs what the nearest measured depth costs. This is a lower bound: if the deepest
-model measured is the best, every law that names a deeper one seems perfect. Read a mean regret beside the number of
-such answers (`HeldOut.outside`).
+model measured is the best, every law that names a deeper one seems perfect. Read a mean regret together with the
+number of such answers (`HeldOut.outside`).
 """
 
 import math
@@ -29,7 +29,7 @@ from analysis.law.loss_surfaces import SurfaceFit, SurfaceForm, fit_surface, fit
 #: cannot be fitted to them.
 Trainer = Callable[[pd.DataFrame], Advice | None]
 
-#: The rule every law has to beat: the depth that was best at the largest budget seen.
+#: The baseline of the comparison: the depth that was best at the largest budget seen.
 BASELINE = "nearest measured"
 #: Budgets that must remain to train on.
 TRAINING_BUDGETS = 3
@@ -179,14 +179,14 @@ def _covariance(means: ShapeMeans, matrix: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Trial:
-    """One law, trained below one size and asked at another.
+    """One law, fitted to the budgets below one size and evaluated at another.
 
     Attributes:
         budget: held out.
-        params: the N the law was asked for, and at which the losses are compared.
+        params: the N at which the law was evaluated and the losses are compared.
         trained_budgets, trained_to: number of budgets the law saw, and the largest of them.
         best: the depth of the lowest measured loss at `params`.
-        depth: what the law named; if None, `reason` is why, and there is no regret.
+        depth: the answer of the law; if None, `reason` is why, and there is no regret.
         regret: measured loss at `depth` less the lowest measured, nats per token.
         se: of the regret, if the noise is known.
         outside: the side on which the named depth lies beyond the measured ones; the regret is that of the nearest, a
@@ -209,7 +209,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How one law did at sizes it had not seen.
+    """The result of one law at sizes it had not seen.
 
     Attributes:
         law: its name.
@@ -225,17 +225,17 @@ class HeldOut:
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """The different N the law was asked for, ascending."""
+        """The different N at which the law was evaluated, ascending."""
         return tuple(sorted({trial.params for trial in self.trials}))
 
     @property
     def regrets(self) -> tuple[float, ...]:
-        """Of the trials the law answered, nats per token."""
+        """The regrets of the answered trials, nats per token."""
         return tuple(trial.regret for trial in self.trials if trial.regret is not None)
 
     @property
     def mean_regret(self) -> float | None:
-        """Over the trials it answered; comparable between laws that answered the same ones. See `outside`."""
+        """Mean over the answered trials; comparable between laws that answered the same ones. See `outside`."""
         return float(np.mean(self.regrets)) if self.regrets else None
 
     @property
@@ -255,9 +255,9 @@ class HeldOut:
 
 
 def held_out(rows: pd.DataFrame, trainers: Mapping[str, Trainer]) -> tuple[HeldOut, ...]:
-    """Hold out the largest budget, then the two largest, and so on; ask every law at every size held out.
+    """Hold out the largest budget, then the two largest, and so on; evaluate every law at every held-out size.
 
-    Of many budgets `MOST_CUTS` training sets and `MOST_SIZES` sizes are taken, evenly spread.
+    With many budgets, `MOST_CUTS` training sets and `MOST_SIZES` sizes are taken, evenly spread.
 
     Args:
         rows: the compared rows of a run table: depth, params, loss, and if known seed and budget, in any order.

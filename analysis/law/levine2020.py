@@ -2,8 +2,8 @@
 
 Provenance. The rows are recalled from the paper, not copied from it, and checked: the law's a and b, which others
 quote (BloombergGPT, BigScience), give them back with the rule N := 12·L·d² of the *trained* shape. Two rows are
-printed otherwise than the rule gives and a third differs by one in the last digit; `note` says how. a and b were not
-tuned to remove that. Nominal sizes ("125M") do not enter: for the small models they are far from 12·L·d².
+printed otherwise than the rule gives and a third differs by one in the last digit; `note` gives the difference. a and
+b were not tuned to remove that. Nominal sizes ("125M") do not enter: for the small models they are far from 12·L·d².
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class PublishedShape:
         model, nominal: its name, and the number of parameters it is known by.
         trained: depth and width as trained; None for the projected model.
         depth, width: the optimal shape as printed.
-        note: where the rule gives something else, what and why.
+        note: the result of the rule where it differs, with the cause.
     """
 
     model: str
@@ -60,7 +60,7 @@ TABLE_1 = (
 
 
 def published_table() -> list[dict[str, Any]]:
-    """Return each row of Table 1 beside what the law and the rule of `recommend` give for the same N.
+    """Return each row of Table 1 with the result of the law and the rule of `recommend` for the same N.
 
     Returns:
         One dict per row: `model`, `nominal`, `trained_depth`, `trained_width` (None where not trained), `params`,

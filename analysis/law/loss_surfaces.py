@@ -58,7 +58,7 @@ class SurfaceFit:
     Attributes:
         form: see the module.
         status: `ok`; `bound_hit`: the best parameters lie on a bound (`reason` names it); `not_converged`: the
-            optimiser gave up; `insufficient`: the points do not determine the surface.
+            optimiser failed; `insufficient`: the points do not determine the surface.
         reason: of any status but `ok`.
         parameters: name -> value. `additive`: E, c_m, alpha_m, c_l, alpha_l. `aspect`: E, A, alpha, epsilon, gamma.
             `response`: b, b_N, b_L, b_NN, b_NL, b_LL of u = ln N - log_params and v = ln L - log_depth, and these two
@@ -128,7 +128,7 @@ class SurfaceFit:
 
         Returns:
             Both ends, None for an open end: the curvature does not differ from zero, and the data do not exclude that
-            the loss goes on falling that way. None instead of ends for the other forms.
+            the loss keeps falling that way. None instead of ends for the other forms.
         """
         if self.form != "response" or self.covariance is None:
             return None
@@ -313,7 +313,7 @@ def _fit_response(data: "_Points") -> SurfaceFit:
     residual = root * (data.loss - design @ beta)
     rss, dof = float(residual @ residual), len(data.loss) - 6
     inverse = np.linalg.inv(r)
-    # With known noise a misfit beyond it must not make the interval too short; less than it is luck.
+    # With known noise a misfit beyond it must not make the interval too short; a smaller one is chance.
     spread = rss / dof
     scaled = not data.known or spread > 1
     covariance = inverse @ inverse.T * (spread if scaled else 1.0)

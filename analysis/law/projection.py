@@ -37,8 +37,8 @@ class Law:
         level: confidence of `region`, and so of every interval from it.
         region: the boundary of {(a, b): 2·(max loglik - loglik(a, b)) <= chi²₁(level)}. The profile-likelihood
             interval of any scalar g(a, b) is the range of g over that set; for a g that is monotone in a and in
-            b the boundary holds both ends. `open` marks a point where the search was cut off: the set goes on there,
-            so an end of a range at such a point is no end. Empty: the ellipse of the covariance is used.
+            b the boundary holds both ends. `open` marks a point where the search was cut off: the set extends beyond
+            it, so a range that ends there is open. Empty: the ellipse of the covariance is used.
     """
 
     a: float

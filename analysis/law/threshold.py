@@ -48,7 +48,7 @@ HALVINGS = 14
 RINGS = 4
 #: Fewest degrees of freedom of a scatter: three crossings have one, whose t of 12.7 would make every interval useless.
 LEAST_FREEDOM = 2
-#: Variance that takes a pair out of a likelihood, in units of its own.
+#: Factor on the variance of a pair that removes the pair from the likelihood.
 _HUGE = 1e9
 
 
@@ -87,7 +87,7 @@ class ThresholdFit:
     Attributes:
         form: `log-linear` is ln d = a + b·L, `power` is ln d = a + b·ln L.
         status: `ok`; `open`: the data bound a or b on one side only (its interval then has an end None);
-            `not_converged`: the optimiser gave up, with its message as the `reason`; `insufficient`: nothing to fit.
+            `not_converged`: the optimiser failed, with its message as the `reason`; `insufficient`: nothing to fit.
         covariance: of (a, b), from the crossings' covariance and the scatter, to first order; intervals are better.
         a_interval, b_interval: by inverting the test, at `level`.
         region: (a, b, open) around all laws that are not rejected in a test of one scalar; `open` marks points where
@@ -250,7 +250,7 @@ def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
 
 
 def _pivoted(gap: Floats, matrix: Floats, side: Floats) -> Floats:
-    """`_least_square` of laws that put some pair outside."""
+    """`_least_square` of laws by which some crossing lies outside the sizes measured."""
     least = np.full(len(gap), np.inf)
     free = side != 0
     pair = np.arange(gap.shape[1])
@@ -418,7 +418,7 @@ def _scatter(points: _Points) -> float:
 def _optimum(
     likelihood: _Likelihood, start: Floats, covariance: Floats, scatter: float
 ) -> tuple[Floats, str | None]:
-    """The law of the smallest T, and the optimiser's message if it gave up."""
+    """The law of the smallest T, and the optimiser's message if it did not converge."""
     root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2))
     found = minimize(
         lambda move: likelihood.one(start + root @ move, scatter),

@@ -7,5 +7,5 @@ from analysis.report.extras.shifts import by_key, shift_sentence
 
 
 def answers(fit: Fit) -> list[str]:
-    """Scores of a task, the headlines, and what other learning rates and parametrisations do to the crossings."""
+    """Scores of a task, the headlines, and the shifts at other learning rates and parametrisations."""
     return [*score_sentences(fit), *headlines(fit), *map(shift_sentence, by_key(fit.shifts).values())]

@@ -15,7 +15,8 @@ from analysis.report.figures import (
 )
 from analysis.report.figures.figure import Absent, Context, Figure
 
-#: Makes a figure, says why the data do not allow it, or returns None for a figure that only some studies have.
+#: Makes a figure, gives the reason why the data do not allow it, or returns None for a figure that only some studies
+#: have.
 Maker = Callable[[Context], Figure | Absent | None]
 
 #: Section of the page -> name of the figure -> its maker.

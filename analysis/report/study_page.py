@@ -1,4 +1,4 @@
-"""The report of a study: one page that needs no network, and beside it every number and figure as a file."""
+"""The report of a study: one page that needs no network, and every number and figure as a file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

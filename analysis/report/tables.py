@@ -19,11 +19,11 @@ from analysis.report.figures.frames import drawn_law
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Table, shapes_table
 
-#: Sizes that are projected, in units of the largest measured; and fixed ones beyond it.
+#: Projected sizes: multiples of the largest measured one, and fixed ones beyond it.
 MULTIPLES, SIZES = (3.0, 10.0, 100.0), (1e9, 1e12)
-#: A size is far outside the data beyond so many times the largest measured.
+#: A size is far outside the data beyond this multiple of the largest measured size.
 FAR = 100.0
-#: Stands for a rival's depth that exceeds the width of its own shape, sqrt(N / (12·L)).
+#: Marks a rival's depth that exceeds the width of its own shape, sqrt(N / (12·L)).
 DEEPER_THAN_WIDE = math.inf
 #: Forward and backward pass of one token cost about this many FLOPs per parameter (Kaplan et al. 2020, section 2.1).
 FLOPS = 6
@@ -89,7 +89,7 @@ def _maybe(text: Any, value: Any) -> str | None:
 
 
 def laws_table(fit: Fit) -> Table:
-    """The threshold law, its rivals and the baseline, with their held-out regret beside the baseline's.
+    """The threshold law, its rivals and the baseline, with their held-out regret and that of the baseline.
 
     The regret of a law and of the baseline is the mean over the trials that both answered.
     """
@@ -272,7 +272,7 @@ def _rival_depth(depth: float | None, params: float) -> float | None:
 
 
 def projection_table(runs: RunTable, fit: Fit, recommendations: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Projected shapes beside the depths of the rivals; None without a recommendation."""
+    """Projected shapes, and the depths of the rivals; None without a recommendation."""
     names, rows = projections(runs, fit, recommendations)
     if not rows:
         return None
@@ -288,7 +288,7 @@ def projection_table(runs: RunTable, fit: Fit, recommendations: Sequence[Mapping
         "only, not whether the law has the right form, which is the larger doubt outside the data; compare the rivals."
         + f" Far outside: more than {FAR:.0f} times the largest N measured; do not rely on these numbers."
         * far
-        + " n/a: the law asks for more layers than the model would be wide." * deep
+        + " n/a: by the law the model would have more layers than its width." * deep
     )
     return Table(table.title, table.columns, table.rows, note)
 

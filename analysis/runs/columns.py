@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.errors import InputError, near_misses
 
-#: The columns every run table of ours has, in this order. N = `params` = 12·L·d² is the paper's count of
+#: The columns of every run table, in this order. N = `params` = 12·L·d² is the paper's count of
 #: non-embedding parameters; `total_params` counts everything; `loss` is in nats per token.
 COLUMNS = (
     *("cell", "depth", "width", "heads", "params", "total_params", "budget", "seed"),
@@ -31,15 +31,15 @@ _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, FORECAST_ERROR, *OPTIONAL_TEXT)
 
 
 def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:
-    """Return `frame` with our names.
+    """Return `frame` with the columns renamed to those of a run table.
 
     Args:
         frame: the table as it was read.
-        columns: our name -> the table's name.
+        columns: name of the column in a run table -> the table's name.
         source: where the rows come from, for messages.
 
     Raises:
-        InputError: a name that is none of ours, one the table does not have, or one that it has twice.
+        InputError: a name that is not a column of run tables, one that the table lacks, or one that it has twice.
     """
     twice = frame.columns[frame.columns.duplicated()].unique()
     if len(twice):
@@ -54,10 +54,10 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
             raise InputError(f"{ours!r} is not a column of a run table; those are {', '.join(_NAMES)}.{hint}")
         if theirs not in frame.columns:
             raise InputError(
-                f"{source} has no column {theirs!r}, which was named for {ours!r}. "
+                f"{source} has no column {theirs!r}, which was given for {ours!r}. "
                 f"Its columns are {_listing(frame)}.{_nearest(theirs, frame, ours)}"
             )
-    # An explicitly named column replaces one with our name, or one set aside by an earlier reading.
+    # An explicitly named column replaces one of the same name, or one set aside by an earlier reading.
     beaten = {ours for ours, theirs in columns.items() if ours != theirs}
     if "params" in columns:
         beaten.add(TABLE_PARAMS)
@@ -80,7 +80,7 @@ def require(frame: pd.DataFrame, source: str) -> None:
 
 
 def require_params(frame: pd.DataFrame, source: str) -> None:
-    """Refuse a table without a count of parameters of its own, where that count was asked for."""
+    """Refuse a table without the column `params` if N is to be read from it."""
     if "params" not in frame.columns and TABLE_PARAMS not in frame.columns:
         raise InputError(
             f"{source} has no column 'params', so its own count of parameters cannot be used. Its columns are "
@@ -96,7 +96,7 @@ def _listing(frame: pd.DataFrame) -> str:
 
 
 def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
-    """A sentence with the column that was probably meant, or nothing; never a column with another of our names."""
+    """A sentence with the column that was probably meant, or nothing; never another column of run tables."""
     names = [str(name) for name in frame.columns]
     if ours in names:
         return f" Its own column {ours} needs no --column."

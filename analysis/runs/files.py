@@ -27,7 +27,7 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
 
     Args:
         path: a file with an ending of `SUFFIXES`.
-        columns: our name -> the file's name.
+        columns: name of the column in a run table -> the file's name.
 
     Raises:
         InputError: the file is missing, empty, broken or of another kind.

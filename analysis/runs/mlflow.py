@@ -9,7 +9,7 @@ from analysis.errors import InputError, near_misses
 from analysis.runs.columns import COLUMNS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
 from analysis.runs.files import keep_missing
 
-#: Prefix of metrics measured beside the loss; the rest of the name is the column.
+#: Prefix of metrics measured in addition to the loss; the rest of the name is the column.
 MEASURE = "measure."
 
 Record = dict[str, Any]

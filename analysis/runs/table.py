@@ -33,12 +33,12 @@ __all__ = ["COLUMNS", "SUFFIXES", "WHOLE", "Count", "RunTable", "read_runs"]
 #: How N is counted: 12·L·d², the paper's count of non-embedding parameters, or the table's own column.
 Count = Literal["nonembedding", "table"]
 
-#: Words of other trackers for a run that finished.
+#: Statuses of a finished run in other trackers.
 DONE = frozenset({"done", "finished", "completed", "complete", "succeeded", "success", "ok"})
 DIVERGED = frozenset({"diverged", "divergence", "nan", "inf"})
 #: A run that was stopped early; its loss, if any, is a forecast.
 STOPPED = "stopped"
-#: Words for a run without a result; a row with an unknown word is left out as well.
+#: Statuses of a run without a result; a row with an unknown status is left out as well.
 WITHOUT_RESULT = frozenset(
     {"failed", "error", "crashed", "killed", "stopped", "cancelled", "canceled", "interrupted", "preempted"}
     | {"timeout", "pruned", "skipped", "missing", "running", "pending", "queued", "scheduled", "unfinished"}
@@ -85,7 +85,7 @@ class RunTable:
 
         Args:
             frame: one row per run. A loss of NaN is that of a diverged run; None is a missing loss.
-            columns: our name -> the table's name, for columns that are named differently there.
+            columns: name of the column in a run table -> the table's name, for columns that are named differently.
             source: of the rows, for messages.
             left_out: rows that were left out while reading.
             count: `nonembedding` counts N as 12·L·d² for every row; `table` takes the column `params`.
@@ -132,7 +132,7 @@ def read_runs(
         source: a CSV, TSV, JSON Lines or Parquet file, or `mlflow:EXPERIMENT`. If an experiment holds several protocols
             (a study run again with another recipe or other data), only the rows of the newest are used; in a file all
             are, and `compare` warns.
-        columns: our name -> their name, as in `--column loss=final_loss`.
+        columns: name of the column in a run table -> the source's name, as in `--column loss=final_loss`.
         tracking_uri: of the MLflow store; MLflow's own default when not given.
         count: how N is counted, see `RunTable.from_frame`.
 
@@ -202,7 +202,7 @@ def _texts(column: pd.Series) -> npt.NDArray[np.object_]:
 def _seeds(column: pd.Series) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.object_] | None]:
     """Seeds as whole numbers, and the original labels if any is no whole number.
 
-    Rows without a seed share one seed of their own, which is 0 if no row has a seed.
+    Rows without a seed share one extra seed, which is 0 if no row has a seed.
     """
     text = np.char.strip(_texts(column).astype(str)).astype(object)
     absent = text == ""
@@ -246,7 +246,7 @@ def _divergence(
 
 
 def _masked(loss: pd.Series) -> npt.NDArray[np.bool_]:
-    """Which losses of a column of floats are missing; a NumPy column has NaN only."""
+    """Mark the missing losses of a column of floats; a NumPy column has NaN only."""
     if isinstance(loss.dtype, np.dtype):
         return np.zeros(len(loss), dtype=bool)
     return loss.isna().to_numpy(dtype=bool)
@@ -261,7 +261,7 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
         at = np.flatnonzero(wrong & (found == ""))
         found[at] = texts(at)
 
-    def say(text: str) -> Any:
+    def constant(text: str) -> Any:
         return lambda at: np.full(len(at), text, dtype=object)
 
     def value(name: str, text: str) -> Any:
@@ -269,7 +269,7 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
         return lambda at: np.array([text.format(item) for item in column[at]], dtype=object)
 
     status, why = typed["status"].to_numpy(dtype=object), typed["reason"].to_numpy(dtype=object)
-    mark((status == "diverged") & (why == NOT_FINITE), say(f"{NOT_FINITE}: diverged"))
+    mark((status == "diverged") & (why == NOT_FINITE), constant(f"{NOT_FINITE}: diverged"))
     known = {"done", "diverged"} | WITHOUT_RESULT
     errors = typed[FORECAST_ERROR].to_numpy(dtype=float) if FORECAST_ERROR in typed else np.zeros(len(typed))
     is_forecast = (status == STOPPED) & np.isfinite(errors) & (errors > 0)
@@ -279,7 +279,7 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
     )
     for name in ("depth", "width", "params"):
         number = typed[name].to_numpy(dtype=float)
-        mark(np.isnan(number), say(f"{name} is missing or not a number"))
+        mark(np.isnan(number), constant(f"{name} is missing or not a number"))
         if name == "params":
             mark(~(np.isfinite(number) & (number > 0)), value(name, name + " is {:g}, not a positive number"))
         else:
@@ -287,7 +287,7 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
                 good = (number > 0) & (number < _EXACT) & (number % 1 == 0)
             mark(~good, value(name, name + " is {:g}, not a positive whole number"))
     loss = typed["loss"].to_numpy(dtype=float)
-    mark(np.isnan(loss), say("loss is missing or not a number"))
+    mark(np.isnan(loss), constant("loss is missing or not a number"))
     mark(loss <= 0, value("loss", "loss is {:g}; a loss in nats per token is positive"))
     good = np.flatnonzero(found == "")
     found[good] = _repeats(typed.iloc[good], own[good], is_forecast[good])

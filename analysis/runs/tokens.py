@@ -25,7 +25,7 @@ Rule = Literal["unknown", "equal", "level", "with_params", "unequal"]
 SAME_LEVEL = 0.01
 #: Largest relative distance of a level from the requested tokens.
 NEAR_LEVEL = 0.05
-#: Relative difference below which tokens at like N, and two N, are the same.
+#: Relative difference below which tokens at similar N, and two N, are the same.
 SAME_AT_N = 0.10
 #: Most levels that an error lists.
 LISTED = 40
@@ -106,7 +106,9 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
     if _follows_params(used[known], value[known]):
         words = f"Training tokens follow N ({span}) and are equal at equal N, where depths are compared."
         return TokenChoice(TokenRule("with_params", None, every, words), used, {}, warnings)
-    words = f"Rows differ in training tokens ({span}) at like N; losses are comparable only at equal tokens."
+    words = (
+        f"Rows differ in training tokens ({span}) at similar N; losses are comparable only at equal tokens."
+    )
     return TokenChoice(TokenRule("unequal", None, every, words), used, {}, (*warnings, words))
 
 

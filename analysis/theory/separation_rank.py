@@ -255,7 +255,7 @@ def random_network(depth: int, width: int, heads: int, *, seed: int = 0) -> Netw
     inner = width // heads
 
     def draw(*shape: int) -> Ints:
-        # The last two axes are multiplied, so they go first, as `_product` wants them.
+        # The last two axes are multiplied, so they go first, as `_product` expects.
         return np.moveaxis(
             generator.integers(0, PRIME, (depth, heads, *shape), dtype=np.int64), (0, 1), (2, 3)
         )

@@ -1,4 +1,4 @@
-"""Bounds of the separation rank of a shape, and the depth that a width or a size calls for by the theory.
+"""Bounds of the separation rank of a shape, and the depth that a width or a size needs by the theory.
 
 Levine et al. 2020 (arXiv 2006.12467) bound the separation rank of self-attention without softmax, normalisation and
 ReLU (eq. 3), for almost all weights. Below the threshold L = log3 d the rank grows doubly exponentially with depth
@@ -30,7 +30,7 @@ EXAMPLE = (6, 1000, 16)
 #: Widths that the earlier revision prints for the example, by the depth of the shallower model. They do not follow from
 #: equation 7, which gives 7.34e15 and 7.61e4.
 EXAMPLE_PRINTED = {2: 2e17, 3: 2e5}
-#: What Corollary 2 leaves open.
+#: The part of Corollary 2 that gives no number.
 COROLLARY_2 = (
     "A model of depth β1·L + β2 and width 3^β2·d then has a higher separation rank. The theorem only proves that such "
     "a β2 = O(log H · log d · log L) exists; it gives no value, so no shape follows from it."

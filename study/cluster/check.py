@@ -113,7 +113,7 @@ def has_credentials() -> bool:
         return True
     session = Session()
     try:
-        # The last provider, which asks the metadata server of a machine of EC2.
+        # The last provider, which requests the metadata server of a machine of EC2.
         session.get_component("credential_provider").remove("iam-role")
         return session.get_credentials() is not None
     except BotoCoreError:

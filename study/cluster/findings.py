@@ -31,7 +31,7 @@ class Report:
     errors: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What this check cannot find out."""
+    """Facts that this check cannot find out."""
 
     def error(self, path: Path, message: str) -> None:
         """Record a mistake that must be corrected."""

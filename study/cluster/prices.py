@@ -98,7 +98,7 @@ def disk_sizes(file: ClusterFile, node_type: str) -> list[int]:
 
 
 def is_spot(file: ClusterFile, node_type: str) -> bool:
-    """Whether a node type asks for spot machines."""
+    """Whether a node type requests spot machines."""
     place = ("available_node_types", node_type, "node_config", "InstanceMarketOptions", "MarketType")
     return bool(file.get(*place) == "spot")
 

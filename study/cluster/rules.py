@@ -1,4 +1,4 @@
-"""Rules of a cluster file that save money or keep strangers out, which Ray's schema and EC2 do not check."""
+"""Rules of a cluster file about cost and access, which Ray's schema and EC2 do not check."""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _SECRET = re.compile(
 
 
 def check_metadata(report: Report, forms: Mapping[str, tuple[str, str]]) -> None:
-    """Check that the values a user edits are there, are no placeholders, and have the right form."""
+    """Check that the values a user edits are set, are no placeholders, and have the right form."""
     values = report.file.mapping("metadata")
     for key in (*forms, *(key for key in values if key not in forms)):
         form, purpose = forms.get(key, (r"(?s).*", "your own value"))

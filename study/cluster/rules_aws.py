@@ -131,7 +131,7 @@ def _machine(report: Report, config: dict[str, Any], place: Path) -> None:
         "SecurityGroupIds": "Ray would make a group that opens port 22 to everyone; give your own",
     }
     for key, reason in required.items():
-        # Network interfaces have groups of their own.
+        # Network interfaces have separate security groups.
         if not config.get(key) and not (key == "SecurityGroupIds" and config.get("NetworkInterfaces")):
             report.error(place, f"`{key}` is missing: {reason}")
     options = config.get("MetadataOptions")

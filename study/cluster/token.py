@@ -1,4 +1,4 @@
-"""The token of a cluster. Whoever has it can run programs on every machine, so it is never printed."""
+"""The token of a cluster. Its holder can run programs on every machine, so it is never printed."""
 
 import secrets
 import shlex

@@ -94,7 +94,7 @@ def _paragraph(item: Audit) -> Text:
     if transition.relative_error > FIRST_ORDER:
         error = f"({percent}: {show_range(transition.params_interval)})"
     compared = ""
-    if item.ratio is not None:  # else a note says why there is no ratio
+    if item.ratio is not None:  # else a note gives the reason
         gap = f"{abs(item.layers):.0f} layers too {'many' if item.layers > 0 else 'few'}"
         compared = (
             f": the best depth for this N is {best['depth_exact']:.1f} ({percent} interval "

@@ -42,7 +42,7 @@ def fit(reading: Reading, draws: int, out: Path | None, *, as_json: bool) -> Non
     """Fit a run table or every study of a series, print the fit and write it to a file.
 
     Args:
-        reading: what is fitted and how.
+        reading: the run table, and how it is fitted.
         draws: how often the pipeline is repeated on simulated losses.
         out: a file for the fit as JSON.
         as_json: whether to print JSON.

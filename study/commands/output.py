@@ -1,4 +1,4 @@
-"""What the verbs print: JSON documents, sentences with a value to copy, paths."""
+"""The output of the verbs: JSON documents, sentences with a value to copy, paths."""
 
 import json
 from pathlib import Path

@@ -55,7 +55,8 @@ def refuse_power_options(**given: object) -> None:
     """Raise a `SpecError` if options of `--power` are given without it."""
     alone = [f"--{name}" for name, value in given.items() if value is not None]
     if alone:
-        raise SpecError(f"{' and '.join(alone)} needs --power, which simulates the study; add --power.")
+        verb = "needs" if len(alone) == 1 else "need"
+        raise SpecError(f"{' and '.join(alone)} {verb} --power, which simulates the study; add --power.")
 
 
 def _plan(spec: str, overrides: Sequence[str], option: str) -> Plan:

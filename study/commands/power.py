@@ -1,4 +1,4 @@
-"""`interplay plan SPEC --power`: what a study would find under assumptions, and which changes would narrow it down.
+"""`interplay plan SPEC --power`: the expected results of a study, and changes that narrow its intervals.
 
 A plan has shapes and seeds. The law, the noise and the gaps between depths are assumed: given by the user, taken from
 the fit of a pilot study, or by default. Each assumption is printed with its source.
@@ -113,7 +113,7 @@ def plan_power(
     studies: int | None = None,
     console: Console | None = None,
 ) -> Power:
-    """Estimate what a plan will find.
+    """Estimate the results of a plan.
 
     Args:
         plan: the study.

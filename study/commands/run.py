@@ -1,4 +1,4 @@
-"""`interplay run`: train the missing cells of a study or series, and print what comes next."""
+"""`interplay run`: train the missing cells of a study or series, and print the next step."""
 
 import os
 import shlex
@@ -37,7 +37,7 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
     run_any = _run_study if loaded.vary is None else _run_series
     failed, empty = run_any(loaded, results)
     if failed is None:
-        say("Stopped. Nothing is lost; go on with: ", again)
+        say("Stopped. Nothing is lost; resume with: ", again)
         return STOPPED
     if failed:
         first = next(iter(failed.values())).strip().rstrip(".")

@@ -53,7 +53,7 @@ def refuse_series(spec: StudySpec, doing: str) -> None:
         names = ", ".join(member.spec.name for member in members(spec))
         raise SpecError(
             f"{spec.name} is a series of the studies {names}, and {doing} takes one study; choose one, by its spec in "
-            f"the results folder or with `--set vary=null`, the value of `{varied(spec)[0]}` and a name of its own, "
+            f"the results folder or with `--set vary=null`, the value of `{varied(spec)[0]}` and another name, "
             "`--set name=NAME`."
         )
 
@@ -140,7 +140,7 @@ def run_series(
     if (folder / "spec.yaml").is_file():
         raise SpecError(
             f"{folder} is the folder of a study, whose report the page of the series {spec.name!r} would replace; give "
-            "the series a name of its own with `--set name=NAME`."
+            "the series another name with `--set name=NAME`."
         )
 
     summaries: list[Summary] = []

@@ -1,4 +1,4 @@
-"""Cells and what they cost. Nothing here trains or downloads."""
+"""Cells and their cost. Nothing here trains or downloads."""
 
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan, make_plan

@@ -27,13 +27,13 @@ class PlannedCell:
     layout: Layout
     """How the cell is spread over devices."""
     seconds: float
-    """From start to end, all ranks side by side."""
+    """Wall-clock seconds from start to end, all ranks in parallel."""
     cost: float | None
-    """Of all ranks, in the currency of `resources.price_per_hour`; None without a price."""
+    """Price for all ranks, in the currency of `resources.price_per_hour`; None without a price."""
     flags: tuple[str, ...]
     """Warnings about the shape and reasons for its layout."""
     arm: str = ""
-    """What the cell is trained for beside the main study, such as `sensitivity`; empty for a cell of the main study."""
+    """Purpose of a cell outside the main study, such as `sensitivity`; empty for a cell of the main study."""
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""What one shape costs in one layout: parameters, FLOPs, memory and time, from closed forms."""
+"""The cost of one shape in one layout: parameters, FLOPs, memory and time, from closed forms."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -26,7 +26,7 @@ HEAD_DIM = 64
 
 @dataclass(frozen=True)
 class ClusterCapacity:
-    """What a joined cluster has for a study."""
+    """The capacity of a joined cluster for a study."""
 
     devices: int
     memory: int
@@ -191,7 +191,7 @@ class LayoutPlanner:
             if alone > self.usable:
                 yield f"{degrees}: {gigabytes(alone)} {of_usable} on one device"
             else:
-                yield f"{degrees}, as `resources` says"
+                yield f"{degrees}, set in `resources`"
         if layout.activation_checkpointing:
             keeping = layout.model_copy(update={"activation_checkpointing": False})
             kept = self.cost(cost.shape, keeping).memory.total

@@ -21,7 +21,7 @@ from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError
 from trainables.layout import Layout
 
-#: Weights below this size are not mentioned.
+#: Weights below this size get no note in the plan.
 NOTED_BYTES = 1e9
 
 
@@ -46,7 +46,7 @@ class Plan:
     planner: Planner = field(repr=False, compare=False)
     """Plans cells that are not listed."""
     more: tuple[PlannedCell, ...] = ()
-    """Cells beside `cells` that a search may train or that were trained: shapes at other budgets and more seeds."""
+    """Cells not in `cells` that a search may train or that were trained: shapes at other budgets and more seeds."""
 
     @property
     def search(self) -> Sampler:
@@ -104,7 +104,7 @@ class Plan:
 
     @cached_property
     def cell_count(self) -> int:
-        """How many cells are trained, at most."""
+        """Number of cells that are trained, at most."""
         return self.search.cell_count(self)
 
     @property

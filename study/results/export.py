@@ -48,17 +48,15 @@ class Kept:
             raise self.loaded
         return self.loaded
 
-    def answers(self, asked: str) -> bool:
-        """Whether this cell is the one asked for; by its key alone if its record cannot be read."""
-        name = "" if isinstance(self.loaded, RecordError) else self.record.cell.name
-        return answers(asked, self.folder.name, name)
+    @property
+    def name(self) -> str:
+        """The cell's name; empty if the record cannot be read."""
+        return "" if isinstance(self.loaded, RecordError) else self.loaded.cell.name
 
     def __str__(self) -> str:
         if isinstance(self.loaded, RecordError):
             return f"{self.folder.name} (of {self.study.name}, its record cannot be read)"
-        return (
-            f"{self.folder.name} ({self.record.cell.name} of {self.study.name}, loss {self.record.loss:.4f})"
-        )
+        return f"{self.folder.name} ({self.name} of {self.study.name}, loss {self.loaded.loss:.4f})"
 
 
 @dataclass(frozen=True)
@@ -94,14 +92,7 @@ class Exported:
 def export_cell(
     cell: str, out: Path, results: Path, *, study: str | None = None, mlflow: bool = False
 ) -> Exported:
-    """Copy the weights of a cell to a folder of their own, and log them to MLflow on request.
-
-    Args:
-        cell: its key, the first digits of it, or its name such as L2-d16-s0.
-        out: a folder that is empty or missing.
-        results: root of the results.
-        study: a study's name, preset or YAML file; None searches all studies.
-        mlflow: also log the folder as an MLflow model of the cell's run.
+    """Copy the weights of a cell (see `find`) to an empty or new folder, and log them to MLflow on request.
 
     Raises:
         SpecError: no cell, or several, match `cell`, its weights were not kept, or MLflow has no run of it.
@@ -118,7 +109,12 @@ def export_cell(
 
 
 def find(cell: str, results: Path, study: str | None = None) -> Kept:
-    """Return the kept weights of a cell by its key, the first digits of it, or its name.
+    """Return the kept weights of a cell by its key, its first digits, or its name such as L2-d16-s0.
+
+    Args:
+        cell: key, digits or name.
+        results: root of the results.
+        study: a study's name, preset or YAML file; None searches all studies.
 
     Raises:
         InputError: the weights are damaged. Unreadable records of other cells are ignored.
@@ -133,7 +129,7 @@ def find(cell: str, results: Path, study: str | None = None) -> Kept:
         where = f"study {name!r} in {results}"
     studies = [study_paths_of(folder) for folder in folders]
     kept = [Kept(paths, path, _load(path)) for paths in studies for path in _model_folders(paths)]
-    found = [one for one in kept if one.answers(cell)]
+    found = [one for one in kept if answers(cell, one.folder.name, one.name)]
     keys = {one.folder.name for one in found}
     if len(keys) == 1:
         return _first_intact(found)
@@ -153,7 +149,7 @@ def find(cell: str, results: Path, study: str | None = None) -> Kept:
 
 
 def answers(asked: str, key: str, name: str) -> bool:
-    """Whether a cell is the one asked for: by its key, at least four first digits of it, or its name."""
+    """Whether a cell is the requested one: by its key, at least four first digits of it, or its name."""
     return asked in (key, name) or (len(asked) >= SHORTEST and key.startswith(asked))
 
 
@@ -208,7 +204,7 @@ def _model_folders(study: StudyPaths) -> list[Path]:
         for tag in sorted(storage.tags()):
             record = storage.read(tag, RECORD)
             if record is not None:
-                folder = _downloads(study) / tag
+                folder = study.folder / "models" / tag
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / RECORD).write_bytes(record)
                 folders.append(folder)
@@ -219,11 +215,6 @@ def _model_folders(study: StudyPaths) -> list[Path]:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
         ) from error
     return folders
-
-
-def _downloads(study: StudyPaths) -> Path:
-    """The local folder for weights from an object store."""
-    return study.folder / "models"
 
 
 def _first_intact(copies: Sequence[Kept]) -> Kept:
@@ -239,7 +230,7 @@ def _first_intact(copies: Sequence[Kept]) -> Kept:
             continue
         storage = open_storage(kept.study.models)
         if storage.is_remote:
-            storage.local = _downloads(kept.study)
+            storage.local = kept.folder.parent
             # `damage` reports a missing file by its name.
             with contextlib.suppress(FileNotFoundError):
                 storage.fetch(kept.folder.name, kept.record.files)

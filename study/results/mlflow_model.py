@@ -64,7 +64,7 @@ def log_model(experiment: Experiment, run_id: str, record: Record, study: str, f
         experiment.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, record.step)])
     except MlflowException as error:
         raise SpecError(
-            f"the model is in {folder}, but MLflow refused it: {first_line(error)} Mend that and export again to "
+            f"the model is in {folder}, but MLflow refused it: {first_line(error)} Fix that and export again to "
             "another folder, or leave --mlflow out."
         ) from error
     return str(logged.model_uri)

@@ -59,12 +59,14 @@ def model_card(record: Record, study: str) -> str:
         "revision": record.revision or "unknown",
         "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
     }
-    note = f"\nIts tokens are {cell.data.describe_ids()}, not text: there is no tokenizer.\n"
+    note = ""
+    if record.tokenizer is None:
+        note = f"\nIts tokens are {cell.data.describe_ids()}, not text: there is no tokenizer.\n"
     return TEMPLATE.format(
         pipeline="pipeline_tag: text-generation\n" if record.tokenizer else "",
         name=cell.name,
         table="\n".join(f"| {fact} | {_table_cell(value)} |" for fact, value in facts.items()),
-        note="" if record.tokenizer else note,
+        note=note,
         loading="\n".join(loading(record, ".")),
         record=RECORD,
     )

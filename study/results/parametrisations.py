@@ -1,4 +1,4 @@
-"""The crossings of a study beside those under other parametrisations, from rows of the same MLflow experiment."""
+"""Compare the crossings of a study with those under other parametrisations in the same MLflow experiment."""
 
 import json
 from collections import defaultdict
@@ -24,7 +24,7 @@ MOST = 4
 
 
 def parametrisation_shifts(plan: Plan, result: Fit, rows: Iterable[Row]) -> tuple[ChangedStudy, ...]:
-    """How far the crossings move under each other parametrisation that the experiment has rows of.
+    """The shifts of the crossings under each other parametrisation that the experiment has rows of.
 
     Args:
         plan: of the study.
@@ -99,7 +99,7 @@ def name_of(recipe: Mapping[str, Any]) -> str:
 
 
 def _common(recipe: Mapping[str, Any], data_key: str) -> dict[str, str]:
-    """What must be the same, as text."""
+    """The settings that must be the same, as text."""
     return {
         "data_key": data_key,
         **{name: str(value) for name, value in recipe.items() if name not in OWN and value not in ({}, None)},

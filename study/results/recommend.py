@@ -70,7 +70,7 @@ def recommend(
 def published_shapes(
     name: str | None, fit_file: Path | None, params: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Return the published table of a law beside the recomputed one.
+    """Return the published table of a law with the recomputed values.
 
     Raises:
         InputError: another law than levine2020, or an option that does not apply to the table.

@@ -29,7 +29,7 @@ class Knowledge:
     """The next cells, best first; empty without a search or after its end."""
     next_words: str = ""
     ending: SearchEnd | None = None
-    """Which limit ended the search."""
+    """The limit that ended the search."""
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON types."""

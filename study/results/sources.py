@@ -1,4 +1,4 @@
-"""RUNS of `fit` and `report`: a spec, an MLflow experiment or a table file; and the location of an MLflow store."""
+"""Read RUNS of `fit` and `report`: a spec, an MLflow experiment or a table file; and find the MLflow store."""
 
 import os
 import re
@@ -48,7 +48,7 @@ class StudyRuns(Runs):
     spec: StudySpec
     plan: Plan
     rows: Mapping[str, Row]
-    """Of the ledger, those of other studies of the experiment included."""
+    """Rows of the ledger, those of other studies of the experiment included."""
 
     def compared(self, result: "Fit") -> "Fit":
         """See `Runs.compared`; needs rows of other parametrisations in the study's experiment."""

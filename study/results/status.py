@@ -30,7 +30,7 @@ class StudyStatus:
     states: dict[str, str]
     driver: int | None
     waiting: int | None
-    """Number of rows not yet in the tracker; None if it cannot be asked."""
+    """Number of rows not yet in the tracker; None if it is unreachable."""
     problem: str | None
     """Why the tracker cannot be used; None if it can."""
     stored: bool
@@ -122,7 +122,7 @@ def status_table(state: StudyStatus) -> RenderableType:
         if state.known.ending:
             lines.append(Text(f"the search has ended: {state.known.ending.words}"))
     if state.problem:
-        lines.append(Text(f"{state.problem}; the rows above are complete all the same", style="yellow"))
+        lines.append(Text(f"{state.problem}; the rows above are still complete", style="yellow"))
     elif state.waiting:
         text = f"{state.waiting} rows are not in MLflow yet; `interplay run` sends them"
         lines.append(Text(text, style="yellow"))

@@ -24,7 +24,7 @@ _ALERTS = ("outside", "far outside")
 
 
 def rich_table(table: Table) -> RenderableType:
-    """Return a table for a terminal; `under` columns become columns of their own, unless they are empty."""
+    """Return a table for a terminal; `under` columns become separate columns, unless they are empty."""
     # Padding on one side only, so that the tables fit into 80 columns.
     view = RichTable(
         title=table.title or None, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0)
@@ -154,7 +154,7 @@ def _best_measured(found: dict[str, Any] | None) -> str | None:
 
 
 def published_table_view(rows: list[dict[str, Any]]) -> RenderableType:
-    """Return the published table beside the recomputed one, for a terminal."""
+    """Return the published table with the recomputed values, for a terminal."""
     names = ("trained", "N", "printed", "recomputed", "L*", "")
     cells = [
         (

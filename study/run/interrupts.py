@@ -14,8 +14,8 @@ from typing import Any
 def remembered_interrupt() -> Iterator[Callable[[], None]]:
     """Yield a function that raises KeyboardInterrupt if a Ctrl-C came before and was lost.
 
-    Python raises it wherever the program happens to be. In a destructor or the callback of a weak reference (SQLAlchemy
-    has many of these while a store opens) it cannot be caught: Python prints that it was ignored, and goes on.
+    Python raises it at any point of the program. In a destructor or the callback of a weak reference (SQLAlchemy
+    has many of these while a store opens) it cannot be caught: Python prints that it was ignored, and continues.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

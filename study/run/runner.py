@@ -60,7 +60,7 @@ class Summary:
 
     plan: Plan
     wall_seconds: float
-    """From Ray being up to the end of the last trial."""
+    """Seconds from the start of Ray to the end of the last trial."""
     train_seconds: float
     """Sum over the ranks of all trials of the time in their own training steps and evaluations."""
     trained: int
@@ -85,7 +85,7 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
     if (paths.folder / SERIES).is_file():
         raise SpecError(
             f"{paths.folder} is the folder of a series, whose page the report of the study {spec.name!r} would "
-            "replace; give the study a name of its own with `--set name=NAME`."
+            "replace; give the study another name with `--set name=NAME`."
         )
     if paths.is_shared:
         open_storage(paths.checkpoints).check()
@@ -241,8 +241,8 @@ class _Run:
         with ExitStack() as stack:
             if cluster:
                 # From here on machines are requested, by the packing before all trials.
-                say = functools.partial(self.console.print, style="yellow", markup=False, soft_wrap=True)
-                stack.enter_context(report_launch_failures(resources, say))
+                show = functools.partial(self.console.print, style="yellow", markup=False, soft_wrap=True)
+                stack.enter_context(report_launch_failures(resources, show))
             packed(
                 spec.data,
                 spec.training.context,
@@ -374,7 +374,7 @@ def _cluster(spec: StudySpec, console: Console) -> Iterator[_Cluster]:
 def _tally(recorder: Recorder, slots: int) -> str:
     """One line on the cells that were trained, and the share of the slots' time that went into training."""
     if not recorder.wall_seconds:
-        return f"[dim]nothing to train: all {len(recorder.rows)} rows are there.[/]"
+        return f"[dim]nothing to train: all {len(recorder.rows)} cells are done.[/]"
     share = recorder.train_seconds / (recorder.wall_seconds * slots)
     wall = duration(recorder.wall_seconds)
     return f"[dim]{recorder.trained} cells in {wall}, {share:.0%} of it in training steps.[/]"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TrialSettings(BaseModel):
-    """Where and how a cell is trained. Nothing here changes its loss, so nothing here is in its key."""
+    """Settings of a trial. Nothing here changes its loss, so nothing here is in its key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,7 @@ class TrialSettings(BaseModel):
     model_root: str | Path | None = None
     """Folder or URI of the final weights, by key; None keeps none."""
     revision: str | None = None
-    """Of the code, recorded with the weights."""
+    """Revision of the code, recorded with the weights."""
     gang_timeout: float = 300.0
     """Seconds that a rank waits for the others before a missing one counts as hanging."""
 
@@ -49,7 +49,7 @@ class Report(BaseModel):
     result: Result | None = None
     failure: str | None = None
     alive: float | None = None
-    """Of a heartbeat, the seconds within which the next one is due. Only gangs send heartbeats."""
+    """Of a heartbeat: seconds until the next one is due. Only gangs send heartbeats."""
 
 
 def trial_config(

@@ -22,7 +22,7 @@ from study.workers.process_loss import LossCause, loss_cause
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 
-#: Seconds for which no other cell is started because a gang waits for room on the machines that are there. Devices
+#: Seconds for which no other cell is started because a gang waits for room on the live machines. Devices
 #: that other studies hold may be why it waits, and free ones are then better used.
 HOLD_SECONDS = 3600.0
 #: The outcome of a cell whose trial is lost for good.

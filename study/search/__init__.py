@@ -1,4 +1,4 @@
-"""Which cell to train next: the samplers behind one interface, resumed from the run table alone."""
+"""The choice of the next cell to train: the samplers behind one interface, resumed from the run table alone."""
 
 from study.plan.cells import Outcome
 from study.search.source import Search, SearchState, Source, make_search

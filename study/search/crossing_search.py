@@ -54,7 +54,7 @@ class EndedRow(NamedTuple):
 
 
 class Trials:
-    """Which cells of an Optuna study ended and how, and which are running.
+    """The ended cells of an Optuna study with their outcomes, and the running ones.
 
     An update looks only at trials that were running at the last update and at later ones, so that its cost does not
     grow with the number of cells.
@@ -69,7 +69,7 @@ class Trials:
         """
         self.study, self.cells = study, cells
         self.tried: set[Name] = set()
-        """The cells of all trials but one that is being asked for and has no parameters yet."""
+        """The cells of all trials except one that has no parameters yet."""
         self.running: list[Name] = []
         """In the order of their trials."""
         self.ended: list[Name] = []
@@ -259,7 +259,7 @@ class CrossingSearch(Search):
 
     @property
     def done(self) -> bool:
-        """Whether no cell will ever be given again."""
+        """Whether no further cell will be returned."""
         return self.ending is not None and not self._waiting
 
     @property

@@ -175,7 +175,7 @@ class FrontierSearch(Search):
         return len(budget.tried) < budget.limit
 
     def _ask(self, budget: _Budget) -> bool:
-        """Ask Optuna for one more candidate and queue its missing cells; False where the budget has no more."""
+        """Ask Optuna for one more candidate and queue its missing cells; False if there is none."""
         if not self._may_ask(budget):
             return False
         if self._make_sampler is not None:

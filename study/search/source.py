@@ -1,4 +1,4 @@
-"""The interface between a search and the driver: take a cell, tell its outcome."""
+"""The interface between a search and the driver: take a cell, report its outcome."""
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ Keys = Collection[str]
 
 
 class Source(Protocol):
-    """Where the driver takes cells from."""
+    """The source of the driver's cells."""
 
     @abstractmethod
     def take(self) -> PlannedCell | None:
@@ -34,12 +34,12 @@ class Source(Protocol):
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Whether no cell will ever be given again."""
+        """Whether no further cell will be returned."""
 
 
 @dataclass(frozen=True)
 class SearchEnd:
-    """Which limit ended a search."""
+    """The limit that ended a search."""
 
     limit: Literal["stop_when", "max_flops", "max_cells", "options"]
     words: str
@@ -65,7 +65,7 @@ class Search(Source):
     """The `Source` of a sampler, with what is reported of it."""
 
     ending: SearchEnd | None = None
-    """Which limit ended the search; None for a search without limits."""
+    """The limit that ended the search; None for a search without limits."""
 
     @property
     @abstractmethod

@@ -54,7 +54,7 @@ class StoppingRule:
         self._due, self._last = {1}, 1
 
     def is_due(self, count: int) -> bool:
-        """Whether there is an estimate of exactly so many ended cells."""
+        """Whether there is an estimate after exactly this number of ended cells."""
         while self._last < count:
             self._last = _after(self._last)
             self._due.add(self._last)

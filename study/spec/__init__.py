@@ -1,4 +1,4 @@
-"""The YAML of a study: one module per section with its checks, and what reads it."""
+"""The YAML of a study: one module per section with its checks, and the code that reads it."""
 
 from study.spec.study import StudySpec, load_spec
 

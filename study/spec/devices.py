@@ -37,7 +37,7 @@ class Device:
     peak: Mapping[Precision, float]
     """FLOP/s of dense matrix products."""
     utilisation: float
-    """Share of the peak that plans count on unless `resources.utilisation` says otherwise."""
+    """Share of the peak that plans assume unless `resources.utilisation` is set."""
     seconds_per_step: float
     """Fixed cost of an optimizer step."""
     seconds_per_step_layer: float
@@ -71,7 +71,7 @@ def _gpu(
 
 
 # Memory in GB and TFLOP/s from NVIDIA's data sheets: dense bf16 on tensor cores (half of the figure "with
-# sparsity") and plain fp32, because PyTorch does not use TF32 for matrix products unless told to. Links in GB/s each
+# sparsity") and plain fp32, because PyTorch does not use TF32 for matrix products by default. Links in GB/s each
 # way: NVLink where there is one, half of the figure that counts both ways; else PCIe 4.0 x16.
 _DEVICES = (
     Device(

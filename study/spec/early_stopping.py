@@ -13,7 +13,7 @@ LATEST_STOP = 0.9
 
 
 class StoppingRule(Section):
-    """What the rules of early stopping share."""
+    """Base of the rules of early stopping."""
 
     first_key: ClassVar[str]
     """The key that holds the share of the steps before which no cell ends."""

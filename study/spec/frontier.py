@@ -73,7 +73,7 @@ def _list_or_table(value: Any) -> str:
 
 
 class FrontierSection(Section):
-    """Which shapes are compared: depths at budgets, or hand-written widths of each depth."""
+    """The shapes that are compared: depths at budgets, or hand-written widths of each depth."""
 
     budgets: (
         Annotated[
@@ -257,7 +257,7 @@ def _between(low: float, high: float) -> list[float]:
 
 
 def misses(frontier: FrontierSection) -> list[Miss]:
-    """Return the pairs of budget and depth without a shape of their own."""
+    """Return the pairs of budget and depth that have no shape."""
     return _resolve(frontier)[1]
 
 

@@ -1,4 +1,4 @@
-"""Turn what pydantic finds wrong in a spec into one paragraph: the key, its value, what is allowed, the near miss."""
+"""Turn pydantic's errors about a spec into one paragraph: the key, its value, allowed values, the near miss."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ MOST_MISTAKES = 5
 
 
 def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseModel], origin: str) -> str:
-    """Return the mistakes that pydantic found in a document, in one paragraph.
+    """Return pydantic's errors about a document in one paragraph.
 
     Args:
-        error: what pydantic found.
+        error: pydantic's error.
         raw: the document.
         model: the model it was checked against.
         origin: name of the document.
@@ -107,7 +107,7 @@ def _sentence(details: ErrorDetails, path: str, model: type[BaseModel]) -> str:
             tag = str(context["tag"])
             return f"`{path}.{name}` is {tag!r}; allowed: {', '.join(allowed)}{did_you_mean(tag, allowed)}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"`{path or 'the spec'}` is {show(value)}; it should be a section of its own with keys"
+            return f"`{path or 'the spec'}` is {show(value)}; it should be a section with keys"
         case "string_pattern_mismatch":
             return f"{shown}; it should match {context['pattern']}"
         case "tuple_type" | "list_type":

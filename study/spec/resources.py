@@ -184,7 +184,7 @@ class ResourcesSection(Section):
 
 
 class TrackingSection(Section):
-    """Where MLflow keeps the study."""
+    """The MLflow store of the study."""
 
     uri: str = Field(
         default="auto", min_length=1, description="auto is SQLite in the results folder; or an MLflow URI"

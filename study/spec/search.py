@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails
 
 from study.spec.section import Section, refuse_repeats
 
-#: What a search estimates.
+#: The quantities that a search can estimate.
 ObjectiveName = Literal["depth", "b", "crossings"]
 #: The package whose modules register the built-in samplers. It is above this one, so it is named by a string.
 BUILT_IN = "study.search.samplers"
@@ -22,10 +22,10 @@ REGISTRY: dict[str, "type[Sampler]"] = {}
 
 
 class Sampler(Section):
-    """Which cells of a study are trained, in which order, and with which multiples of the rule's learning rate.
+    """The choice of cells to train, their order, and the multiples of the rule's learning rate.
 
-    A subclass is one sampler: its keys of the section `search`, their checks, what the plan says of it, and its search.
-    It has a default for `sampler`, its name. What it does not override is that of a sampler which picks candidates
+    A subclass is one sampler: its keys of the section `search`, their checks, its text in the plan, and its search.
+    It has a default for `sampler`, its name. The defaults are those of a sampler that picks candidates
     (a depth and a learning rate) within each budget. A plan is a `study.plan.Plan`, a spec a `StudySpec`.
     """
 
@@ -39,7 +39,7 @@ class Sampler(Section):
 
     sampler: str = Field(
         description="grid: all depths x lr_factors; tpe, gp: Optuna picks `candidates` of them per budget; crossing: "
-        "the cells that say most about where depths cross, for what they cost"
+        "the cells with the most information about the crossings per FLOP"
     )
     lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         default=(1.0,), description="multipliers on the rule's learning rate"
@@ -73,7 +73,7 @@ class Sampler(Section):
 
     @property
     def objective_name(self) -> ObjectiveName:
-        """What the search estimates."""
+        """The quantity that the search estimates."""
         return "depth"
 
     @property
@@ -88,18 +88,18 @@ class Sampler(Section):
 
     @property
     def candidates_per_budget(self) -> int | None:
-        """How many candidates of each budget are trained; None for all."""
+        """Number of candidates of each budget that are trained; None for all."""
         return None
 
     def more_cells(self, planner: Any, listed: Any) -> tuple[list[Any], list[str]]:
-        """Return cells the search may train beside those of the `listed` shapes, and notes on shapes it cannot add."""
+        """Return cells the search may train besides those of the `listed` shapes, and notes on shapes it cannot add."""
         return [], []
 
     def check_cells(self, cells: Collection[Any]) -> None:
         """Raise a `SpecError` if the limits of the search allow none of the planned cells."""
 
     def plan_json(self) -> dict[str, Any]:
-        """What ends the search, as keys of the plan's JSON."""
+        """The limits of the search, as keys of the plan's JSON."""
         return {
             "candidates": self.candidates_per_budget,
             "stop_when": None,

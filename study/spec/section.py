@@ -1,4 +1,4 @@
-"""Base class of the sections of a spec, and what several sections share."""
+"""Base class of the sections of a spec, and helpers of several sections."""
 
 import os
 import re

@@ -84,7 +84,7 @@ class StudySpec(Section):
 
     @property
     def recipe(self) -> Recipe:
-        """What the cells of this study have in common."""
+        """The recipe that all cells of this study share."""
         return self.training.recipe(self.precision, self.frontier.head_width(self.training.base.width))
 
     def to_yaml(self) -> str:

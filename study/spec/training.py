@@ -137,10 +137,10 @@ class TrainingSection(Section, RecipeFields):
         return self.lr.rate(shape)
 
     def recipe(self, precision: Precision, head_width: float) -> Recipe:
-        """Return what the cells of a study have in common.
+        """Return the recipe that all cells of a study share.
 
         Args:
-            precision: the one `auto` stands for.
+            precision: the precision that replaces `auto`.
             head_width: width of one head of the base shape.
         """
         shared = {name: getattr(self, name) for name in RecipeFields.model_fields}

@@ -282,7 +282,7 @@ def _assign(result: dict[str, Any], key: str, value: Any) -> None:
             # YAML reads the keys of `widths` as numbers.
             slot = int(part) if part.isdecimal() and part not in here else part
         else:
-            raise SpecError(f"`--set {key}`: `{done}` is the value {show(here)} and has no keys of its own.")
+            raise SpecError(f"`--set {key}`: `{done}` is the value {show(here)} and has no keys.")
         if depth == len(parts) - 1:
             here[slot] = value
         else:

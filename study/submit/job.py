@@ -29,7 +29,7 @@ from study.submit.tunnel import Tunnel, answers, open_tunnel
 
 #: Key of the study's name in a job's metadata.
 STUDY_KEY = "interplay_study"
-#: Seconds after which a lost connection to a job's log is given up.
+#: Seconds after which following a job's log ends if the connection is lost.
 LOST_SECONDS = 60.0
 #: The token of this machine, used without a cluster file.
 TOKEN = Path("~/.ray/interplay-token")
@@ -203,7 +203,7 @@ def _follow(client: Any, cluster: Cluster, job: str, console: Console) -> int:
     try:
         info = asyncio.run(_tail(client, cluster, job, sys.stdout.write))
     except KeyboardInterrupt:
-        console.print(Text(f"Stopped following; job {job} goes on."), soft_wrap=True)
+        console.print(Text(f"Stopped following; job {job} continues."), soft_wrap=True)
         _print_commands(console, cluster, job)
         return STOPPED
     status = str(getattr(info.status, "value", info.status))
@@ -242,7 +242,7 @@ async def _tail(client: Any, cluster: Cluster, job: str, write: Callable[[str], 
             lost = lost or time.monotonic()
             if time.monotonic() - lost > LOST_SECONDS:
                 raise SpecError(
-                    f"lost the connection to the cluster; job {job} goes on. Once the cluster can be reached, follow "
+                    f"lost the connection to the cluster; job {job} continues. Once the cluster can be reached, follow "
                     f"it: `{cluster.command('logs --follow', job)}`."
                 ) from None
             if cluster.tunnel:

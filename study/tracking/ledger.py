@@ -40,7 +40,7 @@ class Ledger:
         """Write a row, so that a kill or a power cut leaves either all of it or what was there before.
 
         Raises:
-            OSError: the disk is full, or the store is away for minutes.
+            OSError: the disk is full, or the store is unreachable for minutes.
             InputError: the store refuses the file.
         """
         storage = open_storage(self.place)
@@ -101,7 +101,7 @@ class UnfinishedCells:
         except FileNotFoundError:
             pass
         except ValueError:
-            _LOG.warning("%s is damaged and ignored; checkpoints are used all the same.", path)
+            _LOG.warning("%s is damaged and ignored; checkpoints are still used.", path)
 
     @property
     def keys(self) -> list[str]:

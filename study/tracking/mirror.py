@@ -13,17 +13,17 @@ from study.tracking.mlflow_client import first_line
 from study.tracking.rows import ENDED, CurveUpdate, Row, StudyUpdate
 from study.tracking.tracker import Tracker
 
-#: Seconds between two batches of live curves, and between two attempts to reach a server that is away.
+#: Seconds between two batches of live curves, and between two attempts to reach an unreachable server.
 BATCH_SECONDS = 5.0
 
-#: What the driver hands over: the key of a cell whose row is in the ledger, a live curve, metrics of the study.
+#: An item that the driver queues: the key of a cell whose row is in the ledger, a live curve, metrics of the study.
 Item = str | CurveUpdate | StudyUpdate
 
 
 class Mirror:
     """Sends rows, live curves and metrics of the study to a tracker, and at the start the rows that it lacks.
 
-    Whatever the tracker raises is kept in `problem`. Live curves may be lost, because the row has the whole curve, and
+    Every error of the tracker is kept in `problem`. Live curves may be lost, because the row has the whole curve, and
     rows that cannot be sent are sent at the next start.
     """
 
@@ -49,7 +49,7 @@ class Mirror:
         """Open the tracker; return why it cannot be used now, None if it can.
 
         Raises:
-            SpecError: no waiting mends that.
+            SpecError: retrying does not help.
         """
         self.problem = self.tracker.problem()
         if self.problem is None:
@@ -69,7 +69,7 @@ class Mirror:
     def put(self, item: CurveUpdate | StudyUpdate) -> None:
         """Queue a live curve or metrics of the study."""
         if isinstance(item, CurveUpdate):
-            # A cell that failed is trained again: its old row is not to be sent any more.
+            # A cell that failed is trained again, so its old row must not be sent.
             self._ended.pop(item.cell, None)
         self._queue.put(item)
 
@@ -112,7 +112,7 @@ class Mirror:
             self._send([item for item in items if item is not None])
 
     def _send(self, items: Sequence[Item]) -> None:
-        """Send a batch; if the tracker was away or failed, connect again and send all rows that it lacks."""
+        """Send a batch; if the tracker was unreachable or failed, connect again and send all rows that it lacks."""
         cells = list(dict.fromkeys(item for item in items if isinstance(item, str)))
         if not self._connected:
             if (problem := self.tracker.problem()) or not self._attempt(self._connect):
@@ -139,7 +139,7 @@ class Mirror:
         ]
 
     def _attempt(self, send: Callable[..., None], *arguments: object) -> bool:
-        """Whether a call succeeds. After an error the tracker is asked again what it has."""
+        """Whether a call succeeds. After an error the mirror connects again, and reads which rows the tracker has."""
         try:
             send(*arguments)
         except Exception as error:  # noqa: BLE001 - no failure of the tracker may fail a study

@@ -1,4 +1,4 @@
-"""MLflow's client, kept quiet and impatient, for one experiment."""
+"""MLflow's client for one experiment, without output and with short timeouts."""
 
 import logging
 import os
@@ -101,7 +101,7 @@ class Experiment:
             create: whether a missing experiment, and the file of a local store, is made.
 
         Raises:
-            SpecError: it is deleted, or the store cannot be opened and no waiting mends that.
+            SpecError: it is deleted, or the store cannot be opened and retrying does not help.
             LookupError: it is missing and not to be made.
         """
         silence_mlflow()

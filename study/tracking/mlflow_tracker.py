@@ -31,7 +31,7 @@ class MlflowTracker:
         self._runs: dict[str, str] = {}
         """The run of each cell."""
         self._without_params: set[str] = set()
-        """Cells of which a killed driver has made the run and no more."""
+        """Cells whose run a killed driver created but did not fill."""
         self._steps: dict[str, tuple[int, int]] = {}
         """The last steps that MLflow has of the training curve and of the evaluations of the open cells."""
 

@@ -16,9 +16,9 @@ LOST_TRIALS = "interplay.lost_trials"
 TAG_CHARACTERS = 4000
 #: The tag with the time at which a cell finished, in Unix seconds. No two rows of a study have the same.
 ENDED = "interplay.ended"
-#: The tag that marks cells trained for a comparison beside the main study, such as `sensitivity`.
+#: The tag that marks cells trained for a comparison outside the main study, such as `sensitivity`.
 ARM = "interplay.arm"
-#: Prefix of final metrics measured before the first step. Those measured beside the loss at the end have `MEASURE`.
+#: Prefix of final metrics measured before the first step. Those measured with the loss at the end have `MEASURE`.
 START = "start."
 
 Params = Mapping[str, str | int | float | None]
@@ -58,7 +58,7 @@ class Row(BaseModel):
 
     @property
     def measures(self) -> dict[str, float]:
-        """Measures beside the loss at the end, by name; see `trainables.progress.Evaluation`."""
+        """Measures other than the loss at the end, by name; see `trainables.progress.Evaluation`."""
         return self._with_prefix(MEASURE)
 
     @property

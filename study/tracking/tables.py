@@ -29,8 +29,9 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
     """Return the run table of a study: one line per cell that has a row, in the plan's order.
 
     Unless the study is a grid, the column `order` numbers the rows in the order in which they finished, from 1 on. If
-    cells were trained beside the main study, the column `arm` says for what. If cells were stopped early, `loss_se` is
-    the standard error of the forecast and `trained_share` the fraction of the steps that were trained.
+    cells were trained in addition to the main study, the column `arm` names their purpose. If cells were stopped
+    early, `loss_se` is the standard error of the forecast and `trained_share` the fraction of the steps that were
+    trained.
     """
     plan = with_recorded(plan, rows)
     ended = [planned for planned in plan.pool if planned.cell.key in rows]

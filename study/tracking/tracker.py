@@ -11,22 +11,23 @@ from study.tracking.study_paths import StudyPaths
 
 
 class Tracker(Protocol):
-    """A place that collects rows. It may be away or late, and no study depends on it, so methods may raise anything.
+    """A place that collects rows, on which no study depends.
 
-    `study.tracking.mirror.Mirror` calls it from a single thread at a time.
+    It may be unreachable or slow, so methods may raise any error. `study.tracking.mirror.Mirror` calls it from a single
+    thread at a time.
     """
 
     address: str
-    """Where it is, for messages; without anything secret."""
+    """Its location, for messages; without anything secret."""
 
     def problem(self) -> str | None:
         """Return within seconds why it cannot be used now, in one sentence; None if it can."""
 
     def open(self) -> None:
-        """Make whatever must be there before the study.
+        """Create what the study needs.
 
         Raises:
-            SpecError: the spec names a place that no waiting mends.
+            SpecError: the spec names a place that cannot be used, and retrying does not help.
         """
 
     def recorded(self) -> Mapping[str, str] | None:

@@ -31,7 +31,7 @@ from trainables.data.sources.interleave import interleave
 CHUNK = 4 << 20
 #: Least bytes of text per worker; with less than two workers, the driver encodes.
 PER_WORKER = 64 << 20
-#: Chunks at a worker: one in work, and the next.
+#: Chunks at a worker: the current one, and the next.
 AT_WORKER = 2
 #: Chunks that the driver's reader process reads at once.
 READERS = 4
@@ -220,7 +220,7 @@ def _encoded(
 
 @contextmanager
 def _quiet_data(context: Any) -> Iterator[Any]:
-    """Turn off progress bars and logs of Ray Data; errors are raised all the same."""
+    """Turn off progress bars and logs of Ray Data; errors are still raised."""
     log = logging.getLogger("ray.data")
     before = log.level
     context.enable_progress_bars = False

@@ -59,7 +59,7 @@ class Place:
 
 
 class Peer:
-    """A rank beside the trial's own, as a Ray actor."""
+    """A rank other than the trial's own, as a Ray actor."""
 
     def ready(self) -> Place:
         """Import what training needs, and return the place of this process."""
@@ -122,14 +122,14 @@ def train_gang(
         places = [[mine, *peers.places][i] for i in order]
         alone = len({place.node for place in places}) == 1
         rendezvous = Rendezvous("127.0.0.1" if alone else mine.address)
-        seats = [rendezvous.rank_info(rank, layout.ranks, timeout) for rank in range(layout.ranks)]
+        rank_infos = [rendezvous.rank_info(rank, layout.ranks, timeout) for rank in range(layout.ranks)]
         actors = [None, *(peers.actors[i - 1] for i in order[1:])]
         events: queue.Queue[int | Progress] = queue.Queue()
         leader = _lead(
-            lambda: train(cell, **options, rank_info=seats[0], rendezvous=rendezvous, report=events.put)
+            lambda: train(cell, **options, rank_info=rank_infos[0], rendezvous=rendezvous, report=events.put)
         )
         futures: list[Future[Any]] = [leader]
-        for actor, rank_info in zip(actors[1:], seats[1:], strict=True):
+        for actor, rank_info in zip(actors[1:], rank_infos[1:], strict=True):
             futures.append(actor.train.remote(train, cell, dict(options), rank_info).future())
 
         def lost(rank: int) -> None:
@@ -241,14 +241,14 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
     for rank, error in failed.items():
         if isinstance(error, InputError):
             # An error on one machine only must name the machine.
-            return error if rank == 0 else InputError(f"{error} (Said by {names[rank]}.)")
+            return error if rank == 0 else InputError(f"{error} (Reported by {names[rank]}.)")
     for rank, error in failed.items():
         if not is_echo(error):
             return _lost(names[rank], error)
     for rank, error in failed.items():
         if isinstance(error, PeerError):
             # The rank that raised has not reported it itself.
-            return GangError(f"{names[rank]} heard of a failure of {_message(error)}")
+            return GangError(f"{names[rank]} reported the failure of {_message(error)}")
     if hanging:
         who = " and ".join(names[rank] for rank in hanging)
         return GangError(f"{who} hung: the other ranks waited {timeout:g} s")
@@ -257,7 +257,7 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an exception only reports that another rank failed, is gone or late.
+    """Whether an exception only reports that another rank failed, was lost or is late.
 
     These are `PeerError`, and the communication errors of torch and gloo.
     """
@@ -381,7 +381,7 @@ def _disbanded_on_error() -> Iterator[None]:
 def _lead(work: Callable[[], Result]) -> Future[Any]:
     """Run rank 0 in a thread that does not keep its process alive.
 
-    If it hangs, the process ends all the same: Tune removes the placement group of a trial that failed, and Ray kills
+    If it hangs, the process still ends: Tune removes the placement group of a trial that failed, and Ray kills
     the processes left in it.
     """
     future: Future[Any] = Future()

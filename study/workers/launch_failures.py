@@ -52,7 +52,7 @@ class LaunchFailures:
         Args:
             now: seconds of a clock that does not jump back.
             failures: the reason by type of each recent failed launch.
-            nodes: the type by id of each machine that is there or starting.
+            nodes: the type by id of each machine that runs or is starting.
         """
         for name in {kind for node, kind in nodes.items() if node not in self._nodes}:
             self.failing.pop(name, None)
@@ -105,7 +105,7 @@ def cloud_errors(log: Path) -> dict[str, str]:
 @contextmanager
 def report_launch_failures(
     resources: ResourcesSection,
-    say: Callable[[str], None],
+    show: Callable[[str], None],
     status: Callable[[], tuple[dict[str, str], dict[str, str]]] | None = None,
 ) -> Iterator[None]:
     """Watch the autoscaler of the joined cluster in a thread, and report pools whose machines cannot be started.
@@ -114,7 +114,7 @@ def report_launch_failures(
 
     Args:
         resources: of the study.
-        say: called with each paragraph.
+        show: called with each paragraph.
         status: returns recent failures and machines, see `LaunchFailures.update`; by default Ray's.
     """
     over, ask = threading.Event(), status or autoscaler_status
@@ -124,7 +124,7 @@ def report_launch_failures(
         while not over.wait(POLL_SECONDS):
             try:
                 failures, nodes = ask()
-            except Exception as error:  # noqa: BLE001 - the head may be busy; cells are trained all the same
+            except Exception as error:  # noqa: BLE001 - the head may be busy; cells are still trained
                 if not warned:
                     _LOG.warning("Ray's autoscaler cannot be asked which machines are missing: %s", error)
                 warned = True
@@ -132,7 +132,7 @@ def report_launch_failures(
             now = time.monotonic()
             failures = {n: why for n, why in failures.items() if concerns(n, promise, resources.pool)}
             for name, failing in known.update(now, failures, nodes).items():
-                say(message(name, failing, now, promise, resources.pool))
+                show(message(name, failing, now, promise, resources.pool))
 
     thread = threading.Thread(target=watch, name="launch failures", daemon=True)
     thread.start()

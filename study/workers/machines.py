@@ -77,7 +77,7 @@ class Promised:
 
 
 def promised(path: Path | None = None) -> Promised:
-    """Read the cluster file on the head; without one, nothing is promised.
+    """Read the cluster file on the head; without one, no further machine is expected.
 
     Args:
         path: of the file; by default INTERPLAY_CLUSTER_FILE, else where `ray up` writes it.
@@ -92,7 +92,7 @@ def promised(path: Path | None = None) -> Promised:
 
 
 def machines(live: Collection[Machine], promise: Promised) -> list[Machine]:
-    """Return the live machines of a cluster, and those that the autoscaler may start beside them.
+    """Return the live machines of a cluster, and those that the autoscaler may start in addition.
 
     Types without resources in the file (machines reached by SSH) have live machines only. If the types together allow
     more than the cluster's `max_workers`, the largest come first.

@@ -1,4 +1,4 @@
-"""How a Ray actor was lost: with its machine, or its process alone."""
+"""The cause of the loss of a Ray actor: its machine, or its process alone."""
 
 from enum import Enum
 

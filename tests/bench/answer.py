@@ -29,7 +29,8 @@ COLD_STARTS = 7
 def fit_time() -> Figure:
     """Seconds of a fit of 1,000 rows with 1,000 draws, beside a bootstrap that fits every curve anew in each draw.
 
-    Ours moves the fitted curves within their covariance, which is why it is faster; `--parametric-bootstrap` is like the rival.
+    Interplay draws the curves from the covariance of the fitted ones, which is faster; `--parametric-bootstrap` fits
+    them anew.
     """
     rows = study(1000)
     ours = seconds(rows)

@@ -568,7 +568,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(head):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
-    assert f"job {known} goes on" in out
+    assert f"job {known} continues" in out
     assert "Traceback" not in err
     busy = command("submit", SMALL, *long, "--address", head["address"], **environment(head))
     assert busy.returncode == 2

@@ -254,7 +254,7 @@ def test_a_stopped_run_says_how_to_go_on_word_for_word(command, tmp_path, monkey
     arguments = ["run", "text", *(part for text in ODD for part in ("--set", text)), *results]
     status, out, err = command(*arguments)
     assert (status, err) == (130, "")
-    assert after("go on with: ", out) == ["interplay", *arguments]
+    assert after("resume with: ", out) == ["interplay", *arguments]
 
 
 def test_a_run_without_a_usable_row_says_so_and_ends_with_status_1(command, monkeypatch):

@@ -456,7 +456,7 @@ def test_what_cannot_be_looked_into_is_refused(root):
     check_diagnostics(DIAGNOSTICS, Layout(data_parallel=2, zero=2), recipe)
     model = fresh()
     model.transformer.h[0].register_forward_hook(lambda block, args, out: 0.5 * out)
-    with torch.no_grad(), pytest.raises(InputError, match="this model's are others"):
+    with torch.no_grad(), pytest.raises(InputError, match="this model has others"):
         check_blocks(model, tokens())
 
 

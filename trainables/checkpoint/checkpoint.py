@@ -39,7 +39,7 @@ KEEP = 2
 MARKER = "complete.json"
 #: Version of the format; checkpoints of another version are skipped.
 FORMAT = 2
-#: Errors of a failed load; torch and DeepSpeed have none of their own.
+#: Errors of a failed load; torch and DeepSpeed define no class for them.
 _UNREADABLE = (
     *(OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError, AssertionError, AttributeError),
     *(pickle.UnpicklingError,),

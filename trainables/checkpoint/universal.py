@@ -129,7 +129,7 @@ def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = saved["param_groups"]
     inner = saved.get("optimizer_state_dict")
     if inner is not None:
-        # Stage 3 writes no step beside the parameters.
+        # Stage 3 writes no step with the parameters.
         step = next(iter(inner["state"].values()))["step"]
         for folder in _parameters(target / "zero"):
             torch.save(step, folder / "step.pt")

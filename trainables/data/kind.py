@@ -34,7 +34,7 @@ Kind = TypeVar("Kind", bound="DataKind")
 
 
 class DataKind(BaseModel):
-    """What a cell is trained on. A pure description: making one reads no data."""
+    """The data that a cell is trained on. A pure description: making one reads no data."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -94,7 +94,7 @@ class DataKind(BaseModel):
 
     @abstractmethod
     def identity(self, context: int, base: Path | None) -> dict[str, Any]:
-        """Return everything that shapes the packed data, for its key.
+        """Return everything that affects the packed data, for its key.
 
         Args:
             context: tokens per sequence.
@@ -110,15 +110,15 @@ class DataKind(BaseModel):
         raise NotImplementedError(f"data of kind {self.kind} is not text")
 
     def score(self, context: int) -> "Score | None":
-        """Return what counts correct targets; None where only the loss is measured."""
+        """Return the counter of correct targets; None if only the loss is measured."""
         return None
 
     @abstractmethod
     def describe(self) -> str:
-        """Return what the data is, in words, for a model card."""
+        """Return a description of the data for a model card."""
 
     def describe_ids(self) -> str:
-        """Return what the token ids are, in words, for a model without tokenizer."""
+        """Return a description of the token ids, for a model without tokenizer."""
         raise NotImplementedError(f"data of kind {self.kind} has a tokenizer")
 
 
@@ -222,7 +222,7 @@ class RowData(DataKind):
     Rows are drawn in pieces of fixed size. A hash of a row decides its split, so equal rows are in the same split.
     """
 
-    #: What is too few when a split does not fill, and the fix.
+    #: The error if a split does not fill: what is too few, and the fix.
     too_few: ClassVar[str]
 
     sequences: int = Field(default=40_000, ge=1, description="training sequences generated")
@@ -250,7 +250,7 @@ class RowData(DataKind):
         """Return the packed values per row."""
 
     def row_manifest(self, context: int) -> dict[str, Any]:
-        """Return what the manifest of a store records about its rows beside their length."""
+        """Return the fields of a store's manifest about its rows, apart from their length."""
         return {}
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The base class of synthetic tasks: inputs with targets of their own that follow from the inputs, so the entropy is 0.
+"""The base class of synthetic tasks: inputs and separate targets that follow from the inputs, so the entropy is 0.
 
 A sequence begins with a start token, the last id of the vocabulary. A task of several difficulties has one start token
 per difficulty, the last ids. A sequence shorter than the context is padded in front with start tokens. In a packed row
@@ -22,7 +22,7 @@ UNSCORED = -1
 
 
 class TaskData(RowData):
-    """What all tasks share.
+    """Base of all tasks.
 
     A task of several difficulties is drawn in equal parts of each; the start token names the difficulty.
     """

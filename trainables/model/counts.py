@@ -121,7 +121,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
       micro-batch on.
     - Forward ends with the head: log-softmax, its gradient and that of the logits, all in fp32, take 12 bytes per token
       and symbol. DeepSpeed's loss over a sharded vocabulary keeps the logits, these minus their maximum and their
-      exponentials in fp32, with bf16 logits beside them: 12 or 14.
+      exponentials in fp32, and with bf16 the logits themselves: 12 or 14.
     - Backward begins with all activations (`kept_activations`) and adds the gradients inside a layer,
       (4/tensor_parallel + 2)·d values per token, and with activation checkpointing the layer's own activations.
     - Reduction: the gradients, the bucket they are copied to and the reduced copy; stage 0 copies all.

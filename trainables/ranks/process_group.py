@@ -34,7 +34,7 @@ class RankInfo:
 
 
 class Rendezvous:
-    """An open port of rank 0, reserved before the other ranks learn its number."""
+    """An open port of rank 0, reserved before the other ranks receive its number."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self.address = address

@@ -105,9 +105,9 @@ def train(
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
     notes: list[str] = []
-    engine, stood = _start(cell, layout, store, storage, notes)
+    engine, found = _start(cell, layout, store, storage, notes)
     training = _Training(cell, layout, store, engine, meter, storage, checkpoint_every, report, report_every)
-    training.resume(stood, notes)
+    training.resume(found, notes)
     try:
         if diagnostics:
             training.probe = Probe(diagnostics, engine, cell, layout, store, device())

@@ -20,7 +20,7 @@ from analysis.report.figures.canvas import (
 from analysis.report.figures.figure import Context, Figure, Rows
 from analysis.runs.table import STOPPED
 
-#: Columns of a run table that are measured beside the loss, more being better, and their names in sentences.
+#: Measures other than the loss in a run table, for which more is better, and their names in sentences.
 SCORES = {
     "accuracy": "accuracy",
     "induction_score": "induction score of a head",
@@ -74,7 +74,7 @@ def accuracy_data(fit: Fit, name: str = "accuracy") -> Rows | None:
 
 
 def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
-    """What makes the task harder, and the accuracy against depth of each difficulty.
+    """The key that makes the task harder, and the accuracy against depth of each difficulty.
 
     None if the table has fewer than two difficulties, or the fit was read from a file.
     """

@@ -80,7 +80,7 @@ class DiagnosticsData:
 
     @property
     def caption(self) -> str:
-        """What the panels show."""
+        """The caption of the panels."""
         lines = "One line per depth: the mean over its cells, shaded from the lowest to the highest."
         return " ".join([lines, *(words for name, words in MEANINGS.items() if name in self.names)])
 

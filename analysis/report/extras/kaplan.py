@@ -48,13 +48,13 @@ LAWS = {
 }
 
 
-#: Depths up to which the table has each depth; all are in `fit.json`.
+#: Maximum number of depths in the table; all are in `fit.json`.
 MOST_DEPTHS = 8
-#: Depths beyond which the names of the depths would fill the figure.
+#: Maximum number of depths with a label; more labels would fill the figure.
 MOST_NAMES = 18
 
 
-#: Budgets that are named.
+#: Maximum number of budgets with a label.
 MOST_BUDGETS = 12
 
 
@@ -99,7 +99,7 @@ def figure(context: Context) -> Figure | Absent:
 
 
 def kaplan_caption(data: KaplanData, fit: Fit) -> str:
-    """What the two or three panels show."""
+    """Return the caption of the two or three panels."""
     losses = (
         "Above: losses and curves against N and against all parameters, embeddings included"
         if data.both

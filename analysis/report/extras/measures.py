@@ -30,7 +30,7 @@ def measure_figure(data: MeasureData, key: str) -> Figure:
 
 
 def measure_caption(data: MeasureData) -> str:
-    """What the one or two panels show."""
+    """Return the caption of the one or two panels."""
     needed = (
         " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model of a "
         "value if none does."

@@ -33,7 +33,7 @@ def figure(context: Context) -> Figure | None:
 
 
 def search_caption(search: SearchData) -> str:
-    """What the three panels of a search show."""
+    """Return the caption of the three panels of a search."""
     grid = (
         "The dashed line is the expected half-width of the spec's grid, one seed after the other: the median of "
         "studies simulated from the curves and noise of this study."

@@ -46,9 +46,9 @@ APART = 0.012
 MOST_STEPS = 7
 #: Length of the arrow of a bound, and margin of the frame, as factors.
 LENGTH, MARGIN = 1.35, 1.6
-#: Pairs of depths that have a sentence of their own.
+#: Maximum number of pairs of depths with a sentence.
 MOST_PAIRS = 3
-#: Words for an inconclusive number.
+#: Text for an inconclusive number.
 UNSETTLED = "inconclusive"
 
 

@@ -1,4 +1,4 @@
-"""Figures, table and sentence of how far crossings move when a key is changed.
+"""Figures, table and sentence of the shifts of crossings when a key is changed.
 
 Used for sensitivity runs, other parametrisations and series.
 """
@@ -44,7 +44,7 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class ShiftData:
-    """Where the crossings of neighbouring depths lie at each value of a key.
+    """The crossings of neighbouring depths at each value of a key.
 
     Attributes:
         rows: shallow, deep, condition, params, low, high (NaN if open or unknown), settled (whether the crossing is
@@ -195,10 +195,10 @@ def condition(key: str, value: Value) -> str:
 def factor_phrase(pair: CrossingShift, level: float) -> str:
     """A shift as a factor of N, such as `1.8 times the N (95 %: 1.2 to 2.6)`."""
     interval = factors(pair.shift_interval)
-    told = "no noise estimate" if interval is None else f"{percent(level)}: {ends(interval, 3)}"
+    bounds = "no noise estimate" if interval is None else f"{percent(level)}: {ends(interval, 3)}"
     if pair.shift is None:
-        return f"another N ({told} times; {pair.reason})" if pair.reason else f"another N ({told} times)"
-    return f"{digits(math.exp(pair.shift), 3)} times the N ({told})"
+        return f"another N ({bounds} times; {pair.reason})" if pair.reason else f"another N ({bounds} times)"
+    return f"{digits(math.exp(pair.shift), 3)} times the N ({bounds})"
 
 
 def shift_sentence(studies: Sequence[ChangedStudy]) -> str:

@@ -1,4 +1,4 @@
-"""A figure of a report: its data, its words, and how it becomes SVG and PNG."""
+"""A figure of a report: its data, title and caption, and its rendering as SVG and PNG."""
 
 import io
 import re
@@ -20,7 +20,7 @@ from analysis.runs.table import RunTable
 
 
 class Data(Protocol):
-    """What a figure shows."""
+    """The data of a figure."""
 
     def table(self) -> pd.DataFrame:
         """The numbers, for a CSV."""
@@ -83,7 +83,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class Context:
-    """What the figures of a study are made from.
+    """The input of the figures of a study.
 
     Attributes:
         runs: the run table.

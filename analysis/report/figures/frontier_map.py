@@ -24,7 +24,7 @@ from analysis.report.figures.figure import Absent, Context, Figure
 from analysis.report.figures.frames import LINE, concat, drawn_law, evidence_of, stack
 
 NAME, TITLE = "frontier", "What a wrong shape costs"
-#: Shapes with another depth at their N that a map needs, and half of all.
+#: A map needs this many shapes, and half of all, with another depth at their N.
 LEAST_SHAPES = 4
 #: Steps in width of one depth.
 MAP_STEPS = 40
@@ -32,7 +32,7 @@ MAP_STEPS = 40
 FINE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 COARSE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 MAX_CLASSES = 8
-#: Measured shapes up to which each has its number written in the map.
+#: Maximum number of measured shapes whose excess loss is written into the map.
 MAX_NUMBERS = 48
 
 
@@ -147,7 +147,7 @@ def draw_frontier(data: FrontierData) -> Canvas:
     lost = [int(depth) for depth in data.diverged["depth"]]
     first, last = min([*depths, *lost]), max([*depths, *lost])
     axes.set_xlim(min(edges[depths[0]][0], first / 1.15), max(edges[depths[-1]][1], last * 1.15))
-    # After the limits: shapes of one width have no range of their own for a log axis.
+    # After the limits: shapes of a single width span no range on a log axis.
     axes.set_xscale("log")
     axes.set_yscale("log")
     lost_shapes = set(zip(data.diverged["depth"], data.diverged["width"], strict=True))

@@ -22,7 +22,7 @@ NAME, TITLE = "gaps", "Where the deeper model takes the lead"
 MAX_PANELS = 9
 #: Dashes of the line of a clear lead.
 LEAD = (0, (4, 2, 1, 2))
-#: Status of a crossing -> words in its panel.
+#: Status of a crossing -> text in its panel.
 STATUS = {
     "ambiguous": "inconclusive",
     "left_censored": "deeper leads everywhere",
@@ -151,7 +151,7 @@ def draw_gaps(data: GapData) -> Canvas:
     for axes in flat[count:]:
         axes.set_visible(False)
     for index, axes in enumerate(flat[:count]):
-        # After all are drawn: they share one axis of N.
+        # After all panels are drawn, because they share one axis of N.
         size_axis(axes, small=True)
         if index + columns >= count:
             axes.tick_params(labelbottom=True)

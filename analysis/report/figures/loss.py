@@ -19,7 +19,7 @@ from analysis.report.figures.canvas import (
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import LINE, by_depth, concat, evidence_of, shape_points, stack
 
-#: Family of curves -> words.
+#: Family of curves -> text.
 FAMILIES = {
     "power": "power laws with an offset and one exponent for all depths",
     "power-own": "power laws with an offset and an exponent for each depth",

@@ -43,7 +43,7 @@ def heat(count: int) -> list[str]:
 def on(colour: str) -> str:
     """Black or white, whichever can be read on `colour` (relative luminance as in WCAG 2).
 
-    The white is not quite pure: that stands for the paper, which is dark in the dark edition.
+    The white is not quite pure, because pure white is the paper, which is dark in the dark edition.
     """
     channels = [
         value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in to_rgb(colour)
@@ -84,5 +84,5 @@ def variables(depths: int, budgets: int) -> dict[str, tuple[str, str]]:
 
 
 def of_values(count: int) -> dict[str, tuple[str, str]]:
-    """CSS name -> (light, dark) of the values that lines stand for."""
+    """CSS name -> (light, dark) of the values, one colour per line."""
     return {f"value-{index}": pair for index, pair in enumerate(sequence(count))}

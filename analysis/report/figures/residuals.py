@@ -15,13 +15,13 @@ from analysis.report.figures.canvas import WIDTH, Axes
 from analysis.report.figures.figure import Absent, Context, Figure
 
 NAME, TITLE = "residuals", "Residuals of the law, and its slope without each crossing"
-#: Crossings that residuals about a line of two parameters need.
+#: Least number of crossings for residuals about a line of two parameters.
 LEAST_RESIDUALS = 3
 
 
 @dataclass(frozen=True)
 class ResidualData:
-    """How far each crossing lies from the law, and what the law is without it.
+    """The distance of each crossing from the law, and the law without that crossing.
 
     Attributes:
         rows: shallow, deep, residual of ln d, low, high (the crossing's interval less the law, NaN where open), then

@@ -96,7 +96,7 @@ def rivals_data(fit: Fit) -> RivalsData | None:
 
 
 def draw_rivals(data: RivalsData) -> Canvas:
-    """Draw best depth against N by each law, the interval of ours, the measured depths, and the measured range."""
+    """Draw best depth against N by each law, the law's interval, the measured depths, and the measured range."""
     canvas, axes = new_canvas(4.6)
     axes.set_yscale("log")
     axes.axvspan(*data.measured, color=palette.MUTED, alpha=0.16, linewidth=0)

@@ -29,7 +29,7 @@ from analysis.runs.table import STOPPED, RunTable
 
 @dataclass(frozen=True)
 class HealthData:
-    """The outcome of every row.
+    """The outcomes of all rows.
 
     Attributes:
         status: depth, outcome (used, forecast, a status, or left out), count.

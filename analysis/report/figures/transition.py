@@ -21,7 +21,7 @@ from analysis.report.figures.frames import LINE, drawn_law, stack, width_interva
 NAME, TITLE = "transition", "The width at which a deeper model pays off"
 #: Dashes of the published law and of the power law.
 PUBLISHED, POWER = (0, (5, 3)), (0, (1, 1.4))
-#: Pairs with words beside their mark; more would overlap.
+#: Maximum number of pairs with a label beside their mark; more would overlap.
 MAX_NOTES = 7
 #: Shares of the frame beyond which words to the right of a point, or below it, would leave it.
 NEAR_RIGHT, NEAR_FOOT = 0.68, 0.12
@@ -116,7 +116,7 @@ def draw_transition(data: TransitionData, colours: Mapping[int, str]) -> Canvas:
     if "power" in line:
         style = {"color": palette.LAWS["power"][0], "linestyle": POWER, "linewidth": 1.9}
         axes.plot(line["depth"], line["power"], label="power law", **style)
-    # Before the words, whose place depends on the distance to the frame.
+    # Before the labels, whose place depends on the distance to the frame.
     axes.set_xlim(near, edge)
     axes.set_ylim(bottom, top)
     notes = len(data.points) <= MAX_NOTES

@@ -1,4 +1,4 @@
-"""The sampler `crossing`: single cells, chosen for what they say about where depths cross."""
+"""The sampler `crossing`: single cells, chosen for their information about the crossings."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -43,7 +43,7 @@ class StopWhenSection(Section):
 
     @property
     def objective(self) -> ObjectiveName:
-        """What is estimated."""
+        """The estimated quantity."""
         return next(objective for objective, key in HALFWIDTHS.items() if getattr(self, key) is not None)
 
     @property
@@ -126,7 +126,7 @@ class Crossing(Sampler):
 
     @property
     def objective_name(self) -> ObjectiveName:
-        """What the search estimates: its own objective, else that of `stop_when`, else the projected depth."""
+        """The quantity that the search estimates: `objective`, else that of `stop_when`, else the projected depth."""
         return self.objective or (self.stop_when.objective if self.stop_when else "depth")
 
     @property
@@ -240,7 +240,7 @@ class Crossing(Sampler):
             )
 
     def plan_json(self) -> dict[str, Any]:
-        """What ends the search, as keys of the plan's JSON."""
+        """The limits of the search, as keys of the plan's JSON."""
         return {
             "candidates": None,
             "stop_when": self.stop_when.words if self.stop_when else None,
@@ -265,7 +265,7 @@ class Crossing(Sampler):
         return float(plan.cell_count * plan.planner.recipe.tokens)
 
     def plan_notes(self, plan: Plan) -> list[str]:
-        """Return what the search chooses from, and what ends it."""
+        """Return the number of cells to choose from, and the limits of the search."""
         listed = {planned.cell.shape for planned in plan.cells}
         added = {planned.cell.shape for planned in plan.more} - listed
         seeds = len({planned.cell.seed for planned in plan.pool})

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Candidates(Sampler):
-    """Train as many candidates per budget as asked, chosen by a sampler of Optuna."""
+    """Train `candidates` candidates per budget, chosen by a sampler of Optuna."""
 
     candidates: int = Field(
         ge=1,
@@ -35,7 +35,7 @@ class Candidates(Sampler):
 
     @property
     def candidates_per_budget(self) -> int:
-        """How many candidates of each budget are trained."""
+        """Number of candidates of each budget that are trained."""
         return self.candidates
 
     def optuna_sampler(self, seed: int, startup: int) -> "BaseSampler":

@@ -265,7 +265,7 @@ def test_the_page_says_what_is_beyond_use(page, study, found):
     shapes, note = shapes.split("The depth L that solves", 1)
     assert shapes.count("far outside") == len(far)
     assert shapes.count("n/a") == beyond
-    assert "n/a: the law asks for more layers" in note
+    assert "n/a: by the law the model would have more layers" in note
     assert "more than 100 times the largest N" in note
 
 

@@ -48,7 +48,7 @@ def test_a_paragraph_comes_before_the_table(command, models):
         "32 layers of width 4,096",
         "too shallow",
         "22 layers too few (L/L* = 0.59)",
-        "best depth for this N is 54.3 (95 % interval 53.0 – 55.7)",
+        "best depth for this N is 54.3 (95 % interval 53–56)",
         "above the 3.19e8 ± 3 %",
         "54 × 3,153",
         "extrapolation",
@@ -120,7 +120,7 @@ def test_a_wide_error_is_an_interval_and_not_a_percentage(command, tmp_path, reg
     assert f" {said} " in words
     assert "as a 95 % interval" in words
     assert "±" not in words
-    assert ("slope cannot be told from zero: no upper limit" in words) == (region[0][1] <= 0)
+    assert ("slope of the law is compatible with zero" in words) == (region[0][1] <= 0)
 
 
 def test_a_fit_without_a_law_is_refused_with_a_way_out(command, tmp_path):
@@ -206,7 +206,7 @@ def test_a_recommendation_says_which_error_it_quotes(command):
     status, out, _ = command("recommend", "--law", "levine2020", "--params", "1.7395e11")
     assert status == 0
     assert "at fixed N" in out
-    assert "1.64e11 ±15%" in out
+    assert "164 billion ±15%" in out
     assert "outside" in out
     inside = command("recommend", "--law", "levine2020", "--params", "2e8")[1]
     assert "inside" in inside

@@ -176,9 +176,9 @@ def test_a_plan_of_one_depth_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--assume", "noise=0.1"], "--assume only goes with --power"),
-        (["--from", "fit.json", "--studies", "20"], "--from and --studies only goes with --power"),
-        (["--power", "--cell", "x"], "take one of them out"),
+        (["--assume", "noise=0.1"], "--assume needs --power"),
+        (["--from", "fit.json", "--studies", "20"], "--from and --studies need --power"),
+        (["--power", "--cell", "x"], "remove one of them"),
         (["--power", "--studies", "1"], "simulate between 5 and 10000"),
         (["--power", "--from", "absent.json"], "absent.json cannot be read"),
         (["--power", "--assume", "noize=0.1"], "did you mean `noise`?"),

@@ -215,7 +215,7 @@ def test_degrees_of_the_spec_are_taken() -> None:
     assert choice.layout == Layout(
         tensor_parallel=2, data_parallel=4, zero=2, micro_batch=8, shard_vocabulary=True
     )
-    assert choice.flags[0] == "tensor parallel 2 x data parallel 4, as `resources` says"
+    assert choice.flags[0] == "tensor parallel 2 x data parallel 4, set in `resources`"
     assert "batch in 2 pieces of 8 in each of 4 groups" in choice.flags
 
 

@@ -253,8 +253,8 @@ def flip(path):
     [
         ("model.safetensors", lambda path: os.truncate(path, 100), "has 100 bytes and was written with"),
         ("model.safetensors", lambda path: path.unlink(), "cannot be read (No such file or directory)"),
-        ("model.safetensors", flip, "does not hold what was written"),
-        ("config.json", flip, "does not hold what was written"),
+        ("model.safetensors", flip, "differs from what was written"),
+        ("config.json", flip, "differs from what was written"),
     ],
     ids=["cut", "removed", "flipped", "config"],
 )

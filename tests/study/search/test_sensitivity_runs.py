@@ -183,4 +183,4 @@ def test_a_real_study_ends_with_its_sensitivity_runs_and_does_them_once(tmp_path
     assert (shift["shallow"], shift["deep"], shift["runs"]) == (1, 2, 4)
     assert shift["shift_interval"] is None, "one seed of two sizes has no noise estimate"
     assert fit["rows"]["used"] == 4
-    assert "nothing to train: all 8 rows are there" in run()
+    assert "nothing to train: all 8 cells are done" in run()

@@ -77,12 +77,12 @@ def test_a_tensor_parallel_group_on_two_machines_is_refused():
         ([ended(), ended()], None),
         ([ended(CLOSED), ended(OSError("gone"))], "rank 1 of 2 (host host-a, pid 101) failed: OSError: gone"),
         ([ended(TOLD), ended(OSError("gone"))], "rank 1 of 2 (host host-a, pid 101) failed: OSError: gone"),
-        ([ended(TOLD), Future()], "rank 0 of 2 (host host-a, pid 100) heard of a failure of rank 1: OSError: gone"),
+        ([ended(TOLD), Future()], "rank 0 of 2 (host host-a, pid 100) reported the failure of rank 1: OSError: gone"),
         ([ended(LATE), Future()], "rank 1 of 2 (host host-a, pid 101) hung: the other ranks waited 8 s"),
         ([Future(), ended(LATE)], "rank 0 of 2 (host host-a, pid 100) hung: the other ranks waited 8 s"),
         ([ended(), Future()], "rank 1 of 2 (host host-a, pid 101) hung: the other ranks waited 8 s"),
         ([ended(CLOSED), ended(CLOSED)], "rank 0 of 2 (host host-a, pid 100) lost the connection to the others"),
-        ([ended(CLOSED), ended(InputError("bad."))], "bad. (Said by rank 1 of 2 (host host-a, pid 101).)"),
+        ([ended(CLOSED), ended(InputError("bad."))], "bad. (Reported by rank 1 of 2 (host host-a, pid 101).)"),
         ([ended(InputError("bad.")), ended(InputError("bad."))], "bad."),
     ],
 )  # fmt: skip
@@ -378,7 +378,7 @@ def test_a_lost_rank_is_named_and_its_cell_goes_on_from_its_checkpoint(session, 
         assert 0 < result.resumed_from <= STEPS // 2, "the work before the loss is not done again"
         assert_matches(reason, said)
     assert [what for what, _ in listener.reasons[refused]] == ["failed"], "input errors are not tried again"
-    assert_matches(r"the folder is not there\. \(Said by rank 1 of 2 \(host .*, pid \d+\)\.\)",
+    assert_matches(r"the folder is not there\. \(Reported by rank 1 of 2 \(host .*, pid \d+\)\.\)",
                    listener.reasons[refused][0][1])  # fmt: skip
     after = listener.results[refused + 1].loss
     assert after == pytest.approx(loss(root, cells[refused + 1]), rel=2e-6), (

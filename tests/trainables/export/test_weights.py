@@ -298,7 +298,7 @@ def test_the_record_tells_any_change_of_any_file(root, corpus, tmp_path):
         whole = path.read_bytes()
         assert (written.bytes, written.sha256) == (len(whole), hashlib.sha256(whole).hexdigest())
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        assert damage(folder, record).startswith(f"{path} does not hold")
+        assert damage(folder, record).startswith(f"{path} differs from")
         path.write_bytes(whole[:-1])
         assert f"has {len(whole) - 1:,} bytes" in damage(folder, record)
         path.unlink()

@@ -90,7 +90,7 @@ def recipe(**changes):
 
 def test_the_built_in_families_are_found():
     assert {"analysed", "gpt2", "tiny_llama"} <= set(family_names())
-    with pytest.raises(InputError, match=r"`network: gpt3`.*choose among analysed, gpt2"):
+    with pytest.raises(InputError, match=r"`training.network`.*allowed: analysed, gpt2.*did you mean"):
         family("gpt3")
 
 

@@ -154,7 +154,7 @@ def test_only_what_is_a_plain_gpt2_keeps_its_weights(tmp_path):
     [
         ({"residual": "admin", "parametrisation": "mup"}, "`parametrisation: mup` and `residual: admin`"),
         ({"residual": "sqrt", "network": "analysed"}, "has no `residual: sqrt`"),
-        ({"parametrisation": "mup", "network": "analysed"}, "`parametrisation: mup` exclude"),
+        ({"parametrisation": "mup", "network": "analysed"}, "`network: analysed` and `parametrisation: mup`"),
         ({"network": "analysed", "dropout": 0.1}, "no dropout"),
     ],
 )

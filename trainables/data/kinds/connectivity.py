@@ -18,7 +18,7 @@ Diameter = Annotated[int, Field(ge=1, le=1000)]
 
 @register
 class ConnectivityData(TaskData):
-    """Which vertices of a graph are connected, answered by the smallest name in their component.
+    """Connected components: the target of a vertex is the smallest name in its component.
 
     Graph connectivity as in Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268), where a model of m·H = O(D^{1-ε}) needs
     a depth of order log D for components of diameter D. A graph is cycles of one length: 2D + 1 vertices, or 2D where

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainables.data.sources.grammar import Grammar
     from trainables.data.sources.random_rows import Symbols
 
-#: What symbols are written as where a hierarchy is a part of a mixture.
+#: The characters of the symbols if a hierarchy is part of a mixture.
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 

@@ -19,7 +19,7 @@ class HopsData(TaskData):
     """k-hop induction heads: k lookups, each to the token after the last earlier occurrence of the present one.
 
     Sanford, Hsu and Telgarsky 2024 (arXiv 2402.09268): find(i) is the largest j <= i with X_{j-1} = X_i, and the
-    target at i is the token at find^k(i), or a symbol of its own if there is none. No token follows itself. The last
+    target at i is the token at find^k(i), or a special symbol if there is none. No token follows itself. The last
     half of the positions is scored. As in the paper one model may learn several k at once, which is far faster than
     learning the largest alone, because the solution for few hops is the beginning of the solution for many.
     """

@@ -12,8 +12,8 @@ from trainables.data.sources.source import Source, Stretch
 from trainables.errors import DataError
 from trainables.storage.disk import FULL
 
-#: Seconds that the hub may take to answer whether a data set exists. It is asked first, because `datasets` 5.2 retries
-#: for 23 s and more before it reports that there is no network.
+#: Seconds that the hub may take to answer whether a data set exists. This check comes first, because `datasets` 5.2
+#: retries for 23 s and more before it reports that there is no network.
 TIMEOUT = 8.0
 #: Rows converted at a time.
 ROWS = 256

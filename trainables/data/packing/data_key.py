@@ -1,4 +1,4 @@
-"""The identity of packed data: a hash of its content and of everything that shapes it, without packing anything."""
+"""The identity of packed data: a hash of its content and of everything that affects it, without packing anything."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ DATA_VERSION = 1
 
 
 def data_key(data: DataKind, context: int, base: Path = Path()) -> str:
-    """Return sixteen hex digits: the same content packed the same way has the same key, wherever it is stored.
+    """Return sixteen hex digits: the same content packed the same way has the same key, independent of its location.
 
     Files are hashed (streamed, and once per process while they do not change). A hub data set is identified by its
     name, configuration, split, revision and field, without network: name a revision to fix its content.

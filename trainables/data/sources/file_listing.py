@@ -32,7 +32,7 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
     The order depends on the names inside a folder and not on where the folder is. A duplicate is left out.
 
     Raises:
-        DataError: a path does not exist (near misses are named), or nothing usable is there.
+        DataError: a path does not exist (near misses are named), or it has no usable file.
     """
     found: dict[Path, ListedFile] = {}
     for name in paths:

@@ -13,7 +13,7 @@ Symbols = NDArray[np.int64]
 
 #: Rows generated at a time. The rows depend on it: a change needs a new `data_key.DATA_VERSION`.
 ROWS_AT_A_TIME = 8192
-#: Give up on a split after drawing this many times the expected number of rows.
+#: Raise an error for a split after drawing this many times the expected number of rows.
 PATIENCE = 20
 
 

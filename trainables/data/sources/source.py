@@ -1,4 +1,4 @@
-"""What every source of text gives to the packer."""
+"""The interface of a source of text for the packer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

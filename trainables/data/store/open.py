@@ -33,7 +33,7 @@ def open_store(
 
     Safe when several processes open it at the same time: one packs, the others wait. A process killed while packing
     leaves nothing that could be mistaken for a store. Where `root` is a URI, a store is published there whole or not at
-    all, and each machine reads a copy of its own (see `trainables.data.store.remote_store`).
+    all, and each machine reads its own copy (see `trainables.data.store.remote_store`).
 
     Args:
         data: the data.

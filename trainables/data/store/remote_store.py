@@ -45,7 +45,7 @@ ADVICE = "set INTERPLAY_CACHE to a folder on another disk"
 
 
 class _DamagedError(Exception):
-    """What is published is not what its manifest describes."""
+    """The published store differs from its manifest."""
 
 
 def cache_folder() -> Path:

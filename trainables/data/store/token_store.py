@@ -19,7 +19,7 @@ from trainables.data.sources.hashing import file_sha256, unreadable
 Tokens = NDArray[Any]
 
 _LOG = logging.getLogger(__name__)
-#: Files of a store beside its manifest, by the name under which the manifest has their SHA-256.
+#: Files of a store other than its manifest, by the name under which the manifest has their SHA-256.
 FILES = {"train": "train.bin", "validation": "validation.bin", "tokenizer": "tokenizer.json"}
 
 

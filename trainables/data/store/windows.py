@@ -1,4 +1,4 @@
-"""How many windows of a context a split holds."""
+"""Number of windows of a context in a split."""
 
 from collections.abc import Mapping
 from pathlib import Path

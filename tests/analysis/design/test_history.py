@@ -121,16 +121,16 @@ def test_the_table_of_the_figure_has_cells_steps_and_grid(data):
 def test_the_sentence_compares_the_search_with_the_grid(data):
     text = search_sentence(data, "the certainty asked for was reached.")
     spent = data.cells["flops"].iloc[-1]
-    assert text.startswith(f"The search trained 63 cells for {spent / 1e12:.1f}e12 training FLOPs")
+    assert text.startswith(f"The search trained 63 cells for {spent / 1e12:.0f}e12 training FLOPs")
     assert ". The certainty asked for was reached." in text
     # The grid is compared at the half-width asked for, although the search reached a narrower one.
     assert data.steps["halfwidth"].iloc[-1] < data.stop_when == 0.3
     seeds = data.grid[data.grid["halfwidth"] <= 0.3]["seeds"].iloc[0]
     assert f"is expected to need {seeds} seed" in text
-    assert "for the 0.30 asked for" in text
+    assert "the target of 0.30" in text
     own = search_sentence(replace(data, stop_when=None), "")
     seeds = data.grid[data.grid["halfwidth"] <= data.steps["halfwidth"].iloc[-1]]["seeds"].iloc[0]
-    assert f"is expected to need {seeds} seeds for that" in own
+    assert f"is expected to need {seeds} seeds for that, " in own
 
 
 def test_a_search_without_an_estimate():

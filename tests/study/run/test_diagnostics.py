@@ -57,7 +57,7 @@ def test_a_spec_names_diagnostics_and_its_cells_stay_the_same_cells(plan):
             "set tensor_parallel to 1",
         ),
         (["diagnostics=[rank]", "resources.zero=3"], "ZeRO stage 3"),
-        (["diagnostics=[gradients]", "resources.zero=3"], "diagnostics (gradients) look into whole layers"),
+        (["diagnostics=[gradients]", "resources.zero=3"], "diagnostics (gradients) need whole layers"),
     ],
 )
 def test_diagnostics_that_cannot_be_had_are_refused_before_anything_starts(overrides, words):

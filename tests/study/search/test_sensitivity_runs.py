@@ -150,7 +150,7 @@ def test_sensitivity_runs_wait_while_a_cell_of_the_search_runs(spec, plan):
         ({"sensitivity": {"lr_factors": [0.5, 0.5]}}, "0.5 more than once"),
         ({"sensitivity": {"lr_factors": [1, 2]}}, "has 1, which is the study itself"),
         ({"sensitivity": {"factors": [2]}}, "factors"),
-        ({"sensitivity": {}, "search": {"lr_factors": [0.5, 1]}}, "tries 2 of every shape already"),
+        ({"sensitivity": {}, "search": {"lr_factors": [0.5, 1]}}, "already has 2 per shape"),
     ],
 )
 def test_sensitivity_runs_that_make_no_sense_are_refused(spec, change, words):

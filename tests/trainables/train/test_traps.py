@@ -341,5 +341,5 @@ def test_library_defect_more_shards_than_ranks_is_an_assertion_without_a_word(tm
     assert str(error.value) == ""
     data = HierarchyData(levels=3, sequences=100, validation_sequences=8)
     cell = Cell(shape=SHAPE, recipe=recipe(), data=data, data_key=data_key(data, CONTEXT), lr=0.01, seed=0)
-    with pytest.raises(InputError, match=r"2 ranks \(tensor_parallel 2 x data_parallel 1\), and 1 were"):
+    with pytest.raises(InputError, match=r"2 ranks \(tensor_parallel 2 x data_parallel 1\), but 1 were"):
         train(cell, data_root=Path(tmp_path), layout=TENSOR)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -424,10 +425,10 @@ def test_closing_a_tunnel_ends_all_its_processes(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory):
+def head():
     """A Ray head with token authentication, on ports of its own; return what a client needs."""
-    # Ray's sockets have paths of at most 107 characters.
-    folder = Path(tmp_path_factory.mktemp("r", numbered=True))
+    # Paths of Ray's sockets have at most 107 characters, and pytest's folders are longer in a parallel run.
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
     token = folder / "token"
     token.touch(0o600)
     token.write_text("5" * 64)
@@ -466,6 +467,7 @@ def head(tmp_path_factory):
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     log.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 TINY = ("--set", "training.steps=20", "--set", "frontier.depths=[1]", "--set", "training.seeds=1")

@@ -150,7 +150,7 @@ def test_the_report_opens_in_a_browser(folder):
             [chromium, *flags, f"--user-data-dir={profile}", "--dump-dom", page],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
-    assert "overtakes" in done.stdout
+    assert "overtake" in done.stdout
     assert done.stdout.count("<svg") >= 5
     assert "http://" not in done.stdout.replace("http://www.w3.org", ""), (
         "the page asks the network for nothing"

@@ -113,7 +113,7 @@ def plan(
         typer.Option(
             "--assume",
             metavar="NAME=VALUE",
-            help="with --power: a, b, noise, slope, exponent, shared, lack or loss",
+            help="with --power: a, b, noise, slope, exponent, shared, misfit_sd or loss",
         ),
     ] = None,
     pilot: Annotated[

@@ -99,8 +99,8 @@ def rows_in_order(runs: RunTable) -> pd.DataFrame | None:
     if "order" not in frame.columns:
         return None
     sound = frame["order"].notna() & frame[["depth", "width", "params", "seed"]].notna().all(axis=1)
-    if "arm" in frame.columns:
-        sound &= frame["arm"] == ""
+    if "purpose" in frame.columns:
+        sound &= frame["purpose"] == ""
     rows = frame[sound].sort_values("order", kind="stable")
     tokens = rows["tokens"].to_numpy(dtype=float)
     flops = _FLOPS * rows["params"].to_numpy(dtype=float) * np.where(np.isfinite(tokens), tokens, 0.0)

@@ -29,8 +29,8 @@ class Truth:
         slope: slope of the gap of neighbours at their crossing, nats per e-fold of N.
         noise: standard deviation of one seed over the loss.
         shared: ρ, share of the variance common to the shapes of one seed.
-        lack: standard deviation of the shapes about the curves, nats. It is common to all seeds of a shape, so more
-            seeds do not average it out; whole widths and learning rates by a rule cause such deviations.
+        misfit_sd: standard deviation of the shapes about the curves, nats. It is common to all seeds of a shape, so
+            more seeds do not average it out; whole widths and learning rates by a rule cause such deviations.
     """
 
     a: float
@@ -42,7 +42,7 @@ class Truth:
     slope: float = 0.04
     noise: float = 0.005
     shared: float = 0.3
-    lack: float = 0.0
+    misfit_sd: float = 0.0
 
     def crossing(self, depth: int) -> float:
         """Return N at which the next deeper depth overtakes `depth`."""
@@ -87,7 +87,7 @@ def simulate(
     """
     common = generator.standard_normal(seeds)
     own = generator.standard_normal((len(shapes), seeds))
-    misfit = generator.standard_normal(len(shapes)) if truth.lack else np.zeros(len(shapes))
+    misfit = generator.standard_normal(len(shapes)) if truth.misfit_sd else np.zeros(len(shapes))
     return _rows(truth, shapes, common, own, misfit)
 
 
@@ -124,12 +124,12 @@ def _rows(
     mean = np.empty(len(shapes))
     for value in set(depth.tolist()):
         mean[depth == value] = truth.loss(value, params[depth == value])
-    mean = mean + truth.lack * misfit
+    mean = mean + truth.misfit_sd * misfit
     if mean.min() <= 0:
         worst = int(mean.argmin())
         raise InputError(
             f"The assumed truth gives {depth[worst]} layers of width {width[worst]} (N = {params[worst]:.3g}) a loss "
-            f"of {mean[worst]:.3g} nats, and a loss is positive. Assume a larger loss, or a smaller slope or lack."
+            f"of {mean[worst]:.3g} nats, and a loss is positive. Assume a larger loss, or a smaller slope or misfit_sd."
         )
     noise = math.sqrt(truth.shared) * common + math.sqrt(1 - truth.shared) * own
     losses = mean[:, None] * (1 + truth.noise * noise)

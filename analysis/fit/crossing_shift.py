@@ -10,8 +10,8 @@ There are two estimates:
   two intervals (MOVER, Zou and Donner 2008, Statistics in Medicine 27, 1693). It assumes independent studies. Shared
   seeds and data order make the true error smaller.
 
-Sensitivity runs (rows with a value in the column `arm`) enter nothing else: the lowest loss over several learning rates
-would be taken for the loss of the shape.
+Sensitivity runs (rows with a value in the column `purpose`) enter nothing else: the lowest loss over several learning
+rates would be taken for the loss of the shape.
 """
 
 import math
@@ -31,8 +31,8 @@ from analysis.law.crossings import Crossing, Gap, gap_of, roots
 from analysis.law.threshold import ThresholdFit
 from analysis.runs.table import RunTable
 
-#: Value of the column `arm` for a sensitivity run; empty in the main study.
-ARM = "sensitivity"
+#: Value of the column `purpose` of a sensitivity run; empty in the main study.
+SENSITIVITY = "sensitivity"
 #: `ChangedStudy.key` of sensitivity runs.
 LEARNING_RATE = "learning rate"
 #: Variance of a difference of two independent runs over that of one: assumed (and too large) if no shape has two seeds.
@@ -218,9 +218,9 @@ def difference(
 def split_sensitivity_runs(runs: RunTable) -> tuple[RunTable, RunTable | None]:
     """Split into the main study, which lists sensitivity runs as left out, and the sensitivity runs, if any."""
     frame = runs.frame
-    if "arm" not in frame.columns or not (frame["arm"] != "").any():
+    if "purpose" not in frame.columns or not (frame["purpose"] != "").any():
         return runs, None
-    rows = frame.index[frame["arm"] != ""]
+    rows = frame.index[frame["purpose"] != ""]
     usable = runs.used.index.intersection(rows)
     reason = "a sensitivity run: trained at another learning rate on purpose, so it enters no crossing"
     out = [

@@ -22,9 +22,9 @@ OPTIONAL_NUMBERS = ("vocabulary", "context")
 #: only with it; rows of another status ignore it.
 FORECAST_ERROR = "loss_se"
 #: Columns that are read as text when present. `protocol` is a digest of what compared rows must share: data, recipe and
-#: the rule of the learning rate. `arm` is empty for a row of the study itself; otherwise it is the purpose of the row
-#: (`analysis.fit.crossing_shift`).
-OPTIONAL_TEXT = ("protocol", "arm")
+#: the rule of the learning rate. `purpose` is empty for a row of the study itself, or says why else it was
+#: trained (`analysis.fit.crossing_shift`).
+OPTIONAL_TEXT = ("protocol", "purpose")
 #: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
 _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, FORECAST_ERROR, *OPTIONAL_TEXT)

@@ -123,8 +123,8 @@ def _row(run: Any) -> tuple[Record | None, str | None]:
         row[FORECAST_ERROR] = metrics.get(FORECAST_ERROR)
     row |= {name: tags.get(f"interplay.{name}", "") for name in ("cell", "reason", "protocol")}
     row |= {"status": status, "run": run.info.run_id}
-    if arm := tags.get("interplay.arm"):
-        row["arm"] = arm
+    if purpose := tags.get("interplay.purpose"):
+        row["purpose"] = purpose
     return row, None
 
 

@@ -50,7 +50,7 @@ MEANINGS = {
     "slope": ("of gaps, nats per e-fold of N", 1e-9, 100.0),
     "exponent": ("α of E + A·N^-α", 1e-3, 3.0),
     "shared": ("share of noise by the seed", 0.0, 0.99),
-    "lack": ("sd of shapes off curves, nats", 0.0, 100.0),
+    "misfit_sd": ("sd of shapes off curves, nats", 0.0, 100.0),
     "loss": ("nats at the middle size", 1e-9, 1e6),
 }
 DEFAULT = "default"
@@ -234,7 +234,7 @@ def assumed(
         "slope": (DEFAULT_SLOPE, missing),
         "exponent": (plain.exponent, missing),
         "shared": (plain.shared, missing),
-        "lack": (plain.lack, missing),
+        "misfit_sd": (plain.misfit_sd, missing),
         "loss": loss,
     }
     values = defaults | from_pilot | {name: (value, "given") for name, value in given.items()}
@@ -289,7 +289,7 @@ def _from_pilot(fit: "Fit") -> tuple[dict[str, tuple[float, str]], str]:
         # A straight line in ln N is the limit of an exponent of zero.
         found["exponent"] = (max(exponents[len(exponents) // 2], 0.01), "pilot: curves")
     if fit.curves.get("lack_of_fit") is not None:
-        found["lack"] = (fit.curves["lack_of_fit"], "pilot: lack of fit")
+        found["misfit_sd"] = (fit.curves["lack_of_fit"], "pilot: lack of fit")
     slopes = _slopes(fit, found["exponent"][0] if exponents else Truth(0.0, 0.0, ()).exponent)
     if slopes:
         found["slope"] = (slopes[len(slopes) // 2], f"pilot: middle of {len(slopes)} gaps")
@@ -353,10 +353,10 @@ def _notes(plan: Plan, truth: Truth, assumptions: Sequence[Assumption]) -> list[
             f"Each shape has {rates} learning rates; it counts here once, at the best of them, without the noise that "
             "choosing the best adds."
         )
-    if any(item.name == "lack" and item.source.startswith(DEFAULT) for item in assumptions):
+    if any(item.name == "misfit_sd" and item.source.startswith(DEFAULT) for item in assumptions):
         notes.append(
-            "Shapes are assumed to lie on smooth curves. If they do not (--assume lack=NATS), more seeds help less "
-            "than shown."
+            "Shapes are assumed to lie on smooth curves. If they do not (--assume misfit_sd=NATS), more seeds help "
+            "less than shown."
         )
     if len(truth.depths) == 2:
         notes.append("Two depths have one crossing, and a law needs two crossings.")

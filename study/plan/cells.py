@@ -32,7 +32,7 @@ class PlannedCell:
     """Price for all ranks, in the currency of `resources.price_per_hour`; None without a price."""
     flags: tuple[str, ...]
     """Warnings about the shape and reasons for its layout."""
-    arm: str = ""
+    purpose: str = ""
     """Purpose of a cell outside the main study, such as `sensitivity`; empty for a cell of the main study."""
 
     @property

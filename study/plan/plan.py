@@ -66,7 +66,7 @@ class Plan:
     @cached_property
     def main(self) -> tuple[PlannedCell, ...]:
         """The cells of the pool without sensitivity runs."""
-        return tuple(planned for planned in self.pool if not planned.arm)
+        return tuple(planned for planned in self.pool if not planned.purpose)
 
     @cached_property
     def _by_key(self) -> Mapping[str, PlannedCell]:
@@ -77,7 +77,7 @@ class Plan:
         return self._by_key.get(key)
 
     def planned_for(
-        self, shape: Shape, budget: float, lr_factor: float, seed: int, arm: str = ""
+        self, shape: Shape, budget: float, lr_factor: float, seed: int, purpose: str = ""
     ) -> PlannedCell:
         """Plan a cell that need not be listed.
 
@@ -86,12 +86,12 @@ class Plan:
             budget: the budget it counts for.
             lr_factor: multiple of the rule's learning rate.
             seed: of the cell.
-            arm: see `PlannedCell.arm`.
+            purpose: see `PlannedCell.purpose`.
 
         Raises:
             SpecError: the learning-rate rule has no rate for the shape, or it fits no layout.
         """
-        return self.planner.cell(FrontierShape(budget, shape), lr_factor, seed, arm)
+        return self.planner.cell(FrontierShape(budget, shape), lr_factor, seed, purpose)
 
     @cached_property
     def trained_shares(self) -> Mapping[float, float]:

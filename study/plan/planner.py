@@ -29,7 +29,7 @@ class Planner:
         seeds = tuple(seeds)
         return [self.cell(found, factor, seed) for factor in self.spec.search.lr_factors for seed in seeds]
 
-    def cell(self, found: FrontierShape, factor: float, seed: int, arm: str = "") -> PlannedCell:
+    def cell(self, found: FrontierShape, factor: float, seed: int, purpose: str = "") -> PlannedCell:
         """Plan one cell; see `Plan.planned_for`."""
         shape, resources = found.shape, self.spec.resources
         if shape not in self._known:
@@ -60,7 +60,7 @@ class Planner:
             seconds=seconds,
             cost=None if price is None else price * seconds * choice.layout.ranks / 3600,
             flags=flags,
-            arm=arm,
+            purpose=purpose,
         )
 
 

@@ -12,7 +12,7 @@ from analysis.fit.crossing_shift import ChangedStudy, compare_fits
 from analysis.fit.document import Fit, fit
 from analysis.runs.table import RunTable
 from study.plan.plan import Plan
-from study.tracking.rows import ARM, Row
+from study.tracking.rows import PURPOSE, Row
 from study.tracking.tables import IDENTITY
 
 #: The key of the spec that differs.
@@ -86,7 +86,7 @@ def table_of(rows: Sequence[Row]) -> RunTable:
             "status": row.status,
             "reason": row.reason,
             "protocol": row.protocol,
-            "arm": row.tags.get(ARM, ""),
+            "purpose": row.tags.get(PURPOSE, ""),
         }
         for row in rows
     ]

@@ -12,7 +12,7 @@ from study.search.crossing_search import next_words
 from study.search.early_stopping import Judge, Policy
 from study.tracking.mirror import Mirror
 from study.tracking.provenance import revision
-from study.tracking.rows import ARM, ENDED, LOST_TRIALS, START, CurveUpdate, Row, StudyUpdate
+from study.tracking.rows import ENDED, LOST_TRIALS, PURPOSE, START, CurveUpdate, Row, StudyUpdate
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import identity
 from trainables.progress import Progress, Result
@@ -49,7 +49,7 @@ class Recorder:
 
     def judge(self, planned: PlannedCell) -> Judge | None:
         """Return the rule by which a cell may end early; cells of sensitivity runs are trained to their end."""
-        return self.policy.judge(planned) if self.policy and not planned.arm else None
+        return self.policy.judge(planned) if self.policy and not planned.purpose else None
 
     def add_sensitivity_cells(self, count: int) -> None:
         """Add the cells of the sensitivity runs to the total, once they are decided."""
@@ -93,10 +93,10 @@ class Recorder:
             "interplay.notes": " ".join(result.notes),
         }
         self._record(planned, result.status, result.reason, metrics_of(planned, result), tags, result)
-        if self.policy and not planned.arm:
+        if self.policy and not planned.purpose:
             self.policy.ended(planned, result.status, result.evaluations)
         discard(under(self.paths.checkpoints, planned.cell.key))
-        if not planned.arm:
+        if not planned.purpose:
             self.report_search()
         if self.viewer:
             self.viewer.ended(planned, result)
@@ -104,7 +104,7 @@ class Recorder:
     def failed(self, planned: PlannedCell, reason: str) -> None:
         """Record the row of a cell that failed and is not tried again in this run."""
         self._record(planned, "failed", reason, {}, {}, None)
-        if not planned.arm:
+        if not planned.purpose:
             self.report_search()
         if self.viewer:
             self.viewer.failed(planned, reason)
@@ -163,7 +163,7 @@ class Recorder:
     ) -> None:
         # In milliseconds, and never the same twice: a search resumes from the rows in this order.
         self._last_end = max(round(time.time(), 3), round(self._last_end + 0.001, 3))
-        own = {ENDED: f"{self._last_end:.3f}", **({ARM: planned.arm} if planned.arm else {})}
+        own = {ENDED: f"{self._last_end:.3f}", **({PURPOSE: planned.purpose} if planned.purpose else {})}
         row = Row.model_validate(
             {
                 "cell": planned.cell.key,

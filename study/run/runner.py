@@ -30,7 +30,7 @@ from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
 from study.tracking.mirror import Mirror
 from study.tracking.provenance import revision, versions
-from study.tracking.rows import ARM, Row
+from study.tracking.rows import PURPOSE, Row
 from study.tracking.study_paths import SERIES, StudyPaths, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
 from study.tracking.tracker import make_tracker
@@ -236,7 +236,9 @@ class _Run:
         total = self.search.total + self.recorder.sensitivity_cells
         board = Board(self.plan, slots.devices, total)
         # Of sensitivity runs the total has only those that are still to run.
-        done = {k: row.loss for k, row in self.rows.items() if row.status != "failed" and ARM not in row.tags}
+        done = {
+            k: row.loss for k, row in self.rows.items() if row.status != "failed" and PURPOSE not in row.tags
+        }
         board.add_finished(done)
         with ExitStack() as stack:
             if cluster:
@@ -302,7 +304,7 @@ class _Run:
 
     def _announce(self) -> None:
         plan, total = self.plan, self.search.total + self.recorder.sensitivity_cells
-        done = sum(row.status != "failed" and ARM not in row.tags for row in self.rows.values())
+        done = sum(row.status != "failed" and PURPOSE not in row.tags for row in self.rows.values())
         failed = sum(row.status == "failed" for row in self.rows.values())
         most = "at most " if plan.search.chooses_cells else ""
         again = f", {failed} failed before and tried again" if failed else ""
@@ -332,7 +334,7 @@ def make_policy(spec: StudySpec, plan: Plan, rows: Mapping[str, Row]) -> Policy 
     # In the order in which they finished, as in a run that was not interrupted.
     for key, row in rows.items():
         planned = plan.by_key(key)
-        if planned and not planned.arm:
+        if planned and not planned.purpose:
             finite = tuple(
                 Evaluation(step=e.step, loss=e.loss)
                 for e in sorted(row.evaluations, key=lambda e: e.step)

@@ -240,7 +240,7 @@ class CrossingSearch(Search):
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan, self._max_cells, self._max_flops = plan, max_cells, max_flops
-        self._cells = {_name(planned): planned for planned in plan.pool if not planned.arm}
+        self._cells = {_name(planned): planned for planned in plan.pool if not planned.purpose}
         self._sampler = CrossingSampler(self._cells, objective_of(spec), workers, max_flops)
         self._rule = StoppingRule(objective_of(spec), spec.search.wanted_halfwidth)
         self.study = optuna.create_study(sampler=self._sampler, direction="minimize", study_name=plan.name)
@@ -306,7 +306,7 @@ class CrossingSearch(Search):
     def _own(self, key: str) -> PlannedCell | None:
         """Return the cell of a key; None for a cell of another study or a sensitivity run."""
         planned = self._plan.by_key(key)
-        return planned if planned and not planned.arm else None
+        return planned if planned and not planned.purpose else None
 
     def _begin(self, planned: PlannedCell) -> None:
         depth, width, factor, seed = _name(planned)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import build_curves
-from analysis.fit.crossing_shift import ARM, split_sensitivity_runs
+from analysis.fit.crossing_shift import SENSITIVITY, split_sensitivity_runs
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
@@ -51,7 +51,9 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[Plan
             near = _about(whole[whole["depth"] == depth], float(item.params or 0))
             for row in near[["depth", "width", "heads", "budget", "seed"]].to_dict("records"):
                 shape = Shape(depth=int(row["depth"]), width=int(row["width"]), heads=int(row["heads"]))
-                planned = plan.planned_for(shape, float(row["budget"]), base * factor, int(row["seed"]), ARM)
+                planned = plan.planned_for(
+                    shape, float(row["budget"]), base * factor, int(row["seed"]), SENSITIVITY
+                )
                 cells.setdefault(planned.cell.key, planned)
     # As in a grid: all shapes of one seed before the next, and the longest first.
     return sorted(cells.values(), key=lambda planned: (planned.cell.seed, -planned.flops))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from study.plan import Outcome, Plan, PlannedCell
 from study.spec.frontier import heads_of
-from study.tracking.rows import ARM, Row
+from study.tracking.rows import PURPOSE, Row
 from trainables.cell import Shape
 from trainables.storage.storage import Folder, open_storage, patiently, shown, unusable
 
@@ -162,8 +162,8 @@ def with_recorded(plan: Plan, rows: Mapping[str, Row]) -> Plan:
 
 def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
     """Return the cell of a row that the plan does not list; None for one of another study."""
-    arm = row.tags.get(ARM, "")
-    if row.protocol != plan.protocol or not (arm or plan.search.chooses_cells):
+    purpose = row.tags.get(PURPOSE, "")
+    if row.protocol != plan.protocol or not (purpose or plan.search.chooses_cells):
         return None
     if any(row.params.get(name) is None for name in SHAPE):
         return None
@@ -172,7 +172,7 @@ def _recorded(plan: Plan, row: Row) -> PlannedCell | None:
     if depth not in frontier.depth_values or heads != heads_of(frontier, width):
         return None
     budget, factor = float(row.params["budget"] or 0), float(row.params["lr_factor"] or 0)
-    planned = plan.planned_for(Shape(depth=depth, width=width, heads=heads), budget, factor, seed, arm)
+    planned = plan.planned_for(Shape(depth=depth, width=width, heads=heads), budget, factor, seed, purpose)
     return planned if planned.cell.key == row.cell else None
 
 

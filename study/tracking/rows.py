@@ -17,7 +17,7 @@ TAG_CHARACTERS = 4000
 #: The tag with the time at which a cell finished, in Unix seconds. No two rows of a study have the same.
 ENDED = "interplay.ended"
 #: The tag that marks cells trained for a comparison outside the main study, such as `sensitivity`.
-ARM = "interplay.arm"
+PURPOSE = "interplay.purpose"
 #: Prefix of final metrics measured before the first step. Those measured with the loss at the end have `MEASURE`.
 START = "start."
 

@@ -29,7 +29,7 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
     """Return the run table of a study: one line per cell that has a row, in the plan's order.
 
     Unless the study is a grid, the column `order` numbers the rows in the order in which they finished, from 1 on. If
-    cells were trained in addition to the main study, the column `arm` names their purpose. If cells were stopped
+    cells were trained in addition to the main study, the column `purpose` names their purpose. If cells were stopped
     early, `loss_se` is the standard error of the forecast and `trained_share` the fraction of the steps that were
     trained.
     """
@@ -38,7 +38,7 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
     stopped = any(row.status == "stopped" for row in rows.values())
     in_order = sorted(ended, key=lambda p: (rows[p.cell.key].ended, p.cell.key))
     order = {planned.cell.key: rank for rank, planned in enumerate(in_order, 1)}
-    arms = any(planned.arm for planned in ended)
+    with_purpose = any(planned.purpose for planned in ended)
     # Measures of single layers are in `layer_table`.
     measured = sorted({name for row in rows.values() for name in row.measures if "/" not in name})
     lines = [
@@ -53,7 +53,7 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
             **{name: row.measures.get(name) for name in measured},
             "protocol": row.protocol,
             **({"order": order[row.cell]} if not plan.search.is_grid else {}),
-            **({"arm": planned.arm} if arms else {}),
+            **({"purpose": planned.purpose} if with_purpose else {}),
         }
         for planned in ended
         for row in (rows[planned.cell.key],)
@@ -70,7 +70,7 @@ def layer_table(plan: Plan, rows: Mapping[str, Row]) -> pd.DataFrame:
     lines = []
     for key, row in rows.items():
         planned = plan.by_key(key)
-        if planned is None or planned.arm:
+        if planned is None or planned.purpose:
             continue
         last = round(row.trained_share * planned.cell.recipe.steps)
         for step, measures in ((0, row.start), (last, row.measures)):

@@ -18,7 +18,11 @@ def searched(seeds=3, seed=0):
     """Rows of a study, seed after seed, with the columns of a searched study."""
     rows = simulate(TRUTH, SHAPES, seeds, np.random.default_rng(seed))
     rows = rows.assign(
-        cell=[f"{index:012d}" for index in range(len(rows))], lr=0.01, tokens=TOKENS, status="done", arm=""
+        cell=[f"{index:012d}" for index in range(len(rows))],
+        lr=0.01,
+        tokens=TOKENS,
+        status="done",
+        purpose="",
     )
     rows = rows.sort_values(["seed", "params"], kind="stable", ignore_index=True)
     return rows.assign(order=np.arange(1, len(rows) + 1), flops=6 * rows["params"] * TOKENS)
@@ -31,7 +35,7 @@ def with_sensitivity_runs(rows, factor=0.5, harm=0.01):
     again = near.assign(
         loss=near["loss"] + harm * (near["depth"] == 2),
         lr=factor * near["lr"],
-        arm="sensitivity",
+        purpose="sensitivity",
         cell="a" + near["cell"],
         order=np.arange(len(near)) + len(rows) + 1,
     )

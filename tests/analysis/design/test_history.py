@@ -38,7 +38,7 @@ def test_sensitivity_runs_are_left_out_and_a_diverged_cell_has_no_loss():
     frame = searched.with_sensitivity_runs(searched.searched())
     frame.loc[4, ["status", "loss"]] = ["diverged", np.nan]
     found = rows_in_order(RunTable.from_frame(frame))
-    assert len(found) == (frame["arm"] == "").sum()
+    assert len(found) == (frame["purpose"] == "").sum()
     assert np.flatnonzero(found["loss"].isna()).tolist() == [4]
 
 

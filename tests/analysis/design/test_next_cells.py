@@ -112,7 +112,7 @@ def test_seeds_are_proposed_where_noise_dominates():
 
 def test_sizes_are_proposed_where_shapes_deviate_from_the_curves():
     """A misfit of eight times the noise of a mean, which no seed averages out."""
-    rough = Truth(2.5, 0.3, (1, 2, 4), noise=0.0005, lack=0.008)
+    rough = Truth(2.5, 0.3, (1, 2, 4), noise=0.0005, misfit_sd=0.008)
     rows = trained(rough, SHAPES, 3)
     options = left(options_of([*SHAPES, *BETWEEN], 6), rows)
     chosen = propose(rows, [], options, OBJECTIVES[0], 10)

@@ -73,7 +73,7 @@ def test_half_the_noise_halves_the_interval(plain):
 
 
 def test_seeds_do_not_average_out_the_misfit_of_shapes():
-    rough = dataclasses.replace(TRUTH, noise=1e-4, lack=0.005)
+    rough = dataclasses.replace(TRUTH, noise=1e-4, misfit_sd=0.005)
     few, many = (simulate_power(rough, SHAPES, seeds, studies=8) for seeds in (2, 8))
     mean, error = mean_log_ratio(many, few)
     assert mean == pytest.approx(0, abs=max(3 * error, 0.02))

@@ -59,7 +59,7 @@ def test_matched_studies_share_the_noise_of_the_shapes_and_seeds_they_share():
 
 
 def test_the_misfit_of_a_shape_is_common_to_its_seeds():
-    truth = Truth(2.0, 0.3, (1, 2, 4), noise=1e-6, lack=0.02)
+    truth = Truth(2.0, 0.3, (1, 2, 4), noise=1e-6, misfit_sd=0.02)
     shapes = [(depth, width, 0.0) for depth in (1, 2, 4) for width in range(8, 208)]
     for frame in (
         simulate(truth, shapes, 2, np.random.default_rng(0)),

@@ -58,7 +58,7 @@ def study_of(*pairs):
 
 def with_sensitivity_runs(generator, seeds=3, noise=0.002, factors=(0.5, 2.0), near=2):
     """A study, and the `near` sizes below and above 1 -> 2 and 2 -> 4 again at other rates."""
-    rows = simulate(TRUTH, SHAPES, seeds, generator).assign(lr=0.01, arm="")
+    rows = simulate(TRUTH, SHAPES, seeds, generator).assign(lr=0.01, purpose="")
     again = []
     for shallow, deep in ((1, 2), (2, 4)):
         where = np.exp(crossing(shallow, deep))
@@ -71,7 +71,9 @@ def with_sensitivity_runs(generator, seeds=3, noise=0.002, factors=(0.5, 2.0), n
                 stray = noise * generator.standard_normal(len(part))
                 again.append(
                     part.assign(
-                        loss=part["loss"] + HARM[factor, depth] + stray, lr=0.01 * factor, arm="sensitivity"
+                        loss=part["loss"] + HARM[factor, depth] + stray,
+                        lr=0.01 * factor,
+                        purpose="sensitivity",
                     )
                 )
     again = pd.concat(again).drop_duplicates(["depth", "params", "seed", "lr"])
@@ -89,13 +91,13 @@ def found(frame):
 
 
 def test_sensitivity_runs_change_nothing_in_the_study_itself(frame, found):
-    alone = fit(RunTable.from_frame(frame[frame["arm"] == ""].drop(columns="arm")), draws=200)
+    alone = fit(RunTable.from_frame(frame[frame["purpose"] == ""].drop(columns="purpose")), draws=200)
     assert found.crossings == alone.crossings
     assert found.law == alone.law
     assert found.used == alone.used
     assert alone.shifts == ()
     assert all("sensitivity run" in item["reason"] for item in found.left_out)
-    assert len(found.left_out) == (frame["arm"] != "").sum()
+    assert len(found.left_out) == (frame["purpose"] != "").sum()
 
 
 def test_a_known_shift_is_found(found):
@@ -146,7 +148,7 @@ def test_one_seed_takes_two_runs_for_independent(frame):
 
 
 def test_diverged_sensitivity_runs_give_a_reason(frame):
-    dead = (frame["arm"] != "") & (frame["lr"] > 0.015) & (frame["depth"] == 2)
+    dead = (frame["purpose"] != "") & (frame["lr"] > 0.015) & (frame["depth"] == 2)
     lost = frame.assign(status=np.where(dead, "diverged", "done"), loss=frame["loss"].mask(dead, np.nan))
     found = shifts_of(lost)
     double = [item for (_, _, factor), item in found.items() if factor == 2]
@@ -156,7 +158,7 @@ def test_diverged_sensitivity_runs_give_a_reason(frame):
 
 
 def test_a_crossing_that_leaves_the_sizes_says_where(frame):
-    far = frame.assign(loss=frame["loss"] + 0.5 * ((frame["arm"] != "") & (frame["depth"] == 2)))
+    far = frame.assign(loss=frame["loss"] + 0.5 * ((frame["purpose"] != "") & (frame["depth"] == 2)))
     item = shifts_of(far)[1, 2, 0.5]
     assert item.shift is None
     assert item.reason == "the crossing moves above the sizes at which both depths were measured"
@@ -167,7 +169,7 @@ def test_a_crossing_that_leaves_the_sizes_says_where(frame):
     assert item.significant
     assert item.changed_status == "right_censored"
     assert item.reason in shift_sentence(study_of(item))
-    back = frame.assign(loss=frame["loss"] + 0.5 * ((frame["arm"] != "") & (frame["depth"] == 1)))
+    back = frame.assign(loss=frame["loss"] + 0.5 * ((frame["purpose"] != "") & (frame["depth"] == 1)))
     other = shifts_of(back)[1, 2, 0.5]
     assert other.shift_interval[0] is None
     assert other.shift_interval[1] < 0

@@ -148,10 +148,10 @@ def test_the_depth_a_target_needs_is_the_smallest_that_reaches_it():
 
 
 def test_forecasts_and_arms_are_no_measurements():
-    frame = task(1, 1).runs.frame.copy().assign(arm="", loss_se=np.nan)
+    frame = task(1, 1).runs.frame.copy().assign(purpose="", loss_se=np.nan)
     first = (frame["depth"] == 4) & (frame["seed"] == 0)
     frame.loc[first, ["status", "loss_se", "accuracy"]] = ["stopped", 0.01, 0.0]
-    other = frame[frame["depth"] == 1].assign(arm="sensitivity", lr=0.5, accuracy=0.0, loss=9.0)
+    other = frame[frame["depth"] == 1].assign(purpose="sensitivity", lr=0.5, accuracy=0.0, loss=9.0)
     runs = RunTable.from_frame(pd.concat([frame.assign(lr=1.0), other], ignore_index=True))
     data = measure_data([Member(1, runs, None, None)], "accuracy")
     assert data.shapes["mean"].min() > 0.9

@@ -103,16 +103,16 @@ def test_the_loss_is_that_of_the_middle_size_and_the_noise_in_proportion():
 
 def test_what_is_given_wins_over_the_pilot_and_the_pilot_over_defaults(pilot):
     truth, path = pilot
-    _, items = assumptions(planned(), "noise=0.02", "lack=0.001", pilot=path)
+    _, items = assumptions(planned(), "noise=0.02", "misfit_sd=0.001", pilot=path)
     assert (items["noise"].value, items["noise"].source) == (0.02, "given")
-    assert (items["lack"].value, items["lack"].source) == (0.001, "given")
+    assert (items["misfit_sd"].value, items["misfit_sd"].source) == (0.001, "given")
     assert (items["a"].source, items["shared"].source) == ("pilot: law", "pilot: correlation of its seeds")
     document = json.loads(path.read_text())
     own, items = assumptions(planned(), pilot=path)
     assert (own.a, own.b) == (document["law"]["a"], document["law"]["b"])
     assert own.noise == document["noise"]["sd_relative"]
     assert own.shared == document["noise"]["seed_correlation"]
-    assert own.lack == document["curves"]["lack_of_fit"]
+    assert own.misfit_sd == document["curves"]["lack_of_fit"]
     assert items["loss"].value == document["noise"]["loss"]
     assert not any(item.source.startswith("default") for item in items.values())
     # What the file does not hold is worked out from its gaps; the truth is known.

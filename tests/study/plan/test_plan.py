@@ -411,9 +411,9 @@ def test_a_cell_that_is_not_listed_can_be_planned() -> None:
     there = plan.cells[7]
     again = plan.planned_for(there.cell.shape, there.budget, there.lr_factor, there.cell.seed)
     assert again == there
-    other = plan.planned_for(there.cell.shape, there.budget, 2.0, 99, arm="sensitivity")
+    other = plan.planned_for(there.cell.shape, there.budget, 2.0, 99, purpose="sensitivity")
     assert other.cell.lr == 2 * there.cell.lr
-    assert (other.cell.seed, other.arm) == (99, "sensitivity")
+    assert (other.cell.seed, other.purpose) == (99, "sensitivity")
     assert plan.by_key(other.cell.key) is None
 
 

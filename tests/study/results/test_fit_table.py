@@ -58,8 +58,8 @@ def test_poor_tables_are_told_plainly(case):
 
 
 def test_other_learning_rates_and_parametrisations_are_told():
-    frame = rows(2).assign(lr=0.01, arm="")
-    half = frame[frame["depth"] < 4].assign(lr=0.005, arm="sensitivity")
+    frame = rows(2).assign(lr=0.01, purpose="")
+    half = frame[frame["depth"] < 4].assign(lr=0.005, purpose="sensitivity")
     half["loss"] += 0.02 * (half["depth"] == 2)
     result = fit(RunTable.from_frame(pd.concat([frame, half], ignore_index=True)), draws=100)
     again, other = result.shifts, compare_fits(result, result, "training.parametrisation", "sp", "mup")

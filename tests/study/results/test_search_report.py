@@ -24,10 +24,12 @@ SEARCH = ("search.sampler=crossing", "search.objective=b", "search.max_cells=40"
 def table_of(cells):
     lines = []
     for order, planned in enumerate(cells, 1):
-        shape, harm = planned.cell.shape, 0.01 if planned.arm and planned.cell.shape.depth == 2 else 0.0
+        shape, harm = planned.cell.shape, 0.01 if planned.purpose and planned.cell.shape.depth == 2 else 0.0
         stray = np.random.default_rng([shape.depth, shape.width, planned.cell.seed]).standard_normal()
         loss = float(TRUTH.loss(shape.depth, np.array([shape.budget_params]))[0]) + 0.003 * stray + harm
-        lines.append({**planned.row(), "loss": loss, "status": "done", "arm": planned.arm, "order": order})
+        lines.append(
+            {**planned.row(), "loss": loss, "status": "done", "purpose": planned.purpose, "order": order}
+        )
     return RunTable.from_frame(pd.DataFrame(lines))
 
 
@@ -65,4 +67,4 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     document = json.loads((page.parent / "fit.json").read_text())
     assert [len(item["pairs"]) for item in document["shifts"]] == [2, 2]
     assert document["shifts"][1]["protocol"] == other.protocol
-    assert pd.read_csv(page.parent / "runs.csv")["arm"].eq("sensitivity").sum() == len(again)
+    assert pd.read_csv(page.parent / "runs.csv")["purpose"].eq("sensitivity").sum() == len(again)

@@ -128,11 +128,11 @@ def test_the_table_of_a_search_has_the_cells_it_tried_and_that_of_a_grid_all():
 
 def test_what_ends_of_an_arm_is_in_no_mean(plan):
     planned = plan.cells[0]
-    arm = plan.planned_for(planned.cell.shape, planned.budget, 2.0, 0, "sensitivity")
+    sensitivity_run = plan.planned_for(planned.cell.shape, planned.budget, 2.0, 0, "sensitivity")
     shown = viewer(plan)
     shown.ended(planned, stub_result(loss=0.9))
-    shown.started(arm)
-    shown.ended(arm, stub_result(loss=0.1))
+    shown.started(sensitivity_run)
+    shown.ended(sensitivity_run, stub_result(loss=0.1))
     assert "0.9000 1/2" in text_of(shown)
     assert shown.board.ended == 2
 

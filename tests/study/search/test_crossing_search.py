@@ -238,13 +238,15 @@ def test_only_cells_that_diverged_give_their_shape_up(bad, kind):
 def test_cells_of_an_arm_are_none_of_the_searchs():
     spec, plan = study_of("max_cells: 12")
     first = plan.cells[0]
-    arms = [plan.planned_for(first.cell.shape, first.budget, factor, 0, "sensitivity") for factor in (0.5, 2)]
-    plan = replace(plan, more=(*plan.more, *arms))
-    known = {arms[0].cell.key: Outcome(0.9), first.cell.key: outcome_of(first)}
-    search = make_search(spec, plan, known, [arms[1].cell.key])
+    sensitivity_runs = [
+        plan.planned_for(first.cell.shape, first.budget, factor, 0, "sensitivity") for factor in (0.5, 2)
+    ]
+    plan = replace(plan, more=(*plan.more, *sensitivity_runs))
+    known = {sensitivity_runs[0].cell.key: Outcome(0.9), first.cell.key: outcome_of(first)}
+    search = make_search(spec, plan, known, [sensitivity_runs[1].cell.key])
     given, _, _ = drain(search, 1)
     assert len(given) == 11
-    assert not {p.cell.key for p in arms} & set(keys(given))
+    assert not {p.cell.key for p in sensitivity_runs} & set(keys(given))
 
 
 @pytest.mark.parametrize(
@@ -408,9 +410,9 @@ def test_the_studys_run_hears_what_is_known_what_comes_next_and_which_limit_ende
 
 def test_early_stopping_hears_of_earlier_cells_in_the_order_they_ended_and_of_no_arm():
     spec, plan = study_of("max_cells: 22", "early_stopping={rule: forecast}")
-    arm = plan.planned_for(plan.cells[0].cell.shape, plan.cells[0].budget, 2.0, 0, "sensitivity")
-    plan = replace(plan, more=(*plan.more, arm))
-    cells = [plan.cells[7], arm, plan.more[3], plan.cells[2]]
+    sensitivity_run = plan.planned_for(plan.cells[0].cell.shape, plan.cells[0].budget, 2.0, 0, "sensitivity")
+    plan = replace(plan, more=(*plan.more, sensitivity_run))
+    cells = [plan.cells[7], sensitivity_run, plan.more[3], plan.cells[2]]
     rows = {
         p.cell.key: Row(
             cell=p.cell.key, name=p.cell.name, protocol=plan.protocol, status="done", reason=None, params={},
@@ -419,4 +421,4 @@ def test_early_stopping_hears_of_earlier_cells_in_the_order_they_ended_and_of_no
         for p in cells
     }  # fmt: skip
     policy = make_policy(spec, plan, rows)
-    assert list(policy._ended) == [p.cell.key for p in cells if p is not arm]
+    assert list(policy._ended) == [p.cell.key for p in cells if p is not sensitivity_run]

@@ -39,7 +39,8 @@ def loss_of(planned):
 
 def table_of(cells):
     lines = [
-        {**planned.row(), "loss": loss_of(planned), "status": "done", "arm": planned.arm} for planned in cells
+        {**planned.row(), "loss": loss_of(planned), "status": "done", "purpose": planned.purpose}
+        for planned in cells
     ]
     return RunTable.from_frame(pd.DataFrame(lines))
 
@@ -51,7 +52,7 @@ def test_sensitivity_runs_are_around_each_crossing_with_all_seeds_and_both_rates
         twin = listed[planned.cell.shape, planned.cell.seed]
         assert planned.cell.lr == pytest.approx(planned.lr_factor * twin.lr)
         assert planned.cell.key != twin.key
-        assert planned.arm == "sensitivity"
+        assert planned.purpose == "sensitivity"
     assert {p.lr_factor for p in cells} == {0.5, 2.0}
     for shallow, deep in ((1, 2), (2, 4)):
         where = TRUTH.crossing(shallow)
@@ -140,7 +141,7 @@ def test_sensitivity_runs_wait_while_a_cell_of_the_search_runs(spec, plan):
     assert not run.source.done
     run.ended.append(last)
     run.source.tell(last.cell.key, Outcome(loss_of(last)))
-    assert run.source.take().arm == "sensitivity"
+    assert run.source.take().purpose == "sensitivity"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_a_real_study_ends_with_its_sensitivity_runs_and_does_them_once(tmp_path
 
     assert "[8/8]" in run()
     runs = pd.read_csv(tmp_path / "results" / "sensitivity" / "runs.csv")
-    again = runs[runs["arm"] == "sensitivity"]
+    again = runs[runs["purpose"] == "sensitivity"]
     assert len(runs) == 8
     assert again["lr_factor"].tolist() == [0.5] * 4
     fit = json.loads((tmp_path / "results" / "sensitivity" / "fit.json").read_text())

@@ -265,7 +265,7 @@ def test_rows_come_in_the_order_in_which_they_ended(crossing, where):
     assert list(known) == [cells[1].cell.key, cells[2].cell.key, cells[0].cell.key]
     table = run_table(crossing, known).frame.set_index("cell")
     assert [int(table.loc[p.cell.key, "order"]) for p in cells] == [3, 1, 2]
-    assert "arm" not in table
+    assert "purpose" not in table
 
 
 def test_a_search_knows_the_rows_it_made_under_other_limits_and_those_of_no_other_study(crossing, where):
@@ -294,14 +294,14 @@ def test_a_search_knows_the_rows_it_made_under_other_limits_and_those_of_no_othe
 
 def test_cells_of_an_arm_are_marked_unless_the_study_lists_them_itself(plan, where):
     first = plan.cells[0]
-    arm = plan.planned_for(first.cell.shape, first.budget, 2.0, first.cell.seed, "sensitivity")
-    tags = {"interplay.ended": "2", "interplay.arm": "sensitivity"}
-    rows = [searched(plan, first, 1.0), searched(plan, arm, 2.0, tags=tags)]
+    sensitivity_run = plan.planned_for(first.cell.shape, first.budget, 2.0, first.cell.seed, "sensitivity")
+    tags = {"interplay.ended": "2", "interplay.purpose": "sensitivity"}
+    rows = [searched(plan, first, 1.0), searched(plan, sensitivity_run, 2.0, tags=tags)]
     for one in rows:
         where.ledger.put(one)
     known = study_rows(plan, where.ledger.rows())
     table = run_table(plan, known).frame.set_index("cell")
-    assert table["arm"].to_dict() == {first.cell.key: "", arm.cell.key: "sensitivity"}
+    assert table["purpose"].to_dict() == {first.cell.key: "", sensitivity_run.cell.key: "sensitivity"}
     assert "order" not in table, "a grid has no order of its own"
     both = make_plan(load_spec(SMALL, ["search.lr_factors=[1, 2]"]))
-    assert "arm" not in run_table(both, study_rows(both, where.ledger.rows())).frame
+    assert "purpose" not in run_table(both, study_rows(both, where.ledger.rows())).frame

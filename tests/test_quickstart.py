@@ -95,6 +95,7 @@ def places(results, study):
     return found
 
 
+@pytest.mark.extended
 def test_a_search_trains_at_most_half_of_the_grid(searched):
     grid, search = (
         pd.read_csv(searched / study / "runs.csv")["flops"].sum()
@@ -103,6 +104,7 @@ def test_a_search_trains_at_most_half_of_the_grid(searched):
     assert search <= 0.5 * grid
 
 
+@pytest.mark.extended
 def test_a_search_finds_the_crossings_of_the_grid_within_their_intervals(searched):
     """The difference of two crossings is compared with the root of the sum of the squares of their half-widths."""
     grid, search = places(searched, "quickstart"), places(searched, "quickstart-search")

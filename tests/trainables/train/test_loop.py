@@ -163,6 +163,7 @@ def test_pieces_of_a_batch_add_up_to_the_batch(root):
         train(cell(), data_root=root, layout=Layout(micro_batch=3))
 
 
+@pytest.mark.slow
 def test_many_cells_in_one_process_leave_nothing_open(root):
     """Trial processes are reused for hundreds of cells."""
     process, held = psutil.Process(), []
@@ -193,6 +194,7 @@ def test_bf16_trains_close_to_fp32(root):
     assert half.loss != full.loss
 
 
+@pytest.mark.slow
 def test_a_cell_is_trained_by_hand_without_ray(root, tmp_path):
     one = cell(recipe={"steps": 10})
     (tmp_path / "cell.json").write_text(one.model_dump_json())

@@ -121,7 +121,7 @@ class Fitted(Protocol):
 
     @property
     def used(self) -> int:
-        """Number of runs in the fit."""
+        """Number of rows in the fit."""
 
     @property
     def level(self) -> float:
@@ -321,8 +321,8 @@ def _paired_shift(
     for depth, sign in ((start.shallow, 1.0), (start.deep, -1.0)):
         part = groups.frame[(groups.frame["depth"] == depth) & (groups.frame["factor"] == factor)]
         if part.empty:
-            lost = ": all its runs diverged" if start.diverged else ""
-            return replace(start, reason=f"depth {depth} has no run at {factor:g} times its rate{lost}")
+            lost = ": all its rows diverged" if start.diverged else ""
+            return replace(start, reason=f"depth {depth} has no row at {factor:g} times its rate{lost}")
         weight = _weights(part["x"].to_numpy(dtype=float), where)
         change += sign * float(weight @ part["change"].to_numpy(dtype=float))
         variance += float(weight**2 @ part["variance"].to_numpy(dtype=float))

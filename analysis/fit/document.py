@@ -216,7 +216,7 @@ def fit(
 
 
 def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
-    """(depth, N, runs) of the shapes whose runs all diverged."""
+    """(depth, N, runs) of the shapes whose rows all diverged."""
     whole = diverged[diverged["diverged"] == diverged["of"]]
     return tuple(
         (int(depth), float(params), int(runs))
@@ -274,6 +274,6 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
     if lost:
         shapes = ", ".join(f"{depth} layers at N = {params:,.0f}" for depth, params, _ in lost[:5])
         found.append(
-            f"Every run of {shapes}{' and others' if len(lost) > 5 else ''} diverged; these shapes count as worse."
+            f"Every row of {shapes}{' and others' if len(lost) > 5 else ''} diverged; these shapes count as worse."
         )
     return found

@@ -154,7 +154,7 @@ def about_phrase(fit: Fit) -> str:
     shapes = counted(len(evidence_of(fit).curves.x), "shape")
     seeds = counted(int(fit.noise.get("seeds", 1)), "seed")
     tokens = f" {fit.tokens.sentence}" if fit.tokens.sentence else ""
-    return f"{fit.used} runs of {shapes}, {seeds}.{tokens} {count_phrase(fit.count)}."
+    return f"{fit.used} rows of {shapes}, {seeds}.{tokens} {count_phrase(fit.count)}."
 
 
 def _listed_pairs(fit: Fit) -> list[Crossing]:

@@ -333,8 +333,8 @@ def training_flops(runs: RunTable) -> tuple[float, int, int]:
 
 
 def diverged_table(fit: Fit) -> Table:
-    """The shapes with runs that diverged."""
-    columns = (Column("depth"), Column("width"), Column("N"), Column("runs that diverged"))
+    """The shapes with rows that diverged."""
+    columns = (Column("depth"), Column("width"), Column("N"), Column("rows that diverged"))
     rows = [
         (str(item["depth"]), str(item["width"]), human(item["params"]), f"{item['diverged']} of {item['of']}")
         for item in fit.diverged

@@ -212,7 +212,7 @@ def _stopped_warning(rows: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
     shapes = sorted({(int(depth), int(width)) for depth, width in part[["depth", "width"]].to_numpy()})
     names = _listing([f"{depth}×{width}" for depth, width in shapes])
     return [
-        f"{len(part)} runs of shapes compared were stopped early without a forecast (depth×width {names}); such a "
+        f"{len(part)} rows of shapes compared were stopped early without a forecast (depth×width {names}); such a "
         "shape is compared by its other runs, whose mean loss is biased down."
     ]
 

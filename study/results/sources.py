@@ -89,7 +89,7 @@ def read_source(
         _refuse_for_a_spec(source, columns, uri, count)
         return study_runs(load_spec(source, overrides), results, source)
     if overrides:
-        raise SpecError(f"--set changes a spec, but {source} is a table of runs; leave it out.")
+        raise SpecError(f"--set changes a spec, but {source} is a run table; leave it out.")
     store = None
     if source.startswith("mlflow:"):
         store = existing(named_store(uri, results))

@@ -92,7 +92,7 @@ def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
 
 
 def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
-    """The compared runs with a number from 0 to 1 in the column; a foreign table may hold percent there."""
+    """The compared rows with a number from 0 to 1 in the column; a foreign table may hold percent there."""
     if fit.evidence is None or name not in fit.evidence.comparison.rows:
         return pd.DataFrame()
     rows = fit.evidence.comparison.rows

@@ -38,7 +38,7 @@ def measure_caption(data: MeasureData) -> str:
     return (
         f"Mean over the seeds of the best width of each depth (the {'lowest' if data.lower else 'highest'} mean); bars "
         "run from the lowest to the highest seed, small dots are the other widths. Choosing the best width by the same "
-        f"runs biases it slightly.{'' if data.target is None else needed}"
+        f"rows biases it slightly.{'' if data.target is None else needed}"
     )
 
 

@@ -194,7 +194,7 @@ def members_table(
     """
     columns = (
         Column(key, right=False),
-        Column("runs used"),
+        Column("rows used"),
         Column("depths"),
         Column("N"),
         Column("seeds"),

@@ -35,7 +35,7 @@ SECTIONS = {LEARNING_RATE: "sensitivity", "training.parametrisation": "parametri
 #: How the shifts of sensitivity runs are estimated.
 PAIRED_NOTE = (
     "Cells around each crossing were trained again at other learning rates with the same seeds. Their losses enter no "
-    "crossing. The differences from the runs of the same shape and seed change the gap between the two depths, and the "
+    "crossing. The differences from the rows of the same shape and seed change the gap between the two depths, and the "
     "slope of the gap gives the shift of the crossing."
 )
 #: Shifts that the sentence names; the table has all.
@@ -310,7 +310,7 @@ def _factors(interval: Ends | None) -> str:
 def _independent_note(studies: Sequence[ChangedStudy]) -> str:
     slopes = [
         f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}"
-        f"{f' ({study.runs} runs of protocol {study.protocol})' if study.protocol else ''}."
+        f"{f' ({study.runs} rows of protocol {study.protocol})' if study.protocol else ''}."
         for study in studies
         if study.slope_change is not None
     ]

@@ -66,7 +66,7 @@ def figure(context: Context) -> Figure | Absent:
         return Absent(NAME, TITLE, reason)
     marks = "Numbers, in thousandths of a nat," if len(data.shapes) <= MAX_NUMBERS else "Dots"
     line = " The line is the best shape at each N by the threshold law." if len(data.line) else ""
-    lost = " A cross marks a shape with runs that diverged." if len(data.diverged) else ""
+    lost = " A cross marks a shape with rows that diverged." if len(data.diverged) else ""
     alone = int(data.shapes["excess"].isna().sum())
     single = f" {alone} shapes (small rings) have no other depth at their N." if alone else ""
     caption = (

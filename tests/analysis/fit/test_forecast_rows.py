@@ -102,7 +102,7 @@ def test_seeds_that_were_stopped_without_a_forecast_are_warned_of():
     lost = (rows["seed"] == 2) & (rows["depth"] == 1)
     rows = rows.assign(loss=rows["loss"].mask(lost), loss_se=rows["loss_se"].mask(lost))
     warnings = compare(RunTable.from_frame(rows)).warnings
-    assert any("6 runs of shapes compared were stopped early without a forecast" in text for text in warnings)
+    assert any("6 rows of shapes compared were stopped early without a forecast" in text for text in warnings)
     # A shape of which nothing is compared biases nothing.
     whole = rows[(rows["depth"] > 1) | (rows["seed"] == 2)]
     assert not any("without a forecast" in text for text in compare(RunTable.from_frame(whole)).warnings)

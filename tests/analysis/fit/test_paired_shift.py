@@ -153,7 +153,7 @@ def test_diverged_sensitivity_runs_give_a_reason(frame):
     found = shifts_of(lost)
     double = [item for (_, _, factor), item in found.items() if factor == 2]
     assert all(item.shift is None and item.diverged for item in double)
-    assert double[0].reason == "depth 2 has no run at 2 times its rate: all its runs diverged"
+    assert double[0].reason == "depth 2 has no row at 2 times its rate: all its rows diverged"
     assert all(item.shift is not None for (_, _, factor), item in found.items() if factor == 0.5)
 
 

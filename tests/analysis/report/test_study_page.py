@@ -172,7 +172,7 @@ def test_the_page_has_a_dark_a_small_and_a_printed_edition(page):
 def test_the_figures_begin_with_counts_seeds_tokens_and_counting(page, found):
     html = page.read_text()
     text = html[html.index('<h2 id="pictures">') : html.index("<figure")]
-    for words in ("45 runs of 15 shapes, 3 seeds.", found.tokens.sentence, "12·L·d²"):
+    for words in ("45 rows of 15 shapes, 3 seeds.", found.tokens.sentence, "12·L·d²"):
         assert words in text
 
 
@@ -270,7 +270,7 @@ def test_the_page_says_what_is_beyond_use(page, study, found):
 def test_the_estimator_of_the_paper_stands_under_its_name(page, found):
     text = read(page).text
     rest = text[text.index("The crossings in numbers") :]
-    table = rest[: rest.index("Runs and cost")]
+    table = rest[: rest.index("Rows and cost")]
     assert "first significant Levine et al. 2020" in table
     gaps = pd.read_csv(page.parent / "figures" / "gaps.csv")
     some = [item for item in found.crossings if item.first_significant is not None]
@@ -290,7 +290,7 @@ def test_pairs_of_which_nothing_is_known_are_counted(tmp_path, line_frame):
     result = fit(runs, draws=100)
     page = read(write_report(runs, result, tmp_path))
     rest = page.text[page.text.index("The crossings in numbers") :]
-    table = rest[: rest.index("Runs and cost")]
+    table = rest[: rest.index("Rows and cost")]
     assert [pair in table for pair in ("1 → 2", "2 → 3", "1 → 3", "3 → 4", "9 → 10")] == [
         True,
         True,

@@ -55,12 +55,8 @@ class Options(_Section):
     timers: _Timers = _Timers()
 
 
-def check_names(options: Mapping[str, Any]) -> None:
-    """Refuse options that are not allowed, without importing DeepSpeed.
-
-    Raises:
-        ValueError: names the key and the reason.
-    """
+def check_names(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options, or raise a ValueError for one that is not allowed; does not import DeepSpeed."""
     try:
         json.dumps(options, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -79,8 +75,8 @@ def check_names(options: Mapping[str, Any]) -> None:
     zero = checked.zero_optimization
     if refused := ZERO_REFUSED & set(zero):
         raise ValueError(
-            f"`zero_optimization.{min(refused)}` is not allowed: `resources.zero` sets the stage, and the other refused "
-            "keys would break recorded norms or exact resume, or need a compiler"
+            f"`zero_optimization.{min(refused)}` is not allowed: `resources.zero` sets the stage, and the others would "
+            "break recorded norms or exact resume, or need a compiler"
         )
     offloads = [zero.get("offload_optimizer"), zero.get("offload_param")]
     if any(isinstance(part, Mapping) and part.get("device") == "nvme" for part in offloads):
@@ -92,14 +88,11 @@ def check_names(options: Mapping[str, Any]) -> None:
             "`zero_optimization.offload_optimizer` would compile DeepSpeed's own optimizer; add "
             "`zero_force_ds_cpu_optimizer: false` to keep torch's"
         )
+    return options
 
 
-def check_options(options: Mapping[str, Any], zero: int) -> None:
-    """Refuse options that DeepSpeed itself refuses at a ZeRO stage; imports DeepSpeed.
-
-    Raises:
-        InputError: names the wrong key.
-    """
+def check_options(options: dict[str, Any], zero: int) -> None:
+    """Raise an InputError for options that DeepSpeed itself refuses at a ZeRO stage; imports DeepSpeed."""
     try:
         check_names(options)
     except ValueError as error:

@@ -11,10 +11,9 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 
 class Layout(Frozen):
-    """The ranks that train a cell, and what each of them holds.
+    """The ranks that train a cell: `data_parallel` groups share the batch, and the ranks of a group every matrix.
 
-    The `tensor_parallel` ranks of a group share every matrix and read the same sequences; `data_parallel` such groups
-    share the batch. Rank r is shard r mod `tensor_parallel` of group r div `tensor_parallel`.
+    Rank r is shard r mod `tensor_parallel` of group r div `tensor_parallel`.
     """
 
     tensor_parallel: int = Field(
@@ -60,11 +59,7 @@ class Layout(Frozen):
         return self.share(recipe) // self.sequences(recipe)
 
     def check(self, shape: Shape, recipe: Recipe) -> None:
-        """Check that a cell can be trained in this layout.
-
-        Raises:
-            InputError: names the conflicting numbers and the fix.
-        """
+        """Raise an InputError if a cell cannot be trained in this layout."""
         if shape.heads % self.tensor_parallel:
             finer = shape.width % 64 == 0 and shape.width // 64 > shape.heads
             more = "`frontier.head_dim: 64`" if finer else "a smaller `frontier.head_dim`"

@@ -19,14 +19,7 @@ from trainables.layout import Layout
 #: Files of a parameter besides its step: the fp32 weight and AdamW's two moments.
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 #: Keys of a model file that DeepSpeed reads from a universal checkpoint; the weights are elsewhere.
-_COMMON = (
-    "dp_world_size",
-    "mp_world_size",
-    "global_steps",
-    "global_samples",
-    "skipped_steps",
-    "lr_scheduler",
-)
+_COMMON = ("dp_world_size", "global_steps", "global_samples", "skipped_steps", "lr_scheduler")
 
 
 class UnsupportedError(Exception):
@@ -37,10 +30,6 @@ def convert(source: Path, target: Path, layout: Layout) -> None:
     """Write the universal form of a checkpoint that was saved in `layout`; it loads at any degree and ZeRO stage.
 
     DeepSpeed's converter lacks stage 0, and its output of stage 3 loads at stage 3 only; both are fixed here.
-
-    Raises:
-        UnsupportedError: DeepSpeed cannot convert it.
-        OSError: it cannot be read, or the disk is full.
     """
     shutil.rmtree(target, ignore_errors=True)
     (target / "zero").mkdir(parents=True)
@@ -83,16 +72,12 @@ def load_plain(engine: Any, folder: Path) -> None:
 
 
 def mend(engine: Any, groups: list[dict[str, Any]]) -> None:
-    """Restore each group's options and give each state its own step tensor after loading.
+    """Restore the options that each group had before loading and give each state its own step tensor.
 
     At stage 3 DeepSpeed gives all groups the options of the first, so that biases and norms would decay, and one
     shared step tensor, which then counts every group.
-
-    Args:
-        engine: the engine after loading.
-        groups: the options of the optimizer's groups before loading.
     """
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    optimizer = _torch_optimizer(engine)
     rates = engine.lr_scheduler.get_last_lr()
     for group, own, rate in zip(optimizer.param_groups, groups, rates, strict=True):
         group.update(own, lr=rate)
@@ -103,8 +88,12 @@ def mend(engine: Any, groups: list[dict[str, Any]]) -> None:
 
 def options(engine: Any) -> list[dict[str, Any]]:
     """Return the options of the optimizer's groups, without their parameters."""
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    groups = _torch_optimizer(engine).param_groups
+    return [{k: v for k, v in group.items() if k != "params"} for group in groups]
+
+
+def _torch_optimizer(engine: Any) -> Any:
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
 def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
@@ -152,12 +141,8 @@ def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]
         order = [name for names in model["parameter_names"] for name in names]
         for index, name in zip((i for group in groups for i in group["params"]), order, strict=True):
             state = optimizer["state"][index]
-            flat = {
-                "fp32": weights[name].float(),
-                "exp_avg": state["exp_avg"],
-                "exp_avg_sq": state["exp_avg_sq"],
-            }
-            for key, value in flat.items():
+            for key in STATES:
+                value = weights[name].float() if key == "fp32" else state[key]
                 count = value.numel()
                 converter.dump_param_fragment(str(pieces), rank, 0, key, value.reshape(-1), name, 0, count)
             converter.dump_param_fragment(str(pieces), rank, 0, "step", state["step"], name, 0, 1)

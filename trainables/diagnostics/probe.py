@@ -37,11 +37,7 @@ class Probe:
         store: TokenStore,
         device: torch.device,
     ) -> None:
-        """Prepare the measurements of a DeepSpeed engine's model.
-
-        Raises:
-            InputError: the model's layers are not supported.
-        """
+        """Prepare the measurements of a DeepSpeed engine's model; an InputError if its layers are not supported."""
         self.names, self.model = frozenset(names), engine.module
         context = cell.recipe.context
         x, y = next(validation_batches(store, context=context, batch=max(1, PROBE_TOKENS // context)))
@@ -49,7 +45,7 @@ class Probe:
         self.meter = (
             StepMeter(self.model, engine.optimizer, cell, layout.zero) if "gradients" in self.names else None
         )
-        self._step: dict[str, float] = {}
+        self.step: dict[str, float] = {}
         with self._at_rest():
             check_blocks(self.model, self.inputs)
 
@@ -59,19 +55,12 @@ class Probe:
             self.meter.before()
 
     def after_step(self, steps: int) -> None:
-        """Measure the last of `steps` steps."""
+        """Measure the last of `steps` steps into `step`."""
         if self.meter:
-            self._step = _finite(self.meter.after(steps))
-
-    def of_step(self) -> dict[str, float]:
-        """Return the measures of the last measured step."""
-        return self._step
+            self.step = _finite(self.meter.after(steps))
 
     def of_model(self) -> dict[str, float]:
-        """Return the measures of the current model by name, without those that are not finite.
-
-        Draws no random numbers and restores the model's mode, so training is not affected.
-        """
+        """Return the finite measures of the current model by name, without an effect on training."""
         found: dict[str, Tensor] = {}
         with self._at_rest():
             if "rank" in self.names:

@@ -1,8 +1,7 @@
 """Model families: one class has everything that differs between GPT-2 and another kind of transformer.
 
-The key `training.network` names a family. Its class lives in `trainables/model/families/NAME.py`, or registers itself
-with `register`. Importing a family must not load torch, because plans count parameters and FLOPs; methods that build or
-change a model import what they need.
+The class of the family `training.network` lives in `trainables/model/families/NAME.py`, or registers itself with
+`register`. Plans count parameters, so importing a family must not load torch; methods that build a model import it.
 """
 
 import importlib
@@ -90,11 +89,7 @@ class ModelFamily(ABC):
     """Residual connection that the family fixes; None leaves the choice to `recipe.residual`."""
 
     def check(self, recipe: Recipe) -> None:
-        """Check that this family can train a recipe.
-
-        Raises:
-            ValueError: it cannot; names the key and the fix.
-        """
+        """Raise a ValueError if this family cannot train a recipe."""
         if recipe.residual not in self.residuals:
             raise ValueError(
                 f"`network: {self.name}` has no `residual: {recipe.residual}`; choose among "
@@ -121,12 +116,10 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
-        """Count the bytes that backward needs per layer.
+        """Count the bytes that backward needs per layer on a rank.
 
-        Args:
-            stream: bytes of one vector of width d per token of the micro-batch.
-            scores: bytes of a layer's attention weights on a rank.
-            tensor_parallel: ranks that share a layer.
+        `stream` are the bytes of one vector of width d per token of the micro-batch, `scores` those of the layer's
+        attention weights on the rank.
         """
 
     def score_gradients(self, scores: int) -> int:
@@ -148,11 +141,7 @@ class ModelFamily(ABC):
         """Return DeepSpeed's `partition_config` for tensor parallelism; None uses HuggingFace's own plan."""
 
     def finish_sharding(self, model: Any, layout: Layout) -> None:  # noqa: B027  # optional
-        """Adjust a model whose matrices DeepSpeed has sharded, and check that all of them are.
-
-        Raises:
-            RuntimeError: a matrix is not sharded.
-        """
+        """Adjust a model that DeepSpeed has sharded; a RuntimeError if a matrix is not."""
 
     def is_huggingface(self, recipe: Recipe) -> bool:
         """Whether HuggingFace has a class for the trained model, so that it can be exported."""
@@ -182,14 +171,9 @@ def family_names() -> list[str]:
 
 
 def family(name: str) -> ModelFamily:
-    """Return the family of a name.
-
-    Raises:
-        InputError: there is no such family.
-    """
+    """Return the family of a name; an InputError if there is none."""
     if name not in _REGISTERED:
-        if name not in family_names():
-            names = family_names()
+        if name not in (names := family_names()):
             raise InputError(
                 f"`training.network` is {name!r}; allowed: {', '.join(names)}{did_you_mean(name, names)}"
             )

@@ -40,12 +40,8 @@ class Scale:
 
     def absorb(self, multiplier: float) -> "Scale":
         """Return the scale after moving a multiplier of forward into the weight."""
-        return Scale(
-            self.start * multiplier,
-            self.lr * multiplier,
-            self.decay / multiplier,
-            self.epsilon / multiplier,
-        )
+        larger, smaller = (self.start, self.lr), (self.decay, self.epsilon)
+        return Scale(*(value * multiplier for value in larger), *(value / multiplier for value in smaller))
 
 
 def width_ratio(shape: Shape, recipe: Recipe) -> float:
@@ -125,20 +121,11 @@ def param_groups(
 def fold_attention(
     state: Mapping[str, torch.Tensor], shape: Shape, recipe: Recipe
 ) -> dict[str, torch.Tensor]:
-    """Return weights with the attention ratio moved into the queries, for GPT-2's own scores over sqrt(d_h).
-
-    Args:
-        state: all weights of a model of `trainables.model.family.build_model`, by name.
-        shape: its shape.
-        recipe: its recipe.
-    """
-    ratio = attention_ratio(shape, recipe)
-    if ratio == 1:
-        return dict(state)
-    return {name: _queries(value, ratio) if ".c_attn." in name else value for name, value in state.items()}
-
-
-def _queries(value: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Multiply the queries in `value`, which stacks query, key and value."""
-    rows = len(value) // 3
-    return torch.cat([(value[:rows].float() * ratio).to(value.dtype), value[rows:]])
+    """Return a model's weights with the attention ratio moved into the queries, for GPT-2's scores over sqrt(d_h)."""
+    ratio, folded = attention_ratio(shape, recipe), dict(state)
+    for name, value in state.items():
+        if ratio != 1 and ".c_attn." in name:
+            # Query, key and value are stacked.
+            queries, others = value.tensor_split([len(value) // 3])
+            folded[name] = torch.cat([(queries.float() * ratio).to(value.dtype), others])
+    return folded

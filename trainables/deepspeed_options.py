@@ -4,7 +4,6 @@ DeepSpeed ignores unknown top-level keys and checks only its pydantic sections. 
 """
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -97,7 +96,9 @@ def check_options(options: dict[str, Any], zero: int) -> None:
         check_names(options)
     except ValueError as error:
         raise InputError(f"`training.deepspeed`: {error}.") from None
-    deepspeed = _imported_quietly()
+    from trainables.ranks.process_group import import_deepspeed
+
+    deepspeed = import_deepspeed()
     config = {
         "train_micro_batch_size_per_gpu": 1,
         **options,
@@ -122,18 +123,3 @@ def _wrong(error: ValidationError) -> str:
         f"`{'.'.join(map(str, details['loc']))}`: {details['msg']}"
         for details in error.errors(include_url=False)
     )
-
-
-def _imported_quietly() -> Any:
-    """Import DeepSpeed without its message on stdout about a missing accelerator."""
-    import torch
-
-    from trainables.ranks.process_group import import_deepspeed
-
-    if torch.cuda.is_available() or "DS_ACCELERATOR" in os.environ:
-        return import_deepspeed()
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    try:
-        return import_deepspeed()
-    finally:
-        del os.environ["DS_ACCELERATOR"]

@@ -65,20 +65,19 @@ class Layout(Frozen):
             more = "`frontier.head_dim: 64`" if finer else "a smaller `frontier.head_dim`"
             raise InputError(
                 f"tensor_parallel {self.tensor_parallel} does not divide the {shape.heads} heads of depth "
-                f"{shape.depth}, width {shape.width}: every rank must have equally many heads. Use a divisor of "
-                f"{shape.heads}, or in a spec `auto`, or `{{min_width: {{{self.tensor_parallel}: WIDTH}}}}` for shapes "
-                f"with enough heads, or give the shapes more heads ({more} in place of `heads`)."
+                f"{shape.depth}, width {shape.width}. Use a divisor of {shape.heads}, or in a spec `auto`, or "
+                f"`{{min_width: {{{self.tensor_parallel}: WIDTH}}}}`, or more heads ({more} in place of `heads`)."
             )
         if recipe.batch % self.data_parallel:
             raise InputError(
                 f"data_parallel {self.data_parallel} does not divide the batch of {recipe.batch} sequences. Use a "
                 f"divisor of {recipe.batch}, or another batch."
             )
-        if self.share(recipe) % self.sequences(recipe):
+        share = self.share(recipe)
+        if share % self.sequences(recipe):
             raise InputError(
-                f"micro_batch {self.micro_batch} does not divide the {self.share(recipe)} sequences of a group "
-                f"(a batch of {recipe.batch} over data_parallel {self.data_parallel}). Use a divisor of "
-                f"{self.share(recipe)}."
+                f"micro_batch {self.micro_batch} does not divide the {share} sequences of a group (a batch of "
+                f"{recipe.batch} over data_parallel {self.data_parallel}). Use a divisor of {share}."
             )
         if recipe.precision == "bf16" and self.zero == 0:
             raise InputError(

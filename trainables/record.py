@@ -24,7 +24,7 @@ class Keep:
     folder: str | Path
     """Folder or URI; replaced atomically."""
     revision: str | None = None
-    """Revision of the code, for the record."""
+    """Revision of the code."""
 
 
 class FileSum(Frozen):
@@ -82,7 +82,7 @@ def read_record(folder: Path) -> Record:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that determine the contents of weights and checkpoints."""
+    """Return the versions of the libraries that determine the contents of weights."""
     return {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "transformers")}
 
 

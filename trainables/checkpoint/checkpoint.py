@@ -112,7 +112,7 @@ class Found:
 
 @dataclass
 class _Writer:
-    """Write DeepSpeed's files with checksums, synced to disk, without raising.
+    """Write DeepSpeed's files with checksums, synced to disk.
 
     DeepSpeed's ranks meet in a barrier after their writes, so a disk slower than the group's timeout would end the
     training. Therefore `save` only collects the files, and `write` writes them inside `run_on_all_ranks`.
@@ -120,7 +120,6 @@ class _Writer:
 
     parts: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
-    error: Exception | None = None
 
     def save(self, state_dict: Any, path: str) -> None:
         """Collect a file; called by DeepSpeed."""
@@ -132,23 +131,18 @@ class _Writer:
     def write(self) -> None:
         """Write the collected files and free their contents."""
         for name in list(self.parts):
-            self._write(self.parts.pop(name), Path(name))
-
-    def _write(self, state_dict: Any, path: Path) -> None:
-        try:
+            path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 stream = _Summed(file)
                 try:
-                    torch.save(state_dict, stream)  # type: ignore[arg-type]  # it needs only write and flush
+                    torch.save(self.parts.pop(name), stream)  # type: ignore[arg-type]  # has write and flush
                 except RuntimeError as error:
                     # Torch's zip writer replaces the disk's error by its own.
                     raise stream.error or error from error
                 file.flush()
                 os.fsync(file.fileno())
             self.files[path.name] = FileRecord(bytes=stream.bytes, crc32=stream.crc32)
-        except (OSError, RuntimeError) as error:
-            self.error = self.error or error
 
     @contextlib.contextmanager
     def instead_of_deepspeeds(self, engine: Any) -> Iterator[None]:
@@ -237,9 +231,7 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
     return ended.problem
 
 
-def find(
-    storage: Folder, cell: str, layout: Layout, notes: list[str], passed: set[str] | None = None
-) -> Found | None:
+def find(storage: Folder, cell: str, layout: Layout, notes: list[str], passed: set[str]) -> Found | None:
     """Find the newest usable checkpoint of a cell and prepare it for loading in a layout; None if there is none.
 
     Unusable checkpoints (truncated, damaged, of another cell or format, or not convertible by DeepSpeed) are skipped
@@ -249,7 +241,6 @@ def find(
         InputError: the disk has no room to fetch or convert the checkpoint.
         OSError, RuntimeError: the storage could not be read; trying again may help.
     """
-    passed = set() if passed is None else passed
     while True:
         newest = functools.partial(_newest, storage, cell, passed)
         tag, marker, skipped = run_on_all_ranks(newest, "looking for checkpoints")[0]
@@ -282,13 +273,11 @@ def names(engine: Any) -> list[list[str]]:
 
 def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:
     """Write and upload this rank's files."""
-    writer.write()
-    if writer.error is not None:
-        return _failed(writer.error, storage)
     try:
+        writer.write()
         storage.publish(tag, writer.files)
-    except OSError as error:
-        return _Written(problem=f"{storage.name} refused a file ({_first_line(error)})")
+    except (OSError, RuntimeError) as error:
+        return _failed(error, storage)
     return _Written(writer.files)
 
 
@@ -317,8 +306,7 @@ def _thin(storage: Folder, tag: str, cell: str) -> None:
     for name in own:
         # Later ones too: this run resumed from before them, so they were unusable.
         if name not in kept:
-            with contextlib.suppress(OSError):
-                storage.remove(name, MARKER)
+            _discard(storage, name)
 
 
 def _failed(error: Exception, storage: Folder) -> _Written:
@@ -330,7 +318,6 @@ def _failed(error: Exception, storage: Folder) -> _Written:
 
 
 def _discard(storage: Folder, tag: str) -> None:
-    """Remove an incomplete checkpoint to free its space."""
     with contextlib.suppress(OSError):
         storage.remove(tag, MARKER)
 

@@ -1,6 +1,6 @@
-"""Conversion of checkpoints between layouts through DeepSpeed's universal checkpoint.
+"""Conversion of checkpoints between layouts through DeepSpeed's universal checkpoint (Lian et al. 2024, 2406.18820).
 
-It has one folder per parameter with its whole weight and moments in fp32 (Lian et al. 2024, arXiv 2406.18820).
+It has one folder per parameter with its whole weight and moments in fp32.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ def _torch_optimizer(engine: Any) -> Any:
 
 
 def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
-    """Merge the shards of stages 1 to 3 by DeepSpeed's converter; return the options of the optimizer's groups."""
+    """Merge the shards of stages 1 to 3; return the options of the optimizer's groups."""
     converter = importlib.import_module("deepspeed.checkpoint.ds_to_universal")
     arguments = Namespace(
         input_folder=str(source),
@@ -117,11 +117,9 @@ def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
         copied.unlink()
     groups: list[dict[str, Any]] = saved["param_groups"]
     inner = saved.get("optimizer_state_dict")
-    if inner is not None:
-        # Stage 3 writes no step with the parameters.
-        step = next(iter(inner["state"].values()))["step"]
-        for folder in _parameters(target / "zero"):
-            torch.save(step, folder / "step.pt")
+    # Stage 3 writes no step with the parameters.
+    for folder in _parameters(target / "zero") if inner else ():
+        torch.save(next(iter(inner["state"].values()))["step"], folder / "step.pt")
     return groups
 
 
@@ -154,16 +152,14 @@ def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]
 
 
 def _complete(folder: Path, model: dict[str, Any]) -> Any:
-    """Bring every parameter into the form that all stages read; return the optimizer's step.
-
-    The converter's output of stage 3 on one tensor-parallel rank is a flat tensor without metadata.
-    """
+    """Bring every parameter into the form that all stages read; return the optimizer's step."""
     shapes = {name: shape for group in model.get("param_shapes") or [] for name, shape in group.items()}
     step: Any = None
     for place in _parameters(folder):
         for state in STATES:
             value = _load(place / f"{state}.pt")
             if torch.is_tensor(value):
+                # Of stage 3 on one tensor-parallel rank: flat, without metadata.
                 torch.save({"param": value.reshape(shapes[place.name]), "cat_dim": 0}, place / f"{state}.pt")
         step = _load(place / "step.pt")
     return step
@@ -171,14 +167,9 @@ def _complete(folder: Path, model: dict[str, Any]) -> Any:
 
 def _describe(target: Path, model: dict[str, Any], groups: list[dict[str, Any]], step: Any) -> None:
     """Write the state that belongs to no parameter in the files that each stage reads."""
-    torch.save(
-        {
-            "ds_version": model["ds_version"],
-            "param_groups": groups,
-            "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups},
-        },
-        target / "zero" / "optimizer_state.pt",
-    )
+    inner = {"state": {0: {"step": step}}, "param_groups": groups}
+    state = {"ds_version": model["ds_version"], "param_groups": groups, "optimizer_state_dict": inner}
+    torch.save(state, target / "zero" / "optimizer_state.pt")
     # DeepSpeed expects one such file per saved rank (`mp_world_size`).
     common = {**{key: model[key] for key in _COMMON}, "mp_world_size": 1}
     for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):

@@ -42,9 +42,8 @@ class Probe:
         context = cell.recipe.context
         x, y = next(validation_batches(store, context=context, batch=max(1, PROBE_TOKENS // context)))
         self.inputs, self.targets = (torch.from_numpy(np.asarray(part)).to(device) for part in (x, y))
-        self.meter = (
-            StepMeter(self.model, engine.optimizer, cell, layout.zero) if "gradients" in self.names else None
-        )
+        is_metered = "gradients" in self.names
+        self.meter = StepMeter(self.model, engine.optimizer, cell, layout.zero) if is_metered else None
         self.step: dict[str, float] = {}
         with self._at_rest():
             check_blocks(self.model, self.inputs)

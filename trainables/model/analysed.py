@@ -22,23 +22,22 @@ from transformers import AttentionInterface
 
 from trainables.model.residual import JoinedBlock
 
+Tensor = torch.Tensor
+
 #: The name under which transformers finds the attention.
 LINEAR = "interplay_linear"
 
 
 def linear_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     scaling: float,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention whose weights are the scores: [B, H, T, d_h] to [B, T, H, d_h], in transformers' interface.
-
-    `module` and `attention_mask` are not used: every position attends to itself and all earlier ones.
-    """
+) -> tuple[Tensor, None]:
+    """Causal attention whose weights are the scores: [B, H, T, d_h] to [B, T, H, d_h], in transformers' interface."""
     length = query.shape[-2]
     seen = torch.arange(1, length + 1, device=query.device, dtype=query.dtype)
     scores = (query * scaling) @ key.transpose(-1, -2)

@@ -73,8 +73,6 @@ class Memory:
     """ZeRO's buffers for reducing gradients and gathering weights."""
     activations: int
     """Activations kept for backward, and the logits with their softmax and gradient."""
-    construction: int
-    """The whole model in fp32, which every rank builds on its host before sharding; not in `total`."""
 
     @property
     def state(self) -> int:
@@ -82,14 +80,10 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.buffers
 
     @property
-    def margin(self) -> int:
-        """`MARGIN` of the counted bytes."""
-        return round(MARGIN * (self.state + self.activations))
-
-    @property
     def total(self) -> int:
         """The peak, including the margin."""
-        return self.state + self.activations + self.margin
+        counted = self.state + self.activations
+        return counted + round(MARGIN * counted)
 
 
 def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Memory:
@@ -100,8 +94,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
 
     - Throughout: stage 0 holds 4P of weights and 8P of AdamW's moments; stages 1 and 2 hold v·P of weights, 4p of
       master weights (also in fp32) and 8p of moments; stage 3 holds v·p instead of v·P, a flat gradient of v·p, its
-      bucket, and during computation all weights up to `stage3_max_live_parameters`. Gradients exist from the first
-      micro-batch on.
+      bucket, and during computation all weights up to `LIVE_PARAMETERS`. Gradients exist from the first piece on.
     - Forward ends with the head: log-softmax, its gradient and that of the logits, all in fp32, take 12 bytes per token
       and symbol. DeepSpeed's loss over a sharded vocabulary keeps the logits, these minus their maximum and their
       exponentials in fp32, and with bf16 the logits themselves: 12 or 14.
@@ -110,8 +103,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     - Reduction: the gradients, the bucket they are copied to and the reduced copy; stage 0 copies all.
     - Step: ZeRO holds its gradients three times: as reduced, flat, and flat in fp32 (in fp32 twice).
 
-    Counted in DeepSpeed 0.19.8 (`zero/stage_1_and_2.py`, `zero/stage3.py`) and compared with measured peaks in
-    `tests/trainables/train/test_memory.py`. Not counted:
+    Counted in DeepSpeed 0.19.8; `tests/trainables/train/test_memory.py` compares it with measured peaks. Not counted:
 
     - on a CPU, freed blocks that glibc keeps but cannot reuse (its bug 14581, until 2.38): at 12 layers of width 256
       and 2,048 tokens 116 MB above 535, and 250 above 196 with activation checkpointing, which saves little there;
@@ -164,5 +156,4 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
         optimizer=8 * part,
         buffers=buffers,
         activations=activations,
-        construction=4 * model_family.parameters(shape, vocabulary, recipe.context, "pre").total,
     )

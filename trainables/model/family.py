@@ -18,9 +18,6 @@ from trainables.layout import Layout
 if TYPE_CHECKING:
     import torch
 
-#: Backward computes two products of the same size for each product of forward (Kaplan et al. 2020, section 2.1).
-TRAINING_OVER_FORWARD = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
@@ -29,7 +26,7 @@ class Parameters:
     embedding: int
     """V·d, shared with the head."""
     position: int
-    """Learned position vectors: T·d in GPT-2, 0 in a family with rotary positions."""
+    """Learned position vectors: T·d in GPT-2, 0 with rotary positions."""
     non_embedding: int
     """All blocks and the final norm; the paper's N = 12·L·d² leaves out biases and norms."""
 
@@ -59,8 +56,8 @@ class Flops:
 
     @property
     def training(self) -> int:
-        """Forward and backward of one token."""
-        return TRAINING_OVER_FORWARD * self.forward
+        """Three times forward: backward computes two products for each of its (Kaplan et al. 2020, section 2.1)."""
+        return 3 * self.forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +96,6 @@ class ModelFamily(ABC):
     def residual(self, recipe: Recipe) -> Residual:
         """Return how branches join the residual stream."""
         return self.own_residual or recipe.residual
-
-    # Counts: closed forms of a shape, without a model.
 
     @abstractmethod
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:

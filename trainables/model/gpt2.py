@@ -133,18 +133,11 @@ def use_local_heads(model: Any, layout: Layout) -> None:
             # Under ZeRO-3 the weight is an empty placeholder.
             rows = (getattr(weight, "ds_shape", None) or weight.shape)[0]
             if rows != 3 * width // degree:
-                raise RuntimeError(
-                    f"{name}.c_attn has {rows} rows on this rank and should have {3 * width // degree}: DeepSpeed did "
-                    "not shard it"
-                )
+                raise RuntimeError(f"DeepSpeed did not shard {name}.c_attn: it has {rows} rows on this rank")
             module.split_size = rows // 3
-    whole = [
-        n
-        for n, p in model.named_parameters()
-        if ".mlp.c_fc.weight" in n and not getattr(p, "tensor_model_parallel", False)
-    ]
-    if whole:
-        raise RuntimeError(f"DeepSpeed did not shard {', '.join(whole)}")
+    for name, parameter in model.named_parameters():
+        if ".mlp.c_fc.weight" in name and not getattr(parameter, "tensor_model_parallel", False):
+            raise RuntimeError(f"DeepSpeed did not shard {name}")
 
 
 def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str, torch.Tensor]:
@@ -158,13 +151,8 @@ def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str
     wanted = {name: value.shape for name, value in model.state_dict().items() if name != TIED_HEAD}
     tensors = {name: value.detach().cpu() for name, value in state.items() if name != TIED_HEAD}
     tensors = {n: (t.t() if n in transposed else t).contiguous() for n, t in tensors.items()}
-    wrong = [
-        f"{name} is {list(tensors[name].shape) if name in tensors else 'missing'}, not {list(shape)}"
-        for name, shape in wanted.items()
-        if name not in tensors or tensors[name].shape != shape
-    ] + [f"{name} is unknown" for name in tensors.keys() - wanted.keys()]
-    if wrong:
-        raise RuntimeError(
-            f"the weights are not those of the whole model ({len(wrong)} differ): {'; '.join(wrong[:3])}"
-        )
+    found = {name: value.shape for name, value in tensors.items()}
+    if found != wanted:
+        wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+        raise RuntimeError(f"the weights are not those of the whole model: {', '.join(wrong[:3])} differ")
     return tensors

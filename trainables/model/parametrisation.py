@@ -1,8 +1,8 @@
 """Parametrisations sp, mup and completep: initialisation, learning rate, weight decay and epsilon by width and depth.
 
-`sp` changes nothing. `mup` (Yang et al. 2022, Tensor Programs V, arXiv 2203.03466, table 8, for tied embeddings) and
-`completep` (Dey et al. 2025, arXiv 2505.01618, table 1, alpha = 1) scale each kind of weight by m = d / d0 and, for
-`completep`, l = L / L0, so that one base rate fits all shapes. At the base shape all three are identical.
+`mup` (Yang et al. 2022, Tensor Programs V, arXiv 2203.03466, table 8, for tied embeddings) and `completep` (Dey et al.
+2025, arXiv 2505.01618, table 1, alpha = 1) scale each kind of weight by m = d / d0 and, for `completep`, l = L / L0, so
+that one base rate fits all shapes. At the base shape both are `sp`.
 
 The tables need two multipliers in forward: logits / m, and residual branches / l. For AdamW a weight with multiplier
 c is a weight c times as large with the rate c·lr, weight decay / c and epsilon / c (start and rate: lemma J.1 of Yang
@@ -38,10 +38,9 @@ class Scale:
     epsilon: float = 1.0
     """Factor of AdamW's epsilon."""
 
-    def absorb(self, multiplier: float) -> "Scale":
+    def absorb(self, by: float) -> "Scale":
         """Return the scale after moving a multiplier of forward into the weight."""
-        larger, smaller = (self.start, self.lr), (self.decay, self.epsilon)
-        return Scale(*(value * multiplier for value in larger), *(value / multiplier for value in smaller))
+        return Scale(self.start * by, self.lr * by, self.decay / by, self.epsilon / by)
 
 
 def width_ratio(shape: Shape, recipe: Recipe) -> float:
@@ -62,10 +61,8 @@ def attention_ratio(shape: Shape, recipe: Recipe) -> float:
 
 
 def scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
-    """Return the scale of a parameter, by its name in the model.
-
-    Gradients scale as 1/m everywhere and as 1/l inside the blocks, and so do the epsilons.
-    """
+    """Return the scale of a parameter, by its name in the model."""
+    # Gradients scale as 1/m everywhere and as 1/l inside the blocks, and so do the epsilons.
     wide, deep = width_ratio(shape, recipe), depth_ratio(shape, recipe)
     model_family = family(recipe.network)
     residual, role = model_family.residual(recipe), model_family.role(name)
@@ -76,10 +73,7 @@ def scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
         outer = Scale(epsilon=1 / wide)
         return outer.absorb(1 / wide) if role.kind == "final_norm" else outer
     epsilon = 1 / (wide * deep)
-    if role.is_matrix:
-        inner = Scale(start=1 / math.sqrt(wide), lr=1 / wide, decay=wide, epsilon=epsilon)
-    else:
-        inner = Scale(epsilon=epsilon)
+    inner = Scale(1 / math.sqrt(wide), 1 / wide, wide, epsilon) if role.is_matrix else Scale(epsilon=epsilon)
     return inner.absorb(1 / deep) if role.kind == "branch_output" else inner
 
 

@@ -48,7 +48,7 @@ def run_on_all_ranks(
 
     def run() -> None:
         if torch.cuda.is_available():
-            # Each thread has its own current device; a context on another rank's GPU would take 0.5 GiB there.
+            # A thread has its own current device; a context on another rank's GPU would take 0.5 GiB there.
             torch.cuda.set_device(device())
         try:
             answer.append(work())

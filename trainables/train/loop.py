@@ -60,21 +60,16 @@ def train(
 
     Every rank of the layout calls this with the same arguments except `rank_info` and gets the same result.
 
-    Args:
-        cell: what to train.
-        data_root: folder or URI of the packed token stores; a missing store is packed there.
-        layout: one rank by default.
-        rank_info: this process's rank; by default it is alone, or as torchrun started it.
-        rendezvous: the open port of rank 0; None on other ranks.
-        checkpoints: folder or URI of this cell's checkpoints; None keeps none.
-        checkpoint_every: seconds.
-        weights: destination of the final weights as a HuggingFace folder; ignored if HuggingFace has no such model.
-        evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
-        diagnostics: measured before the first step and at each evaluation, with no effect on training.
-        stop: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
-            argument alone, so that a resumed cell ends at the same step.
-        report: called on rank 0 with new progress, at most every `report_every` seconds.
-        report_every: seconds.
+    - `data_root`: folder or URI of the packed token stores; a missing store is packed there.
+    - `layout`, `rank_info`: one rank by default, or as torchrun started this process.
+    - `rendezvous`: the open port of rank 0; None on other ranks.
+    - `checkpoints`, `checkpoint_every`: folder or URI of this cell's checkpoints, and seconds between them.
+    - `weights`: destination of the final weights as a HuggingFace folder; ignored if HuggingFace has no such model.
+    - `evaluations`: number of evaluations on the validation set, evenly spaced, the last one at the last step.
+    - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
+    - `stop`: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
+      argument alone, so that a resumed cell ends at the same step.
+    - `report`, `report_every`: called on rank 0 with new progress, at most once in so many seconds.
 
     Raises:
         DataError: the data is missing, unusable, or has changed since the cell was planned.
@@ -127,17 +122,12 @@ def train(
 
 
 def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore:
-    opened = functools.partial(
-        open_store, cell.data, context=cell.recipe.context, root=data_root, key=cell.data_key
-    )
-
-    def pack() -> None:
-        patiently(opened)
-
+    spec, key, context = cell.data, cell.data_key, cell.recipe.context
+    opened = functools.partial(patiently, lambda: open_store(spec, context=context, root=data_root, key=key))
     if layout.ranks > 1:
         # Packing can take longer than the timeout of a collective.
-        run_on_all_ranks(pack, "packing the data", PACK_LIMIT)
-    return patiently(opened)
+        run_on_all_ranks(lambda: bool(opened()), "packing the data", PACK_LIMIT)
+    return opened()
 
 
 def _start(
@@ -145,10 +135,8 @@ def _start(
 ) -> tuple[Any, TrainingState | None]:
     """Build the engine, load the newest usable checkpoint, and return the engine and the checkpoint's state."""
     if storage is not None:
-        check = storage.check
-        run_on_all_ranks(
-            lambda: None if dist.get_rank() else patiently(check), "checking the checkpoint storage"
-        )
+        check = storage.check if dist.get_rank() == 0 else lambda: None
+        run_on_all_ranks(lambda: patiently(check), "checking the checkpoint storage")
     passed: set[str] = set()
     while True:
         found = checkpoint.find(storage, cell.key, layout, notes, passed) if storage else None
@@ -268,9 +256,7 @@ class _Training:
         )
         if self.first_loss is None:
             self.first_loss = mean
-        if not math.isfinite(mean):
-            return f"the training loss is {mean} at step {self.step}"
-        if mean > DIVERGENCE_FACTOR * self.first_loss:
+        if not math.isfinite(mean) or mean > DIVERGENCE_FACTOR * self.first_loss:
             return f"the training loss rose from {self.first_loss:.3f} to {mean:.3f} at step {self.step}"
         return None
 
@@ -294,17 +280,13 @@ class _Training:
 
     def _decide_on_rank_0(self, decision: bool) -> bool:
         """Return rank 0's decision on all ranks, because clocks differ."""
-        if self.layout.ranks == 1:
-            return decision
         broadcast = torch.tensor(float(decision), device=self.device)
-        dist.broadcast(broadcast, src=0)
+        if self.layout.ranks > 1:
+            dist.broadcast(broadcast, src=0)
         return bool(broadcast)
 
     def _evaluate(self) -> None:
-        """Evaluate the loss over the whole validation set, in nats per target, and for tasks the measure `accuracy`.
-
-        The groups share the batches; each target counts once.
-        """
+        """Evaluate loss and measures over the whole validation set; the groups share it and each target counts once."""
         layout, engine = self.layout, self.engine
         start = time.perf_counter()
         score = self.cell.data.score(self.cell.recipe.context)

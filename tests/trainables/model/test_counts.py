@@ -166,7 +166,7 @@ def test_the_state_of_each_stage(precision: Precision, zero: int, groups: int, p
     needed = memory(shape, 64, cell, Layout.model_validate({"zero": zero, "data_parallel": groups}))
     assert needed.moment in ("step", "reduction")
     assert needed.state == pytest.approx(per_parameter * parameters(shape, 64, 2).total, rel=1e-6)
-    assert needed.total == needed.state + needed.margin
+    assert needed.total == needed.state + round(0.05 * needed.state)
 
 
 def test_more_ranks_never_need_more_each() -> None:

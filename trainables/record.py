@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from trainables.cell import Cell, Frozen
 from trainables.errors import InputError
 from trainables.layout import Layout
@@ -70,11 +68,11 @@ def read_record(folder: Path) -> Record:
     """Read the record of a folder of weights; RecordError if that fails."""
     path = folder / RECORD
     try:
-        return Record.model_validate_json(path.read_text(encoding="utf-8"))
+        return Record.model_validate_json(path.read_bytes())
     except OSError as error:
         what = f"{folder} holds no weights of a cell: {path.name} cannot be read ({error.strerror})"
         raise RecordError(what, "use a folder that `--weights` has written") from error
-    except (ValidationError, UnicodeDecodeError, InputError) as error:
+    except ValueError as error:
         raise RecordError(
             f"{path} is damaged, or of another version of Interplay",
             f"remove {folder} and train the cell again with `python -m trainables CELL.json --weights DIR`",

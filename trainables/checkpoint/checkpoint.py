@@ -210,20 +210,12 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
     with writer.instead_of_deepspeeds(engine):
         engine.save_checkpoint(str(storage.local), tag=tag, client_state=client, save_latest=False)
 
-    def finish(written: list[_Written]) -> _Written:
-        if is_first:
-            bad = [part for part in written if part.problem or part.error]
-            if bad:
-                _discard(storage, tag)
-                return next((part for part in bad if part.error), bad[0])
-            files = {name: record for part in written for name, record in part.files.items()}
-            marker = Marker(format=FORMAT, layout=layout, state=state, files=files, versions=versions())
-            return _finish(storage, tag, marker)
-        return _Written()
+    def finish() -> _Written:
+        return _finish(storage, tag, layout, state, written) if is_first else _Written()
 
     try:
         written = run_on_all_ranks(lambda: _publish(storage, tag, writer), "writing the checkpoint")
-        ended = run_on_all_ranks(lambda: finish(written), "completing the checkpoint")[0]
+        ended = run_on_all_ranks(finish, "completing the checkpoint")[0]
     finally:
         storage.release(tag)
     if ended.error:
@@ -235,11 +227,7 @@ def find(storage: Folder, cell: str, layout: Layout, notes: list[str], passed: s
     """Find the newest usable checkpoint of a cell and prepare it for loading in a layout; None if there is none.
 
     Unusable checkpoints (truncated, damaged, of another cell or format, or not convertible by DeepSpeed) are skipped
-    with a note. Tags in `passed` are skipped too; examined ones are added to it.
-
-    Raises:
-        InputError: the disk has no room to fetch or convert the checkpoint.
-        OSError, RuntimeError: the storage could not be read; trying again may help.
+    with a note. Tags in `passed` are skipped too; examined ones are added to it. A full disk is an InputError.
     """
     while True:
         newest = functools.partial(_newest, storage, cell, passed)
@@ -281,8 +269,16 @@ def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:
     return _Written(writer.files)
 
 
-def _finish(storage: Folder, tag: str, marker: Marker) -> _Written:
-    """Write the marker and remove old checkpoints."""
+def _finish(
+    storage: Folder, tag: str, layout: Layout, state: TrainingState, written: list[_Written]
+) -> _Written:
+    """Write the marker and remove old checkpoints, or the files of this one if a rank failed."""
+    bad = [part for part in written if part.problem or part.error]
+    if bad:
+        _discard(storage, tag)
+        return next((part for part in bad if part.error), bad[0])
+    files = {name: record for part in written for name, record in part.files.items()}
+    marker = Marker(format=FORMAT, layout=layout, state=state, files=files, versions=versions())
     body = marker.model_dump(mode="json")
     try:
         storage.write(tag, MARKER, json.dumps({"checksum": digest(body), **body}).encode())
@@ -290,7 +286,7 @@ def _finish(storage: Folder, tag: str, marker: Marker) -> _Written:
         _discard(storage, tag)
         return _failed(error, storage)
     try:
-        _thin(storage, tag, marker.state.cell)
+        _thin(storage, tag, state.cell)
     except OSError as error:
         # The checkpoint is complete, and the next save removes them.
         logging.getLogger(__name__).warning(
@@ -418,7 +414,6 @@ def _convert(storage: Folder, tag: str, saved: Layout) -> str | None:
 
 
 def _release(storage: Folder, tag: str) -> None:
-    """Remove files that only loading a checkpoint needed."""
     if storage.is_remote or dist.get_rank() == 0:
         shutil.rmtree(_universal_folder(storage, tag), ignore_errors=True)
     storage.release(tag)

@@ -9,8 +9,7 @@ train it as a language model, the following is added, which keeps that degree:
 - fixed scales instead of norms: scores are divided by sqrt(d_h) and by the number of positions attended to, embeddings
   start with a variance of 1, and logits are divided by sqrt(d).
 
-A layer has 4·d² weights and no biases, a third of the 12·d² that N counts; models of equal N have equally many
-weights at any depth.
+A layer has 4·d² weights and no biases, a third of the 12·d² that N counts.
 """
 
 import math

@@ -83,14 +83,14 @@ class ModelFamily(ABC):
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre", "sqrt", "linear", "scaled_norm"})
     """Values of `training.residual` that it can train; these four only scale weights by their role."""
     own_residual: ClassVar[Residual | None] = None
-    """Residual connection that the family fixes; None leaves the choice to `recipe.residual`."""
+    """Fixed by the family instead of by `recipe.residual`."""
 
     def check(self, recipe: Recipe) -> None:
         """Raise a ValueError if this family cannot train a recipe."""
         if recipe.residual not in self.residuals:
+            allowed = ", ".join(sorted(self.residuals))
             raise ValueError(
-                f"`network: {self.name}` has no `residual: {recipe.residual}`; choose among "
-                f"{', '.join(sorted(self.residuals))}"
+                f"`network: {self.name}` has no `residual: {recipe.residual}`; allowed: {allowed}"
             )
 
     def residual(self, recipe: Recipe) -> Residual:

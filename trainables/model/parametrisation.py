@@ -81,8 +81,7 @@ def residual_scale(role: Role, residual: Residual, depth: int) -> Scale:
     """Return the scale of a parameter for other residual connections than `pre`.
 
     `sqrt` and `linear` multiply the output of each branch by 1/sqrt(L) and 1/L; `scaled_norm` multiplies the norm
-    before each branch by 1/sqrt(l), l = 1 for the first layer (Sun et al. 2025, arXiv 2502.05795). All are
-    absorbed like the multipliers of a parametrisation, so the model stays HuggingFace's class.
+    before each branch by 1/sqrt(l), l = 1 for the first layer (Sun et al. 2025, arXiv 2502.05795).
     """
     if residual == "scaled_norm" and role.kind == "norm" and role.layer is not None:
         return Scale().absorb(1 / math.sqrt(role.layer + 1))
@@ -97,7 +96,6 @@ def param_groups(
     """Return the optimizer's groups, one per combination of learning rate, weight decay and epsilon.
 
     Biases and norms have no weight decay. The first group contains the embedding, whose rate is always the cell's.
-    Under `sp`, and at the base shape, there are two groups: matrices, and the rest.
     """
     groups: dict[tuple[bool, Scale], dict[str, Any]] = {}
     for name, parameter in named:

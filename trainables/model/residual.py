@@ -1,10 +1,8 @@
 """Residual connections other than GPT-2's: norms after the sum (`post`), and ADMIN.
 
-`pre` is GPT-2: x + f(norm(x)). `sqrt`, `linear` and `scaled_norm` change only its scales
-(`trainables.model.parametrisation.residual_scale`). `post` is the first transformer, norm(x + f(x)) (Vaswani et al.
-2017), which is hard to train when deep. `admin` is `post` with a weight on the stream, norm(w * x + f(x)),
-initialised to balance the branches (Liu et al. 2020, "Understanding the Difficulty of Training Transformers" and
-"Very Deep Transformers for Neural Machine Translation", arXiv 2004.08249 and 2008.07772).
+`pre` is GPT-2: x + f(norm(x)). `post` is the first transformer, norm(x + f(x)) (Vaswani et al. 2017). `admin` is `post`
+with a weight on the stream, norm(w * x + f(x)), initialised to balance the branches (Liu et al. 2020, arXiv 2004.08249
+and 2008.07772). `trainables.model.parametrisation.residual_scale` has the others.
 """
 
 from typing import Any

@@ -89,7 +89,6 @@ class Layout(Frozen):
 def default_zero(precision: Precision, ranks: int) -> ZeroStage:
     """Return the cheapest correct stage: 0 for one rank in fp32, else 1.
 
-    With bf16 stage 0 changes the loss by 3e-2 after 20 steps, and its gradient norm under tensor parallelism is wrong;
-    with fp32 it has no norm (DeepSpeed issue 7255).
+    With bf16 stage 0 changes the loss by 3e-2 after 20 steps; with fp32 it has no gradient norm (DeepSpeed issue 7255).
     """
     return 1 if precision == "bf16" or ranks > 1 else 0

@@ -47,7 +47,7 @@ def linear_attention(
 class AnalysedBlock(JoinedBlock):
     """A block of attention and a skip connection only."""
 
-    def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    def join(self, stream: Tensor, added: Tensor) -> Tensor:
         """Add the attention's output."""
         return stream + added
 

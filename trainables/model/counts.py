@@ -36,8 +36,7 @@ def flops(shape: Shape, vocabulary: int, context: int, network: str = "gpt2") ->
 def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
     """Count the bytes of a micro-batch's activations on a rank that forward keeps for backward, without the head's.
 
-    A layer keeps `ModelFamily.layer_activations`, or with activation checkpointing its input alone. The final norm adds
-    2·d values per token, dropout its masks.
+    With activation checkpointing a layer keeps its input alone. The final norm adds 2·d values per token.
     """
     stream, _, layer = _layer_bytes(shape, recipe, layout)
     masks = (2 * shape.depth + 1) * stream // _BYTES[recipe.precision] if recipe.dropout else 0

@@ -74,7 +74,7 @@ def build_engine(
 
     Raises:
         InputError: DeepSpeed refuses one of the recipe's options.
-        RuntimeError: a matrix is not sharded; DeepSpeed reports nothing if a pattern matches no layer.
+        RuntimeError: a matrix is not sharded.
     """
     layout = layout or Layout()
     if recipe.deepspeed:

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 _STACKED = {"shape": [3, -1], "partition_dim": 0}
-#: How tensor-parallel ranks share the matrices (Shoeybi et al. 2019, arXiv 1909.08053, section 3): by output before
-#: the nonlinearity, by input after it. `c_attn` holds query, key and value, each sharded separately. DeepSpeed's own
-#: rules do not cover GPT-2 (its issue 3711).
+#: How tensor-parallel ranks share the matrices (Shoeybi et al. 2019, arXiv 1909.08053, section 3). `c_attn` holds query,
+#: key and value, each sharded separately. DeepSpeed's own rules do not cover GPT-2 (its issue 3711).
 PARTITION_CONFIG: Mapping[str, Any] = {
     "use_default_specs": False,
     "layer_specs": [
@@ -36,10 +35,7 @@ class GPT2(ModelFamily):
     diagnostics = frozenset({"rank", "layer_drop", "induction", "gradients"})
 
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
-        """Count 12·d² weights, 9·d biases and two norms of 2·d per block, and a final norm.
-
-        ADMIN has two more vectors of d per block.
-        """
+        """Count 12·d² weights, 9·d biases and two norms of 2·d per block, a final norm, and ADMIN's stream weights."""
         depth, width = shape.depth, shape.width
         stream_weights = 2 * depth * width if residual == "admin" else 0
         return Parameters(

@@ -23,17 +23,17 @@ study: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow and not extended" -n 2 --dist loadfile
 
-# Two files at a time, because most of these tests wait for processes to start and end. The quickstart runs last and alone,
-# because the time of its second run is checked.
+# Two files at a time, because most of these tests wait for processes to start and end.
 # Ray would start its workers at niceness 15, where they get no CPU time beside other work.
 test-gate: export RAY_worker_niceness := 0
 test-gate: $(INSTALLED)
-	$(BIN)/python -m pytest -m "slow and not extended" -n 2 --dist loadfile --durations=15 --ignore=tests/test_quickstart.py
-	$(BIN)/python -m pytest -m "slow and not extended" --durations=5 tests/test_quickstart.py
+	$(BIN)/python -m pytest -m "slow and not extended" -n 2 --dist loadfile --durations=15
 
 test-all: export RAY_worker_niceness := 0
+# The quickstart runs alone, because the time of its second run is checked.
 test-all: test test-gate
-	$(BIN)/python -m pytest -m extended -n 2 --dist loadfile --durations=25 -o timeout=3600
+	$(BIN)/python -m pytest -m extended -n 2 --dist loadfile --durations=25 -o timeout=3600 --ignore=tests/test_quickstart.py
+	$(BIN)/python -m pytest -m extended -o timeout=7200 tests/test_quickstart.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ def test_a_figure_is_over_when_it_exceeds_its_limit():
     assert not Figure("a", 1e9, "ms", None).over
 
 
+@pytest.mark.slow
 def test_the_plan_of_ten_thousand_cells_is_measured(bench):
     code, printed, figures = bench("plan")
     assert [f["limit"] for f in figures] == [3.0]
@@ -61,6 +62,7 @@ def test_the_steps_are_measured_against_the_hand_written_loop(bench):
     assert all(0.2 < f["value"] < 20 and "plain torch" in f["rival"] for f in figures)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_throughput_part_says_so(bench):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -156,6 +156,7 @@ def test_the_pages_have_commands_and_the_lists_above_no_others():
 QUICK = sorted({c for c in commands() if c not in ELSEWHERE and c not in AFTER_QUICKSTART and c not in SLOW})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", QUICK)
 def test_a_command_of_the_pages_works(command, folder):
     done = run(command, folder)

@@ -61,6 +61,7 @@ def test_the_docs_quote_what_the_surface_says(folder, fitted):
     assert [item["extrapolated"] for item in ours] == [False, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", ["1e11", "2e11"])
 def test_another_level_of_tokens_can_be_asked_for(folder, tokens):
     found = answer(folder, "fit", str(TABLE), *NAMES, "--tokens", tokens, "--json")

@@ -120,6 +120,8 @@ class Fit:
         Raises:
             InputError: not a fit file.
         """
+        if not isinstance(value, Mapping) or not {"crossings", "law", "rivals", "rows"} <= value.keys():
+            raise InputError(f"This is not a {_NAME}: `crossings`, `law`, `rivals` and `rows` are needed.")
         try:
             known = {name: item for name, item in value.items() if item is not None}
             rivals = [dict(item) for item in known.pop("rivals")]

@@ -90,7 +90,6 @@ LAWS = {
     "log-linear": ("threshold law", "ln d = a + b·L"),
     "power": ("power law", "ln d = a + b·ln L"),
     "additive": ("additive loss", "E + c_m·d^−α_m + c_l·L^−α_l"),
-    "aspect": ("aspect loss", "(E + A·N^−α)·(1 + ε·(d/L)^γ)"),
     "response": ("response surface", "loss quadratic in ln N and ln L"),
     BASELINE: ("nearest measured", "the depth that was best at the largest size seen"),
 }

@@ -48,7 +48,7 @@ def surface_trainers(misfit_sd: float = 0.0) -> dict[str, Trainer]:
     def trainer(form: SurfaceForm) -> Trainer:
         return lambda rows: surface_advice(fit_surface(form, _frame(_means(rows), misfit_sd)))
 
-    return {form: trainer(form) for form in ("additive", "aspect", "response")}
+    return {form: trainer(form) for form in ("additive", "response")}
 
 
 def _means(rows: pd.DataFrame) -> ShapeMeans:

@@ -1,21 +1,13 @@
-"""Rivals of the threshold law: three surfaces that give the loss as a function of size N and depth L.
+"""Rivals of the threshold law: two surfaces that give the loss as a function of size N and depth L.
 
-- `additive` (Liu et al. 2026, arXiv 2602.05970): loss = E + c_m·d^-α_m + c_l·L^-α_l.
-- `aspect` (Bian et al. 2025): loss = (E + A·N^-α)(1 + ε·R^γ) with R = d/L.
+- `additive` (Liu et al. 2026, arXiv 2602.05970): loss = E + c_m·d^-α_m + c_l·L^-α_l, with d = sqrt(N/(12·L)).
 - `response`: a quadratic in ln N and ln L, without theory; the reference for what the points themselves support.
 
-Both papers add a term in the training tokens D. Losses are compared here at equal tokens, where B·D^-β is a constant
+Liu et al. add a term in the training tokens D. Losses are compared here at equal tokens, where B·D^-β is a constant
 that cannot be separated from E. The E below is their sum, not the entropy of the data.
-
-The width of a shape follows from its count: d = sqrt(N/(12·L)).
-
-The two nonlinear surfaces are fitted by variable projection. For given exponents the coefficients solve a linear
-problem with non-negative unknowns, so only the exponents are searched, from the minima of a grid. A search in all five
-parameters at once is badly conditioned and stops early.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,15 +23,11 @@ from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
 
-SurfaceForm = Literal["additive", "aspect", "response"]
+SurfaceForm = Literal["additive", "response"]
 SurfaceStatus = Literal["ok", "bound_hit", "not_converged", "insufficient"]
 
-#: Range of α_m, α_l and α. Below it a power is nearly a logarithm, above it nearly a step.
+#: Range of α_m and α_l. Below it a power is nearly a logarithm, above it nearly a step.
 EXPONENT = (0.01, 10.0)
-#: Range of |γ|.
-ASPECT_EXPONENT = (0.01, 6.0)
-#: Range of ε·R^γ at the mean aspect; at -1 the loss would vanish.
-ASPECT_EFFECT = (-0.95, 20.0)
 #: Most local minima of the grid that are refined.
 STARTS = 6
 #: Relative tolerance of the optimiser for the sum of squares, the exponents and the gradient.
@@ -47,7 +35,7 @@ TOLERANCE = 1e-12
 #: Smallest ratio of the singular values of centred (ln N, ln L): below it depth and size move together.
 COLLINEAR = 1e-4
 
-_PARAMETERS: dict[SurfaceForm, int] = {"additive": 5, "aspect": 5, "response": 6}
+_PARAMETERS: dict[SurfaceForm, int] = {"additive": 5, "response": 6}
 _RESPONSE = ("b", "b_N", "b_L", "b_NN", "b_NL", "b_LL")
 
 
@@ -60,16 +48,15 @@ class SurfaceFit:
         status: `ok`; `bound_hit`: the best parameters lie on a bound (`reason` names it); `not_converged`: the
             optimiser failed; `insufficient`: the points do not determine the surface.
         reason: of any status but `ok`.
-        parameters: name -> value. `additive`: E, c_m, alpha_m, c_l, alpha_l. `aspect`: E, A, alpha, epsilon, gamma.
-            `response`: b, b_N, b_L, b_NN, b_NL, b_LL of u = ln N - log_params and v = ln L - log_depth, and these two
-            centres.
+        parameters: name -> value. `additive`: E, c_m, alpha_m, c_l, alpha_l. `response`: b, b_N, b_L, b_NN, b_NL, b_LL
+            of u = ln N - log_params and v = ln L - log_depth, and these two centres.
         rmse: weighted root mean square of the residuals, nats per token.
         points, dof: number of points, and of points less parameters.
         aicc: Akaike's criterion corrected for few points, with an estimated variance; comparable between surfaces of
             the same points only; None with too few points.
         starts: number of refined starts, the local minima of the sum of squares on a grid of exponents.
         message: of the optimiser, how many starts reached the same minimum, and the size of the grid.
-        covariance: of the six coefficients of `response`; None for the other forms.
+        covariance: of the six coefficients of `response`; None for `additive`.
         scaled: the covariance is scaled by the residuals (Student's t), because the noise is not known or the residuals
             exceed it; else it follows from the noise alone (normal).
         depth_range, params_range: smallest and largest depth and N of the points.
@@ -101,12 +88,9 @@ class SurfaceFit:
         n, layers = np.broadcast_arrays(np.asarray(params, dtype=float), np.asarray(depth, dtype=float))
         if not self.usable:
             return np.full(n.shape, np.nan)
-        width = np.sqrt(n / (12 * layers))
         if self.form == "additive":
+            width = np.sqrt(n / (12 * layers))
             return np.asarray(p["E"] + p["c_m"] * width ** -p["alpha_m"] + p["c_l"] * layers ** -p["alpha_l"])
-        if self.form == "aspect":
-            size = p["E"] + p["A"] * n ** -p["alpha"]
-            return np.asarray(size * (1 + p["epsilon"] * (width / layers) ** p["gamma"]))
         u, v = np.log(n) - p["log_params"], np.log(layers) - p["log_depth"]
         return np.asarray(_quadratic(u, v) @ np.array([p[name] for name in _RESPONSE]))
 
@@ -128,7 +112,7 @@ class SurfaceFit:
 
         Returns:
             Both ends, None for an open end: the curvature does not differ from zero, and the data do not exclude that
-            the loss keeps falling that way. None instead of ends for the other forms.
+            the loss keeps falling that way. None instead of ends for `additive`.
         """
         if self.form != "response" or self.covariance is None:
             return None
@@ -163,15 +147,6 @@ class SurfaceFit:
         if not self.usable:
             return None, self.reason
         p = self.parameters
-        if self.form == "aspect":
-            effect = p["epsilon"] * p["gamma"]
-            if effect == 0:
-                return None, "the aspect d/L does not change the fitted loss"
-            better, change = ("deeper", "grows") if effect > 0 else ("wider", "falls")
-            return None, (
-                f"this form is monotone in the aspect d/L: at every N the loss {change} with it, so {better} is "
-                "always better and there is no finite best depth"
-            )
         if self.form == "response":
             if p["b_LL"] <= 0:
                 return None, (
@@ -207,8 +182,8 @@ def points_of(curves: Curves) -> pd.DataFrame:
 
 
 def fit_surfaces(points: pd.DataFrame) -> tuple[SurfaceFit, ...]:
-    """All three surfaces through the same points: additive, aspect, response."""
-    return tuple(fit_surface(form, points) for form in ("additive", "aspect", "response"))
+    """Both surfaces through the same points: additive, response."""
+    return fit_surface("additive", points), fit_surface("response", points)
 
 
 def fit_surface(form: SurfaceForm, points: pd.DataFrame) -> SurfaceFit:
@@ -223,77 +198,97 @@ def fit_surface(form: SurfaceForm, points: pd.DataFrame) -> SurfaceFit:
     reason = data.lacking(form)
     if reason is not None:
         return SurfaceFit(form, "insufficient", reason, points=len(data.loss))
-    return {"additive": _fit_additive, "aspect": _fit_aspect, "response": _fit_response}[form](data)
+    return _fit_additive(data) if form == "additive" else _fit_response(data)
 
 
 def _fit_additive(data: "_Points") -> SurfaceFit:
-    """Loss = E + c_m·d^-α_m + c_l·L^-α_l with E, c >= 0 and α > 0."""
+    """Loss = E + c_m·d^-α_m + c_l·L^-α_l with E, c >= 0 and α > 0, by variable projection (Golub and Pereyra 1973).
+
+    For given exponents the coefficients solve a linear problem with non-negative unknowns, so only the exponents are
+    searched, from the minima of a grid. A search in all five parameters is badly conditioned and stops early.
+    """
     logs = np.column_stack([(data.x - np.log(12 * data.depth)) / 2, np.log(data.depth)])
     # Relative to the smallest width and depth every column lies in [0, 1], whatever the exponent.
     reference = logs.min(axis=0)
     logs = logs - reference
+    root = np.sqrt(data.weight)
+    target = root * data.loss
+    # Sums of squares in units of the spread of the losses: the optimiser's gradient test is absolute.
+    centred = data.loss - np.average(data.loss, weights=data.weight)
+    unit = math.sqrt(float(np.mean(data.weight)) * max(float(np.mean(centred**2)), 1e-30))
 
     def columns(theta: Floats) -> Floats:
-        return np.column_stack([np.ones(len(logs)), np.exp(-theta * logs)])
+        return np.asarray(root[:, None] * np.column_stack([np.ones(len(logs)), np.exp(-theta * logs)]))
 
-    def derivative(theta: Floats, coefficients: Floats) -> Floats:
-        return np.asarray(-logs * np.exp(-theta * logs) * coefficients[1:])
+    def solve(theta: Floats) -> tuple[Floats, Floats, Floats]:
+        design = columns(theta)
+        norms = np.linalg.norm(design, axis=0)
+        q, r = np.linalg.qr(design / norms)
+        coefficients = nnls(r, q.T @ target)[0]
+        return design, coefficients / norms, (design @ (coefficients / norms) - target) / unit
+
+    def residual(theta: Floats) -> Floats:
+        return solve(theta)[2]
+
+    def jacobian(theta: Floats) -> Floats:
+        # Kaufman 1975: exact gradient, and for small residuals the full step; held coefficients have no column.
+        design, coefficients, _ = solve(theta)
+        q = np.linalg.qr(design[:, coefficients > 0])[0]
+        slope = root[:, None] * np.asarray(-logs * np.exp(-theta * logs) * coefficients[1:]) / unit
+        return np.asarray(slope - q @ (q.T @ slope))
 
     axis = np.geomspace(EXPONENT[0] * 2, EXPONENT[1] / 2, 24)
-    found = _project(data, columns, derivative, ([axis, axis],), ((EXPONENT, EXPONENT),))
-    scale = np.exp(found.theta * reference)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1)
+    cost = np.empty(grid.shape[:-1])
+    for index in np.ndindex(cost.shape):
+        design = columns(grid[index])
+        q, r = np.linalg.qr(design / np.linalg.norm(design, axis=0))
+        along = q.T @ target
+        cost[index] = nnls(r, along)[1] ** 2 - along @ along
+    lowest = np.argwhere(cost == minimum_filter(cost, size=3, mode="nearest")).tolist()
+    starts = sorted(lowest, key=lambda index: float(cost[tuple(index)]))[:STARTS]
+    results = [
+        least_squares(
+            residual,
+            grid[tuple(start)],
+            jac=jacobian,
+            bounds=EXPONENT,
+            x_scale=np.maximum(np.abs(grid[tuple(start)]), 1e-3),
+            ftol=TOLERANCE,
+            xtol=TOLERANCE,
+            gtol=TOLERANCE,
+            max_nfev=400,
+        )
+        for start in starts
+    ]
+    least = min(found.cost for found in results)
+    same = [found for found in results if found.cost <= least * (1 + 1e-6) + 1e-18]
+    # Prefer a start that also converged among those that reached the same minimum.
+    best = min(same, key=lambda found: (found.status <= 0, found.cost))
+    _, coefficients, misfit = solve(best.x)
+    scale = np.exp(best.x * reference)
     values = {
-        "E": float(found.coefficients[0]),
-        "c_m": float(found.coefficients[1] * scale[0]),
-        "alpha_m": float(found.theta[0]),
-        "c_l": float(found.coefficients[2] * scale[1]),
-        "alpha_l": float(found.theta[1]),
+        "E": float(coefficients[0]),
+        "c_m": float(coefficients[1] * scale[0]),
+        "alpha_m": float(best.x[0]),
+        "c_l": float(coefficients[2] * scale[1]),
+        "alpha_l": float(best.x[1]),
     }
-    return data.done("additive", values, ("E", "c_m", "c_l"), found, ("alpha_m", "alpha_l"))
-
-
-def _fit_aspect(data: "_Points") -> SurfaceFit:
-    """Loss = (E + A·N^-α)(1 + ε·R^γ), R = d/L, with E, A >= 0 and α > 0.
-
-    At fixed N it is monotone in R whatever the parameters, so this form has no finite best depth.
-    """
-    size = data.x - data.x.min()
-    ratios = (data.x - np.log(12 * data.depth)) / 2 - np.log(data.depth)
-    centre = float(ratios.mean())
-    aspect = ratios - centre
-
-    def columns(theta: Floats) -> Floats:
-        factor = 1 + theta[2] * np.exp(theta[1] * aspect)
-        return np.column_stack([factor, np.exp(-theta[0] * size) * factor])
-
-    def derivative(theta: Floats, coefficients: Floats) -> Floats:
-        power, effect = np.exp(-theta[0] * size), np.exp(theta[1] * aspect)
-        level = coefficients[0] + coefficients[1] * power
-        falling = -coefficients[1] * size * power * (1 + theta[2] * effect)
-        return np.column_stack([falling, level * theta[2] * aspect * effect, level * effect])
-
-    alphas = np.geomspace(EXPONENT[0] * 2, EXPONENT[1] / 2, 10)
-    gammas = np.geomspace(ASPECT_EXPONENT[0] * 5, ASPECT_EXPONENT[1] / 2, 6)
-    effects = np.concatenate([-np.geomspace(0.8, 0.002, 4), np.geomspace(0.002, 5, 5)])
-    up, down = ASPECT_EXPONENT, (-ASPECT_EXPONENT[1], -ASPECT_EXPONENT[0])
-    # Two boxes: at γ = 0 the aspect drops out, and a search cannot cross it.
-    found = _project(
-        data,
-        columns,
-        derivative,
-        ([alphas, gammas, effects], [alphas, -gammas[::-1], effects]),
-        ((EXPONENT, up, ASPECT_EFFECT), (EXPONENT, down, ASPECT_EFFECT)),
+    hits = [f"{name} = 0" for name in ("E", "c_m", "c_l") if values[name] == 0]
+    for name in ("alpha_m", "alpha_l"):
+        hits += [f"{name} = {end:g}" for end in EXPONENT if abs(values[name] - end) <= 1e-6 * max(end, 1e-2)]
+    message = (
+        f"{best.message} {len(same)} of {len(results)} starts, the local minima of a grid of {cost.size}, reached this "
+        "minimum."
     )
-    alpha, gamma, effect = (float(value) for value in found.theta)
-    values = {
-        "E": float(found.coefficients[0]),
-        "A": float(found.coefficients[1] * math.exp(alpha * float(data.x.min()))),
-        "alpha": alpha,
-        "epsilon": effect * math.exp(-gamma * centre),
-        "gamma": gamma,
-    }
-    names = ("alpha", "gamma", "epsilon·R^gamma at the mean aspect")
-    return data.done("aspect", values, ("E", "A"), found, names)
+    status: SurfaceStatus = "ok"
+    reason = None
+    if best.status <= 0:
+        status, reason = "not_converged", f"the optimiser stopped early: {message}"
+    elif hits:
+        status, reason = "bound_hit", f"the best fit lies on a bound: {', '.join(hits)}"
+    summary = data.summary("additive", float(misfit @ misfit) * unit**2)
+    return SurfaceFit("additive", status, reason, values, starts=len(results), message=message, **summary)
 
 
 def _fit_response(data: "_Points") -> SurfaceFit:
@@ -389,127 +384,3 @@ class _Points:
             "depth_range": (float(self.depth.min()), float(self.depth.max())),
             "params_range": (float(np.exp(self.x.min())), float(np.exp(self.x.max()))),
         }
-
-    def done(
-        self,
-        form: SurfaceForm,
-        values: dict[str, float],
-        coefficients: tuple[str, ...],
-        found: "_Minimum",
-        exponents: tuple[str, ...],
-    ) -> SurfaceFit:
-        """The fit with its status; `coefficients` may be zero and `exponents` (of `found.theta`) on an end."""
-        hits = [f"{name} = 0" for name in coefficients if values[name] == 0]
-        for name, value, ends in zip(exponents, found.theta, found.bounds, strict=True):
-            hits += [f"{name} = {end:g}" for end in ends if abs(value - end) <= 1e-6 * max(abs(end), 1e-2)]
-        status: SurfaceStatus = "ok"
-        reason = None
-        if not found.converged:
-            status, reason = "not_converged", f"the optimiser stopped early: {found.message}"
-        elif hits:
-            status, reason = "bound_hit", f"the best fit lies on a bound: {', '.join(hits)}"
-        summary = self.summary(form, found.rss)
-        return SurfaceFit(form, status, reason, values, starts=found.starts, message=found.message, **summary)
-
-
-@dataclass(frozen=True)
-class _Minimum:
-    """The best of the refined starts."""
-
-    theta: Floats
-    coefficients: Floats
-    rss: float
-    converged: bool
-    message: str
-    starts: int
-    bounds: tuple[tuple[float, float], ...]
-
-
-def _project(
-    data: _Points,
-    columns: Callable[[Floats], Floats],
-    derivative: Callable[[Floats, Floats], Floats],
-    grids: tuple[list[Floats], ...],
-    boxes: tuple[tuple[tuple[float, float], ...], ...],
-) -> _Minimum:
-    """Minimise |y - Φ(θ)·c|² over θ in a box and c >= 0 by variable projection (Golub and Pereyra 1973).
-
-    Args:
-        data: the points.
-        columns: θ -> Φ, (points, coefficients).
-        derivative: (θ, c) -> ∂(Φ·c)/∂θ, (points, exponents).
-        grids: for each box, one axis of starting values per exponent.
-        boxes: the ranges of θ.
-    """
-    root = np.sqrt(data.weight)
-    target = root * data.loss
-    # Sums of squares in units of the spread of the losses: the optimiser's gradient test is absolute.
-    centred = data.loss - np.average(data.loss, weights=data.weight)
-    unit = math.sqrt(float(np.mean(data.weight)) * max(float(np.mean(centred**2)), 1e-30))
-
-    def solve(theta: Floats) -> tuple[Floats, Floats, Floats]:
-        design = root[:, None] * columns(theta)
-        norms = np.linalg.norm(design, axis=0)
-        q, r = np.linalg.qr(design / norms)
-        coefficients = nnls(r, q.T @ target)[0]
-        return design, coefficients / norms, (design @ (coefficients / norms) - target) / unit
-
-    def residual(theta: Floats) -> Floats:
-        return solve(theta)[2]
-
-    def jacobian(theta: Floats) -> Floats:
-        # Kaufman 1975: exact gradient, and for small residuals the full step; held coefficients have no column.
-        design, coefficients, _ = solve(theta)
-        q = np.linalg.qr(design[:, coefficients > 0])[0]
-        slope = root[:, None] * derivative(theta, coefficients) / unit
-        return np.asarray(slope - q @ (q.T @ slope))
-
-    results = []
-    for axes, box in zip(grids, boxes, strict=True):
-        low, high = np.array(box).T
-        for start in _starts(axes, columns, root, target):
-            found = least_squares(
-                residual,
-                start,
-                jac=jacobian,
-                bounds=(low, high),
-                x_scale=np.maximum(np.abs(start), 1e-3),
-                ftol=TOLERANCE,
-                xtol=TOLERANCE,
-                gtol=TOLERANCE,
-                max_nfev=400,
-            )
-            results.append((float(found.cost), found, box))
-    tried = sum(math.prod(len(axis) for axis in axes) for axes in grids)
-    lowest = min(cost for cost, _, _ in results)
-    same = [item for item in results if item[0] <= lowest * (1 + 1e-6) + 1e-18]
-    # Prefer a start that also converged among those that reached the same minimum.
-    _, best, box = min(same, key=lambda item: (item[1].status <= 0, item[0]))
-    _, coefficients, misfit = solve(best.x)
-    return _Minimum(
-        theta=best.x,
-        coefficients=coefficients,
-        rss=float(misfit @ misfit) * unit**2,
-        converged=best.status > 0,
-        message=f"{best.message} {len(same)} of {len(results)} starts, the local minima of a grid of {tried}, came "
-        "to this minimum.",
-        starts=len(results),
-        bounds=box,
-    )
-
-
-def _starts(
-    axes: list[Floats], columns: Callable[[Floats], Floats], root: Floats, target: Floats
-) -> list[Floats]:
-    """The lowest local minima of the sum of squares on a grid of exponents."""
-    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
-    cost = np.empty(grid.shape[:-1])
-    for index in np.ndindex(cost.shape):
-        design = root[:, None] * columns(grid[index])
-        design /= np.linalg.norm(design, axis=0)
-        q, r = np.linalg.qr(design)
-        along = q.T @ target
-        cost[index] = nnls(r, along)[1] ** 2 - along @ along
-    lowest = np.argwhere(cost == minimum_filter(cost, size=3, mode="nearest"))
-    order = sorted(lowest.tolist(), key=lambda index: float(cost[tuple(index)]))
-    return [grid[tuple(index)] for index in order[:STARTS]]

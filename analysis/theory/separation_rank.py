@@ -11,10 +11,9 @@ and too low with a probability of at most `odds_too_low`.
 
 import itertools
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,8 @@ Floats = npt.NDArray[np.float64]
 PRIME = 2**31 - 1
 #: Beyond this depth the degree of y in weights and inputs, 3^(L+1) - 2, exceeds the prime, and `odds_too_low` is 1.
 DEEPEST = 18
-#: Size of the first matrix; doubled until the rank is less than it.
-FIRST_GRID = 32
+#: Sizes of the first and, by default, of the largest matrix. The largest takes half a minute and 0.5 GiB.
+FIRST_GRID, LARGEST_GRID = 32, 2048
 #: Most partitions measured by one call.
 MOST_PARTITIONS = 100
 
@@ -65,9 +64,7 @@ class SeparationRank:
         rank: rank of M.
         grid: inputs on each side, the size of M.
         saturated: the rank equals the grid, so it is only a lower bound of the separation rank.
-        stopped_by: why a saturated grid was not doubled: `memory`, `time` or `grid` (a given size).
         odds_too_low: bound of the probability that the random draw made the rank too low (Schwartz-Zippel).
-        seconds: wall time.
     """
 
     depth: int
@@ -78,9 +75,7 @@ class SeparationRank:
     rank: int
     grid: int
     saturated: bool
-    stopped_by: Literal["memory", "time", "grid"] | None
     odds_too_low: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -94,15 +89,6 @@ class Held:
     upper: bool | None
 
 
-def default_tokens(width: int) -> int:
-    """Return 2·(d + 1), the number of positions beyond which the rank does not change.
-
-    The network depends on its inputs only through x^0 and the sum of x x^T over the positions (see `grid_matrix`), and
-    d + 1 positions on each side already reach every such pair.
-    """
-    return 2 * (width + 1)
-
-
 def separation_rank(
     depth: int,
     width: int,
@@ -110,9 +96,7 @@ def separation_rank(
     tokens: int | None = None,
     *,
     partition: Sequence[int] | None = None,
-    grid: int | None = None,
-    memory: float = 2.0,
-    seconds: float = 120.0,
+    grid: int = LARGEST_GRID,
     seed: int = 0,
 ) -> SeparationRank:
     """Measure the separation rank of a random network at position 0 with respect to a balanced partition.
@@ -121,46 +105,21 @@ def separation_rank(
         depth: L.
         width: d.
         heads: H, which divides d.
-        tokens: number of positions, even; `default_tokens` where None.
+        tokens: number of positions, even; 2·(d + 1) where None. More change nothing: the network depends on its inputs
+            only through x^0 and a sum over positions (see `grid_matrix`), and d + 1 on each side reach all of these.
         partition: positions in A (half of them); the first half where None.
-        grid: inputs on each side; None doubles from `FIRST_GRID` until the rank is less than the grid.
-        memory: limit in GiB; the grid is not doubled beyond it.
-        seconds: limit of time; the grid is not doubled if the next one would exceed it.
+        grid: most inputs on each side; their number is doubled from `FIRST_GRID` until the rank is less than it.
         seed: seed of weights and inputs.
 
     Raises:
-        InputError: a value that describes no such network or partition, or one that does not fit into memory.
+        InputError: a value that describes no such network or partition.
     """
-    _check(depth, width, heads)
-    tokens = default_tokens(width) if tokens is None else tokens
+    tokens = _check(depth, width, heads, tokens, grid)
     inside = _check_partition(tokens, partition)
-    size = FIRST_GRID if grid is None else grid
-    if size < 1:
-        raise InputError(f"The grid is {grid}; it must be a whole number of at least 1.")
-    if (need := _gibibytes(depth, width, heads, tokens, size)) > memory:
-        raise InputError(
-            f"A grid of {size:,} for depth {depth}, width {width}, heads {heads} and {tokens} tokens needs {need:.3g} "
-            f"GiB, and --memory allows {memory:g}. Allow more, or take a smaller grid or width."
-        )
-    began = time.monotonic()
     network = random_network(depth, width, heads, seed=seed)
-    stopped: Literal["memory", "time", "grid"] | None = None
-    while True:
-        started = time.monotonic()
-        rank = _grid_rank(network, inside, size, seed)
-        now = time.monotonic()
-        if rank < size:
-            break
-        if grid is not None:
-            stopped = "grid"
-        elif _gibibytes(depth, width, heads, tokens, 2 * size) > memory:
-            stopped = "memory"
-        # The next grid has four times the entries and eight times the elimination, so it takes four times at least.
-        elif now + 4 * (now - started) > began + seconds:
-            stopped = "time"
-        if stopped:
-            break
-        size *= 2
+    size = min(FIRST_GRID, grid)
+    while (rank := _grid_rank(network, inside, size, seed)) == size < grid:
+        size = min(2 * size, grid)
     return SeparationRank(
         depth=depth,
         width=width,
@@ -170,10 +129,8 @@ def separation_rank(
         rank=rank,
         grid=size,
         saturated=rank == size,
-        stopped_by=stopped,
         # A minor of M is a polynomial of degree 2·(3^L - 1) in the weights and 3^L in the inputs, for each of its rows.
         odds_too_low=min(1.0, size * (3.0 ** (depth + 1) - 2) / PRIME),
-        seconds=now - began,
     )
 
 
@@ -184,9 +141,7 @@ def partition_ranks(
     tokens: int | None = None,
     *,
     count: int | None = None,
-    grid: int | None = None,
-    memory: float = 2.0,
-    seconds: float = 120.0,
+    grid: int = LARGEST_GRID,
     seed: int = 0,
 ) -> tuple[SeparationRank, ...]:
     """Measure the rank with respect to several balanced partitions; by Proposition 1 all ranks are equal.
@@ -200,34 +155,24 @@ def partition_ranks(
     Raises:
         InputError: see `separation_rank`; also if there are more than `MOST_PARTITIONS`, or `count` is out of range.
     """
-    _check(depth, width, heads)
-    tokens = default_tokens(width) if tokens is None else tokens
-    first = _check_partition(tokens, None)
+    tokens = _check(depth, width, heads, tokens, grid)
     total = math.comb(tokens, tokens // 2)
-    if (total if count is None else count) > MOST_PARTITIONS:
+    if not 1 <= (total if count is None else count) <= min(total, MOST_PARTITIONS):
         raise InputError(
-            f"{tokens} tokens have {total:,} balanced partitions; at most {MOST_PARTITIONS} are measured. Ask for "
-            "fewer, as --partitions 6, or take fewer tokens (8 have 70)."
-        )
-    if count is not None and not 1 <= count <= total:
-        raise InputError(
-            f"{count} partitions were asked for; {tokens} tokens have {total:,}, so ask for 1 to "
-            f"{min(total, MOST_PARTITIONS)}, or for all."
+            f"{tokens} tokens have {total:,} balanced partitions, and {count or 'all'} were asked for; ask for 1 to "
+            f"{min(total, MOST_PARTITIONS)}, as --partitions 6, or take fewer tokens (8 have 70)."
         )
     if count is None:
         chosen = list(itertools.combinations(range(tokens), tokens // 2))
     else:
-        chosen = [first, tuple(range(tokens // 2, tokens))][:count]
+        chosen = [tuple(range(tokens // 2)), tuple(range(tokens // 2, tokens))][:count]
         generator = np.random.default_rng([seed, 2])
         while len(chosen) < count:
             drawn = tuple(sorted(generator.choice(tokens, tokens // 2, replace=False).tolist()))
             if drawn not in chosen:
                 chosen.append(drawn)
     return tuple(
-        separation_rank(
-            depth, width, heads, tokens, partition=part, grid=grid, memory=memory, seconds=seconds, seed=seed
-        )
-        for part in chosen
+        separation_rank(depth, width, heads, tokens, partition=part, grid=grid, seed=seed) for part in chosen
     )
 
 
@@ -405,14 +350,8 @@ def _subtract_product(target: Ints, factors: Ints, rows: Floats) -> Ints:
     return _fold(target + PRIME - _fold((upper << 16) + lower))
 
 
-def _gibibytes(depth: int, width: int, heads: int, tokens: int, grid: int) -> float:
-    """Bound the memory of a grid: copies of M, numbers per input, weights and the temporaries of one chunk."""
-    per_input = 2 * (tokens // 2 * width + 6 * width**2) + 6 * (_ROWS + _PANEL)
-    fixed = 8 * depth * heads * width**2 + 10 * max(_CHUNK, width**2)
-    return 8 * (4 * grid**2 + per_input * grid + fixed) / 2**30
-
-
-def _check(depth: int, width: int, heads: int) -> None:
+def _check(depth: int, width: int, heads: int, tokens: int | None, grid: int) -> int:
+    """Refuse what describes no network; return the number of positions."""
     check_shape(depth, width, heads)
     if depth > DEEPEST:
         raise InputError(
@@ -420,19 +359,22 @@ def _check(depth: int, width: int, heads: int) -> None:
             "high a degree for the arithmetic. The bounds are defined for every depth."
         )
     if width % heads:
-        divisors = [str(h) for h in range(1, min(width, 64) + 1) if width % h == 0]
         raise InputError(
-            f"{heads} heads do not divide the width {width}, so there is no such network to measure (each head has "
-            f"width/heads rows); use one of {', '.join(divisors)}. The bounds do not need this."
+            f"{heads} heads do not divide the width {width}, so there is no such network to measure; the bounds do not "
+            "need this."
         )
-
-
-def _check_partition(tokens: int, partition: Sequence[int] | None) -> tuple[int, ...]:
+    tokens = 2 * (width + 1) if tokens is None else tokens
     if tokens < 2 or tokens % 2:
         raise InputError(
             f"{tokens} tokens have no balanced partition, which puts half of the positions on each side; "
             "take an even number of at least 2."
         )
+    if grid < 1:
+        raise InputError(f"The grid is {grid}; it must be a whole number of at least 1.")
+    return tokens
+
+
+def _check_partition(tokens: int, partition: Sequence[int] | None) -> tuple[int, ...]:
     half = tokens // 2
     if partition is None:
         return tuple(range(half))

@@ -39,16 +39,10 @@ COROLLARY_2 = (
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of the separation rank of a shape, as log3 of the rank.
+    """Bounds of the separation rank of a shape, as log3 of the rank; None where undefined or not covered.
 
-    Attributes:
-        depth, width, heads: L, d and H.
-        lower: None where it is undefined (d <= H) or no theorem applies.
-        upper: None where no theorem applies.
-        regime: the side of L = log3 d.
-        vacuous: the lower bound is undefined or at most 0; every function but zero has rank 1, whose log3 is 0.
-        theorem: 1 or 2, or None on the boundary L = log3 d, which neither covers.
-        reason: why a bound is missing.
+    `vacuous`: the lower bound is undefined or at most 0, the log3 of rank 1, which every function but zero has.
+    `theorem`: 1 or 2, or None on the boundary L = log3 d, which neither covers. `reason`: why a bound is missing.
     """
 
     depth: int
@@ -64,13 +58,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class MinimalDepth:
-    """The smallest depth that does not waste width at a size: the L at which d = 3^L and 12·L·d² = N.
+    """The smallest depth that does not waste width at N parameters: the L at which d = 3^L and 12·L·d² = N.
 
-    Attributes:
-        params: N.
-        exact: L as a real number; `width` is 3^L there.
-        ceil: the smallest whole depth at or above it (at least 1); `ceil_width` is sqrt(N/(12·L)) there.
-        nearest: the whole depth nearest to it (at least 1), with `nearest_width`.
+    `exact` is L as a real number with `width` 3^L; `ceil` the smallest whole depth at or above it and `nearest` the one
+    nearest to it, both at least 1, with widths sqrt(N/(12·L)).
     """
 
     params: float
@@ -91,8 +82,8 @@ class MatchingWidth:
         needed: the deeper model's lower bound, log3.
         log10_width: None where every width is enough.
         width: the same as a number; None where every width is enough, or where it is too large for a float.
-        binding: the width is larger than the deeper model's, and large enough for Theorem 1 to cover the shallower
-            model. Otherwise the bounds do not separate the two models.
+        binding: the width is larger than the deeper model's, and Theorem 1 covers the shallower model at it.
+            Otherwise the bounds do not separate the two models.
         printed: the width in the earlier revision of the paper, for its own example.
     """
 
@@ -108,12 +99,8 @@ class MatchingWidth:
 class SlopeComparison:
     """The slope ln 3 of the theory's threshold against a fitted b of ln d = a + b·L.
 
-    Attributes:
-        theory: ln 3.
-        b, b_interval: as fitted.
-        ratio: ln 3 / b, how much steeper the theory is; None where b is not positive.
-        ratio_interval: from the ends of `b_interval`; an end is None where b may be 0.
-        agrees: ln 3 lies in `b_interval`; None without an interval.
+    `ratio` is ln 3 / b, None where b is not positive; an end of `ratio_interval` is None where b may be 0.
+    `agrees`: ln 3 is in `b_interval`; None without an interval.
     """
 
     theory: float
@@ -249,12 +236,6 @@ def matching_width(shallow: int, depth: int, width: int, heads: int) -> Matching
     """Compute the width at which a shallower model's upper bound reaches the deeper model's lower bound (Corollary 1).
 
     Solves (3^Ls - 1)/2 · log3(w + H) = lower bound of (7) at the deeper model for w; the heads are the same in both.
-
-    Args:
-        shallow: depth Ls of the shallower model.
-        depth: depth of the deeper model, below log3(width).
-        width: width of the deeper model.
-        heads: heads of both models.
 
     Raises:
         InputError: the shallower model is not shallower, or Theorem 1 has no lower bound for the deeper one.

@@ -104,15 +104,9 @@ def depth_verb(
         return
     table = _table("N", "L", "d = 3^L", "L ceil", "d", "L nearest", "d")
     for item in found:
-        table.add_row(
-            f"{item.params:.3g}",
-            f"{item.exact:.3f}",
-            f"{item.width:,.0f}",
-            str(item.ceil),
-            f"{item.ceil_width:,.0f}",
-            str(item.nearest),
-            f"{item.nearest_width:,.0f}",
-        )
+        exact = (f"{item.params:.3g}", f"{item.exact:.3f}", f"{item.width:,.0f}")
+        whole = ((item.ceil, item.ceil_width), (item.nearest, item.nearest_width))
+        table.add_row(*exact, *(text for depth, width in whole for text in (str(depth), f"{width:,.0f}")))
     note = (
         "L solves 12·L·9^L = N; ceil is the smallest whole depth at or above it, nearest the whole depth closest to "
         "it, each with d = sqrt(N/(12·L)). Measured thresholds are far deeper: the theory's slope is ln 3 per layer "
@@ -129,11 +123,11 @@ def example_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Show the width a shallower model needs to match a deeper one (Corollary 1): as printed, and recomputed."""
-    from analysis.theory.theorems import EXAMPLE, bounds, matching_width
+    from analysis.theory.theorems import EXAMPLE, check_shape, matching_width
 
     given = zip((depth, width, heads), EXAMPLE, strict=True)
     deep_depth, deep_width, both_heads = (own if value is None else value for value, own in given)
-    bounds(deep_depth, deep_width, both_heads)  # refuses an impossible shape
+    check_shape(deep_depth, deep_width, both_heads)
     if deep_depth < 2:
         raise SpecError(
             f"The deeper model has depth {deep_depth}, and no model is shallower; take a --depth of 2 or more."
@@ -190,12 +184,8 @@ def rank_verb(
         str, typer.Option("--partitions", metavar="all|K", help="balanced partitions to measure")
     ] = "1",
     grid: Annotated[
-        int | None, typer.Option("--grid", help="inputs on each side; by default doubled until it is enough")
-    ] = None,
-    memory: Annotated[float, typer.Option("--memory", min=0.01, help="limit in GiB")] = 2.0,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.01, help="limit of time for each partition")
-    ] = 120.0,
+        int, typer.Option("--grid", help="most inputs on each side; doubled from 32 until they are enough")
+    ] = 2048,
     seed: Annotated[int, typer.Option("--seed", min=0, help="seed of weights and inputs")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -207,9 +197,7 @@ def rank_verb(
         raise SpecError(f"--partitions is {partitions!r}; it must be `all` or a whole number, as 6.")
     count = None if partitions == "all" else int(partitions)
     with Console(stderr=True).status("measuring"):
-        ranks = partition_ranks(
-            depth, width, heads, tokens, count=count, grid=grid, memory=memory, seconds=seconds, seed=seed
-        )
+        ranks = partition_ranks(depth, width, heads, tokens, count=count, grid=grid, seed=seed)
     best = max(ranks, key=lambda item: item.rank)
     limits, seven = bounds(depth, width, heads), equation_7(depth, width, heads)
     checked = held(best.rank, best.saturated, limits.lower, limits.upper)
@@ -326,9 +314,11 @@ def _rank_view(
         beside.add_row(name, _rank_text(lower), _rank_text(upper), text)
     lines = []
     if best.saturated:
-        option = {"memory": "--memory", "time": "--seconds"}.get(str(best.stopped_by), "a larger --grid")
-        text = f"The rank fills the grid of {best.grid:,}, so it is only a lower bound. Allow more with {option}."
-        lines.append(_warning(text))
+        lines.append(
+            _warning(
+                f"The rank fills the grid of {best.grid:,}, so it is only a lower bound; take a larger --grid."
+            )
+        )
     else:
         text = (
             f"Exact, modulo 2^31 - 1; too low by a bad draw with a probability below {best.odds_too_low:.0e}."

@@ -109,7 +109,10 @@ def read_fit(path: Path) -> "Fit":
             f"The fit file {path} cannot be read: {error}. `interplay run SPEC` writes one to "
             "results/NAME/fit.json, `interplay fit RUNS --out FILE` any other."
         ) from error
-    return Fit.from_json(document)
+    try:
+        return Fit.from_json(document)
+    except InputError as error:
+        raise InputError(f"{path} cannot be used. {error}") from error
 
 
 def _measured(result: "Fit", params: float) -> dict[str, Any] | None:

@@ -190,6 +190,7 @@ def test_a_script_is_bash(name):
     assert not done.stdout
 
 
+@pytest.mark.slow
 def test_kuberay_takes_the_job(rayjob, kuberay):
     kuberay.validate(rayjob)
 

@@ -347,6 +347,7 @@ def test_the_start_and_the_end_are_those_of_the_models_at_hand(root, tmp_path):
     assert end != pytest.approx(expected, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_a_killed_cell_has_the_same_diagnostics(root, tmp_path, monkeypatch):
     whole = train(cell(), data_root=root, diagnostics=DIAGNOSTICS)
     save, saves = checkpoint.save, []
@@ -371,6 +372,7 @@ def test_a_killed_cell_has_the_same_diagnostics(root, tmp_path, monkeypatch):
     assert [bool(progress.start) for progress in news] == [True] + [False] * (len(news) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "layout"),
     [
@@ -391,6 +393,7 @@ def test_every_layout_has_the_diagnostics_of_the_plain_one(root, expected, preci
         assert found == pytest.approx(right, **tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", KINDS[3:], ids=lambda recipe: "-".join(recipe.values()))
 def test_other_networks_are_looked_into_without_a_bit_changed(root, recipe):
     names = [name for name in DIAGNOSTICS if name != "induction" or "network" not in recipe]

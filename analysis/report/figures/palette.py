@@ -26,7 +26,6 @@ LAWS = {
     "log-linear": (ACCENT, BASE["accent"][1]),
     "power": ("#2a6bb3", "#7db6f2"),
     "additive": ("#7d4f96", "#c9a4dd"),
-    "aspect": ("#5b6b1e", "#b9cc6a"),
     "response": ("#0f7f86", "#5fc9cf"),
 }
 

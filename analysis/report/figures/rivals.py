@@ -25,7 +25,6 @@ DASHES: Mapping[str, Any] = {
     "log-linear": "-",
     "power": (0, (1, 1.4)),
     "additive": (0, (5, 2)),
-    "aspect": (0, (2, 2)),
     "response": (0, (5, 2, 1, 2)),
 }
 #: Largest depth drawn; a deeper line leaves the frame.

@@ -158,13 +158,13 @@ def test_where_rivals_part_for_good(found):
             DisagreementSpan(4e4, 1e6, "deeper"),
         ),
         part("additive", (9.0, 2.0, 3.0, 4.0), DisagreementSpan(1e3, 2e3, "deeper")),
-        part("aspect", (None,) * 4),
+        part("response", (None,) * 4),
     )
     told = dataclasses.replace(with_law(found), disagreements=rivals)
     assert disagreement_sentence(told) == (
         "Against the threshold law, the power law is more than 25 % deeper from N ≈ 40 thousand on. "
         "The additive loss is within 25 % of it at N ≈ 1.0 million. "
-        "The aspect loss names no finite depth at N ≈ 1.0 million."
+        "The response surface names no finite depth at N ≈ 1.0 million."
     )
     assert "Without a threshold law" in disagreement_sentence(dataclasses.replace(told, disagreements=()))
 

@@ -126,6 +126,7 @@ def test_intervals_cover_the_truth_at_their_level(name):
         assert 0.92 <= share <= (1.0 if what in outside(world) else 0.98), (what, found, statuses)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_in_a_few_studies_too():
     # 80 studies: 95 % is known to 2.4 %, so three standard errors below is 88 %.
     found, statuses = coverage(WORLDS["4 depths, 4 seeds, 0.5 %, steep, much shared"], 80, seed=1)

@@ -40,7 +40,7 @@ def test_the_law_the_losses_were_made_from_beats_the_others():
         "too shallow": lambda rows: Advice(lambda params: 3.0),
     }
     found = {item.law: item for item in held_out(table(), {**surface_trainers(), **wrong})}
-    assert list(found) == [BASELINE, "additive", "aspect", "response", "too deep", "too shallow"]
+    assert list(found) == [BASELINE, "additive", "response", "too deep", "too shallow"]
     true = found["additive"]
     assert [round(size) for size in true.sizes] == [640_000, 2_560_000]
     # Train on 4 budgets, ask at one; train on 3, ask at two.
@@ -113,23 +113,22 @@ def test_what_is_not_answered_is_counted_with_its_reason():
         "silent": lambda rows: Advice(lambda params: None),
         "endless": lambda rows: Advice(lambda params: math.inf),
         "at small sizes": lambda rows: Advice(lambda params: 4.0 if params < 1e6 else None),
-        "aspect": surface_trainers()["aspect"],
+        "loss only": lambda rows: Advice(lambda params: None, loss=lambda params, depth: 0 * depth),
     }
     found = {item.law: item for item in held_out(table(), laws)}
     assert (found["not fitted"].unanswered, found["not fitted"].mean_regret) == (3, None)
     assert found["not fitted"].reasons == ("the law cannot be fitted to the smaller sizes",)
     assert found["silent"].reasons == found["endless"].reasons == ("the law names no finite depth",)
     assert (found["at small sizes"].unanswered, len(found["at small sizes"].regrets)) == (2, 1)
-    assert found["aspect"].unanswered == 3
-    assert all("no finite best depth" in reason for reason in found["aspect"].reasons)
-    # It names no depth, but it foretells losses.
-    assert found["aspect"].rmse > 0
+    # It names no depth, but it predicts losses.
+    assert found["loss only"].unanswered == 3
+    assert found["loss only"].rmse > 0
 
 
 def test_a_surface_that_cannot_be_fitted_says_so():
     two_depths = table(depths=(2, 8))
     found = {item.law: item for item in held_out(two_depths, surface_trainers())}
-    for law in ("additive", "aspect", "response"):
+    for law in ("additive", "response"):
         assert found[law].rmse is None
         assert all("three depths" in reason or "are needed" in reason for reason in found[law].reasons)
 
@@ -295,8 +294,10 @@ def test_laws_may_meet_again_and_part_the_other_way():
 
 
 def test_a_law_without_a_depth_says_why_where_laws_part():
-    flat = SurfaceFit("aspect", "ok", parameters={"E": 1, "A": 1, "alpha": 0.3, "epsilon": 0.1, "gamma": 0.5})
-    laws = {"log-linear": power(1.0, 0.2), "aspect": surface_advice(flat)}
+    flat = SurfaceFit(
+        "additive", "ok", parameters={"E": 1, "c_m": 0, "alpha_m": 0.3, "c_l": 0.1, "alpha_l": 0.5}
+    )
+    laws = {"log-linear": power(1.0, 0.2), "additive": surface_advice(flat)}
     assert "deeper is always better" in disagreements(laws, 1e3, 1e6, reference="log-linear")[1].reason
 
 

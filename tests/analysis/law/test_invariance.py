@@ -93,6 +93,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_a_poor_table_gets_an_answer_that_says_what_it_lacks(name, frame, tmp_path):
     last = frame[frame["tokens"] == 4e9].drop(columns="tokens").reset_index(drop=True)

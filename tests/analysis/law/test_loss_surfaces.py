@@ -14,7 +14,6 @@ from analysis.files import from_json, to_json
 from analysis.law.loss_surfaces import SurfaceFit, fit_surface, fit_surfaces, points_of
 
 fit_additive = partial(fit_surface, "additive")
-fit_aspect = partial(fit_surface, "aspect")
 fit_response = partial(fit_surface, "response")
 
 #: (smallest N, largest N, depths): a laptop's study and one that nobody could pay for.
@@ -34,12 +33,6 @@ def additive(frame, E=1.7, c_m=0.5, alpha_m=0.9, c_l=0.3, alpha_l=1.1):
     return E + c_m * width**-alpha_m + c_l * depth**-alpha_l
 
 
-def aspect(frame, E=1.7, A=0.8, alpha=0.3, epsilon=0.05, gamma=0.7):
-    ratio = frame["width"] / frame["depth"]
-    size = E + A * (frame["params"] / frame["params"].min()) ** -alpha
-    return size * (1 + epsilon * (ratio / ratio.min()) ** gamma)
-
-
 @pytest.mark.parametrize("grid", [SMALL, LARGE])
 def test_additive_parameters_are_recovered_at_any_scale(grid):
     frame = shapes(*grid)
@@ -57,37 +50,15 @@ def test_additive_parameters_are_recovered_at_any_scale(grid):
     np.testing.assert_allclose(found.loss(frame["params"], frame["depth"]), additive(frame), rtol=1e-10)
 
 
-@pytest.mark.parametrize("grid", [SMALL, LARGE])
-@pytest.mark.parametrize(("epsilon", "gamma"), [(0.05, 0.7), (0.3, -0.5), (-0.2, 0.4)])
-def test_aspect_parameters_are_recovered_whatever_their_sign(grid, epsilon, gamma):
-    frame = shapes(*grid)
-    loss = aspect(frame, epsilon=epsilon, gamma=gamma)
-    found = fit_aspect(frame.assign(loss=loss))
-    ratio = float((frame["width"] / frame["depth"]).min())
-    assert found.status == "ok"
-    assert found.parameters == pytest.approx(
-        {
-            "E": 1.7,
-            "A": 0.8 * frame["params"].min() ** 0.3,
-            "alpha": 0.3,
-            "epsilon": epsilon * ratio**-gamma,
-            "gamma": gamma,
-        },
-        rel=1e-6,
-    )
-    np.testing.assert_allclose(found.loss(frame["params"], frame["depth"]), loss, rtol=1e-10)
-
-
-@pytest.mark.parametrize(("fit", "truth"), [(fit_additive, additive), (fit_aspect, aspect)])
-def test_noise_leaves_the_residuals_and_the_depths_where_they_should_be(fit, truth):
+def test_noise_leaves_the_residuals_and_the_depths_where_they_should_be():
     """With noise of known size the weighted residuals have their degrees of freedom, and predictions their error."""
     frame, sd = shapes(1e6, 1e9, (3, 6, 12, 24, 48), sizes=10), 0.004
-    clean = truth(frame)
+    clean = additive(frame)
     generator = np.random.default_rng(7)
     squares, misses = [], []
     for _ in range(8):
         noisy = frame.assign(loss=clean + sd * generator.standard_normal(len(frame)), weight=1 / sd**2)
-        found = fit(noisy)
+        found = fit_additive(noisy)
         assert found.status == "ok"
         squares.append((found.rmse / sd) ** 2 * len(frame) / found.dof)
         misses.append(found.loss(frame["params"], frame["depth"]) - clean)
@@ -97,23 +68,17 @@ def test_noise_leaves_the_residuals_and_the_depths_where_they_should_be(fit, tru
     assert np.sqrt(np.mean(np.square(misses))) == pytest.approx(sd * math.sqrt(0.1), rel=0.35)
 
 
-@pytest.mark.parametrize(("fit", "truth"), [(fit_additive, additive), (fit_aspect, aspect)])
-def test_no_plain_search_in_all_parameters_finds_a_lower_minimum(fit, truth):
+def test_no_plain_search_in_all_parameters_finds_a_lower_minimum():
     frame = shapes(1e5, 1e7, (2, 4, 8, 16))
     generator = np.random.default_rng(3)
-    loss = truth(frame) + 0.01 * generator.standard_normal(len(frame))
+    loss = additive(frame) + 0.01 * generator.standard_normal(len(frame))
     weight = generator.uniform(0.5, 2, len(frame))
-    found = fit(frame.assign(loss=loss, weight=weight))
+    found = fit_additive(frame.assign(loss=loss, weight=weight))
     width, depth = frame["width"] / frame["width"].min(), frame["depth"] / frame["depth"].min()
-    ratio, size = width / depth, frame["params"] / frame["params"].min()
 
     def misfit(p):
-        if fit is fit_additive:
-            value = np.exp(p[0]) + np.exp(p[1] - np.exp(p[2]) * np.log(width))
-            value = value + np.exp(p[3] - np.exp(p[4]) * np.log(depth))
-        else:
-            level = np.exp(p[0]) + np.exp(p[1] - np.exp(p[2]) * np.log(size))
-            value = level * (1 + np.exp(p[3] + p[4] * np.log(ratio)))
+        value = np.exp(p[0]) + np.exp(p[1] - np.exp(p[2]) * np.log(width))
+        value = value + np.exp(p[3] - np.exp(p[4]) * np.log(depth))
         return np.sqrt(weight) * (value - loss)
 
     starts = generator.normal([0.5, -0.5, -0.5, -1.5, 0.3], 0.5, size=(12, 5))
@@ -138,20 +103,6 @@ def test_the_additive_optimum_is_the_minimum_of_the_surface():
         assert surface.best_depth_reason(params) is None
     with pytest.raises(InputError, match="budget is -5"):
         surface.best_depth(-5)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "gamma", "word"), [(0.05, 0.7, "deeper"), (0.3, -0.5, "wider"), (-0.2, 0.4, "wider")]
-)
-def test_the_aspect_form_names_no_depth_and_says_which_way_is_better(epsilon, gamma, word):
-    frame = shapes(*SMALL)
-    found = fit_aspect(frame.assign(loss=aspect(frame, epsilon=epsilon, gamma=gamma)))
-    for params in (1e3, 1e12):
-        assert found.best_depth(params) is None
-        assert f"{word} is always better and there is no finite best depth" in found.best_depth_reason(params)
-        along = found.loss(params, np.geomspace(0.1, 1e4, 50))
-        assert np.all(np.diff(along) * (1 if word == "wider" else -1) > 0)
-    assert found.best_depth_interval(1e6) is None
 
 
 def bowl(frame, best=lambda params: 0.5 * params**0.25, curvature=0.03):
@@ -315,10 +266,9 @@ def test_the_order_of_the_points_and_the_unit_of_the_weights_change_nothing():
 def test_aicc_is_the_textbook_one_and_picks_the_truth():
     frame = shapes(1e5, 1e8, (2, 4, 8, 16))
     noise = 0.003 * np.random.default_rng(4).standard_normal(len(frame))
-    for truth in (additive, aspect):
-        fits = {found.form: found for found in fit_surfaces(frame.assign(loss=truth(frame) + noise))}
-        assert min(fits, key=lambda form: fits[form].aicc) == truth.__name__
-    count, found = len(frame), fits["aspect"]
+    fits = {found.form: found for found in fit_surfaces(frame.assign(loss=additive(frame) + noise))}
+    assert min(fits, key=lambda form: fits[form].aicc) == "additive"
+    count, found = len(frame), fits["additive"]
     expected = count * math.log(found.rmse**2) + 2 * 6 + 2 * 6 * 7 / (count - 7)
     assert found.aicc == pytest.approx(expected)
 

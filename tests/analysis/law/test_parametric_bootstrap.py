@@ -31,6 +31,7 @@ def test_a_new_study_has_the_shapes_seeds_and_noise_of_the_old_one(curves):
     np.testing.assert_allclose(means.std(axis=0) / spread, 1, atol=0.17)
 
 
+@pytest.mark.slow
 def test_refits_agree_with_the_inverted_test_where_all_is_well_measured(curves):
     found = find_crossings(curves, draws=200)
     law = fit_threshold(found, "log-linear")

@@ -223,8 +223,6 @@ def test_projections_stand_beside_the_rivals(study, found, page):
     advices = found.advices()
     power = names.index("power law")
     assert rows[0]["rivals"][power] == advices["power"](rows[0]["params"])
-    # A law that never names a depth has no column.
-    assert "aspect loss" not in names
     text = read(page).text
     assert "above" in text[text.rindex("Recommended shapes") : text.index("The depth L that solves")]
 
@@ -320,7 +318,6 @@ def test_the_table_of_rivals_has_every_law_with_its_numbers(found):
         "threshold law",
         "power law",
         "additive loss",
-        "aspect loss",
         "response surface",
         "nearest measured",
     ]

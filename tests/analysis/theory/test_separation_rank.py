@@ -1,5 +1,4 @@
 import itertools
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from analysis.theory.separation_rank import (
     FIRST_GRID,
     PRIME,
     Held,
-    default_tokens,
     grid_matrix,
     held,
     modular_rank,
@@ -157,7 +155,6 @@ def test_known_ranks(shape):
     found = separation_rank(*shape)
     assert found.rank == RANKS[shape]
     assert not found.saturated
-    assert found.stopped_by is None
     assert found.rank < found.grid < 2 * max(found.rank, FIRST_GRID) + 1
     assert found.odds_too_low < 1e-4
     # Theorem 1's upper bound as a formula, which holds for all of these.
@@ -182,7 +179,7 @@ def test_the_rank_does_not_depend_on_the_draw():
 
 
 def test_more_tokens_than_the_default_change_nothing():
-    assert default_tokens(3) == 8
+    assert separation_rank(1, 3).tokens == 8
     assert separation_rank(2, 3).tokens == 8
     assert separation_rank(2, 3).rank == separation_rank(2, 3, 1, 20).rank == 49
 
@@ -207,42 +204,10 @@ def test_gaussian_weights_in_float64_have_the_same_rank_at_one_and_two_layers():
 
 def test_a_full_grid_is_only_a_lower_bound():
     found = separation_rank(2, 2, 1, 4, grid=16)
-    assert (found.rank, found.grid, found.saturated, found.stopped_by) == (16, 16, True, "grid")
+    assert (found.rank, found.grid, found.saturated) == (16, 16, True)
     found = separation_rank(2, 2, 1, 4, grid=19)
-    assert (found.rank, found.saturated, found.stopped_by) == (18, False, None)
-
-
-def test_memory_ends_the_doubling():
-    found = separation_rank(4, 2, 1, 4, memory=0.015)
-    assert (found.rank, found.stopped_by) == (found.grid, "memory")
-    assert FIRST_GRID < found.grid < 300
-    assert (
-        separation._gibibytes(4, 2, 1, 4, found.grid)
-        <= 0.015
-        < separation._gibibytes(4, 2, 1, 4, 2 * found.grid)
-    )
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 1, 6), (1, 40, 8, 10), (3, 12, 3, 200)], ids=str)
-def test_what_is_said_to_fit_does(shape):
-    depth, width, heads, tokens = shape
-    grid = {40: 64, 12: 60}.get(width, 700)
-    tracemalloc.start()
-    try:
-        separation_rank(depth, width, heads, tokens, grid=grid)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    said = separation._gibibytes(depth, width, heads, tokens, grid) * 2**30
-    assert said / 5 < peak <= said
-
-
-def test_time_ends_the_doubling():
-    found = separation_rank(4, 2, 1, 4, seconds=1.0)
-    assert found.saturated
-    assert found.stopped_by == "time"
-    assert found.seconds < 3
-    assert separation_rank(4, 2, 1, 4, seconds=1e-9).grid == FIRST_GRID
+    assert (found.rank, found.grid, found.saturated) == (18, 19, False)
+    assert separation_rank(4, 2, 1, 4, grid=100).grid == 100
 
 
 def test_all_balanced_partitions_agree():
@@ -289,7 +254,7 @@ def test_a_rank_is_held_against_bounds():
         ((0, 2), {}, "depth is 0"),
         ((1, 0), {}, "width is 0"),
         ((1, 2, 0), {}, "heads is 0"),
-        ((1, 6, 4), {}, "use one of 1, 2, 3, 6"),
+        ((1, 6, 4), {}, "do not divide"),
         ((19, 2), {}, "up to depth 18"),
         ((1, 2, 1, 5), {}, "even number"),
         ((1, 2, 1, 0), {}, "even number"),
@@ -297,8 +262,6 @@ def test_a_rank_is_held_against_bounds():
         ((1, 2, 1, 4), {"partition": (0, 0)}, "not balanced"),
         ((1, 2, 1, 4), {"partition": (0, 4)}, "from 0 to 3"),
         ((1, 2), {"grid": 0}, "grid is 0"),
-        ((1, 2), {"grid": 20_000}, r"needs 12\.1 GiB, and --memory allows 2"),
-        ((1, 20_000), {}, "take a smaller grid or width"),
     ],
     ids=str,
 )
@@ -326,7 +289,7 @@ def test_theorem_1_at_two_layers():
     """The least width whose depth 2 lies below the threshold: log3(10) = 2.1."""
     limits = bounds(2, 10)
     assert limits.theorem == 1
-    found = separation_rank(2, 10, 1, 8, grid=2200, seconds=500)
+    found = separation_rank(2, 10, 1, 8, grid=2200)
     # The quartic through the ranks of widths 1 to 5, at 10.
     assert found.rank == 2156 == round(np.polyval(np.polyfit(range(1, 6), [5, 18, 49, 110, 216], 4), 10))
     assert held(found.rank, found.saturated, limits.lower, limits.upper) == Held(True, True)
@@ -335,5 +298,5 @@ def test_theorem_1_at_two_layers():
 @pytest.mark.extended
 def test_four_layers_of_width_two():
     """Ranks 3, 18, 232, 4538 of 1 to 4 layers: logarithms that grow faster than linearly."""
-    found = separation_rank(4, 2, 1, 4, grid=4608, seconds=550)
+    found = separation_rank(4, 2, 1, 4, grid=4608)
     assert (found.rank, found.saturated) == (4538, False)

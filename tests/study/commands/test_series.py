@@ -118,6 +118,7 @@ def test_what_takes_one_study_names_the_members(command, arguments):
     assert "series of the studies small-steps-300, small-steps-1200" in err
 
 
+@pytest.mark.slow
 def test_the_page_tells_where_the_crossing_moved(tmp_path):
     spec = leave_rows(tmp_path)
     page = report_series(spec, tmp_path, tmp_path / "out")
@@ -176,6 +177,7 @@ def test_the_members_are_fitted_with_the_entropy_of_their_data(tmp_path):
         assert one.fit.kaplan != fit(one.source.table).kaplan
 
 
+@pytest.mark.slow
 def test_the_page_says_which_value_had_which_training(tmp_path):
     page = report_series(leave_rows(tmp_path), tmp_path, tmp_path / "out")
     facts = json.loads((page.parent / "series.json").read_text())["facts"]

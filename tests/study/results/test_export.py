@@ -386,6 +386,7 @@ def test_a_cell_that_is_not_finished_is_told_so(command, tmp_path):
     assert "interplay run" in err
 
 
+@pytest.mark.slow
 def test_weights_kept_where_this_machine_may_not_read_are_told_so(command, tmp_path):
     study = Study(tmp_path, "symbols", cells=slice(0))
     away = "s3://nobody/has?endpoint_override=127.0.0.1:1&scheme=http&region=x"
@@ -397,6 +398,7 @@ def test_weights_kept_where_this_machine_may_not_read_are_told_so(command, tmp_p
     assert "AWS_ACCESS_KEY_ID" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["symbols", "bytes"])
 def test_mlflow_gives_the_model_back(command, tmp_path, kind, monkeypatch):
     """Against a real SQLite store: the model hangs on the cell's own run, which stays as it was."""

@@ -82,6 +82,7 @@ def test_a_trial_asks_for_the_diagnostics_of_its_study(plan, tmp_path, monkeypat
     assert asked == [(), ("rank", "gradients")]
 
 
+@pytest.mark.slow
 def test_measures_of_layers_reach_mlflow_and_the_report(plan, template, tmp_path, monkeypatch):
     """Sent live first and then with the row, as of a long cell, and with the row alone, as of a short one."""
     monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.01)

@@ -109,6 +109,7 @@ def test_equal_searches_give_equal_cells(whole):
     assert keys(again) == keys(given)[: len(again)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [7, 21])
 def test_a_killed_search_goes_on_from_the_rows_in_their_order_and_the_cells_that_ran(whole, cut):
     spec, plan, given, ended = whole
@@ -146,6 +147,7 @@ def test_a_killed_search_goes_on_wherever_it_was_cut(workers):
     assert_it_goes_on(*study_of("max_cells: 48"), workers, outcome_of, range(1, 40, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flops", ["5e11", "8e11"])
 @pytest.mark.parametrize("outcome", [outcome_of, half_of_some])
 def test_a_killed_search_goes_on_where_its_flops_run_out(flops, outcome):
@@ -182,6 +184,7 @@ def test_the_flops_of_a_search_stay_within_their_limit():
     assert search.ending.words == "no other cell fits into 500G training FLOPs."
 
 
+@pytest.mark.slow
 def test_a_certainty_ends_a_search_before_its_cells_do_and_ends_it_again():
     spec, plan = study_of("stop_when: {crossing_halfwidth: 0.5}, max_cells: 150")
     search = make_search(spec, plan, {}, workers=2)
@@ -301,6 +304,7 @@ def test_a_search_plans_once_a_group_of_cells_and_alone_after_each():
     assert [group_of(workers) for workers in (1, 2, 4, 7, 8, 15, 16, 32, 64)] == [1, 1, 2, 3, 8, 8, 8, 16, 32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "most"), [(1, 101), (8, 14), (32, 8)])
 def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkeypatch):
     spec, plan = study_of("max_cells: 100")

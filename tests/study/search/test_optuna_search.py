@@ -156,6 +156,7 @@ def test_an_adaptive_search_goes_on_from_the_run_table_alone(sampler, cut):
         assert len(cells) == 9, "each candidate has all its seeds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_killed_adaptive_search_asks_for_the_very_cells_it_would_have(sampler, slots):

@@ -135,6 +135,7 @@ def named(case):
     return "-".join(parts) or "plain"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ONE, ids=named)
 def test_a_stopped_cell_of_one_rank_goes_on_to_the_same_bits(root, tmp_path, case):
     layout, recipe = case

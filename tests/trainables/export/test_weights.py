@@ -118,6 +118,7 @@ def test_huggingface_loads_the_folder_and_gets_the_recorded_loss(root, corpus, t
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_bf16_is_exported_as_bf16(root, corpus, tmp_path, zero):
     one = cell(data("bytes", corpus), precision="bf16")
@@ -127,6 +128,7 @@ def test_bf16_is_exported_as_bf16(root, corpus, tmp_path, zero):
     assert validation_loss(model, one, root) == pytest.approx(result.loss, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_every_zero_stage_exports_the_weights_it_ended_with(root, tmp_path, zero):
     one = cell(SYMBOLS)
@@ -213,6 +215,7 @@ def test_a_diverged_cell_leaves_no_weights(root, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_weights_and_not_the_result(root, tmp_path):
     disk = tmp_path / "small"
     one = cell(SYMBOLS, width=64)
@@ -224,6 +227,7 @@ def test_a_full_disk_costs_the_weights_and_not_the_result(root, tmp_path):
         assert list(disk.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_object_store_gets_the_weights_whole_and_costs_them_alone_when_it_is_away(root, monkeypatch):
     import fsspec
 
@@ -249,6 +253,7 @@ def test_an_object_store_gets_the_weights_whole_and_costs_them_alone_when_it_is_
     )
 
 
+@pytest.mark.slow
 def test_a_folder_is_replaced_as_a_whole_and_what_a_kill_left_is_removed(root, tmp_path):
     folder = tmp_path / "m"
     folder.mkdir()
@@ -307,6 +312,7 @@ def test_the_record_tells_any_change_of_any_file(root, corpus, tmp_path):
     assert damage(folder, record) is None
 
 
+@pytest.mark.slow
 def test_weights_by_hand(root, tmp_path, capsys):
     one = cell(SYMBOLS, steps=5)
     (tmp_path / "cell.json").write_text(one.model_dump_json())
@@ -328,6 +334,7 @@ def test_weights_of_a_net_that_is_no_gpt2_are_refused_before_it_trains(root, tmp
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [".", "link", "dangling"])
 def test_weights_by_hand_into_the_folder_of_a_shell_or_a_link(root, tmp_path, monkeypatch, capsys, given):
     one = cell(SYMBOLS, steps=2)

@@ -105,6 +105,7 @@ def test_its_counts_are_those_of_its_model():
     assert memory(SHAPE, 9, recipe(), Layout(zero=1)).weights >= 4 * counts.total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parametrisation", ["sp", "completep"])
 def test_it_trains_under_a_parametrisation(tmp_path, parametrisation):
     one = Cell(

@@ -275,6 +275,7 @@ def test_a_store_that_is_away_is_tried_again_for_a_while(monkeypatch):
         storage.patiently(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("region", ["", "&region=us-east-1"])
 def test_a_bucket_that_cannot_be_reached_is_told_in_one_paragraph(region, monkeypatch):
     """Without a region pyarrow asks for it as soon as the URI is read."""

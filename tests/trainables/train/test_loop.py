@@ -164,6 +164,7 @@ def test_pieces_of_a_batch_add_up_to_the_batch(root):
         train(cell(), data_root=root, layout=Layout(micro_batch=3))
 
 
+@pytest.mark.slow
 def test_many_cells_in_one_process_leave_nothing_open(root):
     """Trial processes are reused for hundreds of cells."""
     process, held = psutil.Process(), []

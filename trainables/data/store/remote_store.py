@@ -1,8 +1,8 @@
 """Token stores on storage that machines share: published whole or not at all, and fetched by each machine for itself.
 
-On the storage a store is a folder `KEY` of parts of at most 64 MiB and a manifest, which is written last: that of the
-packed store, with the names and sizes of the parts of every file. A store without a manifest does not count. The next
-publisher overwrites parts that a killed one left, because their names depend only on their content.
+On the storage a store is a folder `KEY` of the packed files and their manifest, which is written last. A store without
+a manifest does not count. The name of a file contains its SHA-256, so the next publisher overwrites what a killed one
+left.
 
 A machine keeps its copies in INTERPLAY_CACHE, by default in `interplay/data` of the user's cache folder. One process
 fetches while the others of that machine wait. A copy counts once every file has the SHA-256 of the manifest. Nothing
@@ -15,10 +15,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from trainables.data.kind import DataKind
 from trainables.data.packing.data_key import data_key
@@ -29,15 +28,9 @@ from trainables.errors import DataError
 from trainables.storage.disk import FULL
 from trainables.storage.storage import Bucket, reason
 
-if TYPE_CHECKING:
-    from trainables.data.packing.progress import OnProgress
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
-#: Bytes of a part, and parts in transfer at a time: a machine that publishes holds as much as both in memory.
-PART = 64 << 20
-TRANSFERS = 8
 #: Bytes read from the object store at once.
 READ = 8 << 20
 #: How to choose another disk for the cache.
@@ -88,7 +81,7 @@ def open_shared(bucket: Bucket, request: StoreRequest) -> TokenStore:
         if store is None:
             _pack(bucket, cache, request, key)
             store = _read(cache, request, key)
-        _publish(bucket, store, key, request.on_progress)
+        _publish(bucket, store, key)
         return store
 
 
@@ -103,7 +96,7 @@ def published_manifest(bucket: Bucket, data: DataKind, context: int, key: str) -
         return None
     try:
         manifest: dict[str, Any] = json.loads(content)
-        return manifest if manifest["parts"] and describes(manifest, data, context, key) else None
+        return manifest if describes(manifest, data, context, key) else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         _LOG.warning("%s/%s has no readable manifest (%s)", bucket.name, key, error)
         return None
@@ -116,6 +109,10 @@ def _read(cache: Path, request: StoreRequest, key: str) -> TokenStore:
     return store
 
 
+def _remote_name(name: str, sha256: str) -> str:
+    return f"{name}-{sha256[:16]}{Path(FILES[name]).suffix}"
+
+
 def _fetch(bucket: Bucket, cache: Path, key: str, manifest: dict[str, Any]) -> bool:
     """Download a store, verify it, and move it into place; return False if the published store is damaged.
 
@@ -124,17 +121,21 @@ def _fetch(bucket: Bucket, cache: Path, key: str, manifest: dict[str, Any]) -> b
         ConnectionError: the storage cannot be reached.
     """
     start = time.monotonic()
-    needed = sum(length for parts in manifest["parts"].values() for _, length in parts)
+    needed = 0
     try:
+        remote = {
+            name: f"{bucket.path}/{key}/{_remote_name(name, sha)}" for name, sha in manifest["sha256"].items()
+        }
+        found = _reaching(bucket, lambda: bucket.files.get_file_info([*remote.values()]))
+        needed = sum(info.size or 0 for info in found)
         if room(cache) < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with new_store(cache, key) as folder:
-            _download(bucket, key, manifest["parts"], folder)
             for name, sha256 in manifest["sha256"].items():
+                _download(bucket, remote[name], folder / FILES[name])
                 if file_sha256(folder / FILES[name]) != sha256:
                     raise _DamagedError(f"{FILES[name]} has another SHA-256 than {sha256}")
-            packed = {name: value for name, value in manifest.items() if name != "parts"}
-            (folder / "manifest.json").write_text(json.dumps(packed, indent=1) + "\n")
+            (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     except _DamagedError as error:
         _LOG.warning("the store %s in %s is damaged (%s)", key, bucket.name, error)
         return False
@@ -146,33 +147,16 @@ def _fetch(bucket: Bucket, cache: Path, key: str, manifest: dict[str, Any]) -> b
     return True
 
 
-def _download(bucket: Bucket, key: str, files: dict[str, list[tuple[str, int]]], folder: Path) -> None:
-    def get(job: tuple[str, int, Path, int]) -> None:
-        part, length, path, offset = job
-        got = 0
-        with path.open("r+b") as target:
-            target.seek(offset)
-            try:
-                remote = f"{bucket.path}/{key}/{part}"
-                with _reaching(bucket, lambda: bucket.files.open_input_stream(remote)) as source:
-                    while content := _reaching(bucket, lambda: source.read(READ)):
-                        got += len(content)
-                        if got <= length:
-                            target.write(content)
-            except FileNotFoundError:
-                raise _DamagedError(f"{part} is missing") from None
-        if got != length:
-            raise _DamagedError(f"{part} has {got} bytes instead of {length}")
-
-    jobs = []
-    for name, parts in files.items():
-        # Made here, because a file of no bytes has no parts.
-        (folder / name).touch()
-        offset = 0
-        for part, length in parts:
-            jobs.append((part, length, folder / name, offset))
-            offset += length
-    _in_parallel(get, jobs)
+def _download(bucket: Bucket, remote: str, path: Path) -> None:
+    try:
+        with (
+            _reaching(bucket, lambda: bucket.files.open_input_stream(remote)) as source,
+            path.open("wb") as target,
+        ):
+            while content := _reaching(bucket, lambda: source.read(READ)):
+                target.write(content)
+    except FileNotFoundError:
+        raise _DamagedError(f"{remote} is missing") from None
 
 
 def _pack(bucket: Bucket, cache: Path, request: StoreRequest, key: str) -> None:
@@ -187,55 +171,21 @@ def _pack(bucket: Bucket, cache: Path, request: StoreRequest, key: str) -> None:
     build(request, cache, key, ADVICE)
 
 
-def _publish(bucket: Bucket, store: TokenStore, key: str, on_progress: "OnProgress | None") -> None:
+def _publish(bucket: Bucket, store: TokenStore, key: str) -> None:
     """Upload a packed store, its manifest last.
 
     Raises:
         ConnectionError: the storage did not take it.
     """
-    files: dict[str, list[tuple[str, int]]] = {}
-    jobs = []
-    for name, sha256 in store.manifest["sha256"].items():
-        path = store.path / FILES[name]
-        length = path.stat().st_size
-        parts = files[path.name] = []
-        for offset in range(0, length, PART):
-            part = f"{name}-{sha256[:16]}-{len(parts):05d}{path.suffix}"
-            parts.append((part, min(PART, length - offset)))
-            jobs.append((path, offset, part))
-
-    def send(job: tuple[Path, int, str]) -> None:
-        path, offset, part = job
-        with path.open("rb") as file:
-            file.seek(offset)
-            bucket.write(key, part, file.read(PART))
-
-    def sent(count: int) -> None:
-        if on_progress:
-            on_progress("publishing", count / len(jobs))
-
-    manifest = json.dumps({**store.manifest, "parts": files}, indent=1) + "\n"
     try:
-        _in_parallel(send, jobs, sent)
-        bucket.write(key, "manifest.json", manifest.encode())
+        for name, sha256 in store.manifest["sha256"].items():
+            bucket.put(key, _remote_name(name, sha256), store.path / FILES[name])
+        bucket.put(key, "manifest.json", store.path / "manifest.json")
     except OSError as error:
         raise ConnectionError(
             f"the packed data cannot be published in {bucket.name}: {reason(error)} It is kept in {store.path}, and "
             "the next run publishes it."
         ) from error
-
-
-def _in_parallel(
-    work: Callable[[T], None], jobs: Iterable[T], done: Callable[[int], None] | None = None
-) -> None:
-    """Do all jobs, `TRANSFERS` at a time; the first that fails ends it."""
-    pool = ThreadPoolExecutor(TRANSFERS)
-    try:
-        for count, _ in enumerate(pool.map(work, jobs), 1):
-            if done:
-                done(count)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _reaching(bucket: Bucket, ask: Callable[[], T]) -> T:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 _STACKED = {"shape": [3, -1], "partition_dim": 0}
-#: How tensor-parallel ranks share the matrices (Shoeybi et al. 2019, arXiv 1909.08053, section 3). `c_attn` holds query,
-#: key and value, each sharded separately. DeepSpeed's own rules do not cover GPT-2 (its issue 3711).
+#: How tensor-parallel ranks share the matrices (Shoeybi et al. 2019, arXiv 1909.08053, section 3); query, key and value
+#: are sharded separately. DeepSpeed's own rules do not cover GPT-2 (its issue 3711).
 PARTITION_CONFIG: Mapping[str, Any] = {
     "use_default_specs": False,
     "layer_specs": [

@@ -98,6 +98,7 @@ def test_the_answer_begins_with_the_depth_that_each_difficulty_takes():
     assert answers(fit(graded(), draws=100))[0] == told
 
 
+@pytest.mark.slow
 def test_the_report_draws_the_difficulties_with_their_table_of_heads(tmp_path):
     result = fit(graded(), draws=100)
     page = read(write_report(graded(), result, tmp_path))

@@ -98,6 +98,7 @@ def test_the_distances_share_one_scale_and_zeros_are_left_out(runs):
     assert [text.get_text() for text in legend.get_texts()] == ["1 layer", "2 layers", "4 layers"]
 
 
+@pytest.mark.slow
 def test_the_report_has_the_figure_and_its_numbers_where_there_are_measures(tmp_path, runs, found):
     given = measures(runs)
     page = write_report(runs, found, tmp_path, measures=given).read_text()

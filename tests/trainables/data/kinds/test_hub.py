@@ -162,6 +162,7 @@ def fake_hub():
     server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_mistyped_name_and_a_wrong_revision_are_said(tmp_path, fake_hub):
     environment = {"HF_ENDPOINT": f"http://127.0.0.1:{fake_hub.server_port}"}
     _, message = ask(tmp_path, environment=environment)
@@ -173,6 +174,7 @@ def test_a_mistyped_name_and_a_wrong_revision_are_said(tmp_path, fake_hub):
     assert "correct data.name" in message
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_silent_is_given_up(tmp_path, fake_hub):
     fake_hub.silent = True
     environment = {"HF_ENDPOINT": f"http://127.0.0.1:{fake_hub.server_port}"}

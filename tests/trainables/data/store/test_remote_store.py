@@ -89,21 +89,12 @@ def there(uri):
     return sorted(info.path.removeprefix(f"{storage.path}/") for info in found if info.is_file)
 
 
-def test_a_store_packed_on_one_machine_is_the_same_bytes_on_another(
-    tmp_path, machine, bucket, text, monkeypatch
-):
-    monkeypatch.setattr(remote_store, "PART", 10_000)
+def test_a_store_packed_on_one_machine_is_the_same_bytes_on_another(tmp_path, machine, bucket, text):
     plain = open_store(text, context=CONTEXT, root=tmp_path / "plain")
     key = plain.path.name
     one = open_store(text, context=CONTEXT, root=bucket, key=key)
     assert one.path == tmp_path / "one" / key
     assert files(one) == files(plain)
-    names = [name.partition("/")[2] for name in there(bucket)]
-    assert (
-        len(names)
-        == sum(-(-path.stat().st_size // 10_000) for path in plain.path.iterdir() if path.suffix == ".bin")
-        + 3
-    )
     (tmp_path / "text.txt").unlink()
     machine("two")
     two = open_store(text, context=CONTEXT, root=bucket, key=key)
@@ -162,23 +153,22 @@ def test_what_is_published_anew_replaces_the_copy(machine, memory):
     other = bytes(reversed((store.path / "train.bin").read_bytes()))
     manifest = json.loads(storage.read(key, "manifest.json"))
     digest = hashlib.sha256(other).hexdigest()
-    storage.write(key, "other.bin", other)
+    storage.write(key, f"train-{digest[:16]}.bin", other)
     manifest["sha256"]["train"] = digest
-    manifest["parts"]["train.bin"] = [["other.bin", len(other)]]
     storage.write(key, "manifest.json", json.dumps(manifest).encode())
     assert open_store(SMALL, context=CONTEXT, root=memory).train.tobytes() == other
 
 
 @pytest.mark.parametrize(
-    "damage", ["missing part", "short part", "other bytes", "bad manifest", "no manifest"]
+    "damage", ["missing file", "short file", "other bytes", "bad manifest", "no manifest"]
 )
 def test_a_damaged_store_on_the_storage_is_packed_and_published_again(machine, memory, text, damage):
     packed = files(open_store(text, context=CONTEXT, root=memory))
     storage, key = open_storage(memory), data_key(text, CONTEXT)
     part = next(name for name in there(memory) if "train-" in name)
-    if damage == "missing part":
+    if damage == "missing file":
         storage.files.delete_file(f"{storage.path}/{part}")
-    elif damage == "short part":
+    elif damage == "short file":
         storage.write(key, part.partition("/")[2], b"short")
     elif damage == "other bytes":
         storage.write(key, part.partition("/")[2], bytes(len(packed["train.bin"])))
@@ -259,22 +249,21 @@ from trainables.data import open_store
 from trainables.data.kinds.files import FilesData
 from trainables.data.store import remote_store
 from trainables.storage.storage import Bucket
-remote_store.PART, remote_store.TRANSFERS = 10_000, 1
-write = Bucket.write
-def die(self, tag, name, content):
+put = Bucket.put
+def die(self, tag, name, source):
     if name == sys.argv[3]:
         os.kill(os.getpid(), 9)
-    write(self, tag, name, content)
-Bucket.write = die
+    put(self, tag, name, source)
+Bucket.put = die
 open_store(FilesData(path=sys.argv[1], tokenizer="bpe", vocabulary=500), context=64, root=sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("moment", ["a part", "the manifest"])
+@pytest.mark.parametrize("moment", ["a file", "the manifest"])
 def test_a_killed_publisher_leaves_nothing_that_counts(tmp_path, machine, bucket, text, moment):
     plain = files(open_store(text, context=CONTEXT, root=tmp_path / "plain"))
-    digest = json.loads(plain["manifest.json"])["sha256"]["train"][:16]
-    name = f"train-{digest}-00003.bin" if moment == "a part" else "manifest.json"
+    digest = json.loads(plain["manifest.json"])["sha256"]["validation"][:16]
+    name = f"validation-{digest}.bin" if moment == "a file" else "manifest.json"
     command = [sys.executable, "-c", PUBLISH_AND_DIE, str(tmp_path / "text.txt"), bucket, name]
     killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -384,7 +373,7 @@ def test_a_storage_that_goes_away_while_it_is_fetched_from_leaves_nothing(machin
 
     def read_and_lose(self, tag, name):
         content = read(self, tag, name)
-        self.files = type("Gone", (), {"open_input_stream": gone})()
+        self.files = type("Gone", (), {"open_input_stream": gone, "get_file_info": gone})()
         return content
 
     monkeypatch.setattr(Bucket, "read", read_and_lose)
@@ -401,15 +390,11 @@ def test_a_storage_that_takes_nothing_is_an_error_before_packing(machine, server
 
 
 def test_what_could_not_be_published_is_published_by_the_next_run(machine, memory, monkeypatch):
-    write = Bucket.write
-
-    def refuse(self, tag, name, content):
-        if tag:
-            raise OSError(5, "AWS Error ACCESS_DENIED")
-        write(self, tag, name, content)
+    def refuse(self, tag, name, source):
+        raise OSError(5, "AWS Error ACCESS_DENIED")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "write", refuse)
+        patch.setattr(Bucket, "put", refuse)
         with pytest.raises(ConnectionError, match=r"cannot be published.*ACCESS_DENIED.*next run publishes"):
             open_store(SMALL, context=CONTEXT, root=memory)
     monkeypatch.setattr("trainables.data.packing.pack.pack", lambda *_: pytest.fail("packed again"))

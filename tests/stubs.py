@@ -11,32 +11,16 @@ from trainables.progress import Result
 def stub_result(**changes: Any) -> Result:
     """The result of a cell that trained nothing."""
     values: dict[str, Any] = {
-        **{
-            "status": "done",
-            "reason": None,
-            "loss": 1.0,
-            "train_loss": 1.0,
-            "step": 1,
-            "tokens": 1,
-            "params": 1,
-        },
-        **{
-            "total_params": 1,
-            "vocabulary": 9,
-            "entropy": None,
-            "bytes_per_token": None,
-            "train_seconds": 0.0,
-        },
-        **{
-            "tokens_per_second": 1.0,
-            "utilisation": 0.1,
-            "memory_bytes": 1,
-            "resumed_from": 0,
-            "resumed_seconds": 0.0,
-            "device": "cpu",
-        },
-        **{"notes": (), "points": (), "evaluations": ()},
+        "status": "done",
+        "reason": None,
+        "loss": 1.0,
+        "train_loss": 1.0,
+        "device": "cpu",
     }
+    values |= dict.fromkeys(("step", "tokens", "params", "total_params", "memory_bytes"), 1)
+    values |= {"vocabulary": 9, "entropy": None, "bytes_per_token": None, "train_seconds": 0.0}
+    values |= {"tokens_per_second": 1.0, "utilisation": 0.1, "resumed_from": 0, "resumed_seconds": 0.0}
+    values |= dict.fromkeys(("notes", "points", "evaluations"), ())
     return Result(**{**values, **changes})
 
 

@@ -1,23 +1,27 @@
 """The benchmark itself works; what it measures is for `make bench`, because a timed test fails on a busy machine."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.bench import packing, throughput
+from tests.bench.__main__ import main
 from tests.bench.figure import Figure
 from trainables.cell import Recipe, Shape
 
-ROOT = Path(__file__).parent.parent
 
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Run parts of the benchmark; return the exit status, what was printed and the figures."""
 
-def bench(folder, *parts):
-    command = [sys.executable, "-m", "tests.bench", *parts, "--out", str(folder / "bench.json")]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    def run(*parts):
+        out = tmp_path / "bench.json"
+        monkeypatch.setattr("sys.argv", ["bench", *parts, "--out", str(out)])
+        code = main()
+        return code, capsys.readouterr().out, json.loads(out.read_text())["figures"]
+
+    return run
 
 
 def test_a_figure_is_over_when_it_exceeds_its_limit():
@@ -27,48 +31,44 @@ def test_a_figure_is_over_when_it_exceeds_its_limit():
 
 
 @pytest.mark.slow
-def test_the_plan_of_ten_thousand_cells_is_measured(tmp_path):
-    done = bench(tmp_path, "plan")
-    assert done.returncode in (0, 1), done.stderr
-    figures = json.loads((tmp_path / "bench.json").read_text())["figures"]
+def test_the_plan_of_ten_thousand_cells_is_measured(bench):
+    code, printed, figures = bench("plan")
     assert [f["limit"] for f in figures] == [3.0]
-    assert figures[0]["what"] in done.stdout
-    assert done.returncode == int(figures[0]["value"] > 3.0)
+    assert figures[0]["what"] in printed
+    assert code == int(figures[0]["value"] > 3.0)
 
 
 @pytest.mark.extended
-def test_the_answer_is_measured(tmp_path):
-    done = bench(tmp_path, "answer")
-    assert done.returncode in (0, 1), done.stderr
-    figures = json.loads((tmp_path / "bench.json").read_text())["figures"]
+def test_the_answer_is_measured(bench):
+    code, _, figures = bench("answer")
+    assert code in (0, 1)
     assert [f["limit"] for f in figures] == [5.0, 1.0, 0.6]
     assert "curve_fit" in figures[0]["rival"]
     assert "empty python" in figures[2]["rival"]
 
 
-def test_an_unknown_part_is_refused(tmp_path):
-    done = bench(tmp_path, "speed")
-    assert done.returncode == 2
-    assert "choose among" in done.stderr
+def test_an_unknown_part_is_refused(bench, capsys):
+    with pytest.raises(SystemExit) as refused:
+        bench("speed")
+    assert refused.value.code == 2
+    assert "choose among" in capsys.readouterr().err
 
 
 @pytest.mark.extended
-def test_the_steps_are_measured_against_the_hand_written_loop(tmp_path):
-    done = bench(tmp_path, "step")
-    assert done.returncode in (0, 1), done.stderr
-    figures = json.loads((tmp_path / "bench.json").read_text())["figures"]
+def test_the_steps_are_measured_against_the_hand_written_loop(bench):
+    code, _, figures = bench("step")
+    assert code in (0, 1)
     assert [f["limit"] for f in figures] == [1.15, 1.5]
     assert all(0.2 < f["value"] < 20 and "plain torch" in f["rival"] for f in figures)
 
 
 @pytest.mark.slow
-def test_without_a_gpu_the_throughput_part_says_so(tmp_path):
+def test_without_a_gpu_the_throughput_part_says_so(bench):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    done = bench(tmp_path, "throughput")
-    assert done.returncode == 0, done.stderr
-    assert "no GPU" in done.stdout
-    assert json.loads((tmp_path / "bench.json").read_text())["figures"] == []
+    code, printed, figures = bench("throughput")
+    assert (code, figures) == (0, [])
+    assert "no GPU" in printed
 
 
 @pytest.mark.extended

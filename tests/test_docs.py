@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import interplay
 from tests.tables import foreign_runs
 
 ROOT = Path(__file__).parent.parent
@@ -120,18 +121,22 @@ def commands():
     return found
 
 
-def run(command, folder):
+def run(command, folder, start=interplay):
     command, _, target = command.partition(" > ")
-    arguments = shlex.split(command)
-    assert arguments[0] == "interplay"
-    environment = {**os.environ, "HOME": str(folder), "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, "-m", "study", *arguments[1:]], cwd=folder, env=environment, capture_output=True, text=True,
-        timeout=500, check=False,
-    )  # fmt: skip
+    name, *arguments = shlex.split(command)
+    assert name == "interplay"
+    done = start(folder, *arguments)
     if target:
         (folder / target).write_text(done.stdout)
     return done
+
+
+def in_a_new_process(folder, *arguments):
+    environment = {**os.environ, "HOME": str(folder), "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", "study", *arguments], cwd=folder, env=environment, capture_output=True, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -168,7 +173,7 @@ def test_a_command_of_the_pages_works(command, folder):
 def test_a_training_command_of_the_pages_works(command, folder):
     """The command itself, cut short by overrides: the preset's size is for a laptop's half hour."""
     short = " --set training.steps=20 --set training.seeds=1 --set frontier.depths=[1,2]"
-    done = run(command + short + SLOW[command], folder)
+    done = run(command + short + SLOW[command], folder, in_a_new_process)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "results" / command.split()[2] / "report.html").is_file()
 

@@ -1,13 +1,12 @@
 """A published table nobody here made: read by options alone, compared at equal tokens, and as the docs quote it."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command import interplay
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "tests" / "data" / "gemstones.jsonl"
@@ -19,18 +18,15 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("gemstones")
 
 
-def interplay(folder, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "study", *arguments], cwd=folder, env={**os.environ, "COLUMNS": "100"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
+def answer(folder, *arguments):
+    done = interplay(folder, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def fitted(folder):
-    return json.loads(interplay(folder, "fit", str(TABLE), *NAMES, "--out", "fit.json", "--json"))
+    return answer(folder, "fit", str(TABLE), *NAMES, "--out", "fit.json", "--json")
 
 
 def test_checkpoints_are_compared_at_equal_tokens(fitted):
@@ -50,25 +46,24 @@ def test_no_pair_is_bracketed_by_one_seed_and_one_size_a_depth(fitted):
 
 def test_the_docs_quote_what_the_surface_says(folder, fitted):
     assert fitted["law"]["a"] is None
-    text = interplay(folder, "recommend", "--fit", "fit.json", "--params", "1e8", "1e9", "1e10", "--json")
-    published = interplay(
-        folder, "recommend", "--law", "levine2020", "--params", "1e8", "1e9", "1e10", "--json"
-    )
+    asked = ("--params", "1e8", "1e9", "1e10", "--json")
+    ours = answer(folder, "recommend", "--fit", "fit.json", *asked)
+    published = answer(folder, "recommend", "--law", "levine2020", *asked)
     quoted = re.search(
         r"best depths are (\d+) \((\d+) to (\d+)\) at N = 1e8, (\d+) \((\d+) to (\d+)\) at 1e9 and, outside the data, "
         r"(\d+) \((\d+) to (\d+)\) at 1e10; the published law gives (\d+), (\d+) and (\d+)\.",
         " ".join((ROOT / "docs" / "answer.md").read_text().split()),
     )
     assert quoted is not None
-    said = [shape for item in json.loads(text) for shape in (item["depth"], *item["depth_interval"])]
-    said += [item["depth"] for item in json.loads(published)]
+    said = [shape for item in ours for shape in (item["depth"], *item["depth_interval"])]
+    said += [item["depth"] for item in published]
     assert [int(number) for number in quoted.groups()] == [round(number) for number in said]
-    assert [item["extrapolated"] for item in json.loads(text)] == [False, False, True]
+    assert [item["extrapolated"] for item in ours] == [False, False, True]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", ["1e11", "2e11"])
 def test_another_level_of_tokens_can_be_asked_for(folder, tokens):
-    found = json.loads(interplay(folder, "fit", str(TABLE), *NAMES, "--tokens", tokens, "--json"))
+    found = answer(folder, "fit", str(TABLE), *NAMES, "--tokens", tokens, "--json")
     assert found["tokens"]["compared"] == pytest.approx(float(tokens), rel=0.01)
     assert found["rows"]["used"] == 22

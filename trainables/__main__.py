@@ -1,8 +1,7 @@
 """Train one cell by hand, without Ray or MLflow: `python -m trainables CELL.json`.
 
-The cell file is a `trainables.cell.Cell` as JSON. Prints the result as JSON and progress on stderr. Run it again to
-resume from the newest checkpoint. `torchrun --nproc-per-node 2 -m trainables CELL.json` shares each batch among two
-ranks, and with `--tensor-parallel 2` each matrix.
+Prints the result as JSON and progress on stderr. Run it again to resume from the newest checkpoint. With `torchrun
+--nproc-per-node 2` each batch is shared among two ranks, and with `--tensor-parallel 2` each matrix.
 """
 
 import argparse
@@ -27,11 +26,9 @@ from trainables.record import Keep, refuse_filled
 REFUSAL_SECONDS = 15.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the cell of a file; return the exit status: 0 done, 1 diverged, 2 wrong input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainables", description="Train one cell and print its result."
-    )
+def _parser() -> argparse.ArgumentParser:
+    description = "Train one cell and print its result."
+    parser = argparse.ArgumentParser(prog="python -m trainables", description=description)
     add = parser.add_argument
     add("cell", type=Path, help="a cell as JSON")
     add("--data", type=Path, default=Path("results/data"), help="folder of packed token stores")
@@ -43,15 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--diagnostics", nargs="*", choices=DIAGNOSTICS, default=(), help=measured)
     add("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
     add("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage; by default the cheapest correct one")
-    add(
-        "--micro-batch",
-        type=int,
-        help="sequences that a group processes at once; by default all of its share",
-    )
+    add("--micro-batch", type=int, help="sequences of a group at once; by default all of its share")
     add("--activation-checkpointing", action="store_true", help="keep no activations inside a layer")
     vocabulary = "also share the embedding among tensor-parallel ranks"
     add("--shard-vocabulary", action="store_true", help=vocabulary)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train the cell of a file; return the exit status: 0 done, 1 diverged, 2 wrong input."""
+    options = _parser().parse_args(arguments)
     try:
         cell = read_cell(options.cell)
         if options.weights:
@@ -78,22 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A rank that exits with open connections counts as lost.
         leave()
     except (InputError, ConnectionError) as error:
-        return _refuse(error)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            # A launcher ends all ranks when the first one exits, so wait until the error is printed.
+            time.sleep(REFUSAL_SECONDS)
+        return 2
     if os.environ.get("RANK", "0") == "0":
         print(result.model_dump_json(indent=2))
     return 0 if result.status == "done" else 1
-
-
-def _refuse(error: InputError | ConnectionError) -> int:
-    """Print an input error once per machine and return the exit status.
-
-    A launcher ends all ranks when the first one exits, so the others wait until the error is printed.
-    """
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {error}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(REFUSAL_SECONDS)
-    return 2
 
 
 def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
@@ -119,24 +110,15 @@ def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
 
 
 def read_cell(path: Path) -> Cell:
-    """Read a cell file.
-
-    Raises:
-        InputError: the file is missing or is not a cell; names every wrong key.
-    """
+    """Read a cell file; an InputError names every wrong key."""
     try:
-        return Cell.model_validate_json(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not a text file in UTF-8 ({error.reason} at byte {error.start}). "
-            "`interplay plan SPEC --cell KEY` writes a cell."
-        ) from error
+        return Cell.model_validate_json(path.read_bytes())
     except OSError as error:
         raise InputError(f"The cell file {path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors())
         raise InputError(
-            f"{path} is not a cell: {wrong}. `interplay plan SPEC --json` lists the cells of a study."
+            f"{path} is not a cell: {wrong}. `interplay plan SPEC --cell KEY` writes a cell."
         ) from error
 
 

@@ -4,14 +4,14 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -19,8 +19,8 @@ from pydantic import (
 from trainables.data.spec import DataSpec
 from trainables.deepspeed_options import check_names
 
-#: Raised whenever a code change alters the loss of a cell, so that old rows are not mistaken for new ones. Cells with
-#: dropout have had 2 since their masks became a function of (seed, step); the loss of all others is what it was.
+#: Raised when a code change alters the loss of a cell. Cells with dropout have 2 since their masks are a function of
+#: (seed, step).
 CELL_VERSION = 1
 DROPOUT_CELL_VERSION = 2
 
@@ -98,17 +98,11 @@ class RecipeFields(BaseModel):
         "ReLU or norm",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    deepspeed: dict[str, Any] = Field(
+    deepspeed: Annotated[dict[str, Any], AfterValidator(check_names)] = Field(
         default_factory=dict,
         description="options for DeepSpeed itself, such as {zero_optimization: {overlap_comm: true}}; part of every "
         "cell, because some change the rounding of a loss",
     )
-
-    @field_validator("deepspeed")
-    @classmethod
-    def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        check_names(options)
-        return options
 
     @model_validator(mode="after")
     def _one_change_of_the_model(self) -> Self:
@@ -144,15 +138,10 @@ class Recipe(Frozen, RecipeFields):
     def _without_empty_options(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A cell without options has the key it had before there were any: its results stay valid.
         values: dict[str, Any] = serialise(self)
-        if not self.deepspeed:
-            values.pop("deepspeed", None)
-        if self.parametrisation == "sp":
-            values.pop("parametrisation", None)
-            values.pop("base", None)
-        for name in ("residual", "network"):
-            if values.get(name) == type(self).model_fields[name].default:
-                values.pop(name)
-        return values
+        unused = {"deepspeed": not self.deepspeed, "residual": self.residual == "pre"}
+        unused |= {"network": self.network == "gpt2", "parametrisation": self.parametrisation == "sp"}
+        unused["base"] = unused["parametrisation"]
+        return {key: value for key, value in values.items() if not unused.get(key)}
 
     @property
     def tokens(self) -> int:
@@ -163,8 +152,7 @@ class Recipe(Frozen, RecipeFields):
 class Cell(Frozen):
     """One training run, completely described.
 
-    `data_key` identifies the *content* of the data (`trainables.data.data_key`); `data` is where to find it. A moved
-    file keeps its cells and an edited file gets new ones.
+    `data_key` identifies the content of the data and `data` its place: a moved file keeps its cells.
     """
 
     shape: Shape

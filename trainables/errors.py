@@ -13,14 +13,7 @@ class DataError(InputError):
 
 
 def near_misses(word: str, words: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return those of `words` that `word` may be a misspelling of, the nearest first; case does not count.
-
-    Args:
-        word: as it was written.
-        words: the allowed ones.
-        most: how many are returned at most.
-        cutoff: least similarity, from 0 to 1.
-    """
+    """Return the at most `most` words that are similar to `word` by `cutoff` (0 to 1), ignoring case; nearest first."""
     by_lower = {other.lower(): other for other in words}
     return [by_lower[near] for near in difflib.get_close_matches(word.lower(), by_lower, most, cutoff)]
 

@@ -11,10 +11,9 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 
 class Layout(Frozen):
-    """The ranks that train a cell, and what each of them holds.
+    """The ranks that train a cell: `data_parallel` groups share the batch, and the ranks of a group every matrix.
 
-    The `tensor_parallel` ranks of a group share every matrix and read the same sequences; `data_parallel` such groups
-    share the batch. Rank r is shard r mod `tensor_parallel` of group r div `tensor_parallel`.
+    Rank r is shard r mod `tensor_parallel` of group r div `tensor_parallel`.
     """
 
     tensor_parallel: int = Field(
@@ -60,30 +59,25 @@ class Layout(Frozen):
         return self.share(recipe) // self.sequences(recipe)
 
     def check(self, shape: Shape, recipe: Recipe) -> None:
-        """Check that a cell can be trained in this layout.
-
-        Raises:
-            InputError: names the conflicting numbers and the fix.
-        """
+        """Raise an InputError if a cell cannot be trained in this layout."""
         if shape.heads % self.tensor_parallel:
             finer = shape.width % 64 == 0 and shape.width // 64 > shape.heads
             more = "`frontier.head_dim: 64`" if finer else "a smaller `frontier.head_dim`"
             raise InputError(
                 f"tensor_parallel {self.tensor_parallel} does not divide the {shape.heads} heads of depth "
-                f"{shape.depth}, width {shape.width}: every rank must have equally many heads. Use a divisor of "
-                f"{shape.heads}, or in a spec `auto`, or `{{min_width: {{{self.tensor_parallel}: WIDTH}}}}` for shapes "
-                f"with enough heads, or give the shapes more heads ({more} in place of `heads`)."
+                f"{shape.depth}, width {shape.width}. Use a divisor of {shape.heads}, or in a spec `auto`, or "
+                f"`{{min_width: {{{self.tensor_parallel}: WIDTH}}}}`, or more heads ({more} in place of `heads`)."
             )
         if recipe.batch % self.data_parallel:
             raise InputError(
                 f"data_parallel {self.data_parallel} does not divide the batch of {recipe.batch} sequences. Use a "
                 f"divisor of {recipe.batch}, or another batch."
             )
-        if self.share(recipe) % self.sequences(recipe):
+        share = self.share(recipe)
+        if share % self.sequences(recipe):
             raise InputError(
-                f"micro_batch {self.micro_batch} does not divide the {self.share(recipe)} sequences of a group "
-                f"(a batch of {recipe.batch} over data_parallel {self.data_parallel}). Use a divisor of "
-                f"{self.share(recipe)}."
+                f"micro_batch {self.micro_batch} does not divide the {share} sequences of a group (a batch of "
+                f"{recipe.batch} over data_parallel {self.data_parallel}). Use a divisor of {share}."
             )
         if recipe.precision == "bf16" and self.zero == 0:
             raise InputError(
@@ -95,7 +89,6 @@ class Layout(Frozen):
 def default_zero(precision: Precision, ranks: int) -> ZeroStage:
     """Return the cheapest correct stage: 0 for one rank in fp32, else 1.
 
-    With bf16 stage 0 changes the loss by 3e-2 after 20 steps, and its gradient norm under tensor parallelism is wrong;
-    with fp32 it has no norm (DeepSpeed issue 7255).
+    With bf16 stage 0 changes the loss by 3e-2 after 20 steps; with fp32 it has no gradient norm (DeepSpeed issue 7255).
     """
     return 1 if precision == "bf16" or ranks > 1 else 0

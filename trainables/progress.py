@@ -10,12 +10,13 @@ def evaluation_steps(steps: int, evaluations: int) -> tuple[int, ...]:
     return tuple(sorted({round(steps * (i + 1) / evaluations) for i in range(evaluations)} - {0} | {steps}))
 
 
-class _Record(BaseModel):
-    # JSON has no NaN, and results of diverged cells must be readable.
+class FloatRecord(BaseModel):
+    """Base of records with numbers that may not be finite: JSON has no NaN, and diverged cells must be readable."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-class Point(_Record):
+class Point(FloatRecord):
     """A point of the training curve: means over the steps since the previous point."""
 
     step: int
@@ -25,18 +26,16 @@ class Point(_Record):
     tokens_per_second: float
 
 
-class Evaluation(_Record):
-    """Loss on the validation set in nats per token, and other measures.
-
-    `measures` are numbers by name, such as `accuracy`, or `NAME/LAYER` per layer, counted from 1.
-    """
+class Evaluation(FloatRecord):
+    """Loss on the validation set in nats per token, and other measures."""
 
     step: int
     loss: float
     measures: dict[str, float] = {}
+    """By name, such as `accuracy`, or `NAME/LAYER` with layers from 1."""
 
 
-class Progress(_Record):
+class Progress(FloatRecord):
     """Progress since the last report."""
 
     step: int
@@ -48,7 +47,7 @@ class Progress(_Record):
     """Measures before the first step, named as in `Evaluation`; only in the first report."""
 
 
-class Ending(_Record):
+class Ending(FloatRecord):
     """Why a cell ends before its last step, and a forecast of its final loss if there is one."""
 
     reason: str
@@ -56,7 +55,7 @@ class Ending(_Record):
     loss_se: float | None = None
 
 
-class Result(_Record):
+class Result(FloatRecord):
     """The result of a cell: `done` with a finite loss, or `diverged` or `stopped` with a reason.
 
     The loss of a stopped cell is a forecast, if any, with the standard error `loss_se`, both in nats per token.

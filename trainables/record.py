@@ -2,15 +2,12 @@
 
 import hashlib
 import importlib.metadata
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from trainables.cell import Cell
+from trainables.cell import Cell, Frozen
 from trainables.errors import InputError
 from trainables.layout import Layout
 
@@ -25,25 +22,20 @@ class Keep:
     folder: str | Path
     """Folder or URI; replaced atomically."""
     revision: str | None = None
-    """Revision of the code, for the record."""
+    """Revision of the code."""
 
 
-class FileSum(BaseModel):
+class FileSum(Frozen):
     """Size and SHA-256 of a file when it was written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bytes: int
     sha256: str
 
 
-class Record(BaseModel):
+class Record(Frozen):
     """The contents of `interplay.json`: the cell and training that gave the weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     key: str
-    """The cell's key."""
     cell: Cell
     loss: float
     """Validation loss of these weights, nats per token."""
@@ -73,18 +65,14 @@ class RecordError(InputError):
 
 
 def read_record(folder: Path) -> Record:
-    """Read the record of a folder of weights.
-
-    Raises:
-        RecordError: it is missing or cannot be read.
-    """
+    """Read the record of a folder of weights; RecordError if that fails."""
     path = folder / RECORD
     try:
-        return Record.model_validate_json(path.read_text(encoding="utf-8"))
+        return Record.model_validate_json(path.read_bytes())
     except OSError as error:
         what = f"{folder} holds no weights of a cell: {path.name} cannot be read ({error.strerror})"
         raise RecordError(what, "use a folder that `--weights` has written") from error
-    except (ValidationError, UnicodeDecodeError, InputError) as error:
+    except ValueError as error:
         raise RecordError(
             f"{path} is damaged, or of another version of Interplay",
             f"remove {folder} and train the cell again with `python -m trainables CELL.json --weights DIR`",
@@ -92,7 +80,7 @@ def read_record(folder: Path) -> Record:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that determine the contents of weights and checkpoints."""
+    """Return the versions of the libraries that determine the contents of weights."""
     return {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "transformers")}
 
 
@@ -102,21 +90,17 @@ def sum_files(folder: Path) -> dict[str, FileSum]:
 
 
 def damage(folder: Path, record: Record) -> str | None:
-    """Return which file of a folder differs from its record and how; None if all are intact.
-
-    Reads every file, because HuggingFace loads weights with a flipped bit without an error.
-    """
+    """Return how a folder differs from its record, else None; HuggingFace loads flipped bits without an error."""
     for name, written in record.files.items():
         path = folder / name
         try:
-            found = path.stat().st_size
-            # Compare sizes first: fast, and a clearer message than a checksum.
-            if found != written.bytes:
-                return f"{path} has {found:,} bytes and was written with {written.bytes:,}"
-            if _sum(path) != written:
-                return f"{path} differs from what was written (other SHA-256)"
+            found = _sum(path)
         except OSError as error:
             return f"{path} cannot be read ({error.strerror})"
+        if found.bytes != written.bytes:
+            return f"{path} has {found.bytes:,} bytes and was written with {written.bytes:,}"
+        if found != written:
+            return f"{path} differs from what was written (other SHA-256)"
     return None
 
 
@@ -127,15 +111,9 @@ def _sum(path: Path) -> FileSum:
 
 
 def refuse_filled(folder: Path, option: str) -> None:
-    """Refuse to write into a folder that is not empty; links are followed.
-
-    Raises:
-        InputError: names the folder and the fix.
-    """
-    real = Path(os.path.realpath(folder))
-    if real.is_dir() and not any(real.iterdir()):
-        return
-    if real.exists() or real.is_symlink():
+    """Raise an InputError if a folder to write to is a file or is not empty; links are followed."""
+    real = folder.resolve()
+    if real.exists() and not (real.is_dir() and not any(real.iterdir())):
         what = "holds files already" if real.is_dir() else "is a file"
         raise InputError(
             f"{option} {folder} {what}, and a model needs its own folder; name an empty or new one, or remove it first."

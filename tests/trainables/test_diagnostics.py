@@ -13,7 +13,7 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import IGNORED, validation_batches
 from trainables.data.store.open import open_store
-from trainables.diagnostics.blocks import blocks, check_blocks, embedded, mean_loss
+from trainables.diagnostics.blocks import blocks, embedded, mean_loss
 from trainables.diagnostics.gradients import StepMeter
 from trainables.diagnostics.induction import after_same, attention_weights, induction, looked_at, scores
 from trainables.diagnostics.layer_drop import layer_drop
@@ -28,7 +28,7 @@ from trainables.train.loop import train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=40)
 CONTEXT = 16
-STEPS = 20
+STEPS = 10
 
 
 def cell(depth=2, **recipe):
@@ -80,7 +80,6 @@ KINDS = [
 def test_the_layers_looked_into_are_those_of_the_model(recipe):
     model, inputs = scattered(fresh(**recipe)), tokens()
     with torch.no_grad():
-        check_blocks(model, inputs)
         theirs = model(input_ids=inputs, output_hidden_states=True)
         found = plain(rank(model, inputs))
         states = embedded(model, inputs)
@@ -355,7 +354,7 @@ def test_a_killed_cell_has_the_same_diagnostics(root, tmp_path, monkeypatch):
 
     def save_and_stop(*args):
         saves.append(save(*args))
-        if len(saves) == 12:
+        if len(saves) == 6:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "save", save_and_stop)
@@ -365,7 +364,7 @@ def test_a_killed_cell_has_the_same_diagnostics(root, tmp_path, monkeypatch):
     monkeypatch.undo()
     news = []
     again = train(cell(), **options, report=news.append, report_every=0)
-    assert again.resumed_from == 12
+    assert again.resumed_from == 6
     assert again.start == whole.start
     assert again.evaluations == whole.evaluations
     assert again.loss == whole.loss
@@ -449,18 +448,14 @@ def test_what_cannot_be_looked_into_is_refused(root):
     shared = refusal(["rank"], Layout(tensor_parallel=2, zero=1))
     assert "tensor_parallel 2" in shared
     assert "Remove the diagnostics, or set tensor_parallel to 1" in shared
-    assert "ZeRO stage 3 keeps a part" in refusal(["rank"], Layout(zero=3))
+    assert "zero 3" in refusal(["rank"], Layout(zero=3))
     analysed = recipe.model_copy(update={"network": "analysed"})
     assert "no diagnostic induction" in refusal(["rank", "induction"], recipe=analysed)
     check_diagnostics(["rank", "layer_drop", "gradients"], Layout(), analysed)
-    with pytest.raises(InputError, match="ZeRO stage 3"):
+    with pytest.raises(InputError, match="zero 3"):
         train(cell(), data_root=root, diagnostics=["gradients"], layout=Layout(zero=3))
     check_diagnostics([], Layout(tensor_parallel=2, zero=3), recipe)
     check_diagnostics(DIAGNOSTICS, Layout(data_parallel=2, zero=2), recipe)
-    model = fresh()
-    model.transformer.h[0].register_forward_hook(lambda block, args, out: 0.5 * out)
-    with torch.no_grad(), pytest.raises(InputError, match="this model has others"):
-        check_blocks(model, tokens())
 
 
 def test_a_cell_trained_by_hand_has_diagnostics_too(root, tmp_path, capfd):

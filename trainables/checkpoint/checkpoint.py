@@ -1,9 +1,7 @@
 """Checkpoints of a cell, saved atomically; the newest two are kept.
 
-All ranks of a cell call `save`, `find` and `Found.load` together and get the same result, because a rank that alone
-raised, or chose another checkpoint, would leave the others waiting in a collective.
-
-Checkpoints hold no state of random generators: batches and dropout masks are functions of the seed and the step.
+All ranks call `save`, `find` and `Found.load` together and get the same result. Checkpoints hold no state of random
+generators: batches and dropout masks are functions of the seed and the step.
 """
 
 import contextlib
@@ -22,13 +20,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field
 
 from trainables.cell import digest
 from trainables.checkpoint import universal
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.progress import Evaluation, Point
+from trainables.progress import Evaluation, FloatRecord, Point
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.record import versions
 from trainables.storage.disk import FULL
@@ -46,11 +44,7 @@ _UNREADABLE = (
 )
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-class TrainingState(_Record):
+class TrainingState(FloatRecord):
     """The state of a cell besides weights, optimizer and schedule."""
 
     cell: str
@@ -60,17 +54,17 @@ class TrainingState(_Record):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     notes: tuple[str, ...] = ()
-    start: dict[str, float] = {}
+    start: dict[str, float] = Field(default_factory=dict)
 
 
-class FileRecord(_Record):
+class FileRecord(FloatRecord):
     """Size and CRC-32 of a complete file."""
 
     bytes: int
     crc32: int
 
 
-class Marker(_Record):
+class Marker(FloatRecord):
     """The contents of `complete.json`."""
 
     format: int
@@ -89,48 +83,43 @@ class Found:
     """The engine must be built for DeepSpeed's universal checkpoint."""
     _storage: Folder
     _tag: str
-    _folder: Path
-    _plain: bool
-    """The checkpoint is in the universal form and the engine at stage 0."""
+    _converted: bool
 
     def load(self, engine: Any, notes: list[str]) -> bool:
         """Load the checkpoint into the engine; return False and add a note if it cannot be read."""
         problem = None
+        folder = _universal_folder(self._storage, self._tag) if self._converted else self._storage.local
         try:
-            if self._plain or self.universal:
-                options = universal.options(engine)
-                if self._plain:
-                    universal.load_plain(engine, self._folder / self._tag)
-                else:
-                    engine.load_checkpoint(str(self._folder), tag=self._tag)
-                universal.mend(engine, options)
+            options = universal.options(engine)
+            if self._converted and not self.universal:
+                universal.load_plain(engine, folder / self._tag)
             else:
-                engine.load_checkpoint(str(self._folder), tag=self._tag)
+                engine.load_checkpoint(str(folder), tag=self._tag)
+            if self._converted:
+                universal.mend(engine, options)
         except torch.OutOfMemoryError:
             raise  # the checkpoint is valid
         except _UNREADABLE as error:
-            problem = f"it could not be loaded ({type(error).__name__}: {error})".partition("\n")[0]
+            problem = f"it could not be loaded ({_first_line(error)})"
         problem = _first(run_on_all_ranks(lambda: problem, "loading the checkpoint"))
         _release(self._storage, self._tag)
         if problem:
             notes.append(f"the checkpoint {self._tag} was skipped: {problem}")
-        elif self.universal or self._plain:
+        elif self._converted:
             notes.append(f"resumed at step {self.state.step} from a checkpoint of another layout")
         return problem is None
 
 
 @dataclass
 class _Writer:
-    """Write DeepSpeed's files with checksums, synced to disk, without raising.
+    """Write DeepSpeed's files with checksums, synced to disk.
 
     DeepSpeed's ranks meet in a barrier after their writes, so a disk slower than the group's timeout would end the
-    training. Therefore `save` only collects the files, and `write` writes them inside `run_on_all_ranks`. No copy is
-    needed, because training continues after both.
+    training. Therefore `save` only collects the files, and `write` writes them inside `run_on_all_ranks`.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
-    error: Exception | None = None
 
     def save(self, state_dict: Any, path: str) -> None:
         """Collect a file; called by DeepSpeed."""
@@ -141,25 +130,19 @@ class _Writer:
 
     def write(self) -> None:
         """Write the collected files and free their contents."""
-        while self.parts:
-            path = next(iter(self.parts))
-            self._write(self.parts.pop(path), path)
-
-    def _write(self, state_dict: Any, path: str) -> None:
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            with Path(path).open("wb") as file:
+        for name in list(self.parts):
+            path = Path(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
                 stream = _Summed(file)
                 try:
-                    torch.save(state_dict, stream)  # type: ignore[arg-type]  # it needs only write and flush
+                    torch.save(self.parts.pop(name), stream)  # type: ignore[arg-type]  # has write and flush
                 except RuntimeError as error:
                     # Torch's zip writer replaces the disk's error by its own.
                     raise stream.error or error from error
                 file.flush()
                 os.fsync(file.fileno())
-            self.files[Path(path).name] = FileRecord(bytes=stream.bytes, crc32=stream.crc32)
-        except (OSError, RuntimeError) as error:
-            self.error = self.error or error
+            self.files[path.name] = FileRecord(bytes=stream.bytes, crc32=stream.crc32)
 
     @contextlib.contextmanager
     def instead_of_deepspeeds(self, engine: Any) -> Iterator[None]:
@@ -200,7 +183,7 @@ class _Summed:
 class _Written:
     """The outcome of one rank's share of a save."""
 
-    files: dict[str, FileRecord]
+    files: dict[str, FileRecord] = field(default_factory=dict)
     problem: str | None = None
     """Why there is no checkpoint; training continues."""
     error: str | None = None
@@ -213,7 +196,9 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
     Raises:
         RuntimeError: a rank could not write for another reason.
     """
-    tag, writer, is_first = tag_of(state), _Writer(), dist.get_rank() == 0
+    # With the key in the name, cells cannot overwrite each other's.
+    tag = f"step-{state.step:09d}-{state.cell}"
+    writer, is_first = _Writer(), dist.get_rank() == 0
 
     def prepare() -> None:
         if is_first or storage.is_remote:
@@ -225,20 +210,12 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
     with writer.instead_of_deepspeeds(engine):
         engine.save_checkpoint(str(storage.local), tag=tag, client_state=client, save_latest=False)
 
-    def finish(written: list[_Written]) -> _Written:
-        if is_first:
-            bad = [part for part in written if part.problem or part.error]
-            if bad:
-                _discard(storage, tag)
-                return next((part for part in bad if part.error), bad[0])
-            files = {name: record for part in written for name, record in part.files.items()}
-            marker = Marker(format=FORMAT, layout=layout, state=state, files=files, versions=versions())
-            return _finish(storage, tag, marker)
-        return _Written({})
+    def finish() -> _Written:
+        return _finish(storage, tag, layout, state, written) if is_first else _Written()
 
     try:
         written = run_on_all_ranks(lambda: _publish(storage, tag, writer), "writing the checkpoint")
-        ended = run_on_all_ranks(lambda: finish(written), "completing the checkpoint")[0]
+        ended = run_on_all_ranks(finish, "completing the checkpoint")[0]
     finally:
         storage.release(tag)
     if ended.error:
@@ -246,33 +223,18 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
     return ended.problem
 
 
-def find(
-    storage: Folder, cell: str, layout: Layout, notes: list[str], passed: set[str] | None = None
-) -> Found | None:
+def find(storage: Folder, cell: str, layout: Layout, notes: list[str], passed: set[str]) -> Found | None:
     """Find the newest usable checkpoint of a cell and prepare it for loading in a layout; None if there is none.
 
     Unusable checkpoints (truncated, damaged, of another cell or format, or not convertible by DeepSpeed) are skipped
-    with a note.
-
-    Args:
-        storage: storage of the cell.
-        cell: the cell's key.
-        layout: layout of the engine.
-        notes: notes are appended here.
-        passed: tags to skip; tags that were examined are added.
-
-    Raises:
-        InputError: the disk has no room to fetch or convert the checkpoint.
-        OSError, RuntimeError: the storage could not be read; trying again may help.
+    with a note. Tags in `passed` are skipped too; examined ones are added to it. A full disk is an InputError.
     """
-    passed = set() if passed is None else passed
     while True:
-        tag, marker, news = run_on_all_ranks(
-            lambda: _newest(storage, cell, passed), "looking for checkpoints"
-        )[0]
-        notes += [text for _, text in news]
-        passed.update(name for name, _ in news)
-        if tag is None or marker is None:
+        newest = functools.partial(_newest, storage, cell, passed)
+        tag, marker, skipped = run_on_all_ranks(newest, "looking for checkpoints")[0]
+        notes += [f"the checkpoint {name} was skipped: {why}" for name, why in skipped.items()]
+        passed.update(skipped)
+        if marker is None:
             return None
         passed.add(tag)
         same = _loads_as_it_is(marker.layout, layout)
@@ -289,36 +251,34 @@ def find(
         if problem:
             notes.append(f"the checkpoint {tag} was skipped: {problem}")
             continue
-        if same:
-            return Found(marker.state, False, storage, tag, storage.local, False)
-        is_plain = layout.zero == 0
-        return Found(marker.state, not is_plain, storage, tag, _universal_folder(storage, tag), is_plain)
-
-
-def tag_of(state: TrainingState) -> str:
-    """Return the name of a checkpoint; with the key in it, cells cannot overwrite each other's."""
-    return f"step-{state.step:09d}-{state.cell}"
+        return Found(marker.state, not same and layout.zero > 0, storage, tag, not same)
 
 
 def names(engine: Any) -> list[list[str]]:
-    """Return the parameter names of each optimizer group; torch's optimizer keeps none."""
+    """Return the parameter names of each optimizer group."""
     return [[engine.param_names[p] for p in group["params"]] for group in engine.optimizer.param_groups]
 
 
 def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:
     """Write and upload this rank's files."""
-    writer.write()
-    if writer.error is not None:
-        return _failed(writer.error, storage)
     try:
+        writer.write()
         storage.publish(tag, writer.files)
-    except OSError as error:
-        return _Written({}, problem=f"{storage.name} refused a file ({_first_line(error)})")
+    except (OSError, RuntimeError) as error:
+        return _failed(error, storage)
     return _Written(writer.files)
 
 
-def _finish(storage: Folder, tag: str, marker: Marker) -> _Written:
-    """Write the marker and remove old checkpoints."""
+def _finish(
+    storage: Folder, tag: str, layout: Layout, state: TrainingState, written: list[_Written]
+) -> _Written:
+    """Write the marker and remove old checkpoints, or the files of this one if a rank failed."""
+    bad = [part for part in written if part.problem or part.error]
+    if bad:
+        _discard(storage, tag)
+        return next((part for part in bad if part.error), bad[0])
+    files = {name: record for part in written for name, record in part.files.items()}
+    marker = Marker(format=FORMAT, layout=layout, state=state, files=files, versions=versions())
     body = marker.model_dump(mode="json")
     try:
         storage.write(tag, MARKER, json.dumps({"checksum": digest(body), **body}).encode())
@@ -326,13 +286,13 @@ def _finish(storage: Folder, tag: str, marker: Marker) -> _Written:
         _discard(storage, tag)
         return _failed(error, storage)
     try:
-        _thin(storage, tag, marker.state.cell)
+        _thin(storage, tag, state.cell)
     except OSError as error:
         # The checkpoint is complete, and the next save removes them.
         logging.getLogger(__name__).warning(
             "Older checkpoints in %s could not be deleted: %s", storage.name, _first_line(error)
         )
-    return _Written({})
+    return _Written()
 
 
 def _thin(storage: Folder, tag: str, cell: str) -> None:
@@ -342,48 +302,41 @@ def _thin(storage: Folder, tag: str, cell: str) -> None:
     for name in own:
         # Later ones too: this run resumed from before them, so they were unusable.
         if name not in kept:
-            with contextlib.suppress(OSError):
-                storage.remove(name, MARKER)
+            _discard(storage, name)
 
 
 def _failed(error: Exception, storage: Folder) -> _Written:
     if isinstance(error, OSError) and error.errno in FULL:
-        return _Written({}, problem=f"the disk of {storage.local} is full")
+        return _Written(problem=f"the disk of {storage.local} is full")
     if isinstance(error, OSError) and storage.is_remote:
-        return _Written({}, problem=f"{storage.name} refused a file ({_first_line(error)})")
-    return _Written({}, error=_first_line(error))
+        return _Written(problem=f"{storage.name} refused a file ({_first_line(error)})")
+    return _Written(error=_first_line(error))
 
 
 def _discard(storage: Folder, tag: str) -> None:
-    """Remove an incomplete checkpoint to free its space."""
     with contextlib.suppress(OSError):
         storage.remove(tag, MARKER)
 
 
-def _newest(
-    storage: Folder, cell: str, passed: set[str]
-) -> tuple[str | None, Marker | None, list[tuple[str, str]]]:
-    """On rank 0 return the newest checkpoint with a valid marker, and a note per skipped one (tag, text)."""
-    news: list[tuple[str, str]] = []
+def _newest(storage: Folder, cell: str, passed: set[str]) -> tuple[str, Marker | None, dict[str, str]]:
+    """On rank 0 return the newest checkpoint with a valid marker, and why newer ones were skipped, by tag."""
+    skipped: dict[str, str] = {}
     if storage.is_remote:
         # Remove what a killed rank left on this machine; no rank has fetched anything yet.
         shutil.rmtree(storage.local, ignore_errors=True)
-    if dist.get_rank():
-        return None, None, news
-    for tag in sorted((name for name in storage.tags() if name.startswith("step-")), reverse=True):
-        if tag in passed:
-            continue
-        marker = _read_marker(storage, tag)
-        if isinstance(marker, Marker) and marker.state.cell != cell:
-            marker = f"it belongs to cell {marker.state.cell}"
-        if isinstance(marker, Marker):
-            return tag, marker, news
-        news.append((tag, f"the checkpoint {tag} was skipped: {marker}"))
-    return None, None, news
+    if dist.get_rank() == 0:
+        for tag in sorted(
+            {name for name in storage.tags() if name.startswith("step-")} - passed, reverse=True
+        ):
+            marker = _read_marker(storage, tag, cell)
+            if isinstance(marker, Marker):
+                return tag, marker, skipped
+            skipped[tag] = marker
+    return "", None, skipped
 
 
-def _read_marker(storage: Folder, tag: str) -> Marker | str:
-    """Return the marker of a checkpoint, or what is wrong with it."""
+def _read_marker(storage: Folder, tag: str, cell: str) -> Marker | str:
+    """Return the marker of a checkpoint, or why it is not one of this cell."""
     content = storage.read(tag, MARKER)
     if content is None:
         return "it was not finished"
@@ -392,62 +345,62 @@ def _read_marker(storage: Folder, tag: str) -> Marker | str:
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             return f"it is not of format {FORMAT}"
         if body.pop("checksum", None) != digest(body):
-            return f"its {MARKER} is damaged"
-        return Marker.model_validate(body)
-    except (ValueError, ValidationError):
+            raise ValueError("another checksum")
+        marker = Marker.model_validate(body)
+    except ValueError:
         # A power cut can leave an empty file.
         return f"its {MARKER} is damaged"
+    return marker if marker.state.cell == cell else f"it belongs to cell {marker.state.cell}"
 
 
 def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
     """Fetch a remote checkpoint, one rank per machine; verify its files and return what is wrong, else None."""
+
+    def wrong(name: str) -> str | None:
+        path, record = storage.local / tag / name, marker.files[name]
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != record.bytes:
+            return f"{name} has {path.stat().st_size} bytes instead of {record.bytes}"
+        crc32 = 0
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                crc32 = zlib.crc32(piece, crc32)
+        return None if crc32 == record.crc32 else f"{name} is damaged"
+
     names = sorted(marker.files)
-    if storage.is_remote:
-        with FileLock(storage.lock):
-            missing = [name for name in names if _wrong(storage.local / tag / name, marker.files[name])]
-            try:
-                storage.fetch(tag, missing)
-            except FileNotFoundError as error:
-                return f"a file of it is missing ({error})"
-            except OSError as error:
-                if error.errno not in FULL:
-                    raise
-                size = sum(record.bytes for record in marker.files.values())
-                raise InputError(
-                    f"The checkpoint {tag} in {storage.name} has {size / 1e9:.3g} GB, and the disk of {storage.local} "
-                    "is too full to fetch it. Free that much there, or set TMPDIR to a folder with enough space."
-                ) from error
-            wrong = [_wrong(storage.local / tag / name, marker.files[name]) for name in missing]
-    else:
+    if not storage.is_remote:
         # Each rank verifies a share.
-        mine = names[dist.get_rank() :: dist.get_world_size()]
-        wrong = [_wrong(storage.local / tag / name, marker.files[name]) for name in mine]
-    return next((text for text in wrong if text), None)
-
-
-def _wrong(path: Path, record: FileRecord) -> str | None:
-    if not path.is_file():
-        return f"{path.name} is missing"
-    if path.stat().st_size != record.bytes:
-        return f"{path.name} has {path.stat().st_size} bytes instead of {record.bytes}"
-    crc32 = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            crc32 = zlib.crc32(piece, crc32)
-    return None if crc32 == record.crc32 else f"{path.name} is damaged"
+        return _first([wrong(name) for name in names[dist.get_rank() :: dist.get_world_size()]])
+    with FileLock(storage.lock):
+        missing = [name for name in names if wrong(name)]
+        try:
+            storage.fetch(tag, missing)
+        except FileNotFoundError as error:
+            return f"a file of it is missing ({error})"
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            size = sum(record.bytes for record in marker.files.values())
+            raise InputError(
+                f"The checkpoint {tag} in {storage.name} has {size / 1e9:.3g} GB, and the disk of {storage.local} "
+                "is too full to fetch it. Free that much there, or set TMPDIR to a folder with enough space."
+            ) from error
+        return _first([wrong(name) for name in missing])
 
 
 def _convert(storage: Folder, tag: str, saved: Layout) -> str | None:
     """Convert a fetched checkpoint to the universal form; return why that failed, else None."""
     folder = _universal_folder(storage, tag)
+    if not storage.is_remote and dist.get_rank():
+        return None
     try:
-        if storage.is_remote:
-            with FileLock(storage.lock):
-                if not (folder / "done").is_file():
-                    universal.convert(storage.local / tag, folder / tag, saved)
+        with FileLock(storage.lock) if storage.is_remote else contextlib.nullcontext():
+            # Of a remote checkpoint each machine converts its copy once.
+            if not (folder / "done").is_file():
+                universal.convert(storage.local / tag, folder / tag, saved)
+                if storage.is_remote:
                     (folder / "done").touch()
-        elif dist.get_rank() == 0:
-            universal.convert(storage.local / tag, folder / tag, saved)
     except universal.UnsupportedError as error:
         return f"DeepSpeed cannot convert it to this layout ({error})"
     except OSError as error:
@@ -461,27 +414,21 @@ def _convert(storage: Folder, tag: str, saved: Layout) -> str | None:
 
 
 def _release(storage: Folder, tag: str) -> None:
-    """Remove files that only loading a checkpoint needed."""
     if storage.is_remote or dist.get_rank() == 0:
         shutil.rmtree(_universal_folder(storage, tag), ignore_errors=True)
     storage.release(tag)
 
 
 def _universal_folder(storage: Folder, tag: str) -> Path:
-    """Return the folder of the universal form of a checkpoint."""
     return storage.local / f"universal-{tag}"
 
 
 def _loads_as_it_is(saved: Layout, wanted: Layout) -> bool:
     """Whether DeepSpeed loads a checkpoint of one layout in another without conversion."""
-    if (saved.tensor_parallel, saved.shard_vocabulary, saved.zero) != (
-        wanted.tensor_parallel,
-        wanted.shard_vocabulary,
-        wanted.zero,
-    ):
-        return False
     # At stage 0 every group holds the whole state.
-    return wanted.zero == 0 or saved.data_parallel == wanted.data_parallel
+    free = {"data_parallel"} if wanted.zero == 0 else set()
+    kept = {"tensor_parallel", "shard_vocabulary", "zero", "data_parallel"} - free
+    return all(getattr(saved, name) == getattr(wanted, name) for name in kept)
 
 
 def _first(problems: list[str | None]) -> str | None:

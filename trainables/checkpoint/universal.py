@@ -1,6 +1,6 @@
-"""Conversion of checkpoints between layouts through DeepSpeed's universal checkpoint.
+"""Conversion of checkpoints between layouts through DeepSpeed's universal checkpoint (Lian et al. 2024, 2406.18820).
 
-It has one folder per parameter with its whole weight and moments in fp32 (Lian et al. 2024, arXiv 2406.18820).
+It has one folder per parameter with its whole weight and moments in fp32.
 """
 
 import contextlib
@@ -19,14 +19,7 @@ from trainables.layout import Layout
 #: Files of a parameter besides its step: the fp32 weight and AdamW's two moments.
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 #: Keys of a model file that DeepSpeed reads from a universal checkpoint; the weights are elsewhere.
-_COMMON = (
-    "dp_world_size",
-    "mp_world_size",
-    "global_steps",
-    "global_samples",
-    "skipped_steps",
-    "lr_scheduler",
-)
+_COMMON = ("dp_world_size", "global_steps", "global_samples", "skipped_steps", "lr_scheduler")
 
 
 class UnsupportedError(Exception):
@@ -37,10 +30,6 @@ def convert(source: Path, target: Path, layout: Layout) -> None:
     """Write the universal form of a checkpoint that was saved in `layout`; it loads at any degree and ZeRO stage.
 
     DeepSpeed's converter lacks stage 0, and its output of stage 3 loads at stage 3 only; both are fixed here.
-
-    Raises:
-        UnsupportedError: DeepSpeed cannot convert it.
-        OSError: it cannot be read, or the disk is full.
     """
     shutil.rmtree(target, ignore_errors=True)
     (target / "zero").mkdir(parents=True)
@@ -83,16 +72,12 @@ def load_plain(engine: Any, folder: Path) -> None:
 
 
 def mend(engine: Any, groups: list[dict[str, Any]]) -> None:
-    """Restore each group's options and give each state its own step tensor after loading.
+    """Restore the options that each group had before loading and give each state its own step tensor.
 
     At stage 3 DeepSpeed gives all groups the options of the first, so that biases and norms would decay, and one
     shared step tensor, which then counts every group.
-
-    Args:
-        engine: the engine after loading.
-        groups: the options of the optimizer's groups before loading.
     """
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    optimizer = _torch_optimizer(engine)
     rates = engine.lr_scheduler.get_last_lr()
     for group, own, rate in zip(optimizer.param_groups, groups, rates, strict=True):
         group.update(own, lr=rate)
@@ -103,12 +88,16 @@ def mend(engine: Any, groups: list[dict[str, Any]]) -> None:
 
 def options(engine: Any) -> list[dict[str, Any]]:
     """Return the options of the optimizer's groups, without their parameters."""
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    groups = _torch_optimizer(engine).param_groups
+    return [{k: v for k, v in group.items() if k != "params"} for group in groups]
+
+
+def _torch_optimizer(engine: Any) -> Any:
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
 def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
-    """Merge the shards of stages 1 to 3 by DeepSpeed's converter; return the options of the optimizer's groups."""
+    """Merge the shards of stages 1 to 3; return the options of the optimizer's groups."""
     converter = importlib.import_module("deepspeed.checkpoint.ds_to_universal")
     arguments = Namespace(
         input_folder=str(source),
@@ -128,11 +117,9 @@ def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
         copied.unlink()
     groups: list[dict[str, Any]] = saved["param_groups"]
     inner = saved.get("optimizer_state_dict")
-    if inner is not None:
-        # Stage 3 writes no step with the parameters.
-        step = next(iter(inner["state"].values()))["step"]
-        for folder in _parameters(target / "zero"):
-            torch.save(step, folder / "step.pt")
+    # Stage 3 writes no step with the parameters.
+    for folder in _parameters(target / "zero") if inner else ():
+        torch.save(next(iter(inner["state"].values()))["step"], folder / "step.pt")
     return groups
 
 
@@ -152,12 +139,8 @@ def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]
         order = [name for names in model["parameter_names"] for name in names]
         for index, name in zip((i for group in groups for i in group["params"]), order, strict=True):
             state = optimizer["state"][index]
-            flat = {
-                "fp32": weights[name].float(),
-                "exp_avg": state["exp_avg"],
-                "exp_avg_sq": state["exp_avg_sq"],
-            }
-            for key, value in flat.items():
+            for key in STATES:
+                value = weights[name].float() if key == "fp32" else state[key]
                 count = value.numel()
                 converter.dump_param_fragment(str(pieces), rank, 0, key, value.reshape(-1), name, 0, count)
             converter.dump_param_fragment(str(pieces), rank, 0, "step", state["step"], name, 0, 1)
@@ -169,16 +152,14 @@ def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]
 
 
 def _complete(folder: Path, model: dict[str, Any]) -> Any:
-    """Bring every parameter into the form that all stages read; return the optimizer's step.
-
-    The converter's output of stage 3 on one tensor-parallel rank is a flat tensor without metadata.
-    """
+    """Bring every parameter into the form that all stages read; return the optimizer's step."""
     shapes = {name: shape for group in model.get("param_shapes") or [] for name, shape in group.items()}
     step: Any = None
     for place in _parameters(folder):
         for state in STATES:
             value = _load(place / f"{state}.pt")
             if torch.is_tensor(value):
+                # Of stage 3 on one tensor-parallel rank: flat, without metadata.
                 torch.save({"param": value.reshape(shapes[place.name]), "cat_dim": 0}, place / f"{state}.pt")
         step = _load(place / "step.pt")
     return step
@@ -186,14 +167,9 @@ def _complete(folder: Path, model: dict[str, Any]) -> Any:
 
 def _describe(target: Path, model: dict[str, Any], groups: list[dict[str, Any]], step: Any) -> None:
     """Write the state that belongs to no parameter in the files that each stage reads."""
-    torch.save(
-        {
-            "ds_version": model["ds_version"],
-            "param_groups": groups,
-            "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups},
-        },
-        target / "zero" / "optimizer_state.pt",
-    )
+    inner = {"state": {0: {"step": step}}, "param_groups": groups}
+    state = {"ds_version": model["ds_version"], "param_groups": groups, "optimizer_state_dict": inner}
+    torch.save(state, target / "zero" / "optimizer_state.pt")
     # DeepSpeed expects one such file per saved rank (`mp_world_size`).
     common = {**{key: model[key] for key in _COMMON}, "mp_world_size": 1}
     for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):

@@ -1,4 +1,1 @@
-"""Diagnostics: measures of a model's layers on a few sequences, taken without changing the training.
-
-Importing this package loads no torch, because specs name diagnostics.
-"""
+"""Measures of a model's layers on a few sequences, taken without changing the training."""

@@ -7,18 +7,16 @@ from typing import Any
 import torch
 
 from trainables.data.store.batches import IGNORED
-from trainables.errors import InputError
 from trainables.model.analysed import AnalysedBlock
-from trainables.model.residual import PostNormBlock
+from trainables.model.residual import PostNormBlock, weigh
 
 Tensor = torch.Tensor
 
 
 def embedded(model: Any, inputs: Tensor) -> Tensor:
     """Return the input of the first layer for tokens [B, T], in fp32 [B, T, d]."""
-    body = model.transformer
     positions = torch.arange(inputs.shape[1], device=inputs.device)
-    states: Tensor = body.wte(inputs).float() + body.wpe(positions).float()
+    states: Tensor = model.transformer.wte(inputs).float() + model.transformer.wpe(positions).float()
     return states
 
 
@@ -28,33 +26,28 @@ def blocks(model: Any) -> Iterator[Any]:
         yield _in_fp32(block)
 
 
-def behind_attention(block: Any, states: Tensor, *, skip: bool = True) -> Tensor:
+def behind_attention(block: Any, states: Tensor, *, skip: bool = True) -> Any:
     """Return the stream [B, T, d] after the attention of a layer, with or without its skip connection."""
-    added: Tensor = block.attn(attention_input(block, states))[0]
+    added = block.attn(attention_input(block, states))[0]
     if isinstance(block, PostNormBlock):
-        normed: Tensor = block.ln_1(_weighted(states, block.omega_attn) + added if skip else added)
-        return normed
+        return block.ln_1(weigh(states, block.omega_attn) + added if skip else added)
     return states + added if skip else added
 
 
-def behind_feed(block: Any, states: Tensor, *, skip: bool = True) -> Tensor:
+def behind_feed(block: Any, states: Tensor, *, skip: bool = True) -> Any:
     """Return the stream after a layer's feed-forward network, given the stream after its attention."""
     if isinstance(block, AnalysedBlock):
         return states
     if isinstance(block, PostNormBlock):
         added = block.mlp(states)
-        normed: Tensor = block.ln_2(_weighted(states, block.omega_mlp) + added if skip else added)
-        return normed
-    fed: Tensor = block.mlp(block.ln_2(states))
-    return states + fed if skip else fed
+        return block.ln_2(weigh(states, block.omega_mlp) + added if skip else added)
+    added = block.mlp(block.ln_2(states))
+    return states + added if skip else added
 
 
-def attention_input(block: Any, states: Tensor) -> Tensor:
+def attention_input(block: Any, states: Tensor) -> Any:
     """Return the attention's input: the normed stream, or the stream itself if no norm comes first."""
-    if isinstance(block, PostNormBlock | AnalysedBlock):
-        return states
-    normed: Tensor = block.ln_1(states)
-    return normed
+    return states if isinstance(block, PostNormBlock | AnalysedBlock) else block.ln_1(states)
 
 
 def mean_loss(model: Any, states: Tensor, targets: Tensor) -> Tensor:
@@ -63,26 +56,6 @@ def mean_loss(model: Any, states: Tensor, targets: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED)
 
 
-def check_blocks(model: Any, inputs: Tensor) -> None:
-    """Check that the parts of the first layer compute the same as the layer.
-
-    Raises:
-        InputError: they do not, so the diagnostics would measure another model.
-    """
-    states = embedded(model, inputs)
-    block = next(blocks(model))
-    after = behind_feed(block, behind_attention(block, states))
-    if not torch.allclose(block(states), after, rtol=1e-3, atol=1e-5, equal_nan=True):
-        raise InputError(
-            "The diagnostics support layers of an attention and a feed-forward network with the skip connections and "
-            "norms of GPT-2, or of `network` and `residual`; this model has others. Remove the diagnostics."
-        )
-
-
 def _in_fp32(module: Any) -> Any:
     is_fp32 = all(parameter.dtype == torch.float32 for parameter in module.parameters())
     return module if is_fp32 else copy.deepcopy(module).float()
-
-
-def _weighted(stream: Tensor, weight: Tensor | None) -> Tensor:
-    return stream if weight is None else stream * weight

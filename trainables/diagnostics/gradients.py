@@ -1,5 +1,6 @@
 """The size of each layer's gradient and of its weight update."""
 
+import importlib
 import math
 from typing import Any
 
@@ -12,10 +13,7 @@ Tensor = torch.Tensor
 
 
 class StepMeter:
-    """Measure one optimizer step: call `before` it, with the whole gradient accumulated, and `after` it, on every rank.
-
-    Takes the module and optimizer of a DeepSpeed engine below ZeRO stage 3.
-    """
+    """Measure one step of a DeepSpeed engine below ZeRO stage 3: call `before` it and `after` it, on every rank."""
 
     def __init__(self, model: Any, optimizer: Any, cell: Cell, zero: int) -> None:
         self.layers = [list(block.parameters()) for block in model.transformer.h]
@@ -26,17 +24,14 @@ class StepMeter:
         self._norms: list[float] = []
 
     def before(self) -> None:
-        """Keep the norms of the gradients before DeepSpeed clips and drops them."""
+        """Keep the norms of the whole gradients before DeepSpeed clips and drops them."""
         self._norms = [_norm([self.source.gradient(p) for p in layer]) for layer in self.layers]
 
     def after(self, steps: int) -> dict[str, float]:
-        """Return `grad_norm/LAYER` before clipping, and `update_ratio/LAYER`; layers count from 1.
+        """Return `grad_norm/LAYER` before clipping, and `update_ratio/LAYER` after `steps` steps; layers count from 1.
 
-        The ratio is the norm of AdamW's update of a layer at the peak learning rate, over the norm of its weights. The
-        peak rate is used because a schedule may end at zero; multiply by the schedule's factor for the actual step.
-
-        Args:
-            steps: steps so far, including this one.
+        The ratio is the norm of AdamW's update of a layer over the norm of its weights, at the peak learning rate
+        because a schedule may end at zero; multiply by the schedule's factor for the actual step.
         """
         found: dict[str, float] = {}
         self.source.link()
@@ -66,48 +61,35 @@ class _Whole:
     def link(self) -> None:
         """Do nothing: the moments are in the optimizer."""
 
-    def gradient(self, parameter: Tensor) -> Tensor | None:
+    def gradient(self, parameter: Tensor) -> Any:
         return parameter.grad
 
-    def weight(self, parameter: Tensor) -> Tensor:
+    def weight(self, parameter: Tensor) -> Any:
         return parameter.detach()
 
-    def moment(self, parameter: Tensor, name: str) -> Tensor:
-        moment: Tensor = self.optimizer.state[parameter][name]
-        return moment
+    def moment(self, parameter: Tensor, name: str) -> Any:
+        return self.optimizer.state[parameter][name]
 
 
 class _Shared:
     """Gradients, weights and moments that ZeRO shards, gathered one parameter at a time in fp32."""
 
     def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self.deepspeed = optimizer, importlib.import_module("deepspeed.utils")
 
     def link(self) -> None:
-        """Link the moments of every group.
-
-        DeepSpeed 0.19.8 links them once in its first step, when only the first group has moments.
-        """
+        """Link the moments of all groups; DeepSpeed 0.19.8 links them when only the first group has moments."""
         self.optimizer._hp_optimizer_states_linked = False
         self.optimizer._lazy_init_hp_params_optimizer_state()
 
-    def gradient(self, parameter: Tensor) -> Tensor | None:
-        from deepspeed.utils import safe_get_full_grad
+    def gradient(self, parameter: Tensor) -> Any:
+        return self.deepspeed.safe_get_full_grad(parameter)
 
-        gradient: Tensor | None = safe_get_full_grad(parameter)
-        return gradient
+    def weight(self, parameter: Tensor) -> Any:
+        return self.deepspeed.safe_get_full_fp32_param(parameter).detach()
 
-    def weight(self, parameter: Tensor) -> Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        weight: Tensor = safe_get_full_fp32_param(parameter)
-        return weight.detach()
-
-    def moment(self, parameter: Tensor, name: str) -> Tensor:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        moment: Tensor = safe_get_full_optimizer_state(parameter, name)
-        return moment
+    def moment(self, parameter: Tensor, name: str) -> Any:
+        return self.deepspeed.safe_get_full_optimizer_state(parameter, name)
 
 
 def _norm(tensors: list[Tensor | None]) -> float:

@@ -1,12 +1,9 @@
 """Induction heads: attention to what followed the same token before (Elhage et al. 2021; Olsson et al. 2022).
 
-A head that attends to the token after an earlier occurrence of the current token can copy what comes next. This takes
-two layers: the first copies each token's predecessor to it, the second matches on it. The score is the prefix
-matching of Olsson et al. (arXiv 2209.11895): the mean attention to that position over the last half of the positions.
-
-The first layer can also copy the tokens s + 1 and s places back; the second then attends s places farther on. Models of
-the preset `induction` do so with s = 7, where the plain score shows no induction, so a second score uses the best shift
-s. That score is also above zero for a head that looks back a fixed distance, if repetitions have few lengths.
+A head that attends to the token after an earlier occurrence of the current token can copy what comes next. The score is
+the prefix matching of Olsson et al. (arXiv 2209.11895): the mean attention to that position over the last half of the
+positions. Models of the preset `induction` attend s = 7 places farther on, so a second score uses the best shift s. It
+is also above zero for a head that looks back a fixed distance, if repetitions have few lengths.
 """
 
 from collections.abc import Sequence
@@ -23,10 +20,10 @@ SHIFTS = 16
 
 
 def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
-    """Return the best head's scores per layer as `NAME/LAYER` and over all layers as `NAME`.
+    """Return the best head's scores per layer as `NAME/LAYER` and over all layers as `NAME`; none if no token repeats.
 
-    `induction_score` is at shift 0, `induction_score_shifted` at the best shift, which is `induction_shift`. Empty if
-    no token in the last half repeats. The model must have softmax and be in evaluation mode; inputs are tokens [B, T].
+    `induction_score` is at shift 0, `induction_score_shifted` at the best shift, which is `induction_shift`. The model
+    must have softmax and be in evaluation mode; inputs are tokens [B, T].
     """
     places = looked_at(inputs)
     if not places:
@@ -54,8 +51,7 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
 def looked_at(inputs: Tensor) -> list[Tensor]:
     """Return for each shift the position that an induction head attends to, [B, T]; -1 where nothing is scored.
 
-    Only positions of the last half with an early enough occurrence are scored. The list ends before the first shift
-    with less than half as many scored positions as shift 0.
+    The list ends before the first shift with less than half as many scored positions as shift 0.
     """
     half = inputs.shape[1] // 2
     found: list[Tensor] = []
@@ -82,8 +78,8 @@ def scores(weights: Tensor, places: Sequence[Tensor]) -> Tensor:
 def after_same(inputs: Tensor, shift: int = 0) -> Tensor:
     """Return the position `shift` places after the successor of an earlier occurrence of each token, [B, T], else -1.
 
-    Uses the last occurrence for which that position is before the current one, because attention to oneself is not
-    induction. Without a shift only the last occurrence counts, and a token that repeats its predecessor has none.
+    Uses the last occurrence for which that position is before the current one. Without a shift only the last occurrence
+    counts, and a token that repeats its predecessor has none.
     """
     length = inputs.shape[1]
     places = torch.arange(length, device=inputs.device)

@@ -1,8 +1,4 @@
-"""The rise of the loss when a layer is skipped.
-
-In models with a norm before each branch many later layers can be removed at little cost (Sun et al. 2025, "The Curse of
-Depth", arXiv 2502.05795; Csordás et al. 2025, arXiv 2505.13898).
-"""
+"""The rise of the loss when a layer is skipped (Sun et al. 2025, arXiv 2502.05795; Csordás et al. 2025, 2505.13898)."""
 
 from typing import Any
 

@@ -13,11 +13,7 @@ DIAGNOSTICS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 
 
 def check_diagnostics(names: Sequence[str], layout: Layout, recipe: Recipe) -> None:
-    """Check that the names exist and that the layout and the model support them.
-
-    Raises:
-        InputError: names the conflict and the fix.
-    """
+    """Raise an InputError if a name does not exist, or the layout or model does not support it."""
     unknown = sorted(set(names) - set(DIAGNOSTICS))
     if unknown:
         raise InputError(
@@ -31,14 +27,9 @@ def check_diagnostics(names: Sequence[str], layout: Layout, recipe: Recipe) -> N
             f"`network: {recipe.network}` has no diagnostic {', '.join(missing)}: its blocks lack what is measured. "
             "Remove it from `diagnostics`, or choose `network: gpt2`."
         )
-    asked = f"diagnostics ({', '.join(names)})"
-    if layout.tensor_parallel > 1:
+    if layout.tensor_parallel > 1 or layout.zero == 3:
         raise InputError(
-            f"{asked} need whole layers, and with tensor_parallel {layout.tensor_parallel} each rank has a part "
-            "of every layer. Remove the diagnostics, or set tensor_parallel to 1."
-        )
-    if layout.zero == 3:
-        raise InputError(
-            f"{asked} need whole layers, and ZeRO stage 3 keeps a part of every layer on each rank. Remove the "
-            "diagnostics, or set zero to 0, 1 or 2."
+            f"diagnostics ({', '.join(names)}) need whole layers, and each rank has a part of every layer with "
+            f"tensor_parallel {layout.tensor_parallel} and zero {layout.zero}. Remove the diagnostics, or set "
+            "tensor_parallel to 1 and zero to 0, 1 or 2."
         )

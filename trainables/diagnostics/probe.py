@@ -1,8 +1,7 @@
 """The diagnostics of a cell in training, all on the same few sequences."""
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from trainables.cell import Cell
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.token_store import TokenStore
-from trainables.diagnostics.blocks import check_blocks
 from trainables.diagnostics.gradients import StepMeter
 from trainables.diagnostics.induction import induction
 from trainables.diagnostics.layer_drop import layer_drop
@@ -37,21 +35,14 @@ class Probe:
         store: TokenStore,
         device: torch.device,
     ) -> None:
-        """Prepare the measurements of a DeepSpeed engine's model.
-
-        Raises:
-            InputError: the model's layers are not supported.
-        """
+        """Prepare the measurements of a DeepSpeed engine's model."""
         self.names, self.model = frozenset(names), engine.module
         context = cell.recipe.context
         x, y = next(validation_batches(store, context=context, batch=max(1, PROBE_TOKENS // context)))
         self.inputs, self.targets = (torch.from_numpy(np.asarray(part)).to(device) for part in (x, y))
-        self.meter = (
-            StepMeter(self.model, engine.optimizer, cell, layout.zero) if "gradients" in self.names else None
-        )
-        self._step: dict[str, float] = {}
-        with self._at_rest():
-            check_blocks(self.model, self.inputs)
+        is_metered = "gradients" in self.names
+        self.meter = StepMeter(self.model, engine.optimizer, cell, layout.zero) if is_metered else None
+        self.step: dict[str, float] = {}
 
     def before_step(self) -> None:
         """Measure the gradients of a step; call `after_step` after it."""
@@ -59,41 +50,26 @@ class Probe:
             self.meter.before()
 
     def after_step(self, steps: int) -> None:
-        """Measure the last of `steps` steps."""
+        """Measure the last of `steps` steps into `step`."""
         if self.meter:
-            self._step = _finite(self.meter.after(steps))
-
-    def of_step(self) -> dict[str, float]:
-        """Return the measures of the last measured step."""
-        return self._step
+            self.step = _finite(self.meter.after(steps))
 
     def of_model(self) -> dict[str, float]:
-        """Return the measures of the current model by name, without those that are not finite.
-
-        Draws no random numbers and restores the model's mode, so training is not affected.
-        """
+        """Return the finite measures of the current model by name, without an effect on training."""
         found: dict[str, Tensor] = {}
-        with self._at_rest():
+        was_training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
             if "rank" in self.names:
                 found |= rank(self.model, self.inputs)
             if "layer_drop" in self.names:
                 found |= layer_drop(self.model, self.inputs, self.targets)
             if "induction" in self.names:
                 found |= induction(self.model, self.inputs)
+        self.model.train(was_training)
         # One transfer from the device.
         values = torch.stack(list(found.values())).tolist() if found else []
         return _finite(dict(zip(found, values, strict=True)))
-
-    @contextlib.contextmanager
-    def _at_rest(self) -> Iterator[None]:
-        """Switch off dropout and gradients."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.model.train(was_training)
 
 
 def _finite(measures: dict[str, float]) -> dict[str, float]:

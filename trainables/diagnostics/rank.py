@@ -3,12 +3,11 @@
 Attention alone, without skip connections and feed-forward networks, drives all tokens of a sequence to one
 representation: doubly exponentially in depth with full attention (their main theorem), exponentially with causal
 attention (Wu et al. 2024, arXiv 2405.18781). At initialisation attention is nearly the mean of its inputs, and the
-causal mean has the second eigenvalue 1/2, so each layer removes about half of the distance. The same weights are run
-four times: as they are, and without skip connections, feed-forward networks or both, as Dong et al. do with trained
-models.
+causal mean has the second eigenvalue 1/2, so each layer removes about half of the distance. As Dong et al. do, the same
+weights are run as they are, and without skip connections, feed-forward networks or both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,42 +17,28 @@ from trainables.diagnostics.blocks import behind_attention, behind_feed, blocks,
 Tensor = torch.Tensor
 
 
-def whole(block: Any, states: Tensor) -> Tensor:
-    """Run a layer as it is."""
-    return behind_feed(block, behind_attention(block, states))
-
-
-def without_skip(block: Any, states: Tensor) -> Tensor:
-    """Run a layer without its skip connections."""
-    return behind_feed(block, behind_attention(block, states, skip=False), skip=False)
-
-
-def alone(block: Any, states: Tensor) -> Tensor:
-    """Run only the attention of a layer, with its norm."""
-    return behind_attention(block, states, skip=False)
-
-
-#: Name of the measure -> how to run a layer.
-PATHS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
-    "rank_residual": whole,
-    "rank_residual_noskip": without_skip,
-    "rank_residual_noffn": behind_attention,
-    "rank_residual_attention": alone,
+#: Name of the measure -> whether layers run with skip connections, and with the feed-forward network.
+PATHS: Mapping[str, tuple[bool, bool]] = {
+    "rank_residual": (True, True),
+    "rank_residual_noskip": (False, True),
+    "rank_residual_noffn": (True, False),
+    "rank_residual_attention": (False, False),
 }
 
 
 def rank(model: Any, inputs: Tensor) -> dict[str, Tensor]:
-    """Return the relative distance from rank one after every layer, and the tokens' mean cosine in the full model.
+    """Return after every layer the relative distance from rank one on all `PATHS`, and the full model's `token_cosine`.
 
-    The model must be in evaluation mode; inputs are tokens [B, T]. The results are tensors of one element as
-    `NAME/LAYER`, layers from 1: `token_cosine`, and the names of `PATHS`.
+    The model must be in evaluation mode; inputs are tokens [B, T]. Keys are `NAME/LAYER`, layers from 1.
     """
     start = embedded(model, inputs)
     states = dict.fromkeys(PATHS, start)
     found: dict[str, Tensor] = {}
     for layer, block in enumerate(blocks(model), 1):
-        for name, step in PATHS.items():
-            states[name] = step(block, states[name])
+        for name, (skip, feed) in PATHS.items():
+            states[name] = behind_attention(block, states[name], skip=skip)
+            if feed:
+                states[name] = behind_feed(block, states[name], skip=skip)
             found[f"{name}/{layer}"] = residual(states[name])
         found[f"token_cosine/{layer}"] = token_cosine(states["rank_residual"])
     return found
@@ -62,11 +47,11 @@ def rank(model: Any, inputs: Tensor) -> dict[str, Tensor]:
 def residual(states: Tensor) -> Tensor:
     """Return ||X - 1 xᵀ|| / ||X|| in the Frobenius norm, mean over sequences of states [B, T, d]; 0 is rank one.
 
-    The minimising x is the mean of the tokens. Dong et al. use the square root of the l1 times the l-infinity norm,
-    whose minimum has no closed form; both have the same rate.
+    x is the mean of the tokens. The norm of Dong et al. has no closed form of the minimum; the rate is the same.
     """
     centred = states - states.mean(1, keepdim=True)
-    return (_norms(centred) / _norms(states)).mean()
+    distances, sizes = (part.square().sum((1, 2)).sqrt() for part in (centred, states))
+    return (distances / sizes).mean()
 
 
 def token_cosine(states: Tensor) -> Tensor:
@@ -76,7 +61,3 @@ def token_cosine(states: Tensor) -> Tensor:
     # The squared sum is the sum over all pairs; subtract the pairs of a token with itself.
     pairs = units.sum(1).square().sum(-1) - units.square().sum((1, 2))
     return (pairs / (tokens * (tokens - 1))).mean()
-
-
-def _norms(states: Tensor) -> Tensor:
-    return states.square().sum((1, 2)).sqrt()

@@ -9,8 +9,7 @@ train it as a language model, the following is added, which keeps that degree:
 - fixed scales instead of norms: scores are divided by sqrt(d_h) and by the number of positions attended to, embeddings
   start with a variance of 1, and logits are divided by sqrt(d).
 
-A layer has 4·d² weights and no biases, a third of the 12·d² that N counts; models of equal N have equally many
-weights at any depth.
+A layer has 4·d² weights and no biases, a third of the 12·d² that N counts.
 """
 
 import math
@@ -22,23 +21,22 @@ from transformers import AttentionInterface
 
 from trainables.model.residual import JoinedBlock
 
+Tensor = torch.Tensor
+
 #: The name under which transformers finds the attention.
 LINEAR = "interplay_linear"
 
 
 def linear_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     scaling: float,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention whose weights are the scores: [B, H, T, d_h] to [B, T, H, d_h], in transformers' interface.
-
-    `module` and `attention_mask` are not used: every position attends to itself and all earlier ones.
-    """
+) -> tuple[Tensor, None]:
+    """Causal attention whose weights are the scores: [B, H, T, d_h] to [B, T, H, d_h], in transformers' interface."""
     length = query.shape[-2]
     seen = torch.arange(1, length + 1, device=query.device, dtype=query.dtype)
     scores = (query * scaling) @ key.transpose(-1, -2)
@@ -49,7 +47,7 @@ def linear_attention(
 class AnalysedBlock(JoinedBlock):
     """A block of attention and a skip connection only."""
 
-    def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    def join(self, stream: Tensor, added: Tensor) -> Tensor:
         """Add the attention's output."""
         return stream + added
 

@@ -8,16 +8,16 @@ from trainables.cell import Recipe, Residual, Shape
 from trainables.layout import Layout
 from trainables.model.family import Flops, Parameters, family
 
-#: Elements of ZeRO's buffers for reducing gradients and gathering weights. DeepSpeed's default of 5e8 would take 2 GB
-#: of every GPU; 2**25 are 134 MB in fp32, large enough to hide latency.
+#: Elements of ZeRO's buffers for reducing gradients and gathering weights: 134 MB in fp32, where DeepSpeed's default
+#: takes 2 GB of every GPU.
 BUCKET = 1 << 25
 #: Gradient elements that DeepSpeed's stage 0 copies into one buffer before it sums them over the groups.
 FLAT_GRADIENTS = 500_000_000
 #: DeepSpeed's `stage3_max_live_parameters`: weights that ZeRO-3 keeps gathered.
 LIVE_PARAMETERS = 1_000_000_000
 _BYTES = {"fp32": 4, "bf16": 2}
-#: Share added for scratch memory of kernels and rounding of the allocator. 1 to 10 % were measured on a CPU with glibc
-#: set to keep no freed blocks (`tests/trainables/memory_cells.py`).
+#: Share added for scratch memory and rounding of the allocator; 1 to 10 % were measured on a CPU with glibc set to keep
+#: no freed blocks (`tests/trainables/memory_cells.py`).
 MARGIN = 0.05
 
 
@@ -33,40 +33,23 @@ def flops(shape: Shape, vocabulary: int, context: int, network: str = "gpt2") ->
     return family(network).flops(shape, vocabulary, context)
 
 
-def rank_parameters(
-    shape: Shape, vocabulary: int, context: int, layout: Layout, network: str = "gpt2"
-) -> int:
-    """Count the parameters of the largest tensor-parallel rank before ZeRO divides them."""
-    return family(network).rank_parameters(shape, vocabulary, context, layout)
-
-
 def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
     """Count the bytes of a micro-batch's activations on a rank that forward keeps for backward, without the head's.
 
-    A layer keeps `ModelFamily.layer_activations`, or with activation checkpointing its input alone. The final norm adds
-    2·d values per token, dropout its masks.
+    With activation checkpointing a layer keeps its input alone. The final norm adds 2·d values per token.
     """
-    stream = _stream(shape, recipe, layout)
+    stream, _, layer = _layer_bytes(shape, recipe, layout)
     masks = (2 * shape.depth + 1) * stream // _BYTES[recipe.precision] if recipe.dropout else 0
-    layer = stream if layout.activation_checkpointing else _layer(stream, shape, recipe, layout)
-    return shape.depth * layer + 2 * stream + masks
+    kept = stream if layout.activation_checkpointing else layer
+    return shape.depth * kept + 2 * stream + masks
 
 
-def _stream(shape: Shape, recipe: Recipe, layout: Layout) -> int:
-    """Count the bytes of one vector of width d per token."""
-    return layout.sequences(recipe) * recipe.context * shape.width * _BYTES[recipe.precision]
-
-
-def _layer(stream: int, shape: Shape, recipe: Recipe, layout: Layout) -> int:
-    """Count the bytes that backward needs per layer."""
-    scores = _scores(shape, recipe, layout)
-    return family(recipe.network).layer_activations(stream, scores, layout.tensor_parallel)
-
-
-def _scores(shape: Shape, recipe: Recipe, layout: Layout) -> int:
-    """Count the bytes of a layer's attention weights, [T, T] per head and sequence."""
-    heads = shape.heads // layout.tensor_parallel
-    return layout.sequences(recipe) * heads * recipe.context**2 * _BYTES[recipe.precision]
+def _layer_bytes(shape: Shape, recipe: Recipe, layout: Layout) -> tuple[int, int, int]:
+    """Count the bytes of a vector of width d per token, of a layer's attention weights, and of all it keeps."""
+    per_token = layout.sequences(recipe) * recipe.context * _BYTES[recipe.precision]
+    stream = per_token * shape.width
+    scores = per_token * recipe.context * (shape.heads // layout.tensor_parallel)
+    return stream, scores, family(recipe.network).layer_activations(stream, scores, layout.tensor_parallel)
 
 
 Moment = Literal["forward", "backward", "reduction", "step"]
@@ -89,9 +72,6 @@ class Memory:
     """ZeRO's buffers for reducing gradients and gathering weights."""
     activations: int
     """Activations kept for backward, and the logits with their softmax and gradient."""
-    construction: int
-    """The whole model in fp32, which every rank builds on its host before sharding; not in `total`, and above it only
-    at degrees beyond any CPU."""
 
     @property
     def state(self) -> int:
@@ -99,26 +79,21 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.buffers
 
     @property
-    def margin(self) -> int:
-        """`MARGIN` of the counted bytes."""
-        return round(MARGIN * (self.state + self.activations))
-
-    @property
     def total(self) -> int:
         """The peak, including the margin."""
-        return self.state + self.activations + self.margin
+        counted = self.state + self.activations
+        return counted + round(MARGIN * counted)
 
 
 def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Memory:
     """Estimate the peak memory of a rank of a layout, without building the model.
 
-    The peak is the largest of four moments; the parts are those of that moment. With P parameters on a rank (see
-    `rank_parameters`), p = P / data_parallel under ZeRO, and v bytes per value (4 in fp32, 2 in bf16):
+    The peak is the largest of four moments; the parts are those of that moment. With P parameters on a rank, p = P /
+    data_parallel under ZeRO, and v bytes per value (4 in fp32, 2 in bf16):
 
     - Throughout: stage 0 holds 4P of weights and 8P of AdamW's moments; stages 1 and 2 hold v·P of weights, 4p of
       master weights (also in fp32) and 8p of moments; stage 3 holds v·p instead of v·P, a flat gradient of v·p, its
-      bucket, and during computation all weights up to `stage3_max_live_parameters`. Gradients exist from the first
-      micro-batch on.
+      bucket, and during computation all weights up to `LIVE_PARAMETERS`. Gradients exist from the first piece on.
     - Forward ends with the head: log-softmax, its gradient and that of the logits, all in fp32, take 12 bytes per token
       and symbol. DeepSpeed's loss over a sharded vocabulary keeps the logits, these minus their maximum and their
       exponentials in fp32, and with bf16 the logits themselves: 12 or 14.
@@ -127,29 +102,28 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     - Reduction: the gradients, the bucket they are copied to and the reduced copy; stage 0 copies all.
     - Step: ZeRO holds its gradients three times: as reduced, flat, and flat in fp32 (in fp32 twice).
 
-    Counted in DeepSpeed 0.19.8 (`zero/stage_1_and_2.py`, `zero/stage3.py`) and compared with measured peaks in
-    `tests/trainables/train/test_memory.py`. Not counted:
+    Counted in DeepSpeed 0.19.8; `tests/trainables/train/test_memory.py` compares it with measured peaks. Not counted:
 
-    - on a CPU, freed blocks that glibc keeps but cannot reuse for tensors of the same size (its bug 14581, until 2.38):
-      at 12 layers of width 256 and 2,048 tokens 116 MB above 535, and 250 above 196 with activation checkpointing,
-      which therefore saves little there; returning them at once costs up to 40 % of a step;
+    - on a CPU, freed blocks that glibc keeps but cannot reuse (its bug 14581, until 2.38): at 12 layers of width 256
+      and 2,048 tokens 116 MB above 535, and 250 above 196 with activation checkpointing, which saves little there;
     - on a CPU, attention dropout, which has no fused kernel;
     - on a GPU, the unused end of the bucket with fewer than BUCKET parameters (a CPU never touches it);
     - checkpoints, the export of the weights, and the recipe's own DeepSpeed options.
     """
     degree, groups, zero = layout.tensor_parallel, layout.data_parallel, layout.zero
     value = _BYTES[recipe.precision]
-    whole = rank_parameters(shape, vocabulary, recipe.context, layout, recipe.network)
+    model_family = family(recipe.network)
+    whole = model_family.rank_parameters(shape, vocabulary, recipe.context, layout)
     part = math.ceil(whole / groups) if zero else whole
     bucket = value * min(BUCKET, whole)
     weights = value * (part if zero == 3 else whole) + (4 * part if zero else 0)
     gathered = value * min(whole, LIVE_PARAMETERS) + bucket if zero == 3 else 0
 
-    kept, stream = kept_activations(shape, recipe, layout), _stream(shape, recipe, layout)
-    inside = (_layer(stream, shape, recipe, layout) if layout.activation_checkpointing else 0) + (
-        4 + 2 * degree
-    ) * stream // degree
-    inside += family(recipe.network).score_gradients(_scores(shape, recipe, layout))
+    kept = kept_activations(shape, recipe, layout)
+    stream, scores, layer = _layer_bytes(shape, recipe, layout)
+    inside = (4 + 2 * degree) * stream // degree + model_family.score_gradients(scores)
+    if layout.activation_checkpointing:
+        inside += layer
     symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
     logit = 14 if layout.shard_vocabulary and value == 2 else 12
     head = layout.sequences(recipe) * recipe.context * symbols * logit
@@ -181,5 +155,4 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
         optimizer=8 * part,
         buffers=buffers,
         activations=activations,
-        construction=4 * parameters(shape, vocabulary, recipe.context, recipe.network).total,
     )

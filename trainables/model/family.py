@@ -1,8 +1,7 @@
 """Model families: one class has everything that differs between GPT-2 and another kind of transformer.
 
-The key `training.network` names a family. Its class lives in `trainables/model/families/NAME.py`, or registers itself
-with `register`. Importing a family must not load torch, because plans count parameters and FLOPs; methods that build or
-change a model import what they need.
+The class of the family `training.network` lives in `trainables/model/families/NAME.py`, or registers itself with
+`register`. Plans count parameters, so importing a family must not load torch; methods that build a model import it.
 """
 
 import importlib
@@ -19,9 +18,6 @@ from trainables.layout import Layout
 if TYPE_CHECKING:
     import torch
 
-#: Backward computes two products of the same size for each product of forward (Kaplan et al. 2020, section 2.1).
-TRAINING_OVER_FORWARD = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
@@ -30,7 +26,7 @@ class Parameters:
     embedding: int
     """V·d, shared with the head."""
     position: int
-    """Learned position vectors: T·d in GPT-2, 0 in a family with rotary positions."""
+    """Learned position vectors: T·d in GPT-2, 0 with rotary positions."""
     non_embedding: int
     """All blocks and the final norm; the paper's N = 12·L·d² leaves out biases and norms."""
 
@@ -60,8 +56,8 @@ class Flops:
 
     @property
     def training(self) -> int:
-        """Forward and backward of one token."""
-        return TRAINING_OVER_FORWARD * self.forward
+        """Three times forward: backward computes two products for each of its (Kaplan et al. 2020, section 2.1)."""
+        return 3 * self.forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +83,19 @@ class ModelFamily(ABC):
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre", "sqrt", "linear", "scaled_norm"})
     """Values of `training.residual` that it can train; these four only scale weights by their role."""
     own_residual: ClassVar[Residual | None] = None
-    """Residual connection that the family fixes; None leaves the choice to `recipe.residual`."""
+    """Fixed by the family instead of by `recipe.residual`."""
 
     def check(self, recipe: Recipe) -> None:
-        """Check that this family can train a recipe.
-
-        Raises:
-            ValueError: it cannot; names the key and the fix.
-        """
+        """Raise a ValueError if this family cannot train a recipe."""
         if recipe.residual not in self.residuals:
+            allowed = ", ".join(sorted(self.residuals))
             raise ValueError(
-                f"`network: {self.name}` has no `residual: {recipe.residual}`; choose among "
-                f"{', '.join(sorted(self.residuals))}"
+                f"`network: {self.name}` has no `residual: {recipe.residual}`; allowed: {allowed}"
             )
 
     def residual(self, recipe: Recipe) -> Residual:
         """Return how branches join the residual stream."""
         return self.own_residual or recipe.residual
-
-    # Counts: closed forms of a shape, without a model.
 
     @abstractmethod
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
@@ -121,12 +111,10 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
-        """Count the bytes that backward needs per layer.
+        """Count the bytes that backward needs per layer on a rank.
 
-        Args:
-            stream: bytes of one vector of width d per token of the micro-batch.
-            scores: bytes of a layer's attention weights on a rank.
-            tensor_parallel: ranks that share a layer.
+        `stream` are the bytes of one vector of width d per token of the micro-batch, `scores` those of the layer's
+        attention weights on the rank.
         """
 
     def score_gradients(self, scores: int) -> int:
@@ -148,11 +136,7 @@ class ModelFamily(ABC):
         """Return DeepSpeed's `partition_config` for tensor parallelism; None uses HuggingFace's own plan."""
 
     def finish_sharding(self, model: Any, layout: Layout) -> None:  # noqa: B027  # optional
-        """Adjust a model whose matrices DeepSpeed has sharded, and check that all of them are.
-
-        Raises:
-            RuntimeError: a matrix is not sharded.
-        """
+        """Adjust a model that DeepSpeed has sharded; a RuntimeError if a matrix is not."""
 
     def is_huggingface(self, recipe: Recipe) -> bool:
         """Whether HuggingFace has a class for the trained model, so that it can be exported."""
@@ -182,14 +166,9 @@ def family_names() -> list[str]:
 
 
 def family(name: str) -> ModelFamily:
-    """Return the family of a name.
-
-    Raises:
-        InputError: there is no such family.
-    """
+    """Return the family of a name; an InputError if there is none."""
     if name not in _REGISTERED:
-        if name not in family_names():
-            names = family_names()
+        if name not in (names := family_names()):
             raise InputError(
                 f"`training.network` is {name!r}; allowed: {', '.join(names)}{did_you_mean(name, names)}"
             )

@@ -1,7 +1,7 @@
 """Build HuggingFace's `GPT2LMHeadModel` with a recipe's initialisation and parametrisation, and convert its weights."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -49,12 +49,7 @@ def build_gpt2(
 ) -> GPT2LMHeadModel:
     """Build and initialise a model on the CPU in fp32; the same seed gives the same weights.
 
-    Args:
-        shape: depth, width and heads.
-        recipe: initialisation, parametrisation and residual connections.
-        vocabulary: token ids V.
-        seed: seed of the weights.
-        change: changes the blocks in place before the weights are drawn.
+    `change` changes the blocks in place before the weights are drawn.
     """
     with no_init_weights():
         model = GPT2LMHeadModel(model_config(shape, recipe, vocabulary))
@@ -92,9 +87,10 @@ def initialise(model: nn.Module, shape: Shape, recipe: Recipe, seed: int) -> Non
     """Draw all weights from one generator in the order of the parameters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in _matrices(model):
-            std = standard_deviation(name, parameter.shape[1], shape, recipe)
-            parameter.normal_(0.0, std, generator=generator)
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                std = standard_deviation(name, parameter.shape[1], shape, recipe)
+                parameter.normal_(0.0, std, generator=generator)
         for name, module in model.named_modules():
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
@@ -104,11 +100,10 @@ def initialise(model: nn.Module, shape: Shape, recipe: Recipe, seed: int) -> Non
 
 
 def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> float:
-    """Return the initial standard deviation of a matrix.
+    """Return the initial standard deviation of a matrix; a parametrisation scales the value at the base shape.
 
     `gpt2` is Radford et al. 2019: 0.02, divided by sqrt(2L) for outputs into the residual stream. `fan_in` is
     1/sqrt(fan in) with the same division, and 0.02 for embeddings; at widths of tens the difference is worth a layer.
-    If the parametrisation follows width or depth, this is the value at the base shape, scaled.
     """
     model_family = family(recipe.network)
     role = model_family.role(name)
@@ -117,24 +112,16 @@ def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> 
     else:
         std = GPT2_STD if recipe.init == "gpt2" else 1 / math.sqrt(fan_in / width_ratio(shape, recipe))
     if role.kind == "branch_output":
-        std /= math.sqrt(2 * _branch_depth(shape, recipe))
+        # The L in the factor 1/sqrt(2L) of a branch's initial output; `scale` contains the rest. Of post and admin the
+        # factor is 1, as in Vaswani et al. 2017, because a norm follows the sum.
+        fixed = {"sqrt": 1.0, "linear": 1.0, "post": 0.5, "admin": 0.5}
+        depth = shape.depth / depth_ratio(shape, recipe)
+        std /= math.sqrt(2 * fixed.get(model_family.residual(recipe), depth))
     return std * scale(name, shape, recipe).start
 
 
-def _branch_depth(shape: Shape, recipe: Recipe) -> float:
-    """Return the L in the factor 1/sqrt(2L) of a branch's initial output; `scale` contains the rest."""
-    match family(recipe.network).residual(recipe):
-        case "sqrt" | "linear":
-            return 1.0
-        case "post" | "admin":
-            # As in Vaswani et al. 2017: a norm follows the sum, so the factor is 1.
-            return 0.5
-        case _:
-            return shape.depth / depth_ratio(shape, recipe)
-
-
 def use_local_heads(model: Any, layout: Layout) -> None:
-    """Set the width of each attention's local heads, which DeepSpeed does not, and check the sharding.
+    """Set the width of each attention's local heads, which DeepSpeed does not.
 
     Raises:
         RuntimeError: a matrix is not sharded; DeepSpeed reports nothing if a pattern matches no layer.
@@ -146,50 +133,26 @@ def use_local_heads(model: Any, layout: Layout) -> None:
             # Under ZeRO-3 the weight is an empty placeholder.
             rows = (getattr(weight, "ds_shape", None) or weight.shape)[0]
             if rows != 3 * width // degree:
-                raise RuntimeError(
-                    f"{name}.c_attn has {rows} rows on this rank and should have {3 * width // degree}: DeepSpeed did "
-                    "not shard it"
-                )
+                raise RuntimeError(f"DeepSpeed did not shard {name}.c_attn: it has {rows} rows on this rank")
             module.split_size = rows // 3
-    whole = [
-        n
-        for n, p in model.named_parameters()
-        if ".mlp.c_fc.weight" in n and not getattr(p, "tensor_model_parallel", False)
-    ]
-    if whole:
-        raise RuntimeError(f"DeepSpeed did not shard {', '.join(whole)}")
-
-
-def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            yield name, parameter
+        if ".mlp.c_fc.weight" in name and not getattr(parameter, "tensor_model_parallel", False):
+            raise RuntimeError(f"DeepSpeed did not shard {name}")
 
 
 def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str, torch.Tensor]:
-    """Convert weights to those of HuggingFace's `GPT2LMHeadModel` on the CPU.
+    """Convert weights to those of HuggingFace's `GPT2LMHeadModel` on the CPU; a RuntimeError if they are not all of it.
 
     Linear weights [out, in] become Conv1D's [in, out]; the tied head is omitted, as in HuggingFace's files.
-
-    Raises:
-        RuntimeError: a weight is missing or unknown, or has another shape.
     """
     with torch.device("meta"), no_init_weights():
         model = GPT2LMHeadModel(config)
     transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     wanted = {name: value.shape for name, value in model.state_dict().items() if name != TIED_HEAD}
-    tensors = {
-        name: (value.detach().cpu().t() if name in transposed else value.detach().cpu()).contiguous()
-        for name, value in state.items()
-        if name != TIED_HEAD
-    }
-    wrong = [
-        f"{name} is {list(tensors[name].shape) if name in tensors else 'missing'}, not {list(shape)}"
-        for name, shape in wanted.items()
-        if name not in tensors or tensors[name].shape != shape
-    ] + [f"{name} is unknown" for name in tensors.keys() - wanted.keys()]
-    if wrong:
-        raise RuntimeError(
-            f"the weights are not those of the whole model ({len(wrong)} differ): {'; '.join(wrong[:3])}"
-        )
+    tensors = {name: value.detach().cpu() for name, value in state.items() if name != TIED_HEAD}
+    tensors = {n: (t.t() if n in transposed else t).contiguous() for n, t in tensors.items()}
+    found = {name: value.shape for name, value in tensors.items()}
+    if found != wanted:
+        wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+        raise RuntimeError(f"the weights are not those of the whole model: {', '.join(wrong[:3])} differ")
     return tensors

@@ -1,8 +1,8 @@
 """Parametrisations sp, mup and completep: initialisation, learning rate, weight decay and epsilon by width and depth.
 
-`sp` changes nothing. `mup` (Yang et al. 2022, Tensor Programs V, arXiv 2203.03466, table 8, for tied embeddings) and
-`completep` (Dey et al. 2025, arXiv 2505.01618, table 1, alpha = 1) scale each kind of weight by m = d / d0 and, for
-`completep`, l = L / L0, so that one base rate fits all shapes. At the base shape all three are identical.
+`mup` (Yang et al. 2022, Tensor Programs V, arXiv 2203.03466, table 8, for tied embeddings) and `completep` (Dey et al.
+2025, arXiv 2505.01618, table 1, alpha = 1) scale each kind of weight by m = d / d0 and, for `completep`, l = L / L0, so
+that one base rate fits all shapes. At the base shape both are `sp`.
 
 The tables need two multipliers in forward: logits / m, and residual branches / l. For AdamW a weight with multiplier
 c is a weight c times as large with the rate c·lr, weight decay / c and epsilon / c (start and rate: lemma J.1 of Yang
@@ -38,14 +38,9 @@ class Scale:
     epsilon: float = 1.0
     """Factor of AdamW's epsilon."""
 
-    def absorb(self, multiplier: float) -> "Scale":
+    def absorb(self, by: float) -> "Scale":
         """Return the scale after moving a multiplier of forward into the weight."""
-        return Scale(
-            self.start * multiplier,
-            self.lr * multiplier,
-            self.decay / multiplier,
-            self.epsilon / multiplier,
-        )
+        return Scale(self.start * by, self.lr * by, self.decay / by, self.epsilon / by)
 
 
 def width_ratio(shape: Shape, recipe: Recipe) -> float:
@@ -66,10 +61,8 @@ def attention_ratio(shape: Shape, recipe: Recipe) -> float:
 
 
 def scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
-    """Return the scale of a parameter, by its name in the model.
-
-    Gradients scale as 1/m everywhere and as 1/l inside the blocks, and so do the epsilons.
-    """
+    """Return the scale of a parameter, by its name in the model."""
+    # Gradients scale as 1/m everywhere and as 1/l inside the blocks, and so do the epsilons.
     wide, deep = width_ratio(shape, recipe), depth_ratio(shape, recipe)
     model_family = family(recipe.network)
     residual, role = model_family.residual(recipe), model_family.role(name)
@@ -80,10 +73,7 @@ def scale(name: str, shape: Shape, recipe: Recipe) -> Scale:
         outer = Scale(epsilon=1 / wide)
         return outer.absorb(1 / wide) if role.kind == "final_norm" else outer
     epsilon = 1 / (wide * deep)
-    if role.is_matrix:
-        inner = Scale(start=1 / math.sqrt(wide), lr=1 / wide, decay=wide, epsilon=epsilon)
-    else:
-        inner = Scale(epsilon=epsilon)
+    inner = Scale(1 / math.sqrt(wide), 1 / wide, wide, epsilon) if role.is_matrix else Scale(epsilon=epsilon)
     return inner.absorb(1 / deep) if role.kind == "branch_output" else inner
 
 
@@ -91,8 +81,7 @@ def residual_scale(role: Role, residual: Residual, depth: int) -> Scale:
     """Return the scale of a parameter for other residual connections than `pre`.
 
     `sqrt` and `linear` multiply the output of each branch by 1/sqrt(L) and 1/L; `scaled_norm` multiplies the norm
-    before each branch by 1/sqrt(l), l = 1 for the first layer (Sun et al. 2025, arXiv 2502.05795). All are
-    absorbed like the multipliers of a parametrisation, so the model stays HuggingFace's class.
+    before each branch by 1/sqrt(l), l = 1 for the first layer (Sun et al. 2025, arXiv 2502.05795).
     """
     if residual == "scaled_norm" and role.kind == "norm" and role.layer is not None:
         return Scale().absorb(1 / math.sqrt(role.layer + 1))
@@ -107,7 +96,6 @@ def param_groups(
     """Return the optimizer's groups, one per combination of learning rate, weight decay and epsilon.
 
     Biases and norms have no weight decay. The first group contains the embedding, whose rate is always the cell's.
-    Under `sp`, and at the base shape, there are two groups: matrices, and the rest.
     """
     groups: dict[tuple[bool, Scale], dict[str, Any]] = {}
     for name, parameter in named:
@@ -125,20 +113,11 @@ def param_groups(
 def fold_attention(
     state: Mapping[str, torch.Tensor], shape: Shape, recipe: Recipe
 ) -> dict[str, torch.Tensor]:
-    """Return weights with the attention ratio moved into the queries, for GPT-2's own scores over sqrt(d_h).
-
-    Args:
-        state: all weights of a model of `trainables.model.family.build_model`, by name.
-        shape: its shape.
-        recipe: its recipe.
-    """
-    ratio = attention_ratio(shape, recipe)
-    if ratio == 1:
-        return dict(state)
-    return {name: _queries(value, ratio) if ".c_attn." in name else value for name, value in state.items()}
-
-
-def _queries(value: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Multiply the queries in `value`, which stacks query, key and value."""
-    rows = len(value) // 3
-    return torch.cat([(value[:rows].float() * ratio).to(value.dtype), value[rows:]])
+    """Return a model's weights with the attention ratio moved into the queries, for GPT-2's scores over sqrt(d_h)."""
+    ratio, folded = attention_ratio(shape, recipe), dict(state)
+    for name, value in state.items():
+        if ratio != 1 and ".c_attn." in name:
+            # Query, key and value are stacked.
+            queries, others = value.tensor_split([len(value) // 3])
+            folded[name] = torch.cat([(queries.float() * ratio).to(value.dtype), others])
+    return folded

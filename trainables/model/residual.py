@@ -1,10 +1,8 @@
 """Residual connections other than GPT-2's: norms after the sum (`post`), and ADMIN.
 
-`pre` is GPT-2: x + f(norm(x)). `sqrt`, `linear` and `scaled_norm` change only its scales
-(`trainables.model.parametrisation.residual_scale`). `post` is the first transformer, norm(x + f(x)) (Vaswani et al.
-2017), which is hard to train when deep. `admin` is `post` with a weight on the stream, norm(w * x + f(x)),
-initialised to balance the branches (Liu et al. 2020, "Understanding the Difficulty of Training Transformers" and
-"Very Deep Transformers for Neural Machine Translation", arXiv 2004.08249 and 2008.07772).
+`pre` is GPT-2: x + f(norm(x)). `post` is the first transformer, norm(x + f(x)) (Vaswani et al. 2017). `admin` is `post`
+with a weight on the stream, norm(w * x + f(x)), initialised to balance the branches (Liu et al. 2020, arXiv 2004.08249
+and 2008.07772). `trainables.model.parametrisation.residual_scale` has the others.
 """
 
 from typing import Any
@@ -31,17 +29,12 @@ class JoinedBlock(GPT2Block):
     ) -> torch.Tensor:
         """Return the stream [B, T, d] after the block."""
         rest.pop("encoder_attention_mask", None)
-        added, _ = self.attn(
-            hidden_states,
-            past_key_values=past_key_values,
-            attention_mask=attention_mask,
-            use_cache=use_cache,
-            **rest,
-        )
+        rest |= {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
+        added, _ = self.attn(hidden_states, **rest)
         return self.join(hidden_states, added)
 
     def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        """Return the stream after the block, given the stream before it and the attention's output, [B, T, d] each."""
+        """Return the stream after the block, given the one before it and the attention's output, [B, T, d] each."""
         raise NotImplementedError
 
 
@@ -53,12 +46,13 @@ class PostNormBlock(JoinedBlock):
 
     def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         """Add and norm, then the same for the feed-forward network."""
-        stream = self.ln_1(_weighted(stream, self.omega_attn) + added)
-        after: torch.Tensor = self.ln_2(_weighted(stream, self.omega_mlp) + self.mlp(stream))
+        stream = self.ln_1(weigh(stream, self.omega_attn) + added)
+        after: torch.Tensor = self.ln_2(weigh(stream, self.omega_mlp) + self.mlp(stream))
         return after
 
 
-def _weighted(stream: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+def weigh(stream: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """Return the stream [B, T, d] times its weights [d], if any."""
     return stream if weight is None else stream * weight
 
 
@@ -74,19 +68,18 @@ def to_post_norm(model: Any, *, weighted: bool) -> None:
 def weigh_streams(model: Any, seed: int) -> None:
     """Set ADMIN's stream weights: at branch i the root of the summed variances of the input and all earlier branches.
 
-    The variances are those of the initial model with all stream weights 1, over random tokens of the seed.
+    The variances are those of the initial model over random tokens of the seed.
     """
     config = model.config
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(config.vocab_size, (PROFILED, config.n_positions), generator=generator)
-    blocks = list(model.transformer.h)
-    branches = [branch for block in blocks for branch in (block.attn.c_proj, block.mlp)]
     variances: list[float] = []
-    # Hook the projection, because the attention returns a pair.
-    hooks = [
-        branch.register_forward_hook(lambda _, __, out: variances.append(float(out.var())))
-        for branch in branches
-    ]
+    hooks, weights = [], []
+    for block in model.transformer.h:
+        # Hook the projection, because the attention returns a pair.
+        for branch, weight in ((block.attn.c_proj, block.omega_attn), (block.mlp, block.omega_mlp)):
+            hooks.append(branch.register_forward_hook(lambda _, __, out: variances.append(float(out.var()))))
+            weights.append(weight)
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -96,7 +89,6 @@ def weigh_streams(model: Any, seed: int) -> None:
         model.train(was_training)
         # The stream passes a norm, so its variance counts as 1.
         total = 1.0
-        weights = [w for block in blocks for w in (block.omega_attn, block.omega_mlp)]
         for weight, variance in zip(weights, variances, strict=True):
             weight.fill_(total**0.5)
             total += variance

@@ -12,13 +12,12 @@ import torch.distributed as dist
 from trainables.errors import InputError
 from trainables.ranks.process_group import device, timeout
 
-#: Seconds between heartbeats of working ranks. A large checkpoint takes minutes to read or upload; a single collective
-#: that waits for it would time out.
+#: Seconds between heartbeats of working ranks: a collective that waits for a large checkpoint would time out.
 HEARTBEAT = 5.0
 #: Heartbeats in a group's timeout.
 _BEATS = 4
-#: Seconds that work may take; an hour uploads 360 GB at 100 MB/s. Without a limit a hanging file server or a lock that
-#: is never freed would block the gang forever, because its rank keeps sending heartbeats.
+#: Seconds that work may take, because the rank of a hanging file server keeps sending heartbeats; an hour uploads
+#: 360 GB at 100 MB/s.
 LIMIT = 3600.0
 
 T = TypeVar("T")
@@ -31,15 +30,10 @@ class PeerError(RuntimeError):
 def run_on_all_ranks(
     work: Callable[[], T], what: str = "working with files", limit: float | None = None
 ) -> list[T]:
-    """Run this rank's work, wait for all others, and return the results of all ranks by rank.
+    """Run this rank's work, wait for all others, and return the picklable results of all ranks by rank.
 
-    A lost rank ends the wait at once or at the process group's timeout, a slow one at the limit. A single rank has no
-    limit.
-
-    Args:
-        work: this rank's work; its result must be picklable.
-        what: what the work does, for the message.
-        limit: seconds that the work may take by rank 0's clock; `LIMIT` by default.
+    A lost rank ends the wait at once or at the process group's timeout, a slow one after `limit` seconds (`LIMIT` by
+    default) of rank 0's clock. A single rank has no limit. `what` is for the message.
 
     Raises:
         InputError: the work of any rank raised one; all ranks raise it.
@@ -54,7 +48,7 @@ def run_on_all_ranks(
 
     def run() -> None:
         if torch.cuda.is_available():
-            # Each thread has its own current device; a context on another rank's GPU would take 0.5 GiB there.
+            # A thread has its own current device; a context on another rank's GPU would take 0.5 GiB there.
             torch.cuda.set_device(device())
         try:
             answer.append(work())
@@ -67,8 +61,8 @@ def run_on_all_ranks(
     interval = min(HEARTBEAT, timeout() / _BEATS)
     limit = LIMIT if limit is None else limit
     start, rank, size = time.monotonic(), dist.get_rank(), dist.get_world_size()
-    busy, is_over = list(range(size)), False
-    while busy and not is_over:
+    busy, over = list(range(size)), 0.0
+    while busy and not over:
         done.wait(interval)
         # One flag per busy rank, and one for the limit: rank 0's clock decides, so that all end in the same round.
         flags = torch.zeros(size + 1, device=device())
@@ -76,7 +70,7 @@ def run_on_all_ranks(
         flags[size] = float(rank == 0 and time.monotonic() - start > limit)
         dist.all_reduce(flags)
         *working, over = flags.tolist()
-        busy, is_over = [i for i, flag in enumerate(working) if flag], bool(over)
+        busy = [i for i, flag in enumerate(working) if flag]
     if busy:
         hosts: list[Any] = [None] * size
         dist.all_gather_object(hosts, socket.gethostname())
@@ -84,19 +78,16 @@ def run_on_all_ranks(
         raise (RuntimeError if rank in busy else PeerError)(
             f"still {what} after {limit:g} s: {who}. Its disk or store does not answer, or a lock is never freed."
         )
-    outcome: tuple[Any, Any] = (answer[0], None) if answer else (None, _describe(errors[0]))
+    # Some errors cannot be pickled, so the others get the text.
+    failure = (
+        (type(errors[0]).__name__, str(errors[0]), isinstance(errors[0], InputError)) if errors else None
+    )
     outcomes: list[Any] = [None] * size
-    dist.all_gather_object(outcomes, outcome)
+    dist.all_gather_object(outcomes, (answer[0] if answer else None, failure))
     if errors:
         raise errors[0]
     for rank, (_, failure) in enumerate(outcomes):
         if failure is not None:
-            is_input, text = failure
-            raise InputError(text) if is_input else PeerError(f"rank {rank}: {text}")
+            name, text, is_input = failure
+            raise InputError(text) if is_input else PeerError(f"rank {rank}: {name}: {text}")
     return [value for value, _ in outcomes]
-
-
-def _describe(error: Exception) -> tuple[bool, str]:
-    if isinstance(error, InputError):
-        return True, str(error)
-    return False, f"{type(error).__name__}: {error}"

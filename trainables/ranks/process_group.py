@@ -1,5 +1,6 @@
 """The process group of a cell: one process, a gang (the ranks of one trial), or the ranks of a launcher."""
 
+import functools
 import importlib
 import logging
 import os
@@ -23,14 +24,13 @@ GLOO = "GLOO_SOCKET_IFNAME"
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The rank of this process in a gang, and the address at which rank 0 waits for the others."""
+    """The rank of this process in a gang, the address of rank 0, and the timeout of a missing rank in seconds."""
 
     rank: int
     size: int
     address: str
     port: int
     timeout: float = TIMEOUT_SECONDS
-    """Seconds that the rendezvous, or a collective, waits for a missing rank."""
 
 
 class Rendezvous:
@@ -55,10 +55,7 @@ class Rendezvous:
 
 
 def device() -> torch.device:
-    """Return this process's GPU, else the CPU.
-
-    Ray shows each rank one GPU; a launcher such as torchrun shows all of them and sets LOCAL_RANK.
-    """
+    """Return this process's GPU, else the CPU. Ray shows each rank one GPU; torchrun shows all and sets LOCAL_RANK."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -66,30 +63,24 @@ def device() -> torch.device:
 
 def timeout() -> float:
     """Return the timeout of collectives in seconds; torch's default before the first `join`."""
-    seconds: float = c10d.default_pg_timeout.total_seconds()
-    return seconds
+    return float(c10d.default_pg_timeout.total_seconds())
 
 
 def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None) -> None:
     """Join the process group of a cell and prepare DeepSpeed.
 
     Without `rank_info` the process is alone, unless a launcher (torchrun) started it. A group of one is kept for the
-    next cell; any other is made anew for each cell, so that no state of an earlier one remains.
-
-    On a CPU each rank uses one thread: two would take twice the CPU seconds for a third less wall time.
-
-    Args:
-        rank_info: this process's rank in a gang.
-        rendezvous: the open port, on rank 0 only.
+    next cell; any other is made anew for each cell, so that no state of an earlier one remains. Rank 0 of a gang needs
+    the rendezvous.
 
     Raises:
         RuntimeError: not all ranks joined within the timeout (for example torch's DistStoreError).
     """
-    if not torch.cuda.is_available():
-        os.environ["DS_ACCELERATOR"] = "cpu"
-        torch.set_num_threads(1)
-    else:
+    if torch.cuda.is_available():
         torch.cuda.set_device(device())
+    else:
+        # Two threads would take twice the CPU seconds for a third less wall time.
+        torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch|deepspeed")
     import_deepspeed()
     if rank_info is None and dist.is_initialized() and (dist.get_world_size() == 1 or _launched()):
@@ -99,23 +90,18 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
     _choose_interface(rank_info)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=rank_info.timeout if rank_info else TIMEOUT_SECONDS)
-    # DeepSpeed calls `new_group` without a timeout, and torch then uses this default: a hanging rank would block its
-    # tensor-parallel group for half an hour.
+    # DeepSpeed calls `new_group` without a timeout, and torch then uses this default of half an hour.
     vars(c10d).update(default_pg_timeout=timeout, default_pg_nccl_timeout=timeout)
-    # By default torch's watchdog kills this process, and the trial, when a peer hangs. 2 only aborts the communicator,
-    # so that the next collective raises and the cause is reported. Not tested on a GPU.
+    # By default torch's watchdog kills this process when a peer hangs. 2 only aborts the communicator, so that the next
+    # collective raises and the cause is reported. Not tested on a GPU.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-    if rank_info is not None:
-        store = _store(rank_info, rendezvous)
-        dist.init_process_group(
-            backend, store=store, rank=rank_info.rank, world_size=rank_info.size, timeout=timeout
-        )
-    elif _launched():
+    if rank_info is None and _launched():
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
     else:
         # A process group of one needs no port, and with it DeepSpeed does not query MPI.
-        store = HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        store = _store(rank_info, rendezvous, timeout) if rank_info else HashStore()
+        rank, size = (rank_info.rank, rank_info.size) if rank_info else (0, 1)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     import_deepspeed().init_distributed(backend, timeout=timeout, verbose=False)
 
 
@@ -127,37 +113,29 @@ def leave() -> None:
             dist.destroy_process_group()
         else:
             comm.destroy_process_group()
-    # Torch names groups by a counter of this process, which a failed rendezvous also increments: in the next one the
-    # ranks would wait for each other under different names.
+    # A failed rendezvous increments this counter, by which torch names groups: ranks would wait under different names.
     c10d._world.group_count = 0
     vars(comm)["cdb"] = None
     forget_degrees()
 
 
 def forget_degrees() -> None:
-    """Reset the tensor parallelism and the numbering that DeepSpeed keeps in its modules.
-
-    Only after the groups are destroyed; open ones would leak four descriptors and three threads each.
-    """
-    groups = importlib.import_module("deepspeed.utils.groups")
-    vars(groups)["_release_process_group_references"]()
+    """Reset the state that DeepSpeed keeps in its modules; call it after the groups are destroyed, or they leak."""
+    importlib.import_module("deepspeed.utils.groups")._release_process_group_references()
     importlib.import_module("deepspeed.module_inject").set_autotp_mode(False)
     vars(importlib.import_module("deepspeed.runtime.tensor_parallel.init_utils"))["_TP_MODEL_INIT_ARGS"] = (
         None
     )
-    # ZeRO-3 numbers parameters and modules per process, and ranks compare the numbers: a rank that has trained more
-    # engines than its peers (rank 0 of a gang of two, now in one of four) would fail.
+    # ZeRO-3 numbers parameters and modules per process, and a rank that has trained more engines than its peers fails.
     offload = importlib.import_module("deepspeed.runtime.zero.parameter_offload").DeepSpeedZeRoOffload
     offload._register_deepspeed_module.__defaults__[0][0] = 0
     importlib.import_module("deepspeed.runtime.zero.partition_parameters").Init.param_id = 0
 
 
 def import_deepspeed() -> Any:
-    """Import DeepSpeed with all its C++ kernels marked unavailable.
-
-    Otherwise it probes for compilers, and on CPU the first `init_distributed` compiles `deepspeed_shm_comm` (40 to
-    100 s), which only `inference_all_reduce` uses.
-    """
+    """Import DeepSpeed with all its C++ kernels marked unavailable; on a CPU it would compile one for 40 to 100 s."""
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"  # or it prints on stdout that it found no other
     deepspeed = importlib.import_module("deepspeed")
     ops = importlib.import_module("deepspeed.ops")
     if "__compatible_ops__" not in vars(ops):
@@ -178,7 +156,7 @@ def _choose_interface(rank_info: RankInfo | None) -> None:
     By default gloo listens on the address of the host's name: on Debian 127.0.1.1, which other machines cannot reach.
     """
     if rank_info is not None and not rank_info.address.startswith("127."):
-        if not os.environ.get(GLOO, "") or os.environ[GLOO].startswith("lo"):
+        if os.environ.get(GLOO, "lo")[:2] in ("", "lo"):
             name = interface_to(rank_info.address)
             os.environ[GLOO] = name
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
@@ -189,33 +167,20 @@ def _choose_interface(rank_info: RankInfo | None) -> None:
 
 
 def interface_to(address: str) -> str:
-    """Return the name of this machine's interface that routes to an address.
-
-    Raises:
-        RuntimeError: no interface has the source address of that route.
-    """
+    """Return the name of this machine's interface that routes to an address, or raise a RuntimeError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing: the kernel only chooses a route
         own = probe.getsockname()[0]
-    found = psutil.net_if_addrs()
-    for name in found:
-        if any(entry.address == own for entry in found[name]) and not name.startswith("lo"):
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == own for entry in entries) and not name.startswith("lo"):
             return name
     raise RuntimeError(f"no interface of this machine has the address {own}, from which {address} is reached")
 
 
-def _store(rank_info: RankInfo, rendezvous: Rendezvous | None) -> Any:
-    timeout = timedelta(seconds=rank_info.timeout)
+def _store(rank_info: RankInfo, rendezvous: Rendezvous | None, timeout: timedelta) -> Any:
+    store = functools.partial(TCPStore, rank_info.address, rank_info.port, rank_info.size, timeout=timeout)
     if rank_info.rank:
-        return TCPStore(rank_info.address, rank_info.port, rank_info.size, is_master=False, timeout=timeout)
+        return store(is_master=False)
     if rendezvous is None:
         raise ValueError("rank 0 needs the rendezvous; pass it to join()")
-    return TCPStore(
-        rank_info.address,
-        rank_info.port,
-        rank_info.size,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=rendezvous.hand_over(),
-    )
+    return store(is_master=True, wait_for_workers=False, master_listen_fd=rendezvous.hand_over())

@@ -21,10 +21,7 @@ from trainables.ranks.process_group import import_deepspeed
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
-    """Return the learning-rate factor of each step: linear warm-up, then a cosine down to `min_lr_ratio`.
-
-    Step 0 has a rate above zero; only the last step reaches `min_lr_ratio`.
-    """
+    """Return the learning-rate factor of each step: linear warm-up from above 0, then a cosine to `min_lr_ratio`."""
     warmup = round(recipe.warmup * recipe.steps)
 
     def factor(step: int) -> float:
@@ -38,7 +35,6 @@ def schedule(recipe: Recipe) -> Callable[[int], float]:
 
 def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False) -> dict[str, Any]:
     """Return DeepSpeed's configuration; `universal` prepares the engine to load a universal checkpoint."""
-    partition = family(recipe.network).partition_config()
     config: dict[str, Any] = {
         **recipe.deepspeed,  # `trainables.deepspeed_options` refuses the keys below
         "train_micro_batch_size_per_gpu": layout.sequences(recipe),
@@ -54,6 +50,7 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
         "bf16": {"enabled": recipe.precision == "bf16"},
     }
     if layout.tensor_parallel > 1:
+        partition = family(recipe.network).partition_config()
         config["tensor_parallel"] = {
             "autotp_size": layout.tensor_parallel,
             **({} if partition is None else {"partition_config": partition}),
@@ -65,10 +62,7 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
 
 
 def import_zero(layout: Layout) -> None:
-    """Import what DeepSpeed imports at a process's first step under ZeRO: 46 MB of torch's compiler.
-
-    Called before memory is metered, so that the first cell of a process shows no more than later ones.
-    """
+    """Import what DeepSpeed would import at the first step under ZeRO: 46 MB that no cell's memory should count."""
     if layout.zero:
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
 
@@ -80,7 +74,7 @@ def build_engine(
 
     Raises:
         InputError: DeepSpeed refuses one of the recipe's options.
-        RuntimeError: a matrix is not sharded; DeepSpeed reports nothing if a pattern matches no layer.
+        RuntimeError: a matrix is not sharded.
     """
     layout = layout or Layout()
     if recipe.deepspeed:

@@ -4,6 +4,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,6 @@ from trainables.diagnostics.probe import Probe
 from trainables.errors import DataError, InputError
 from trainables.export.weights import keep, whole_state
 from trainables.layout import Layout, default_zero
-from trainables.model.counts import flops, parameters
 from trainables.model.family import build_model, family
 from trainables.progress import Ending, Evaluation, Point, Progress, Result, evaluation_steps
 from trainables.ranks.collective import run_on_all_ranks
@@ -34,7 +34,7 @@ from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
 
 #: Points of a training curve.
 CURVE_POINTS = 60
-#: Seconds that packing the data of a cell may take; 60 GB of text and its vocabulary take hours.
+#: Seconds that packing may take; 60 GB of text and its vocabulary take hours.
 PACK_LIMIT = 24 * 3600.0
 #: A cell has diverged when its training loss exceeds its first loss by this factor.
 DIVERGENCE_FACTOR = 2.0
@@ -60,22 +60,16 @@ def train(
 
     Every rank of the layout calls this with the same arguments except `rank_info` and gets the same result.
 
-    Args:
-        cell: what to train.
-        data_root: folder or URI of the packed token stores; a missing store is packed there.
-        layout: how the cell is distributed over ranks; one rank by default.
-        rank_info: this process's rank; by default it is alone, or as torchrun started it.
-        rendezvous: the open port of rank 0; None on other ranks.
-        checkpoints: folder or URI of this cell's checkpoints (`trainables.storage.storage`); None keeps none.
-        checkpoint_every: seconds between checkpoints.
-        weights: destination of the final weights as a HuggingFace folder; None keeps none. Without effect for models
-            that are not a HuggingFace class (`ModelFamily.is_huggingface`).
-        evaluations: evaluations on the validation set, evenly spaced, the last one at the last step.
-        diagnostics: measured before the first step and at each evaluation, with no effect on training.
-        stop: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
-            argument alone, so that a resumed cell ends at the same step.
-        report: called on rank 0 with new progress, at most every `report_every` seconds.
-        report_every: seconds.
+    - `data_root`: folder or URI of the packed token stores; a missing store is packed there.
+    - `layout`, `rank_info`: one rank by default, or as torchrun started this process.
+    - `rendezvous`: the open port of rank 0; None on other ranks.
+    - `checkpoints`, `checkpoint_every`: folder or URI of this cell's checkpoints, and seconds between them.
+    - `weights`: destination of the final weights as a HuggingFace folder; ignored if HuggingFace has no such model.
+    - `evaluations`: number of evaluations on the validation set, evenly spaced, the last one at the last step.
+    - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
+    - `stop`: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
+      argument alone, so that a resumed cell ends at the same step.
+    - `report`, `report_every`: called on rank 0 with new progress, at most once in so many seconds.
 
     Raises:
         DataError: the data is missing, unusable, or has changed since the cell was planned.
@@ -89,7 +83,6 @@ def train(
     layout.check(cell.shape, recipe)
     check_diagnostics(diagnostics, layout, recipe)
     if layout.shard_vocabulary and cell.data.measures_accuracy:
-        # The loss would leave out what is not scored, but no rank would have the logits to read the accuracy off.
         raise InputError(
             f"the layout shards the vocabulary, and the accuracy of the task {cell.data.kind} is read off whole "
             "logits. Leave `shard_vocabulary` out: the vocabulary of a task is small."
@@ -117,11 +110,10 @@ def train(
         engine.destroy()
     if weights and result.status == "done":
         # The other ranks wait: a rank that exits early counts as lost.
-        written = run_on_all_ranks(
+        note, *_ = run_on_all_ranks(
             lambda: None if state is None else keep(weights, state, cell, layout, store, result),
             "writing the weights",
         )
-        note = written[0]
         if note:
             result = result.model_copy(update={"notes": (*result.notes, note)})
     if rank_info is not None:
@@ -130,17 +122,11 @@ def train(
 
 
 def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore:
-    def opened() -> TokenStore:
-        return patiently(
-            lambda: open_store(cell.data, context=cell.recipe.context, root=data_root, key=cell.data_key)
-        )
-
-    def pack() -> None:
-        opened()
-
+    spec, key, context = cell.data, cell.data_key, cell.recipe.context
+    opened = functools.partial(patiently, lambda: open_store(spec, context=context, root=data_root, key=key))
     if layout.ranks > 1:
         # Packing can take longer than the timeout of a collective.
-        run_on_all_ranks(pack, "packing the data", PACK_LIMIT)
+        run_on_all_ranks(lambda: bool(opened()), "packing the data", PACK_LIMIT)
     return opened()
 
 
@@ -149,10 +135,8 @@ def _start(
 ) -> tuple[Any, TrainingState | None]:
     """Build the engine, load the newest usable checkpoint, and return the engine and the checkpoint's state."""
     if storage is not None:
-        trying = functools.partial(patiently, storage.check)
-        run_on_all_ranks(
-            lambda: trying() if dist.get_rank() == 0 else None, "checking the checkpoint storage"
-        )
+        check = storage.check if dist.get_rank() == 0 else lambda: None
+        run_on_all_ranks(lambda: patiently(check), "checking the checkpoint storage")
     passed: set[str] = set()
     while True:
         found = checkpoint.find(storage, cell.key, layout, notes, passed) if storage else None
@@ -166,51 +150,51 @@ def _start(
 
 
 def dropout_seed(seed: int, step: int, group: int) -> int:
-    """Return a seed that depends on the cell's seed, step and group alone, so that no generator state is saved.
+    """Return a seed by the cell's seed, step and group alone, so that no generator state is saved.
 
-    The ranks of a tensor-parallel group must draw the same masks, or their replicated weights drift apart silently
-    (by 1.4e-2 after 20 steps).
+    Unless the ranks of a group draw the same masks, their replicated weights drift apart (by 1.4e-2 after 20 steps).
     """
     return int(np.random.SeedSequence((seed, step, group)).generate_state(1, np.uint64)[0])
 
 
+@dataclass
 class _Training:
     """The running state of a cell, shared by checkpoints, reports and the result."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        layout: Layout,
-        store: TokenStore,
-        engine: Any,
-        meter: MemoryMeter,
-        storage: Folder | None,
-        checkpoint_every: float,
-        report: Callable[[Progress], None] | None,
-        report_every: float,
-    ) -> None:
-        self.cell, self.layout, self.store, self.engine = cell, layout, store, engine
-        self.storage, self.checkpoint_every = storage, checkpoint_every
-        self.report, self.report_every = report, report_every
-        self.meter, self.device = meter, device()
-        self.rank, self.group = dist.get_rank(), dist.get_rank() // layout.tensor_parallel
-        self.step = 0
-        self.seconds = 0.0
-        self.first_loss: float | None = None
-        self.points: list[Point] = []
-        self.evaluations: list[Evaluation] = []
-        self.probe: Probe | None = None
-        self.start: dict[str, float] = {}
-        self.notes: list[str] = []
-        self.reported = (0, 0)
-        self.resumed_from, self.resumed_seconds = 0, 0.0
+    cell: Cell
+    layout: Layout
+    store: TokenStore
+    engine: Any
+    meter: MemoryMeter
+    storage: Folder | None
+    checkpoint_every: float
+    report: Callable[[Progress], None] | None
+    report_every: float
+    probe: Probe | None = None
+    step: int = 0
+    seconds: float = 0.0
+    first_loss: float | None = None
+    points: list[Point] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    start: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    reported: tuple[int, int] = (0, 0)
+    resumed_from: int = 0
+    resumed_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.device, self.rank = device(), dist.get_rank()
+        self.group = self.rank // self.layout.tensor_parallel
 
     def run(self, evaluations: int, stop: Callable[[Evaluation], Ending | None] | None) -> Result:
         steps = self.cell.recipe.steps
         window = max(1, steps // CURVE_POINTS)
         evaluate_at = evaluation_steps(steps, evaluations)
         reason = None
-        self._measure_start()
+        start = time.perf_counter()
+        if self.probe and self.step == 0:
+            self.start = self.probe.of_model()
+        self.seconds += time.perf_counter() - start
         last_checkpoint = last_report = time.monotonic()
         while self.step < steps and reason is None:
             until = min(steps, self.step - self.step % window + window)
@@ -232,24 +216,15 @@ class _Training:
                 last_report = now
         return self._result(reason)
 
-    def _measure_start(self) -> None:
-        """Measure the model before its first step."""
-        start = time.perf_counter()
-        if self.probe and self.step == 0:
-            self.start = self.probe.of_model()
-        self.seconds += time.perf_counter() - start
-
     def _window(self, until: int, evaluated: bool) -> str | None:
-        """Train up to step `until`, add a point to the curve, and return why the cell diverged, else None.
-
-        Diagnostics measure the cell's first step and the last step before each evaluation.
-        """
+        """Train up to step `until`, add a point to the curve, and return why the cell diverged, else None."""
         recipe, layout, engine = self.cell.recipe, self.layout, self.engine
         start, first_step = time.perf_counter(), self.step
         total = torch.zeros((), device=self.device)
         norm = float("nan")
         pieces = layout.pieces(recipe)
         while self.step < until:
+            # Diagnostics measure the first step and the last one before each evaluation.
             probe = self.probe if self.step == 0 or (evaluated and self.step == until - 1) else None
             if recipe.dropout:
                 torch.manual_seed(dropout_seed(self.cell.seed, self.step, self.group))
@@ -267,7 +242,7 @@ class _Training:
             if probe:
                 probe.after_step(self.step + 1)
                 if self.step == 0:
-                    self.start |= probe.of_step()
+                    self.start |= probe.step
             self.step += 1
         if layout.zero:
             norm = float(engine.get_global_grad_norm())
@@ -281,14 +256,12 @@ class _Training:
         )
         if self.first_loss is None:
             self.first_loss = mean
-        if not math.isfinite(mean):
-            return f"the training loss is {mean} at step {self.step}"
-        if mean > DIVERGENCE_FACTOR * self.first_loss:
+        if not math.isfinite(mean) or mean > DIVERGENCE_FACTOR * self.first_loss:
             return f"the training loss rose from {self.first_loss:.3f} to {mean:.3f} at step {self.step}"
         return None
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of this group at this step, [share, T] each."""
+        """Return the inputs and targets of this group at this step, [share, T] each."""
         recipe, share = self.cell.recipe, self.layout.share(self.cell.recipe)
         x, y = batch(
             self.store, context=recipe.context, batch=recipe.batch, seed=self.cell.seed, step=self.step
@@ -300,24 +273,20 @@ class _Training:
         return torch.from_numpy(array).to(self.device)
 
     def _sum(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum of a value over all ranks."""
+        """Return the sum of a value over all ranks."""
         if self.layout.ranks > 1:
             dist.all_reduce(value)
         return value
 
     def _decide_on_rank_0(self, decision: bool) -> bool:
         """Return rank 0's decision on all ranks, because clocks differ."""
-        if self.layout.ranks == 1:
-            return decision
         broadcast = torch.tensor(float(decision), device=self.device)
-        dist.broadcast(broadcast, src=0)
+        if self.layout.ranks > 1:
+            dist.broadcast(broadcast, src=0)
         return bool(broadcast)
 
     def _evaluate(self) -> None:
-        """Evaluate the loss over the whole validation set, in nats per target, and for tasks the measure `accuracy`.
-
-        The groups share the batches; each target counts once.
-        """
+        """Evaluate loss and measures over the whole validation set; the groups share it and each target counts once."""
         layout, engine = self.layout, self.engine
         start = time.perf_counter()
         score = self.cell.data.score(self.cell.recipe.context)
@@ -330,12 +299,13 @@ class _Training:
                 output = engine(
                     input_ids=self._tensor(x), labels=targets, shift_labels=targets, num_items_in_batch=1
                 )
-                if counts:
-                    sums[:2] += torch.tensor(
-                        [float(output.loss), (targets != IGNORED).sum()], dtype=torch.float64
-                    )
-                    if score:
-                        sums[2:] += score.count(x, y, output.logits.argmax(dim=-1))
+                if not counts:
+                    continue
+                sums[:2] += torch.tensor(
+                    [float(output.loss), (targets != IGNORED).sum()], dtype=torch.float64
+                )
+                if score:
+                    sums[2:] += score.count(x, y, output.logits.argmax(dim=-1))
         engine.train()
         total, scored, *counted = (self._sum(sums.to(self.device)) / layout.tensor_parallel).tolist()
         if not scored:
@@ -344,14 +314,14 @@ class _Training:
             )
         measures = score.measures(counted) if score else {}
         if self.probe:
-            measures |= {**self.probe.of_model(), **self.probe.of_step()}
+            measures |= {**self.probe.of_model(), **self.probe.step}
         self.evaluations.append(Evaluation(step=self.step, loss=total / scored, measures=measures))
         self.seconds += time.perf_counter() - start
 
     def _validation(self) -> Iterator[tuple[Any, Any, bool]]:
-        """Yield this group's batches (x, y) and whether each counts; groups that run out repeat a batch uncounted.
+        """Yield this group's batches (x, y) and whether each counts.
 
-        All groups must call the model equally often, because under ZeRO-3 each call gathers weights from every group.
+        Groups that run out repeat a batch uncounted, because under ZeRO-3 each call gathers weights from every group.
         """
         groups = self.layout.data_parallel
         sequences = self.layout.sequences(self.cell.recipe)
@@ -412,14 +382,14 @@ class _Training:
         loss = self.evaluations[-1].loss if self.evaluations else None
         if reason is None and (loss is None or not math.isfinite(loss)):
             reason = f"the validation loss is {loss} at step {self.step}"
-        counts = parameters(
-            cell.shape, self.store.vocabulary, recipe.context, recipe.network, recipe.residual
-        )
+        model_family, size = family(recipe.network), (cell.shape, self.store.vocabulary, recipe.context)
         tokens = self.step * recipe.batch * recipe.context
         rate = tokens / self.seconds
         # Read the peak before `matmul_flops_per_second` allocates its matrices.
-        peak = self._peak_memory()
-        cost = flops(cell.shape, self.store.vocabulary, recipe.context, recipe.network).training
+        peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
+        if self.layout.ranks > 1:
+            dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        fastest = matmul_flops_per_second(self.device, recipe.precision)
         status: Literal["done", "diverged", "stopped"] = "done" if reason is None else "diverged"
         if reason is None and ending:
             status, reason, loss = "stopped", ending.reason, ending.loss
@@ -432,17 +402,14 @@ class _Training:
             step=self.step,
             tokens=tokens,
             params=cell.shape.budget_params,
-            total_params=counts.total,
+            total_params=model_family.parameters(*size, recipe.residual).total,
             vocabulary=self.store.vocabulary,
             entropy=self.store.entropy,
             bytes_per_token=self.store.bytes_per_token,
             train_seconds=self.seconds,
             tokens_per_second=rate,
-            utilisation=rate
-            * cost
-            / matmul_flops_per_second(self.device, recipe.precision)
-            / self.layout.ranks,
-            memory_bytes=peak,
+            utilisation=rate * model_family.flops(*size).training / fastest / self.layout.ranks,
+            memory_bytes=int(peak),
             resumed_from=self.resumed_from,
             resumed_seconds=self.resumed_seconds,
             device=torch.cuda.get_device_name(0) if self.device.type == "cuda" else "cpu",
@@ -451,10 +418,3 @@ class _Training:
             evaluations=tuple(self.evaluations),
             start=self.start,
         )
-
-    def _peak_memory(self) -> int:
-        """Bytes of the rank that held most."""
-        peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
-        if self.layout.ranks > 1:
-            dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-        return int(peak)

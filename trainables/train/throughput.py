@@ -15,10 +15,7 @@ from trainables.cell import Precision
 
 @functools.lru_cache(maxsize=4)
 def matmul_flops_per_second(device: torch.device, precision: Precision) -> float:
-    """Measure the fastest rate of a square matrix product on this device, in FLOP/s.
-
-    Unlike a data sheet, it covers any CPU or GPU and the threads that this process really has.
-    """
+    """Measure the fastest rate of a square matrix product on this device with this process's threads, in FLOP/s."""
     size = 512 if device.type == "cpu" else 4096
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a = torch.ones(size, size, device=device, dtype=dtype)
@@ -45,8 +42,12 @@ class MemoryMeter:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        _return_freed_memory()
-        _reset_high_water()
+        # Return the pages of earlier cells to the system (glibc only); otherwise they count as the base.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        # Reset the peak, which Linux keeps for the life of a process.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
         self.base = _status("VmRSS") - _status("RssFile")
 
     def peak(self) -> int:
@@ -55,18 +56,6 @@ class MemoryMeter:
             return torch.cuda.max_memory_allocated(self.device)
         # Linux has no peak without pages of files; their number hardly ever falls.
         return max(0, _status("VmHWM") - _status("RssFile") - self.base)
-
-
-def _return_freed_memory() -> None:
-    """Return the pages of earlier cells to the system (glibc only); otherwise they count as the base."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def _reset_high_water() -> None:
-    """Reset the peak, which Linux keeps for the life of a process."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _status(name: str) -> int:

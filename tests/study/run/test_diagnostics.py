@@ -56,7 +56,7 @@ def test_a_spec_names_diagnostics_and_its_cells_stay_the_same_cells(plan):
             ["diagnostics=[rank]", "resources.tensor_parallel=2", "resources.slots=2"],
             "set tensor_parallel to 1",
         ),
-        (["diagnostics=[rank]", "resources.zero=3"], "ZeRO stage 3"),
+        (["diagnostics=[rank]", "resources.zero=3"], "zero 3"),
         (["diagnostics=[gradients]", "resources.zero=3"], "diagnostics (gradients) need whole layers"),
     ],
 )

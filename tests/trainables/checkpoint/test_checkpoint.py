@@ -22,9 +22,9 @@ from trainables.train.loop import train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=20)
 CONTEXT = 16
-STEPS = 20
+STEPS = 10
 #: Saves at every step, so that this is also the step.
-STOPPED = 11
+STOPPED = 6
 
 
 def cell(seed=0, **recipe):

@@ -13,7 +13,7 @@ from trainables.model.family import build_model
 from trainables.train.loop import train
 
 CONTEXT, VOCABULARY = 16, 9
-RECIPE = Recipe(steps=150, batch=16, context=CONTEXT, network="analysed")
+RECIPE = Recipe(steps=100, batch=16, context=CONTEXT, network="analysed")
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=4000, validation_sequences=64)
 
 

@@ -8,8 +8,8 @@ from transformers import GPT2LMHeadModel
 
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.counts import flops, kept_activations, memory, parameters, rank_parameters
-from trainables.model.family import build_model
+from trainables.model.counts import flops, kept_activations, memory, parameters
+from trainables.model.family import build_model, family
 from trainables.model.gpt2 import model_config
 
 
@@ -137,14 +137,15 @@ def test_the_parameters_of_a_rank_are_those_of_a_model_shared_by_hand(
         else:
             count += parameter.numel()
     layout = Layout(tensor_parallel=degree, shard_vocabulary=shard_vocabulary)
-    assert rank_parameters(shape, vocabulary, context, layout) == count
+    assert family("gpt2").rank_parameters(shape, vocabulary, context, layout) == count
 
 
 @pytest.mark.parametrize("depth", [1, 5])
 def test_one_rank_has_all_parameters(depth: int) -> None:
     shape = Shape(depth=depth, width=48, heads=2)
     for network in ("gpt2", "analysed"):
-        assert rank_parameters(shape, 257, 33, Layout(), network) == parameters(shape, 257, 33, network).total
+        whole = family(network).rank_parameters(shape, 257, 33, Layout())
+        assert whole == parameters(shape, 257, 33, network).total
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_the_state_of_each_stage(precision: Precision, zero: int, groups: int, p
     needed = memory(shape, 64, cell, Layout.model_validate({"zero": zero, "data_parallel": groups}))
     assert needed.moment in ("step", "reduction")
     assert needed.state == pytest.approx(per_parameter * parameters(shape, 64, 2).total, rel=1e-6)
-    assert needed.total == needed.state + needed.margin
+    assert needed.total == needed.state + round(0.05 * needed.state)
 
 
 def test_more_ranks_never_need_more_each() -> None:

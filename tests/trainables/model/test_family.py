@@ -110,7 +110,7 @@ def test_its_counts_are_those_of_its_model():
 def test_it_trains_under_a_parametrisation(tmp_path, parametrisation):
     one = Cell(
         shape=SHAPE,
-        recipe=recipe(steps=40, parametrisation=parametrisation),
+        recipe=recipe(steps=15, parametrisation=parametrisation),
         data=DATA,
         data_key=data_key(DATA, 32),
         lr=0.01,

@@ -1,5 +1,6 @@
 """Start, learning rate, decay and epsilon follow width and depth as the papers have it, and at the base shape not."""
 
+import functools
 import math
 
 import numpy as np
@@ -26,7 +27,7 @@ SEEDS = range(2)
 
 
 def recipe(parametrisation, **options):
-    values = {"steps": 20, "batch": 4, "context": CONTEXT, "base": BASE, **options}
+    values = {"steps": 10, "batch": 4, "context": CONTEXT, "base": BASE, **options}
     return Recipe(parametrisation=parametrisation, **values)
 
 
@@ -171,6 +172,7 @@ def sentences():
     return tokens[:, :-1], tokens[:, 1:].reshape(-1)
 
 
+@functools.cache
 def changes(parametrisation, depth, width, seed, steps=20, lr=0.01):
     """Root mean square of what some steps change: the embedded input, the residual stream at its end, the logits."""
     shape = Shape(depth=depth, width=width, heads=2)
@@ -218,6 +220,7 @@ def test_what_training_changes_is_of_order_one_at_every_width_and_depth(parametr
     assert all(abs(exponent) < 0.15 for exponent in found.values()), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parametrisation", "axis", "least"), [("sp", "width", 0.7), ("sp", "depth", 0.5), ("mup", "depth", 0.5)]
 )

@@ -154,8 +154,8 @@ def test_only_what_is_a_plain_gpt2_keeps_its_weights(tmp_path):
     [
         ({"residual": "admin", "parametrisation": "mup"}, "`parametrisation: mup` and `residual: admin`"),
         ({"residual": "sqrt", "network": "analysed"}, "has no `residual: sqrt`"),
-        ({"parametrisation": "mup", "network": "analysed"}, "`network: analysed` and `parametrisation: mup`"),
-        ({"network": "analysed", "dropout": 0.1}, "no dropout"),
+        ({"parametrisation": "mup", "network": "analysed"}, "needs `parametrisation: sp`"),
+        ({"network": "analysed", "dropout": 0.1}, "`dropout: 0`"),
     ],
 )
 def test_two_changes_at_once_are_refused(options, named):

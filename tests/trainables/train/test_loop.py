@@ -27,10 +27,11 @@ from trainables.train.loop import dropout_seed, train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=3000, validation_sequences=50)
 CONTEXT = 32
+STEPS = 24
 
 
 def cell(**changes):
-    recipe = {"steps": 60, "batch": 8, "context": CONTEXT, **changes.pop("recipe", {})}
+    recipe = {"steps": STEPS, "batch": 8, "context": CONTEXT, **changes.pop("recipe", {})}
     values = {
         "shape": Shape(depth=2, width=16, heads=2),
         "recipe": Recipe(**recipe),
@@ -48,12 +49,12 @@ def root(tmp_path_factory):
 
 
 def plainly_trained(one, store):
-    """The model after 60 steps of a plain loop over the cell's batches, and the loss of each."""
+    """The model after a plain loop over the cell's batches, and the loss of each."""
     model = PlainGPT2(2, 16, 2, store.vocabulary, CONTEXT)
     model.copy_from(build_model(one.shape, one.recipe, store.vocabulary, one.seed))
-    plain = PlainTrainer(model, one.lr, 60, 6)
+    plain = PlainTrainer(model, one.lr, STEPS, round(0.1 * STEPS))
     losses = []
-    for step in range(60):
+    for step in range(STEPS):
         x, y = batch(store, context=CONTEXT, batch=8, seed=0, step=step)
         losses.append(plain.step(torch.from_numpy(x), torch.from_numpy(y)))
     return model, losses
@@ -64,7 +65,7 @@ def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
     result = train(one, data_root=root)
     store = open_store(DATA, context=CONTEXT, root=root)
     model, losses = plainly_trained(one, store)
-    assert [p.step for p in result.points] == list(range(1, 61))
+    assert [p.step for p in result.points] == list(range(1, STEPS + 1))
     assert [p.train_loss for p in result.points] == pytest.approx(losses, rel=2e-5)
     total, tokens = 0.0, 0
     with torch.no_grad():
@@ -74,7 +75,7 @@ def test_training_is_that_of_a_plain_loop_over_the_same_batches(root):
             tokens += y.size
     assert tokens == 50 * CONTEXT
     assert result.loss == pytest.approx(total / tokens, rel=2e-5)
-    assert [e.step for e in result.evaluations] == [15, 30, 45, 60]
+    assert [e.step for e in result.evaluations] == [6, 12, 18, 24]
     assert result.evaluations[-1].loss == result.loss
     assert store.entropy < result.loss < result.evaluations[0].loss
 
@@ -131,7 +132,7 @@ def test_a_task_under_a_sharded_vocabulary_is_refused_before_anything_is_packed(
 
 def test_the_result_counts_what_was_done(root):
     result = train(cell(), data_root=root, evaluations=1)
-    assert (result.status, result.reason, result.step, result.tokens) == ("done", None, 60, 60 * 8 * 32)
+    assert (result.status, result.reason, result.step, result.tokens) == ("done", None, STEPS, STEPS * 8 * 32)
     assert (result.params, result.vocabulary, result.device) == (12 * 2 * 16**2, 9, "cpu")
     assert result.total_params == sum(
         p.numel() for p in build_model(cell().shape, cell().recipe, 9, 0).parameters()
@@ -183,7 +184,7 @@ def test_divergence_ends_a_cell_with_its_reason(root):
     result = train(cell(lr=100.0, recipe={"grad_clip": 0.0, "warmup": 0.0}), data_root=root)
     assert (result.status, result.loss) == ("diverged", None)
     assert "training loss" in result.reason
-    assert result.step < 60
+    assert result.step < STEPS
     json.loads(result.model_dump_json())
 
 
@@ -216,7 +217,7 @@ def test_wrong_cell_files_end_with_status_2_and_say_why(tmp_path, capsys):
     assert "cannot be read" in capsys.readouterr().err
     (tmp_path / "latin.json").write_bytes(b'{"name": "caf\xe9"}')
     assert main([str(tmp_path / "latin.json")]) == 2
-    assert "not a text file in UTF-8" in capsys.readouterr().err
+    assert "is not a cell: the file: Invalid JSON" in capsys.readouterr().err
     wrong = json.loads(cell().model_dump_json())
     wrong["shape"]["heads"] = 3
     wrong["recipe"]["stps"] = 5
@@ -239,29 +240,29 @@ def stop_at(step, **values):
 
 def test_a_cell_that_is_told_to_stop_ends_at_that_evaluation_with_its_forecast(root, tmp_path):
     whole = train(cell(), data_root=root)
-    stop = stop_at(30, loss=1.5, loss_se=0.01)
+    stop = stop_at(12, loss=1.5, loss_se=0.01)
     result = train(cell(), data_root=root, stop=stop, weights=Keep(tmp_path / "weights"))
     assert (result.status, result.reason, result.loss, result.loss_se) == ("stopped", "enough", 1.5, 0.01)
-    assert (result.step, result.tokens) == (30, 30 * 8 * 32)
+    assert (result.step, result.tokens) == (12, 12 * 8 * 32)
     assert result.evaluations == whole.evaluations[:2]
     assert not (tmp_path / "weights").exists()
-    unforecast = train(cell(), data_root=root, stop=stop_at(15))
+    unforecast = train(cell(), data_root=root, stop=stop_at(6))
     assert (unforecast.status, unforecast.loss, unforecast.loss_se) == ("stopped", None, None)
 
 
 def test_a_cell_is_not_asked_to_stop_at_its_end(root):
-    result = train(cell(), data_root=root, stop=stop_at(60, loss=1.0))
+    result = train(cell(), data_root=root, stop=stop_at(STEPS, loss=1.0))
     assert (result.status, result.loss_se) == ("done", None)
 
 
 def test_a_cell_that_goes_on_from_a_checkpoint_stops_where_it_would_have(root, tmp_path):
     def cut(evaluation):
-        if evaluation.step == 30:
+        if evaluation.step == 12:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(cell(), data_root=root, checkpoints=tmp_path, checkpoint_every=0, stop=cut)
-    result = train(cell(), data_root=root, checkpoints=tmp_path, stop=stop_at(45, loss=1.5, loss_se=0.01))
-    straight = train(cell(), data_root=root, stop=stop_at(45, loss=1.5, loss_se=0.01))
-    assert 0 < result.resumed_from < 45
+    result = train(cell(), data_root=root, checkpoints=tmp_path, stop=stop_at(18, loss=1.5, loss_se=0.01))
+    straight = train(cell(), data_root=root, stop=stop_at(18, loss=1.5, loss_se=0.01))
+    assert 0 < result.resumed_from < 18
     assert (result.status, result.evaluations) == ("stopped", straight.evaluations)

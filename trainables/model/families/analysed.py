@@ -24,13 +24,8 @@ class Analysed(GPT2):
     def check(self, recipe: Recipe) -> None:
         """Refuse dropout and parametrisations other than `sp`."""
         super().check(recipe)
-        if recipe.parametrisation != "sp":
-            raise ValueError(
-                f"`network: analysed` and `parametrisation: {recipe.parametrisation}` both set the scale of branches; "
-                "keep one"
-            )
-        if recipe.dropout:
-            raise ValueError("`network: analysed` has no dropout; set `dropout: 0`")
+        if recipe.parametrisation != "sp" or recipe.dropout:
+            raise ValueError("`network: analysed` needs `parametrisation: sp` and `dropout: 0`")
 
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
         """Count 4·d² weights per block."""

@@ -12,18 +12,13 @@ from trainables.model.family import Flops, ModelFamily, Parameters, Role, regist
 if TYPE_CHECKING:
     import torch
 
-#: How tensor-parallel ranks share the matrices (Shoeybi et al. 2019, arXiv 1909.08053, section 3): by output before
-#: the nonlinearity, by input after it. `c_attn` holds query, key and value, each sharded separately. DeepSpeed's own
-#: rules do not cover GPT-2 (its issue 3711).
+_STACKED = {"shape": [3, -1], "partition_dim": 0}
+#: How tensor-parallel ranks share the matrices (Shoeybi et al. 2019, arXiv 1909.08053, section 3); query, key and value
+#: are sharded separately. DeepSpeed's own rules do not cover GPT-2 (its issue 3711).
 PARTITION_CONFIG: Mapping[str, Any] = {
     "use_default_specs": False,
     "layer_specs": [
-        {
-            "patterns": [r".*\.attn\.c_attn\.weight$"],
-            "partition_type": "column",
-            "shape": [3, -1],
-            "partition_dim": 0,
-        },
+        {"patterns": [r".*\.attn\.c_attn\.weight$"], "partition_type": "column"} | _STACKED,
         {"patterns": [r".*\.attn\.c_proj\.weight$"], "partition_type": "row"},
         {"patterns": [r".*\.mlp\.c_fc\.weight$"], "partition_type": "column"},
         {"patterns": [r".*\.mlp\.c_proj\.weight$"], "partition_type": "row"},
@@ -40,10 +35,7 @@ class GPT2(ModelFamily):
     diagnostics = frozenset({"rank", "layer_drop", "induction", "gradients"})
 
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
-        """Count 12·d² weights, 9·d biases and two norms of 2·d per block, and a final norm.
-
-        ADMIN has two more vectors of d per block.
-        """
+        """Count 12·d² weights, 9·d biases and two norms of 2·d per block, a final norm, and ADMIN's stream weights."""
         depth, width = shape.depth, shape.width
         stream_weights = 2 * depth * width if residual == "admin" else 0
         return Parameters(
@@ -65,8 +57,8 @@ class GPT2(ModelFamily):
     def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
         """Count the parameters of the largest rank.
 
-        Ranks share the four matrices of each block and the biases of the two before a nonlinearity. Each rank holds
-        all other biases, the norms, the positions and, unless `shard_vocabulary` is set, the embedding.
+        Ranks share the four matrices of each block, the biases of the two before a nonlinearity, and with
+        `shard_vocabulary` the embedding.
         """
         degree, width = layout.tensor_parallel, shape.width
         symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
@@ -76,9 +68,8 @@ class GPT2(ModelFamily):
     def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
         """Count 16·d values per token, of which ranks share 12·d.
 
-        Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count 34·s·b·h bytes of 16-bit values and dropout masks
-        plus 5·a·s²·b of attention scores. Without dropout 32 bytes (16 values) remain, and a fused attention
-        kernel does not store the scores.
+        These are the 34·s·b·h bytes of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) without dropout masks; a
+        fused attention kernel stores no scores.
         """
         return 4 * stream + 12 * stream // tensor_parallel
 

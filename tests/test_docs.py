@@ -156,8 +156,13 @@ def test_the_pages_have_commands_and_the_lists_above_no_others():
 QUICK = sorted({c for c in commands() if c not in ELSEWHERE and c not in AFTER_QUICKSTART and c not in SLOW})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", QUICK)
+def with_marks(command):
+    """Mark the commands that fit a table or simulate studies as slow."""
+    fits = command.startswith(("interplay fit", "interplay report")) or "--power" in command
+    return pytest.param(command, marks=pytest.mark.slow if fits else ())
+
+
+@pytest.mark.parametrize("command", map(with_marks, QUICK))
 def test_a_command_of_the_pages_works(command, folder):
     done = run(command, folder)
     assert done.returncode == 0, done.stdout + done.stderr

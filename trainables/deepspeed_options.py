@@ -11,6 +11,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainables.errors import InputError, did_you_mean
 
+#: Keys of DeepSpeed that keys of a spec set.
+SET_BY = {
+    "train_batch_size": "training.batch",
+    "train_micro_batch_size_per_gpu": "resources.micro_batch",
+    "gradient_accumulation_steps": "resources.micro_batch",
+    "optimizer": "training.optimizer",
+    "scheduler": "training.lr",
+    "gradient_clipping": "training.grad_clip",
+    "bf16": "training.precision",
+    "fp16": "training.precision",
+    "torch_autocast": "training.precision",
+    "tensor_parallel": "resources.tensor_parallel",
+    "data_parallel_size": "resources.data_parallel",
+    "activation_checkpointing": "resources.activation_checkpointing",
+    "checkpoint": "resources.checkpoint_every_seconds",
+}
 #: Keys of `zero_optimization` that are refused: `resources.zero` sets the stage; the others would break recorded
 #: gradient norms or exact resume, or need a compiler.
 ZERO_REFUSED = frozenset(
@@ -61,6 +77,8 @@ def check_names(options: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"DeepSpeed's options must be plain JSON ({error})") from None
     for key in options:
+        if key in SET_BY:
+            raise ValueError(f"`{key}` is not an allowed option of DeepSpeed here; set `{SET_BY[key]}` instead")
         if key not in Options.model_fields:
             hint = did_you_mean(key, Options.model_fields) or f"; allowed: {', '.join(Options.model_fields)}"
             raise ValueError(

@@ -107,7 +107,7 @@ def test_what_breaks_a_cell_is_refused_in_zero_optimization(key: str) -> None:
     [
         ("zero_optimisation", "zero_optimization"),
         ("comunication_data_type", "communication_data_type"),
-        ("train_batch_size", "`training` and `resources`"),
+        ("train_batch_size", "set `training.batch` instead"),
         ("Prescale_Gradients", "prescale_gradients"),
         ("xyzzy", "zero_optimization"),
         ("overlap_comm", "zero_optimization"),

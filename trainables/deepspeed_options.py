@@ -78,7 +78,9 @@ def check_names(options: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"DeepSpeed's options must be plain JSON ({error})") from None
     for key in options:
         if key in SET_BY:
-            raise ValueError(f"`{key}` is not an allowed option of DeepSpeed here; set `{SET_BY[key]}` instead")
+            raise ValueError(
+                f"`{key}` is not an allowed option of DeepSpeed here; set `{SET_BY[key]}` instead"
+            )
         if key not in Options.model_fields:
             hint = did_you_mean(key, Options.model_fields) or f"; allowed: {', '.join(Options.model_fields)}"
             raise ValueError(

@@ -37,8 +37,6 @@ from analysis.report.tables import (
 )
 from analysis.runs.table import RunTable
 
-#: Names of figures of the search that `study` may add.
-MORE = ("search_history", "search_slices", "search_parallel")
 #: Pairs up to which the table of crossings holds all pairs, beyond it the neighbours only.
 MOST_PAIRS = 30
 #: Neighbours with too few sizes that are listed one by one.
@@ -58,7 +56,6 @@ def write_report(
     recommendations: Sequence[Mapping[str, Any]] | None = None,
     spec_text: str | None = None,
     search: SearchInfo | None = None,
-    more: Sequence[Figure] = (),
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
 
@@ -76,7 +73,6 @@ def write_report(
         recommendations: rows of `analysis.law.projection.recommend`; by default `default_recommendations`.
         spec_text: the study's specification, printed as it is.
         search: objective and grid, if a search chose the rows and the table has their order.
-        more: further figures of the search, with names of `MORE`.
 
     Returns:
         The path of `report.html`.
@@ -90,7 +86,6 @@ def write_report(
     folder = Path(out)
     history = None if search is None else search_data(runs, search, level=fit.level)
     sections = make_figures(Context(runs, fit, entropy, curves, history, measures))
-    sections["search"] += more
     graded = graded_accuracy(fit)
     colours = palette.variables(len(set(runs.used["depth"])), len({item.budget for item in fit.best}))
     if graded is not None:
@@ -119,7 +114,7 @@ def write_report(
         **_of_fit(fit),
     )
     # Last: the old page needs its figures until it is replaced.
-    remove_figures(folder / "figures", {*NAMES, *MORE}, drawn)
+    remove_figures(folder / "figures", set(NAMES), drawn)
     return path
 
 

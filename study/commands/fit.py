@@ -100,6 +100,7 @@ def report(reading: Reading, out: Path) -> None:
     source = reading.source
     entropy = source.known.get("entropy")
     fitted = fit_runs(source.table, level=reading.level, tokens=reading.tokens, entropy=entropy)
-    known = {**source.known, **source.searched()}
-    path = write_report(source.table, source.compared(fitted), out, title=Path(reading.runs).name, **known)
+    path = write_report(
+        source.table, source.compared(fitted), out, title=Path(reading.runs).name, **source.known
+    )
     say("Report: ", relative(path))

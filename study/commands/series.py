@@ -241,8 +241,7 @@ def report_series(
         path = None
         if one.fit:
             name = one.member.spec.name
-            known = {**one.source.known, **one.source.searched()}
-            path = write_report(one.source.table, one.fit, out / name, title=name, **known)
+            path = write_report(one.source.table, one.fit, out / name, title=name, **one.source.known)
         written.append(replace(one, report=path))
     page = write_page(spec, written, out)
     if page is None:

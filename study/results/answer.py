@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # Loaded only when a report is written.
     import pandas as pd
 
+    from analysis.design.history import SearchInfo
     from analysis.fit.document import Fit
     from analysis.runs.table import RunTable
     from study.plan.plan import Plan
@@ -55,19 +56,18 @@ def answer(
         curves=curves,
         measures=measures,
         spec_text=spec.to_yaml(),
-        **searched(spec, plan, runs, ended),
+        search=search_info(spec, plan, ended),
     )
     return result, report
 
 
-def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "") -> dict[str, Any]:
-    """The arguments of `write_report` about a search: objective, the spec's grid, Optuna's plots; empty for a grid."""
+def search_info(spec: "StudySpec", plan: "Plan", ended: str = "") -> "SearchInfo | None":
+    """The objective, grid and end of a search; None for a grid."""
     if plan.search.is_grid:
-        return {}
+        return None
     import pandas as pd
 
     from analysis.design.history import SearchInfo
-    from study.results.optuna_plots import optuna_figures
     from study.search.stopping_rule import objective_of
 
     shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()
@@ -79,7 +79,7 @@ def searched(spec: "StudySpec", plan: "Plan", runs: "RunTable", ended: str = "")
         }
     )
     halfwidth = spec.search.wanted_halfwidth
-    return {"search": SearchInfo(objective_of(spec), halfwidth, grid, ended), "more": optuna_figures(runs)}
+    return SearchInfo(objective_of(spec), halfwidth, grid, ended)
 
 
 def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:

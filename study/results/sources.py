@@ -36,10 +36,6 @@ class Runs:
         """Return a fit of the table with the shifts of its crossings under other parametrisations."""
         return result
 
-    def searched(self) -> dict[str, Any]:
-        """Return what a report shows of the search, as arguments of `write_report`."""
-        return {}
-
 
 @dataclass(frozen=True)
 class StudyRuns(Runs):
@@ -56,12 +52,6 @@ class StudyRuns(Runs):
 
         shifts = parametrisation_shifts(self.plan, result, self.rows.values())
         return replace(result, shifts=(*result.shifts, *shifts))
-
-    def searched(self) -> dict[str, Any]:
-        """See `study.results.answer.searched`."""
-        from study.results.answer import searched
-
-        return searched(self.spec, self.plan, self.table)
 
 
 def read_source(
@@ -161,7 +151,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
             f"{source or spec.name}`, or read one that was run elsewhere from its tracking server: "
             f"mlflow:{spec.experiment} with --uri URI."
         )
-    from study.results.answer import facts
+    from study.results.answer import facts, search_info
 
     known = {
         "facts": facts(spec, plan),
@@ -169,6 +159,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
         "curves": curve_table(rows),
         "measures": layer_table(plan, rows),
         "spec_text": spec.to_yaml(),
+        "search": search_info(spec, plan),
     }
     return StudyRuns(run_table(plan, rows), known, spec, plan, recorded)
 

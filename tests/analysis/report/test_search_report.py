@@ -61,7 +61,7 @@ def test_colours_have_a_dark_edition(page):
 def test_an_earlier_search_leaves_no_figure_behind(tmp_path):
     frame = searched.searched(seeds=2)
     runs = searched.table(frame[frame["depth"] == 1])
-    old = tmp_path / "figures" / "search_slices.svg"
+    old = tmp_path / "figures" / "search.svg"
     old.parent.mkdir()
     old.write_text("<svg/>")
     page = write_report(runs, fit(runs, draws=100), tmp_path)

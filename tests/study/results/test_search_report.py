@@ -1,4 +1,4 @@
-"""A searched study from its rows to its report: search, Optuna's plots, sensitivity runs and parametrisations."""
+"""A searched study from its rows to its report: search, sensitivity runs and parametrisations."""
 
 import json
 
@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from analysis.design.simulated_study import Truth
-from analysis.report.study_page import MORE
 from analysis.runs.table import RunTable
 from study.plan.plan import make_plan
-from study.results.answer import answer, searched
+from study.results.answer import answer, search_info
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.study import load_spec
 from study.tracking.study_paths import StudyPaths
@@ -33,19 +32,20 @@ def table_of(cells):
     return RunTable.from_frame(pd.DataFrame(lines))
 
 
-def test_a_grid_has_no_search_to_tell_of():
+def test_a_grid_has_no_search():
     spec = load_spec(SMALL)
-    assert searched(spec, make_plan(spec), table_of(make_plan(spec).cells)) == {}
+    assert search_info(spec, make_plan(spec)) is None
 
 
 def test_the_grid_beside_a_search_is_that_of_the_spec():
     spec = load_spec(SMALL, SEARCH)
     plan = make_plan(spec)
-    told = searched(spec, plan, table_of(plan.cells))
-    assert told["search"].objective.kind == "b"
-    assert told["search"].stop_when is None
-    assert len(told["search"].grid) == len({planned.cell.shape for planned in plan.cells}) == 15
-    assert told["search"].grid["flops"].sum() == pytest.approx(sum(p.flops for p in plan.cells) / 3)
+    found = search_info(spec, plan)
+    assert found is not None
+    assert found.objective.kind == "b"
+    assert found.stop_when is None
+    assert len(found.grid) == len({planned.cell.shape for planned in plan.cells}) == 15
+    assert found.grid["flops"].sum() == pytest.approx(sum(p.flops for p in plan.cells) / 3)
 
 
 @pytest.mark.extended
@@ -60,7 +60,7 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     fit, page = answer(spec, plan, runs, where, None, rows, "the limit of 40 cells is reached.")
     assert [(item.base, item.value) for item in fit.shifts] == [(1.0, 0.5), ("sp", "completep")]
     html = page.read_text()
-    for name in (*MORE, "search", "sensitivity", "parametrisation"):
+    for name in ("search", "sensitivity", "parametrisation"):
         assert f'<figure id="{name}"' in html
         assert (page.parent / "figures" / f"{name}.csv").is_file()
     assert "The limit of 40 cells is reached." in html

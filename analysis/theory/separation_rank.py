@@ -11,7 +11,6 @@ and too low with a probability of at most `odds_too_low`.
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +29,6 @@ PRIME = 2**31 - 1
 DEEPEST = 18
 #: Sizes of the first and, by default, of the largest matrix. The largest takes half a minute and 0.5 GiB.
 FIRST_GRID, LARGEST_GRID = 32, 2048
-#: Most partitions measured by one call.
-MOST_PARTITIONS = 100
-
 #: Rows eliminated at once. 64 products of a residue and its 16-bit half sum to at most 2^53: exact in float64.
 _PANEL = 64
 #: Rows below a panel that are updated at once, so that temporaries stay small beside M.
@@ -60,7 +56,6 @@ class SeparationRank:
 
     Attributes:
         depth, width, heads, tokens: L, d, H and the number of positions.
-        partition: positions in A, from 0; all others are in B. The output is that at position 0.
         rank: rank of M.
         grid: inputs on each side, the size of M.
         saturated: the rank equals the grid, so it is only a lower bound of the separation rank.
@@ -71,7 +66,6 @@ class SeparationRank:
     width: int
     heads: int
     tokens: int
-    partition: tuple[int, ...]
     rank: int
     grid: int
     saturated: bool
@@ -95,11 +89,10 @@ def separation_rank(
     heads: int = 1,
     tokens: int | None = None,
     *,
-    partition: Sequence[int] | None = None,
     grid: int = LARGEST_GRID,
     seed: int = 0,
 ) -> SeparationRank:
-    """Measure the separation rank of a random network at position 0 with respect to a balanced partition.
+    """Measure the separation rank of a random network at position 0. A is the first half of the positions.
 
     Args:
         depth: L.
@@ -107,72 +100,27 @@ def separation_rank(
         heads: H, which divides d.
         tokens: number of positions, even; 2·(d + 1) where None. More change nothing: the network depends on its inputs
             only through x^0 and a sum over positions (see `grid_matrix`), and d + 1 on each side reach all of these.
-        partition: positions in A (half of them); the first half where None.
         grid: most inputs on each side; their number is doubled from `FIRST_GRID` until the rank is less than it.
         seed: seed of weights and inputs.
 
     Raises:
-        InputError: a value that describes no such network or partition.
+        InputError: a value that describes no such network.
     """
     tokens = _check(depth, width, heads, tokens, grid)
-    inside = _check_partition(tokens, partition)
     network = random_network(depth, width, heads, seed=seed)
     size = min(FIRST_GRID, grid)
-    while (rank := _grid_rank(network, inside, size, seed)) == size < grid:
+    while (rank := _grid_rank(network, tokens // 2, size, seed)) == size < grid:
         size = min(2 * size, grid)
     return SeparationRank(
         depth=depth,
         width=width,
         heads=heads,
         tokens=tokens,
-        partition=inside,
         rank=rank,
         grid=size,
         saturated=rank == size,
         # A minor of M is a polynomial of degree 2·(3^L - 1) in the weights and 3^L in the inputs, for each of its rows.
         odds_too_low=min(1.0, size * (3.0 ** (depth + 1) - 2) / PRIME),
-    )
-
-
-def partition_ranks(
-    depth: int,
-    width: int,
-    heads: int = 1,
-    tokens: int | None = None,
-    *,
-    count: int | None = None,
-    grid: int = LARGEST_GRID,
-    seed: int = 0,
-) -> tuple[SeparationRank, ...]:
-    """Measure the rank with respect to several balanced partitions; by Proposition 1 all ranks are equal.
-
-    All partitions share the weights, and each has its own inputs. Position 0 is in A for some and in B for others: the
-    rank is the same, because swapping A and B transposes M, and y does not change when other positions trade places.
-
-    `count` partitions are drawn without replacement, the first two being the first half of the positions and its
-    complement; None measures all. The other arguments are those of `separation_rank`.
-
-    Raises:
-        InputError: see `separation_rank`; also if there are more than `MOST_PARTITIONS`, or `count` is out of range.
-    """
-    tokens = _check(depth, width, heads, tokens, grid)
-    total = math.comb(tokens, tokens // 2)
-    if not 1 <= (total if count is None else count) <= min(total, MOST_PARTITIONS):
-        raise InputError(
-            f"{tokens} tokens have {total:,} balanced partitions, and {count or 'all'} were asked for; ask for 1 to "
-            f"{min(total, MOST_PARTITIONS)}, as --partitions 6, or take fewer tokens (8 have 70)."
-        )
-    if count is None:
-        chosen = list(itertools.combinations(range(tokens), tokens // 2))
-    else:
-        chosen = [tuple(range(tokens // 2)), tuple(range(tokens // 2, tokens))][:count]
-        generator = np.random.default_rng([seed, 2])
-        while len(chosen) < count:
-            drawn = tuple(sorted(generator.choice(tokens, tokens // 2, replace=False).tolist()))
-            if drawn not in chosen:
-                chosen.append(drawn)
-    return tuple(
-        separation_rank(depth, width, heads, tokens, partition=part, grid=grid, seed=seed) for part in chosen
     )
 
 
@@ -186,12 +134,11 @@ def held(rank: int, saturated: bool, lower: float | None, upper: float | None) -
     return Held(above, below)
 
 
-def _grid_rank(network: Network, inside: tuple[int, ...], size: int, seed: int) -> int:
+def _grid_rank(network: Network, positions: int, size: int, seed: int) -> int:
     """Draw `size` inputs on each side and compute the rank of M."""
-    # Each partition gets its own inputs: the same ones would give the same matrix, and equal ranks show nothing.
-    generator = np.random.default_rng([seed, 1, *inside])
-    inputs = generator.integers(0, PRIME, (2, size, len(inside), network.value.shape[-1]), dtype=np.int64)
-    return modular_rank(grid_matrix(network, inputs[0], inputs[1], first_inside=0 in inside))
+    generator = np.random.default_rng([seed, 1, *range(positions)])
+    inputs = generator.integers(0, PRIME, (2, size, positions, network.value.shape[-1]), dtype=np.int64)
+    return modular_rank(grid_matrix(network, inputs[0], inputs[1]))
 
 
 def random_network(depth: int, width: int, heads: int, *, seed: int = 0) -> Network:
@@ -235,7 +182,7 @@ def modular_rank(matrix: Ints) -> int:
     return rank
 
 
-def grid_matrix(network: Network, inside: Ints, outside: Ints, *, first_inside: bool) -> Ints:
+def grid_matrix(network: Network, inside: Ints, outside: Ints) -> Ints:
     """Compute M[i, j]: coordinate 0 of the output at position 0 for the i-th input of A and the j-th of B.
 
     The network of eq. 3 depends on its inputs only through x^0 and S = sum_j x^j (x^j)^T, because one layer is
@@ -245,8 +192,7 @@ def grid_matrix(network: Network, inside: Ints, outside: Ints, *, first_inside: 
     and the next layer's sum is P S P^T. S starts as S_A + S_B, so the cost of a pair does not depend on the number of
     positions. The last layer needs one row of P.
 
-    `inside` and `outside` are the inputs of A and of B, (inputs, positions, d). Position 0 is the first of A, or the
-    first of B if `first_inside` is false.
+    `inside` and `outside` are the inputs of A and of B, (inputs, positions, d). Position 0 is the first of A.
     """
     width = network.value.shape[-1]
     # Pairs are the last axis: each product below then works on long rows.
@@ -254,7 +200,7 @@ def grid_matrix(network: Network, inside: Ints, outside: Ints, *, first_inside: 
     # The first P is linear in S, so it is computed once for each side and not for each pair. One layer needs no P.
     deeper = network.value.shape[0] > 1
     sides = [(part, _mix(network, 0, part) if deeper else part) for part in sums]
-    first = (inside if first_inside else outside)[:, 0].T[:, None]
+    first = inside[:, 0].T[:, None]
     rows, columns = len(inside), len(outside)
     result = np.empty((rows, columns), dtype=np.int64)
     high = max(1, _CHUNK // (width**2 * columns))
@@ -264,8 +210,7 @@ def grid_matrix(network: Network, inside: Ints, outside: Ints, *, first_inside: 
         total, mix = (
             _fold(a[:, :, up, None] + b[:, :, None, across]) for a, b in zip(sides[0], sides[1], strict=True)
         )
-        token = first[:, :, up, None] if first_inside else first[:, :, None, across]
-        result[up, across] = _forward(network, total, mix, token)
+        result[up, across] = _forward(network, total, mix, first[:, :, up, None])
     return result
 
 
@@ -372,16 +317,3 @@ def _check(depth: int, width: int, heads: int, tokens: int | None, grid: int) ->
     if grid < 1:
         raise InputError(f"The grid is {grid}; it must be a whole number of at least 1.")
     return tokens
-
-
-def _check_partition(tokens: int, partition: Sequence[int] | None) -> tuple[int, ...]:
-    half = tokens // 2
-    if partition is None:
-        return tuple(range(half))
-    inside = tuple(sorted(set(partition)))
-    if not len(inside) == len(partition) == half or inside[0] < 0 or inside[-1] >= tokens:
-        raise InputError(
-            f"The partition {list(partition)} is not balanced: it must name {half} different positions from 0 to "
-            f"{tokens - 1}."
-        )
-    return inside

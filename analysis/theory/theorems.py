@@ -1,4 +1,4 @@
-"""Bounds of the separation rank of a shape, and the depth that a width or a size needs by the theory.
+"""Bounds of the separation rank of a shape, and the width that matches a deeper model.
 
 Levine et al. 2020 (arXiv 2006.12467) bound the separation rank of self-attention without softmax, normalisation and
 ReLU (eq. 3), for almost all weights. Below the threshold L = log3 d the rank grows doubly exponentially with depth
@@ -12,15 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.special import wrightomega
-
 from analysis.errors import InputError
 
 #: The side of L = log3 d on which a shape lies. Below it depth multiplies the exponent, above it depth adds like width.
 Regime = Literal["depth-efficient", "boundary", "depth-inefficient"]
 
-#: The slope of the theory's threshold ln d = L·ln 3.
-THEORY_SLOPE = math.log(3)
 #: Larger shapes are refused: below these limits no formula leaves the range of a float.
 DEEPEST, WIDEST = 10**6, 10**100
 #: Equation 7 beyond its regime is 3^L itself, and 3^646 is the last that a float holds.
@@ -57,23 +53,6 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class MinimalDepth:
-    """The smallest depth that does not waste width at N parameters: the L at which d = 3^L and 12·L·d² = N.
-
-    `exact` is L as a real number with `width` 3^L; `ceil` the smallest whole depth at or above it and `nearest` the one
-    nearest to it, both at least 1, with widths sqrt(N/(12·L)).
-    """
-
-    params: float
-    exact: float
-    width: float
-    ceil: int
-    ceil_width: float
-    nearest: int
-    nearest_width: float
-
-
-@dataclass(frozen=True)
 class MatchingWidth:
     """The width at which a shallower model's upper bound reaches a deeper model's lower bound.
 
@@ -95,22 +74,6 @@ class MatchingWidth:
     printed: float | None = None
 
 
-@dataclass(frozen=True)
-class SlopeComparison:
-    """The slope ln 3 of the theory's threshold against a fitted b of ln d = a + b·L.
-
-    `ratio` is ln 3 / b, None where b is not positive; an end of `ratio_interval` is None where b may be 0.
-    `agrees`: ln 3 is in `b_interval`; None without an interval.
-    """
-
-    theory: float
-    b: float
-    b_interval: tuple[float, float] | None
-    ratio: float | None
-    ratio_interval: tuple[float, float | None] | None
-    agrees: bool | None
-
-
 def log3(value: float) -> float:
     """Logarithm to base 3, exact for the powers of 3 (a quotient of logarithms gives 4.999… for 243)."""
     quotient = math.log(value) / math.log(3)
@@ -122,16 +85,6 @@ def threshold(width: int) -> float:
     """Return the depth log3 d up to which depth is efficient at this width."""
     check_shape(1, width, 1)
     return log3(width)
-
-
-def threshold_params(depth: int) -> int:
-    """Return the exact size N = 12·L·9^L of the model of this depth with width 3^L."""
-    check_shape(depth, 1, 1)
-    if depth > DEEPEST_EQUATION_7:
-        raise InputError(
-            f"The threshold size of depth {depth:,} has hundreds of digits; ask for a depth up to {DEEPEST_EQUATION_7}."
-        )
-    return 12 * depth * int(9**depth)
 
 
 def regime(depth: int, width: int) -> Regime:
@@ -210,28 +163,6 @@ def bounds(depth: int, width: int, heads: int = 1) -> Bounds:
     return Bounds(depth, width, heads, lower, upper, side, vacuous, 1 if first else 2, missing)
 
 
-def minimal_depth(params: float) -> MinimalDepth:
-    """Compute the smallest depth that does not waste width at a size, from N = 12·L·d² and d = 3^L.
-
-    By the theory, shallower models of that size should be deeper, and deeper ones gain nothing over wider ones.
-
-    Raises:
-        InputError: a size that is not positive and finite.
-    """
-    if not (math.isfinite(params) and params > 0):
-        raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
-    # 12·L·9^L = N with w = 2·L·ln 3 reads w + ln w = ln(N·2·ln 3 / 12), which is the Wright omega function.
-    exact = float(wrightomega(math.log(params / 12 * 2 * THEORY_SLOPE))) / (2 * THEORY_SLOPE)
-    above = max(1, math.floor(exact))
-    # In whole numbers, so that N = 12·L·9^L itself gives L and not L + 1.
-    while 12 * above * 9**above < params:
-        above += 1
-    nearest = max(1, round(exact))
-    return MinimalDepth(
-        params, exact, 3.0**exact, above, _width(params, above), nearest, _width(params, nearest)
-    )
-
-
 def matching_width(shallow: int, depth: int, width: int, heads: int) -> MatchingWidth:
     """Compute the width at which a shallower model's upper bound reaches the deeper model's lower bound (Corollary 1).
 
@@ -256,42 +187,13 @@ def matching_width(shallow: int, depth: int, width: int, heads: int) -> Matching
     printed = EXAMPLE_PRINTED.get(shallow) if (depth, width, heads) == EXAMPLE else None
     exponent = deep.lower / ((3**shallow - 1) // 2)
     # w = 3^exponent - H, in logarithms because the power leaves the range of a float.
-    rest = -math.expm1(math.log(heads) - exponent * THEORY_SLOPE) if log3(heads) < exponent else 0.0
+    rest = -math.expm1(math.log(heads) - exponent * math.log(3)) if log3(heads) < exponent else 0.0
     if rest <= 0:
         return MatchingWidth(shallow, deep.lower, None, None, False, printed)
     log10_width = exponent * math.log10(3) + math.log10(rest)
     found = 10.0**log10_width if log10_width < 308 else None
     binding = log10_width > math.log10(max(width, 3**shallow))
     return MatchingWidth(shallow, deep.lower, log10_width, found, binding, printed)
-
-
-def compare_slope(b: float, b_interval: tuple[float, float] | None = None) -> SlopeComparison:
-    """Compare a fitted slope b of ln d = a + b·L with the theory's ln 3.
-
-    Raises:
-        InputError: a slope or an end of its interval that is not a number, or ends in the wrong order.
-    """
-    ends = b_interval or (b, b)
-    if not all(math.isfinite(value) for value in (b, *ends)) or ends[0] > ends[1]:
-        raise InputError(
-            f"The slope is {b} with the interval {list(ends)}; these must be finite, low end first."
-        )
-    ratio_interval: tuple[float, float | None] | None = None
-    if b_interval and b_interval[1] > 0:
-        low = THEORY_SLOPE / b_interval[0] if b_interval[0] > 0 else None
-        ratio_interval = (THEORY_SLOPE / b_interval[1], low)
-    return SlopeComparison(
-        theory=THEORY_SLOPE,
-        b=b,
-        b_interval=b_interval,
-        ratio=THEORY_SLOPE / b if b > 0 else None,
-        ratio_interval=ratio_interval,
-        agrees=b_interval[0] <= THEORY_SLOPE <= b_interval[1] if b_interval else None,
-    )
-
-
-def _width(params: float, depth: int) -> float:
-    return math.sqrt(params / (12 * depth))
 
 
 def check_shape(depth: int, width: int, heads: int) -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,18 +14,12 @@ from study.errors import SpecError
 
 if TYPE_CHECKING:
     from analysis.theory.separation_rank import Held, SeparationRank
-    from analysis.theory.theorems import Bounds, MatchingWidth, SlopeComparison
-
-#: Widths and depths listed by `threshold` by default.
-WIDTHS = (256, 512, 768, 1024, 2048, 4096, 8192, 12288)
-THRESHOLD_DEPTHS = tuple(range(1, 12))
-#: Standard errors of a 95 % interval.
-Z95 = 1.959964
+    from analysis.theory.theorems import Bounds, MatchingWidth
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Show what the theory predicts for a shape: bounds, thresholds, and separation ranks of random networks.",
+    help="Show what the theory predicts for a shape: bounds, and separation ranks of random networks.",
 )
 
 JsonOption = Annotated[
@@ -55,66 +48,6 @@ def bounds_verb(
         Console().print(_bounds_view(found, threshold(width), share))
 
 
-@app.command("threshold")
-def threshold_verb(
-    width: Annotated[
-        list[int] | None, typer.Option("--width", metavar="D ...", help="widths: 768 12288")
-    ] = None,
-    more: Annotated[list[int] | None, typer.Argument(hidden=True)] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the depth log3(width) up to which depth is efficient, and the sizes at which each depth reaches it."""
-    from analysis.theory.theorems import threshold, threshold_params
-
-    found = {d: threshold(d) for d in [*(width or ()), *(more or ())] or WIDTHS}
-    sizes = {depth: threshold_params(depth) for depth in THRESHOLD_DEPTHS}
-    if as_json:
-        _print_json(
-            {
-                "widths": [{"width": d, "threshold": depth} for d, depth in found.items()],
-                "depths": [{"depth": n, "width": 3**n, "params": size} for n, size in sizes.items()],
-            }
-        )
-        return
-    left = _table("width d", "threshold L")
-    for d, depth in found.items():
-        left.add_row(f"{d:,}", f"{depth:.2f}")
-    right = _table("depth L", "width 3^L", "N")
-    for depth, size in sizes.items():
-        right.add_row(str(depth), f"{3**depth:,}", f"{size:,}")
-    Console().print(_titled("depth is efficient below L = log3 d", left), Text())
-    Console().print(_titled("size of each depth at its threshold, N = 12·L·9^L", right))
-
-
-@app.command("depth")
-def depth_verb(
-    params: Annotated[
-        list[float],
-        typer.Option("--params", metavar="N ...", help="sizes in non-embedding parameters: 1e9 7e9"),
-    ],
-    more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the smallest depth that does not waste width at a size by the theory, where d = 3^L and N = 12·L·d²."""
-    from analysis.theory.theorems import minimal_depth
-
-    found = [minimal_depth(value) for value in [*params, *(more or ())]]
-    if as_json:
-        _print_json(found)
-        return
-    table = _table("N", "L", "d = 3^L", "L ceil", "d", "L nearest", "d")
-    for item in found:
-        exact = (f"{item.params:.3g}", f"{item.exact:.3f}", f"{item.width:,.0f}")
-        whole = ((item.ceil, item.ceil_width), (item.nearest, item.nearest_width))
-        table.add_row(*exact, *(text for depth, width in whole for text in (str(depth), f"{width:,.0f}")))
-    note = (
-        "L solves 12·L·9^L = N; ceil is the smallest whole depth at or above it, nearest the whole depth closest to "
-        "it, each with d = sqrt(N/(12·L)). Measured thresholds are far deeper: the theory's slope is ln 3 per layer "
-        "(`interplay theory slope`)."
-    )
-    Console().print(_titled("smallest depth of a size by the theory", table, Text(note, style="dim")))
-
-
 @app.command("example")
 def example_verb(
     depth: Annotated[int | None, typer.Option("--depth", help="L of the deeper model")] = None,
@@ -141,36 +74,6 @@ def example_verb(
         Console().print(_example_view(shape, found))
 
 
-@app.command("slope")
-def slope_verb(
-    fit_file: Annotated[Path | None, typer.Option("--fit", help="fit.json of a study")] = None,
-    law: Annotated[str | None, typer.Option("--law", help="published law: levine2020")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Compare the theory's slope ln 3 with the slope b of a fitted threshold law ln d = a + b·L."""
-    from analysis.theory.theorems import compare_slope
-    from study.results.recommend import published_law
-
-    if (fit_file is None) == (law is None):
-        raise SpecError(
-            "Give the slope to compare: --fit results/NAME/fit.json for the law of a study, or --law levine2020 for "
-            "the published one (not both)."
-        )
-    if fit_file is not None:
-        b, ends = _fitted_slope(fit_file)
-        source = f"law of {fit_file}"
-    else:
-        named = published_law(str(law))
-        error = named.covariance[1][1] ** 0.5
-        b, ends = named.b, (named.b - Z95 * error, named.b + Z95 * error)
-        source = f"law of {named.source}"
-    found = compare_slope(b, ends)
-    if as_json:
-        _print_json({"source": source, **asdict(found)})
-    else:
-        Console().print(_slope_view(source, found))
-
-
 @app.command("rank")
 def rank_verb(
     depth: DepthOption,
@@ -180,9 +83,6 @@ def rank_verb(
         int | None,
         typer.Option("--tokens", help="positions, even; by default 2·(d + 1), more change nothing"),
     ] = None,
-    partitions: Annotated[
-        str, typer.Option("--partitions", metavar="all|K", help="balanced partitions to measure")
-    ] = "1",
     grid: Annotated[
         int, typer.Option("--grid", help="most inputs on each side; doubled from 32 until they are enough")
     ] = 2048,
@@ -190,37 +90,18 @@ def rank_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the exact separation rank of a random network and compare it with its bounds."""
-    from analysis.theory.separation_rank import held, partition_ranks
-    from analysis.theory.theorems import bounds, equation_7, log3
+    from analysis.theory.separation_rank import held, separation_rank
+    from analysis.theory.theorems import bounds, log3
 
-    if partitions != "all" and not partitions.isdecimal():
-        raise SpecError(f"--partitions is {partitions!r}; it must be `all` or a whole number, as 6.")
-    count = None if partitions == "all" else int(partitions)
     with Console(stderr=True).status("measuring"):
-        ranks = partition_ranks(depth, width, heads, tokens, count=count, grid=grid, seed=seed)
-    best = max(ranks, key=lambda item: item.rank)
-    limits, seven = bounds(depth, width, heads), equation_7(depth, width, heads)
-    checked = held(best.rank, best.saturated, limits.lower, limits.upper)
-    checked_7 = held(best.rank, best.saturated, *seven)
+        found = separation_rank(depth, width, heads, tokens, grid=grid, seed=seed)
+    limits = bounds(depth, width, heads)
+    checked = held(found.rank, found.saturated, limits.lower, limits.upper)
     if as_json:
-        _print_json(
-            {
-                "rank": best.rank,
-                "log3_rank": log3(best.rank) if best.rank else None,
-                "saturated": best.saturated,
-                "partitions": ranks,
-                "agree": _agree(ranks),
-                "bounds": limits,
-                "held": checked,
-                "formula_7": {"lower": seven[0], "upper": seven[1], "held": checked_7},
-            }
-        )
-        return
-    name = f"Theorem {limits.theorem}" if limits.theorem else "no theorem (L = log3 d)"
-    compared = [(name, limits.lower, limits.upper, checked)]
-    if limits.theorem != 1:
-        compared.append(("eq. 7 as a formula", *seven, checked_7))
-    Console().print(_rank_view(ranks, best, compared))
+        log3_rank = log3(found.rank) if found.rank else None
+        _print_json({**asdict(found), "log3_rank": log3_rank, "bounds": limits, "held": checked})
+    else:
+        Console().print(_rank_view(found, limits, checked))
 
 
 def _bounds_view(found: "Bounds", threshold: float, share: float | None) -> RenderableType:
@@ -270,92 +151,24 @@ def _example_view(shape: str, found: "Sequence[MatchingWidth]") -> RenderableTyp
     return _titled(f"width at which a shallower model can match {shape}", table, *lines)
 
 
-def _slope_view(source: str, found: "SlopeComparison") -> RenderableType:
-    table = _table("slope of ln d per layer", "value", "95 %" if found.b_interval else "", left=True)
-    ends = found.b_interval
-    table.add_row("theory, ln 3", f"{found.theory:.4f}", "")
-    table.add_row("fitted, b", f"{found.b:.4f}", f"{ends[0]:.4f} – {ends[1]:.4f}" if ends else "no interval")
-    if found.ratio is not None:
-        low, high = found.ratio_interval or (None, None)
-        text = "" if low is None else f"{low:.1f} – " + ("…" if high is None else f"{high:.1f}")
-        table.add_row("ln 3 / b", f"{found.ratio:.1f}", text)
-    note = "A fit can confirm the exponential form. The constant comes from loose bounds and is not expected to match."
-    return _titled(source, table, Text(_slope_verdict(found)), Text(note, style="dim"))
+def _rank_view(found: "SeparationRank", limits: "Bounds", checked: "Held") -> RenderableType:
+    table = _table("", "rank", "held", left=True)
+    table.add_row("lower bound", _rank_text(limits.lower), _held_text(limits.lower, checked.lower))
+    table.add_row("measured", f"{'≥ ' if found.saturated else ''}{found.rank:,}", "")
+    table.add_row("upper bound", _rank_text(limits.upper), _held_text(limits.upper, checked.upper))
+    theorem = f"Theorem {limits.theorem}" if limits.theorem else "no theorem (L = log3 d)"
+    note = _warning(
+        f"The rank fills the grid of {found.grid:,}, so it is only a lower bound; take a larger --grid."
+    )
+    if not found.saturated:
+        odds = f"too low by a bad draw with a probability below {found.odds_too_low:.0e}"
+        note = Text(f"Bounds: {theorem}. The rank is exact, modulo 2^31 - 1; {odds}.", style="dim")
+    shape = f"depth {found.depth}, width {found.width}, heads {found.heads}, {found.tokens} tokens"
+    return _titled(f"separation rank of {shape}", table, note)
 
 
-def _slope_verdict(found: "SlopeComparison") -> str:
-    zero = found.b_interval is not None and found.b_interval[0] <= 0 <= found.b_interval[1]
-    if zero:
-        both = "0 and ln 3" if found.agrees else "0"
-        return f"The interval of the fitted slope includes {both}: these data do not show an exponential threshold."
-    if found.ratio is None:
-        return "The fitted slope is not positive: these data show no exponential threshold."
-    if found.agrees:
-        return "ln 3 lies inside the interval: these data do not contradict the theory's constant."
-    side, factor = ("steeper", found.ratio) if found.ratio > 1 else ("flatter", 1 / found.ratio)
-    untested = "" if found.b_interval else " (without an interval nothing is tested)"
-    return f"The theory is {factor:.1f} times {side} than the fit{untested}."
-
-
-def _rank_view(
-    ranks: "Sequence[SeparationRank]",
-    best: "SeparationRank",
-    compared: "Sequence[tuple[str, float | None, float | None, Held]]",
-) -> RenderableType:
-    table = _table("positions in A", "rank", "grid", left=True)
-    for item in ranks:
-        rank = f"≥ {item.rank:,}" if item.saturated else f"{item.rank:,}"
-        table.add_row(_positions(item.partition), rank, f"{item.grid:,}")
-    beside = _table("bounds of the rank", "lower", "upper", "held", left=True)
-    for name, lower, upper, checked in compared:
-        sides = ((checked.lower, lower), (checked.upper, upper))
-        marks = {True: "yes", False: "NO", None: "?"}
-        text = ", ".join("-" if bound is None else marks[value] for value, bound in sides)
-        beside.add_row(name, _rank_text(lower), _rank_text(upper), text)
-    lines = []
-    if best.saturated:
-        lines.append(
-            _warning(
-                f"The rank fills the grid of {best.grid:,}, so it is only a lower bound; take a larger --grid."
-            )
-        )
-    else:
-        text = (
-            f"Exact, modulo 2^31 - 1; too low by a bad draw with a probability below {best.odds_too_low:.0e}."
-        )
-        lines.append(Text(text, style="dim"))
-    if len(ranks) > 1:
-        verdict = {
-            True: "All partitions have the same rank, as Proposition 1 states",
-            False: "The ranks differ, against Proposition 1",
-            None: "A full grid is a lower bound, so Proposition 1 is not tested",
-        }[_agree(ranks)]
-        lines.append(
-            Text(f"{verdict}; the output is that of position 0, which is in A in some and in B in others.")
-        )
-    shape = f"depth {best.depth}, width {best.width}, heads {best.heads}, {best.tokens} tokens"
-    return _titled(f"separation rank of {shape}", table, Text(), beside, *lines)
-
-
-def _agree(ranks: "Sequence[SeparationRank]") -> bool | None:
-    """Return whether all partitions have the same rank; None for one partition, or where a full grid leaves it open."""
-    if len(ranks) < 2 or any(item.saturated for item in ranks):
-        return None
-    return len({item.rank for item in ranks}) == 1
-
-
-def _fitted_slope(path: Path) -> tuple[float, tuple[float, float] | None]:
-    """Read the slope of a fit file and its interval, None where that is open."""
-    from study.results.recommend import read_fit
-
-    law = read_fit(path).law
-    if law.b is None:
-        raise SpecError(
-            f"The fit in {path} has no slope: {law.reason or 'no reason is given'}. Add depths, budgets or seeds to "
-            "the study, or compare the published law with --law levine2020."
-        )
-    low, high = law.b_interval or (None, None)
-    return law.b, None if low is None or high is None else (low, high)
+def _held_text(bound: float | None, held: bool | None) -> str:
+    return "-" if bound is None else {True: "yes", False: "NO", None: "?"}[held]
 
 
 def _table(*columns: str, left: bool = False) -> Table:
@@ -393,17 +206,6 @@ def _power_of_ten(exponent: float) -> str:
         digits = f"{10 ** (exponent - whole):.2f}"
         return f"{digits}e{whole}" if digits != "10.00" else f"1.00e{whole + 1}"
     return f"10^({exponent:.4g})"
-
-
-def _positions(partition: tuple[int, ...]) -> str:
-    """Write positions as ranges, such as 0-3,6."""
-    ranges: list[list[int]] = []
-    for position in partition:
-        if ranges and ranges[-1][-1] == position - 1:
-            ranges[-1].append(position)
-        else:
-            ranges.append([position])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in ranges)
 
 
 def _print_json(document: object) -> None:

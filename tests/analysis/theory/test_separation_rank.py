@@ -12,7 +12,6 @@ from analysis.theory.separation_rank import (
     grid_matrix,
     held,
     modular_rank,
-    partition_ranks,
     random_network,
     separation_rank,
 )
@@ -63,17 +62,15 @@ def of_rank(rank, rows, columns, seed=0):
     return (left @ right % PRIME).astype(np.int64)
 
 
-@pytest.mark.parametrize("first_inside", [True, False])
 @pytest.mark.parametrize(
     ("depth", "width", "heads", "tokens"), [(1, 4, 2, 4), (2, 3, 1, 6), (2, 4, 4, 2), (3, 2, 2, 4)]
 )
-def test_the_matrix_is_eq_3_as_written(depth, width, heads, tokens, first_inside):
+def test_the_matrix_is_eq_3_as_written(depth, width, heads, tokens):
     network = random_network(depth, width, heads, seed=3)
     a, b = np.random.default_rng(5).integers(0, PRIME, (2, 5, tokens // 2, width))
-    found = grid_matrix(network, a, b, first_inside=first_inside)
+    found = grid_matrix(network, a, b)
     for i, j in itertools.product(range(5), range(5)):
-        order = (a[i], b[j]) if first_inside else (b[j], a[i])
-        assert found[i, j] == plain_output(network, np.concatenate(order).tolist())
+        assert found[i, j] == plain_output(network, np.concatenate((a[i], b[j])).tolist())
 
 
 def test_heads_have_rank_width_over_heads():
@@ -210,34 +207,6 @@ def test_a_full_grid_is_only_a_lower_bound():
     assert separation_rank(4, 2, 1, 4, grid=100).grid == 100
 
 
-def test_all_balanced_partitions_agree():
-    """Proposition 1, with position 0 in A and in B, and inputs of its own for each partition."""
-    ranks = partition_ranks(2, 2, 1, 4)
-    assert [item.partition for item in ranks] == list(itertools.combinations(range(4), 2))
-    assert [0 in item.partition for item in ranks] == [True] * 3 + [False] * 3
-    assert {item.rank for item in ranks} == {18}
-    assert {item.rank for item in partition_ranks(2, 3, 1, 6)} == {49}
-    assert {item.rank for item in partition_ranks(1, 4, 2, 8, count=5)} == {5}
-
-
-def test_partitions_have_inputs_of_their_own(monkeypatch):
-    """Equal ranks of equal matrices would show nothing."""
-    seen = []
-    monkeypatch.setattr(
-        separation, "modular_rank", lambda matrix: seen.append(matrix) or modular_rank(matrix)
-    )
-    partition_ranks(1, 2, 1, 4)
-    assert len(seen) == 6
-    assert all((a != b).any() and (a != b.T).any() for a, b in itertools.combinations(seen, 2))
-
-
-def test_some_partitions_are_the_halves_and_different_others():
-    found = [item.partition for item in partition_ranks(1, 2, 1, 12, count=5)]
-    assert found[:2] == [(0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)]
-    assert len(set(found)) == 5
-    assert all(len(part) == 6 for part in found)
-
-
 def test_a_rank_is_held_against_bounds():
     assert held(9, False, 1.0, 2.0) == Held(True, True)
     assert held(9, False, 2.1, 1.9) == Held(False, False)
@@ -258,9 +227,6 @@ def test_a_rank_is_held_against_bounds():
         ((19, 2), {}, "up to depth 18"),
         ((1, 2, 1, 5), {}, "even number"),
         ((1, 2, 1, 0), {}, "even number"),
-        ((1, 2, 1, 4), {"partition": (0, 1, 2)}, "not balanced"),
-        ((1, 2, 1, 4), {"partition": (0, 0)}, "not balanced"),
-        ((1, 2, 1, 4), {"partition": (0, 4)}, "from 0 to 3"),
         ((1, 2), {"grid": 0}, "grid is 0"),
     ],
     ids=str,
@@ -268,20 +234,6 @@ def test_a_rank_is_held_against_bounds():
 def test_what_cannot_be_measured_is_refused_with_the_way_out(arguments, keywords, message):
     with pytest.raises(InputError, match=message):
         separation_rank(*arguments, **keywords)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"tokens": 12}, "924 balanced"),
-        ({"tokens": 4, "count": 7}, "1 to 6"),
-        ({"tokens": 4, "count": 0}, "1 to 6"),
-    ],
-    ids=str,
-)
-def test_partitions_that_cannot_be_run(keywords, message):
-    with pytest.raises(InputError, match=message):
-        partition_ranks(1, 2, **keywords)
 
 
 @pytest.mark.extended

@@ -5,20 +5,16 @@ from fractions import Fraction
 import pytest
 
 from analysis.errors import InputError
-from analysis.law.projection import LEVINE2020
 from analysis.theory.theorems import (
     EXAMPLE,
     EXAMPLE_PRINTED,
     bounds,
-    compare_slope,
     equation_7,
     equation_8,
     log3,
     matching_width,
-    minimal_depth,
     regime,
     threshold,
-    threshold_params,
 )
 
 DEPTHS = [*range(1, 13), 24, 48, 96, 100, 10**4]
@@ -66,23 +62,6 @@ def test_powers_of_three_have_whole_logarithms():
     # Their neighbours are not rounded to whole ones.
     for power in range(1, 20):
         assert threshold(3**power - 1 or 1) < power < threshold(3**power + 1)
-
-
-def test_sizes_at_the_threshold_are_exact():
-    printed = [
-        (4, 3.15e5),
-        (5, 3.54e6),
-        (6, 3.83e7),
-        (7, 4.02e8),
-        (8, 4.13e9),
-        (9, 4.18e10),
-        (10, 4.18e11),
-        (11, 4.14e12),
-    ]
-    for depth, params in printed:
-        assert threshold_params(depth) == pytest.approx(params, rel=2e-3)
-        assert threshold_params(depth) == 12 * depth * (3**depth) ** 2
-    assert threshold_params(100) == 1200 * 9**100
 
 
 def test_the_side_of_a_shape_is_decided_in_whole_numbers():
@@ -180,50 +159,6 @@ def test_bounds_grow_with_depth():
     assert steps == pytest.approx([steps[0]] * len(steps))
 
 
-@pytest.mark.parametrize(
-    ("params", "exact", "ceil", "nearest", "width"),
-    [
-        (1e6, 4.475, 5, 4, 136),
-        (1e7, 5.434, 6, 5, 392),
-        (1e8, 6.407, 7, 6, 1140),
-        (1e9, 7.390, 8, 7, 3358),
-        (1e10, 8.381, 9, 8, 9972),
-        (1e11, 9.378, 10, 9, 29810),
-        (1e12, 10.380, 11, 10, 89602),
-    ],
-)
-def test_minimal_depth_of_a_size(params, exact, ceil, nearest, width):
-    found = minimal_depth(params)
-    assert found.exact == pytest.approx(exact, abs=5.1e-4)
-    assert (found.ceil, found.nearest) == (ceil, nearest)
-    assert round(found.width) == width
-    assert 12 * found.exact * found.width**2 == pytest.approx(params)
-    assert 12 * ceil * found.ceil_width**2 == pytest.approx(params)
-    assert 12 * nearest * found.nearest_width**2 == pytest.approx(params)
-    # One layer less lies where depth is efficient, the ceiling no longer does.
-    assert threshold_params(ceil - 1) < params <= threshold_params(ceil)
-
-
-def test_a_size_on_a_threshold_needs_no_layer_more():
-    for depth in range(1, 25):
-        size = threshold_params(depth)
-        assert minimal_depth(size).ceil == depth
-        assert minimal_depth(size).nearest == depth
-        assert minimal_depth(size * (1 + 1e-9)).ceil == depth + 1
-
-
-def test_a_tiny_size_still_needs_one_layer():
-    found = minimal_depth(1.0)
-    assert 0 < found.exact < 1
-    assert (found.ceil, found.nearest) == (1, 1)
-
-
-@pytest.mark.parametrize("params", [0.0, -1e6, math.nan, math.inf])
-def test_a_size_must_be_positive(params):
-    with pytest.raises(InputError, match="must be a positive number"):
-        minimal_depth(params)
-
-
 def test_the_example_of_corollary_1_is_not_what_the_earlier_revision_prints():
     two, three = (matching_width(shallow, *EXAMPLE) for shallow in (2, 3))
     assert two.needed == pytest.approx(133.010, abs=5e-4)
@@ -285,28 +220,6 @@ def test_corollary_1_is_refused_where_it_does_not_apply(arguments, message):
         matching_width(*arguments)
 
 
-def test_the_theory_is_twenty_times_steeper_than_the_paper_measured():
-    error = math.sqrt(LEVINE2020.covariance[1][1])
-    found = compare_slope(LEVINE2020.b, (LEVINE2020.b - 1.96 * error, LEVINE2020.b + 1.96 * error))
-    assert found.theory == pytest.approx(1.0986, abs=5e-5)
-    assert found.ratio == pytest.approx(19.8, abs=0.05)
-    assert found.ratio_interval[0] < found.ratio < found.ratio_interval[1]
-    assert found.agrees is False
-
-
-def test_slopes_that_leave_the_ratio_open():
-    assert compare_slope(0.3).agrees is None
-    assert compare_slope(0.3).ratio_interval is None
-    touching = compare_slope(0.5, (-0.1, 1.2))
-    assert touching.agrees
-    assert touching.ratio_interval == (pytest.approx(math.log(3) / 1.2), None)
-    falling = compare_slope(-0.2, (-0.4, -0.1))
-    assert (falling.ratio, falling.ratio_interval, falling.agrees) == (None, None, False)
-    for b, ends in ((math.nan, None), (0.1, (0.2, 0.1)), (0.1, (0.0, math.inf))):
-        with pytest.raises(InputError, match="finite"):
-            compare_slope(b, ends)
-
-
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -327,5 +240,3 @@ def test_equation_7_has_a_largest_depth():
     assert all(math.isfinite(value) for value in equation_7(600, 10, 1))
     with pytest.raises(InputError, match="600"):
         equation_7(601, 10, 1)
-    with pytest.raises(InputError, match="600"):
-        threshold_params(601)

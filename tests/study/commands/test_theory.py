@@ -6,14 +6,10 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.fit.document import fit
-from analysis.runs.table import RunTable
 from study import cli
-from study.commands.theory import _positions, _power_of_ten
+from study.commands.theory import _power_of_ten
 
 
 @pytest.fixture
@@ -43,37 +39,11 @@ def rows(text):
     return [cells for line in text.splitlines() if len(cells := re.split(r"\s{2,}", line.strip())) > 1]
 
 
-@pytest.fixture(scope="module")
-def fitted():
-    """The JSON document of a fit."""
-    truth = Truth(2.3, 0.3, (1, 2, 4), noise=0.002)
-    frame = simulate(
-        truth, shapes_of(truth.depths, np.geomspace(500, 60_000, 6)), 2, np.random.default_rng(0)
-    )
-    return fit(RunTable.from_frame(frame), draws=200).to_json()
-
-
-@pytest.fixture
-def fit_file(tmp_path, fitted):
-    """Write a fit file whose law is changed by the given values."""
-
-    def write(**law):
-        path = tmp_path / "fit.json"
-        path.write_text(json.dumps(fitted | {"law": fitted["law"] | law}))
-        return str(path)
-
-    return write
-
-
 VERBS = [
     ("bounds", "--depth", "96", "--width", "12288", "--heads", "96"),
-    ("threshold",),
-    ("threshold", "--width", "768", "12288"),
-    ("depth", "--params", "1e6", "1e9", "1.75e11"),
     ("example",),
     ("example", "--depth", "12", "--width", "1000000"),
-    ("slope", "--law", "levine2020"),
-    ("rank", "--depth", "2", "--width", "2", "--partitions", "3"),
+    ("rank", "--depth", "2", "--width", "2"),
 ]
 
 
@@ -115,25 +85,6 @@ def test_bounds_beyond_and_at_the_threshold(theory):
     assert "more width than heads" in theory("bounds", "--depth", "1", "--width", "4", "--heads", "4")[1]
 
 
-def test_threshold(theory):
-    found = document(theory, "threshold", "--width", "768", "12288")
-    assert [item["width"] for item in found["widths"]] == [768, 12288]
-    assert [item["threshold"] for item in found["widths"]] == pytest.approx([6.05, 8.57], abs=5e-3)
-    sizes = {item["depth"]: item["params"] for item in found["depths"]}
-    assert sizes[4] == 12 * 4 * 9**4
-    assert len(document(theory, "threshold")["widths"]) > 5
-    assert ["12,288", "8.57"] in rows(theory("threshold", "--width", "768", "12288")[1])
-
-
-def test_depth(theory):
-    found = document(theory, "depth", "--params", "1e6", "1e12")
-    assert [(item["ceil"], item["nearest"]) for item in found] == [(5, 4), (11, 10)]
-    out = theory("depth", "--params", "1e6", "1e12")[1]
-    assert ["1e+06", "4.475", "136", "5", "129", "4", "144"] in rows(out)
-    assert "nearest" in out
-    assert "ceil is the smallest whole depth" in out
-
-
 def test_example_carries_both_the_printed_and_the_recomputed(theory):
     found = document(theory, "example")
     by_depth = {item["shallow"]: item for item in found["shallow"]}
@@ -156,92 +107,40 @@ def test_example_beyond_a_float(theory):
     assert ["1", "5.49e54782"] in rows(theory("example", "--depth", "12", "--width", "1000000")[1])
 
 
-def test_slope_of_the_published_law(theory):
-    found = document(theory, "slope", "--law", "levine2020")
-    assert found["ratio"] == pytest.approx(19.8, abs=0.05)
-    assert found["b_interval"] == pytest.approx([0.0555 - 1.96 * 1.3e-3, 0.0555 + 1.96 * 1.3e-3], abs=2e-5)
-    assert found["agrees"] is False
-    assert "19.8 times steeper" in theory("slope", "--law", "levine2020")[1]
-
-
-def test_slope_of_a_fit(theory, fit_file):
-    path = fit_file(b=0.9, b_interval=[0.5, 1.4])
-    assert document(theory, "slope", "--fit", path)["agrees"] is True
-    assert "do not contradict" in re.sub(r"\s+", " ", theory("slope", "--fit", path)[1])
-    path = fit_file(b=2.2, b_interval=None)
-    assert document(theory, "slope", "--fit", path)["agrees"] is None
-    assert "2.0 times flatter" in re.sub(r"\s+", " ", theory("slope", "--fit", path)[1])
-    path = fit_file(b=0.5, b_interval=[0.2, None])
-    assert document(theory, "slope", "--fit", path)["b_interval"] is None
-    path = fit_file(b=-0.1, b_interval=[-0.2, 0.1])
-    found = document(theory, "slope", "--fit", path)
-    assert found["ratio"] is None
-    assert found["ratio_interval"] == [pytest.approx(math.log(3) / 0.1), None]
-
-
-@pytest.mark.parametrize(("ends", "included"), [([-0.1, 0.7], "0:"), ([-0.1, 1.4], "0 and ln 3:")])
-def test_a_slope_that_may_be_zero_gives_no_factor(theory, fit_file, ends, included):
-    out = re.sub(r"\s+", " ", theory("slope", "--fit", fit_file(b=0.3, b_interval=ends))[1])
-    assert f"includes {included}" in out
-    assert "steeper" not in out
-    assert "do not contradict" not in out
-
-
-@pytest.mark.parametrize(
-    ("law", "message"),
-    [
-        (
-            {"status": "insufficient", "a": None, "b": None, "reason": "one crossing only"},
-            "has no slope: one crossing only. Add depths",
-        ),
-        ({"b": 0.3, "b_interval": [0.4, 0.2]}, "low end first"),
-    ],
-)
-def test_a_fit_without_a_usable_slope_is_refused(theory, fit_file, law, message):
-    status, out, err = theory("slope", "--fit", fit_file(**law))
-    assert (status, out) == (2, "")
-    assert message in re.sub(r"\s+", " ", err)
-    assert err.count("error:") == 1
-
-
 def test_rank_beside_its_bounds(theory):
-    arguments = ("rank", "--depth", "2", "--width", "3", "--tokens", "4", "--partitions", "all")
+    arguments = ("rank", "--depth", "2", "--width", "3", "--tokens", "4")
     found = document(theory, *arguments)
-    assert (found["rank"], found["saturated"], found["agree"]) == (49, False, True)
-    assert [item["rank"] for item in found["partitions"]] == [49] * 6
+    assert (found["rank"], found["grid"], found["saturated"]) == (49, 64, False)
+    assert found["log3_rank"] == pytest.approx(math.log(49, 3))
     assert found["held"] == {"lower": True, "upper": True}
-    # Theorem 1's upper bound as a formula, 4·log3(4).
-    assert 3 ** found["formula_7"]["upper"] == pytest.approx(256)
     assert found["bounds"]["theorem"] == 2
-    out = theory(*arguments)[1]
-    assert ["1,3", "49", "64"] in rows(out)
-    assert "Proposition 1" in out
+    assert ["measured", "49"] in rows(theory(*arguments)[1])
 
 
 @pytest.mark.parametrize(
-    ("shape", "rank", "row"),
+    ("shape", "rank", "limits"),
     [
-        (("1", "4", "1"), 5, ["Theorem 1", "1.651", "5", "yes, yes"]),
-        (("1", "3", "1"), 4, ["no theorem (L = log3 d)", "-", "-", "-, -"]),
-        (("2", "2", "2"), 17, ["Theorem 2", "-", "3.49e6", "-, yes"]),
+        (("1", "4", "1"), 5, [["lower bound", "1.651", "yes"], ["upper bound", "5", "yes"]]),
+        (("1", "3", "1"), 4, [["lower bound", "-", "-"], ["upper bound", "-", "-"]]),
+        (("2", "2", "2"), 17, [["lower bound", "-", "-"], ["upper bound", "3.49e6", "yes"]]),
     ],
 )
-def test_which_theorem_covers_a_measured_shape(theory, shape, rank, row):
+def test_which_theorem_covers_a_measured_shape(theory, shape, rank, limits):
     depth, width, heads = shape
     arguments = ("rank", "--depth", depth, "--width", width, "--heads", heads, "--tokens", "6")
     assert document(theory, *arguments)["rank"] == rank
-    assert row in rows(theory(*arguments)[1])
+    shown = rows(theory(*arguments)[1])
+    assert all(line in shown for line in limits)
 
 
 def test_a_full_grid_is_called_a_lower_bound(theory):
-    arguments = ("rank", "--depth", "2", "--width", "3", "--grid", "16", "--partitions", "2")
+    arguments = ("rank", "--depth", "2", "--width", "3", "--grid", "16")
     found = document(theory, *arguments)
-    assert (found["saturated"], found["agree"]) == (True, None)
+    assert found["saturated"] is True
     assert found["held"] == {"lower": True, "upper": None}
     out = re.sub(r"\s+", " ", theory(*arguments)[1])
     assert "≥ 16" in out
     assert "only a lower bound" in out
-    assert "Proposition 1 is not tested" in out
 
 
 @pytest.mark.parametrize(
@@ -251,23 +150,13 @@ def test_a_full_grid_is_called_a_lower_bound(theory):
         ("bounds --depth 3 --width 0", "width is 0"),
         ("bounds --depth 3 --width 4 --heads 0", "heads is 0"),
         ("bounds --depth 3 --width x", "--width"),
-        ("threshold --width 0", "width is 0"),
-        ("depth --params 0", "positive number"),
-        ("depth --params nan", "positive number"),
         ("example --depth 12", "range of Theorem 1"),
         ("example --depth 1", "no model is shallower"),
         ("example --depth 0", "depth is 0"),
-        ("slope", "--law levine2020"),
-        ("slope --law levine2020 --fit fit.json", "not both"),
-        ("slope --law levine", "levine2020"),
-        ("slope --fit absent.json", "absent.json cannot be read"),
         ("rank --depth 1 --width 6 --heads 4", "do not divide the width 6"),
         ("rank --depth 1 --width 3 --tokens 5", "even number"),
         ("rank --depth 0 --width 3", "depth is 0"),
         ("rank --depth 30 --width 3", "up to depth 18"),
-        ("rank --depth 1 --width 3 --partitions some", "`all` or a whole number"),
-        ("rank --depth 1 --width 3 --tokens 4 --partitions 9", "1 to 6"),
-        ("rank --depth 1 --width 3 --tokens 20 --partitions all", "184,756 balanced partitions"),
     ],
 )
 def test_wrong_values_end_with_status_2_and_one_paragraph(theory, tmp_path, arguments, message):
@@ -286,10 +175,6 @@ def test_numbers_too_large_for_a_float_are_written_out():
     # 9.999e9 is 10.00e9 to three digits, so 1.00e10.
     assert _power_of_ten(9.99999) == "1.00e10"
     assert _power_of_ten(1.25e95) == "10^(1.25e+95)"
-
-
-def test_positions_are_written_as_ranges():
-    assert _positions((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
 
 
 def test_the_verbs_are_listed_before_anything_heavy_is_loaded():

@@ -100,7 +100,8 @@ AFTER_QUICKSTART = (
 SLOW = {
     "interplay run text --set data.path=corpus.txt": "",
     "interplay run quickstart --set resources.tensor_parallel=2": "",
-    "interplay run quickstart --set training.parametrisation=completep": " --set frontier.budgets=[1730,4800]",
+    "interplay run quickstart --set 'vary={training.parametrisation: [sp, completep]}' --set name=transfer": " "
+    "--set frontier.budgets=[1730,4800]",
     "interplay run quickstart-search": " --set search.max_cells=8",
     "interplay run rank-collapse": " --set frontier.depths=[2,6]",
     "interplay run induction": "",
@@ -180,7 +181,8 @@ def test_a_training_command_of_the_pages_works(command, folder):
     short = " --set training.steps=20 --set training.seeds=1 --set frontier.depths=[1,2]"
     done = run(command + short + SLOW[command], folder, in_a_new_process)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (folder / "results" / command.split()[2] / "report.html").is_file()
+    name = "transfer" if "name=transfer" in command else command.split()[2]
+    assert (folder / "results" / name / "report.html").is_file()
 
 
 @pytest.mark.parametrize("target", ["study", "test", "test-gate", "test-all", "lint", "bench"])

@@ -93,7 +93,6 @@ class ChangedStudy:
         pairs: neighbouring depths that have a crossing on both sides.
         level: of the intervals.
         runs: number of rows after the change.
-        protocol: of these rows, if they come from another study of the same experiment.
         slope_change, slope_interval: change of the slope b of the threshold law; None where one has no law.
     """
 
@@ -103,7 +102,6 @@ class ChangedStudy:
     pairs: tuple[CrossingShift, ...]
     level: float
     runs: int
-    protocol: str = ""
     slope_change: float | None = None
     slope_interval: Interval | None = None
 
@@ -147,9 +145,7 @@ def moved(studies: Sequence[ChangedStudy]) -> list[tuple[ChangedStudy, CrossingS
     return sorted(found, key=lambda item: -abs(item[1].shift or 0.0))
 
 
-def compare_fits(
-    own: Fitted, other: Fitted, key: str, base: Value, value: Value, *, protocol: str = ""
-) -> ChangedStudy:
+def compare_fits(own: Fitted, other: Fitted, key: str, base: Value, value: Value) -> ChangedStudy:
     """Compare the crossings of two fits of the same level.
 
     Args:
@@ -158,7 +154,6 @@ def compare_fits(
         key: as in `ChangedStudy`, like the following.
         base: value of the key in `own`.
         value: value of the key in `other`.
-        protocol: of the rows of `other`.
     """
     theirs = {(item.shallow, item.deep): item for item in other.crossings}
     pairs = tuple(
@@ -172,7 +167,7 @@ def compare_fits(
         interval = difference(
             other.law.b, other.law.b_interval or (None, None), own.law.b, own.law.b_interval or (None, None)
         )
-    return ChangedStudy(key, base, value, pairs, own.level, other.used, protocol, slope, interval)
+    return ChangedStudy(key, base, value, pairs, own.level, other.used, slope, interval)
 
 
 def shift_between(own: Crossing, other: Crossing) -> CrossingShift:

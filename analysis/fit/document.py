@@ -66,7 +66,7 @@ class Fit:
         level, draws, seed: of the intervals and the bootstrap.
         parametric_bootstrap: intervals from repeating the whole pipeline; None if not requested or without a noise
             estimate.
-        shifts: how far the crossings move with the learning rate (sensitivity runs) and under other parametrisations.
+        shifts: how far the crossings move with the learning rate (sensitivity runs).
         kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
         evidence: None if read from a file.
     """

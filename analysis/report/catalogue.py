@@ -36,7 +36,6 @@ FIGURES: Mapping[str, Mapping[str, Maker]] = {
     "training": {"training": run_health.training_figure},
     "inside": {"diagnostics": diagnostics.figure},
     "sensitivity": {"sensitivity": shifts.sensitivity_figure},
-    "parametrisation": {"parametrisation": shifts.parametrisation_figure},
     "search": {"search": search.figure},
 }
 #: Names of all figures.

@@ -19,7 +19,7 @@ from analysis.report.extras.diagnostics import diagnostics_data, rank_sentence
 from analysis.report.extras.kaplan import exponents_table, kaplan_sentences
 from analysis.report.extras.measures import needed_table
 from analysis.report.extras.search import search_sentence
-from analysis.report.extras.shifts import SECTIONS, by_key, shift_sentence, shifts_table
+from analysis.report.extras.shifts import shift_sentence, shifts_table
 from analysis.report.figures import palette
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import evidence_of
@@ -128,10 +128,8 @@ def _of_fit(fit: Fit) -> dict[str, Any]:
         "disagreements": disagreement_sentence(fit),
         "noise": noise_sentence(fit),
         "kaplan_words": kaplan_sentences(fit.kaplan),
-        "shifts": [
-            (SECTIONS[key], shift_sentence(studies), shifts_table(studies))
-            for key, studies in by_key(fit.shifts).items()
-        ],
+        "shift": shift_sentence(fit.shifts),
+        "shifts": shifts_table(fit.shifts),
         "laws": laws_table(fit),
         "best": best_table(fit) if fit.best else None,
         "exponents": exponents_table(fit.kaplan, noise=bool(fit.noise.get("known"))),

@@ -67,7 +67,7 @@ def _fit_table(reading: Reading, draws: int) -> tuple[object, RenderableType]:
     fitted = fit_runs(
         source.table, level=reading.level, tokens=reading.tokens, parametric_bootstrap=draws, entropy=entropy
     )
-    result = source.compared(fitted)
+    result = fitted
     return result.to_json(), Group(fit_table(result), *([bootstrap_text(result)] if draws else []))
 
 
@@ -100,7 +100,5 @@ def report(reading: Reading, out: Path) -> None:
     source = reading.source
     entropy = source.known.get("entropy")
     fitted = fit_runs(source.table, level=reading.level, tokens=reading.tokens, entropy=entropy)
-    path = write_report(
-        source.table, source.compared(fitted), out, title=Path(reading.runs).name, **source.known
-    )
+    path = write_report(source.table, fitted, out, title=Path(reading.runs).name, **source.known)
     say("Report: ", relative(path))

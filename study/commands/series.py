@@ -191,14 +191,12 @@ def read_series(
             continue
         fitted = None
         with suppress(InputError):  # no usable loss; the page shows that
-            fitted = source.compared(
-                fit(
-                    source.table,
-                    level=level,
-                    tokens=tokens,
-                    parametric_bootstrap=parametric_bootstrap,
-                    entropy=source.known["entropy"],
-                )
+            fitted = fit(
+                source.table,
+                level=level,
+                tokens=tokens,
+                parametric_bootstrap=parametric_bootstrap,
+                entropy=source.known["entropy"],
             )
         report = study_paths(member.spec, results.resolve()).folder / "report.html"
         found.append(FittedMember(member, source, fitted, report if report.is_file() else None))

@@ -1,7 +1,5 @@
 """From the run table of a study to its fit and report."""
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
     from analysis.runs.table import RunTable
     from study.plan.plan import Plan
     from study.spec.study import StudySpec
-    from study.tracking.rows import Row
     from study.tracking.study_paths import StudyPaths
 
 
@@ -24,7 +21,6 @@ def answer(
     runs: "RunTable",
     where: "StudyPaths",
     curves: "pd.DataFrame | None",
-    rows: "Mapping[str, Row]",
     ended: str = "",
     measures: "pd.DataFrame | None" = None,
 ) -> "tuple[Fit, Path]":
@@ -36,16 +32,13 @@ def answer(
         runs: its rows.
         where: its paths.
         curves: validation losses by cell and step.
-        rows: of the ledger, those of other parametrisations included, with which the crossings are compared.
         ended: why the search ended, a sentence.
         measures: diagnostics of the layers, by cell and step.
     """
     from analysis.fit.document import fit
     from analysis.report.study_page import write_report
-    from study.results.parametrisations import parametrisation_shifts
 
     result = fit(runs, entropy=plan.entropy)
-    result = replace(result, shifts=(*result.shifts, *parametrisation_shifts(plan, result, rows.values())))
     report = write_report(
         runs,
         result,

@@ -2,10 +2,10 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.runs.table import SUFFIXES, Count, RunTable, read_runs
 from study.errors import SpecError
@@ -13,12 +13,8 @@ from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
 from study.tracking.ledger import study_rows
 from study.tracking.mlflow_client import Experiment, server_problem, silence_mlflow, sqlite_file, tracking_uri
-from study.tracking.rows import Row
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
-
-if TYPE_CHECKING:
-    from analysis.fit.document import Fit
 
 
 class NoRowsError(SpecError):
@@ -32,10 +28,6 @@ class Runs:
     table: RunTable
     known: dict[str, Any]
 
-    def compared(self, result: "Fit") -> "Fit":
-        """Return a fit of the table with the shifts of its crossings under other parametrisations."""
-        return result
-
 
 @dataclass(frozen=True)
 class StudyRuns(Runs):
@@ -43,15 +35,6 @@ class StudyRuns(Runs):
 
     spec: StudySpec
     plan: Plan
-    rows: Mapping[str, Row]
-    """Rows of the ledger, those of other studies of the experiment included."""
-
-    def compared(self, result: "Fit") -> "Fit":
-        """See `Runs.compared`; needs rows of other parametrisations in the study's experiment."""
-        from study.results.parametrisations import parametrisation_shifts
-
-        shifts = parametrisation_shifts(self.plan, result, self.rows.values())
-        return replace(result, shifts=(*result.shifts, *shifts))
 
 
 def read_source(
@@ -143,8 +126,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
     """
     plan = make_plan(spec, to_read=True)
     ledger = study_paths(spec, results.resolve()).ledger
-    recorded = ledger.rows()
-    rows = study_rows(plan, recorded)
+    rows = study_rows(plan, ledger.rows())
     if not rows:
         raise NoRowsError(
             f"the study {spec.name!r} has no rows in {ledger.name} yet; run it with `interplay run "
@@ -161,7 +143,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
         "spec_text": spec.to_yaml(),
         "search": search_info(spec, plan),
     }
-    return StudyRuns(run_table(plan, rows), known, spec, plan, recorded)
+    return StudyRuns(run_table(plan, rows), known, spec, plan)
 
 
 def named_store(uri: str | None, results: Path) -> str:

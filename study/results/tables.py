@@ -78,15 +78,11 @@ def _dim(texts: Sequence[str]) -> list[RenderableType]:
 
 
 def _shifts(result: "Fit") -> list[RenderableType]:
-    """Return how far the crossings move at other learning rates and under other parametrisations."""
-    from analysis.report.extras.shifts import by_key, shift_sentence, shifts_table
+    """Return how far the crossings move at other learning rates."""
+    from analysis.report.extras.shifts import shift_sentence, shifts_table
 
-    parts: list[RenderableType] = []
-    for studies in by_key(result.shifts).values():
-        table = shifts_table(studies)
-        parts += [] if table is None else [rich_table(table)]
-        parts.append(Text(shift_sentence(studies)))
-    return parts
+    table = shifts_table(result.shifts)
+    return [] if table is None else [rich_table(table), Text(shift_sentence(result.shifts))]
 
 
 def bootstrap_text(result: "Fit") -> Text:

@@ -217,7 +217,6 @@ class _Run:
                     table,
                     paths,
                     curve_table(rows),
-                    rows=paths.ledger.rows(),
                     ended=self._ending,
                     measures=layer_table(self.plan, rows),
                 )

@@ -1,6 +1,6 @@
 """Figures, table and sentence of the shifts of crossings when a key is changed.
 
-Used for sensitivity runs, other parametrisations and series.
+Used for sensitivity runs and series.
 """
 
 import itertools
@@ -30,8 +30,6 @@ _RATES = {
 }
 #: Colours of the changed studies.
 _OTHERS = (palette.ACCENT, palette.LAWS["power"][0], palette.LAWS["response"][0], palette.LAWS["additive"][0])
-#: Key that differs -> name of its figure and of its section of the page.
-SECTIONS = {LEARNING_RATE: "sensitivity", "training.parametrisation": "parametrisation"}
 #: How the shifts of sensitivity runs are estimated.
 PAIRED_NOTE = (
     "Cells around each crossing were trained again at other learning rates with the same seeds. Their losses enter no "
@@ -62,29 +60,12 @@ class ShiftData:
 
 def sensitivity_figure(context: Context) -> Figure | None:
     """The crossings at other learning rates; None without sensitivity runs."""
-    return _figure(context, LEARNING_RATE, "The crossings at other learning rates")
-
-
-def parametrisation_figure(context: Context) -> Figure | None:
-    """The crossings under other parametrisations; None without any."""
-    title = "The crossings under other parametrisations"
-    return _figure(context, "training.parametrisation", title)
-
-
-def _figure(context: Context, key: str, title: str) -> Figure | None:
-    studies = by_key(context.fit.shifts).get(key, [])
+    studies = context.fit.shifts
     data = shift_data(studies)
     if data is None:
         return None
-    return Figure(SECTIONS[key], title, shift_caption(studies), data, lambda: draw_shifts(data))
-
-
-def by_key(studies: Sequence[ChangedStudy]) -> dict[str, list[ChangedStudy]]:
-    """The studies grouped by the key that differs, in order."""
-    return {
-        key: [item for item in studies if item.key == key]
-        for key in dict.fromkeys(item.key for item in studies)
-    }
+    title = "The crossings at other learning rates"
+    return Figure("sensitivity", title, shift_caption(studies), data, lambda: draw_shifts(data))
 
 
 def shift_data(studies: Sequence[ChangedStudy]) -> ShiftData | None:
@@ -309,8 +290,7 @@ def _factors(interval: Ends | None) -> str:
 
 def _independent_note(studies: Sequence[ChangedStudy]) -> str:
     slopes = [
-        f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}"
-        f"{f' ({study.runs} rows of protocol {study.protocol})' if study.protocol else ''}."
+        f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}."
         for study in studies
         if study.slope_change is not None
     ]

@@ -108,7 +108,7 @@ def test_nothing_to_compare_says_so(own):
 
 
 def test_the_fit_file_keeps_a_comparison(own, again):
-    found = compare_fits(own, again, KEY, "sp", "mup", protocol="abc")
+    found = compare_fits(own, again, KEY, "sp", "mup")
     rows = simulate(TRUTH, SHAPES[:3], 2, np.random.default_rng(0))
     both = replace(fit(RunTable.from_frame(rows), draws=100), shifts=(found,))
     assert Fit.from_json(json.loads(json.dumps(both.to_json()))).shifts == (found,)

@@ -1,4 +1,4 @@
-"""A searched study from its rows to its report: search, sensitivity runs and parametrisations."""
+"""A searched study from its rows to its report: search and sensitivity runs."""
 
 import json
 
@@ -13,7 +13,6 @@ from study.results.answer import answer, search_info
 from study.search.sensitivity_runs import sensitivity_cells
 from study.spec.study import load_spec
 from study.tracking.study_paths import StudyPaths
-from tests.study.results.test_parametrisations import plan_of, rows_of
 from tests.study.small import SMALL
 
 TRUTH = Truth(a=2.4, b=0.25, depths=(1, 2, 4))
@@ -55,16 +54,13 @@ def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     again = sensitivity_cells(spec, plan, table_of(plan.cells))
     runs = table_of([*plan.cells, *again])
     where = StudyPaths(tmp_path, "small")
-    other = plan_of("training.parametrisation=completep")
-    rows = {row.cell: row for row in rows_of(other)}
-    fit, page = answer(spec, plan, runs, where, None, rows, "the limit of 40 cells is reached.")
-    assert [(item.base, item.value) for item in fit.shifts] == [(1.0, 0.5), ("sp", "completep")]
+    fit, page = answer(spec, plan, runs, where, None, "the limit of 40 cells is reached.")
+    assert [(item.base, item.value) for item in fit.shifts] == [(1.0, 0.5)]
     html = page.read_text()
-    for name in ("search", "sensitivity", "parametrisation"):
+    for name in ("search", "sensitivity"):
         assert f'<figure id="{name}"' in html
         assert (page.parent / "figures" / f"{name}.csv").is_file()
     assert "The limit of 40 cells is reached." in html
     document = json.loads((page.parent / "fit.json").read_text())
-    assert [len(item["pairs"]) for item in document["shifts"]] == [2, 2]
-    assert document["shifts"][1]["protocol"] == other.protocol
+    assert [len(item["pairs"]) for item in document["shifts"]] == [2]
     assert pd.read_csv(page.parent / "runs.csv")["purpose"].eq("sensitivity").sum() == len(again)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.bench import packing, throughput
+from tests.bench import throughput
 from tests.bench.__main__ import main
 from tests.bench.figure import Figure
 from trainables.cell import Recipe, Shape
@@ -69,14 +69,6 @@ def test_without_a_gpu_the_throughput_part_says_so(bench):
     code, printed, figures = bench("throughput")
     assert (code, figures) == (0, [])
     assert "no GPU" in printed
-
-
-@pytest.mark.extended
-def test_the_packing_is_measured_against_this_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "MEGABYTES", 4)
-    figures = packing.spread_time(tmp_path)
-    assert [f.limit for f in figures] == [0.75, 1.5]
-    assert all(0.05 < f.value < 50 and f.rival.endswith("MB/s") for f in figures)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -19,6 +19,7 @@ from study.plan.table import duration
 from study.results.answer import answer
 from study.run.console import Board, Viewer
 from study.run.interrupts import remembered_interrupt, term_is_interrupt
+from study.run.packing import packed
 from study.run.recorder import Recorder
 from study.run.trial import TrialSettings
 from study.run.tuner import run_cells
@@ -44,7 +45,6 @@ from study.workers.machines import (
     marks,
     room,
 )
-from study.workers.packing import packed
 from study.workers.ray_session import joined_cluster, joins, private_ray
 from trainables.errors import InputError
 from trainables.progress import Evaluation
@@ -252,8 +252,6 @@ class _Run:
                 key=self.plan.cells[0].cell.data_key,
                 base=self.base,
                 console=self.console,
-                slots=slots if cluster else None,
-                machines=cluster.machines if cluster else (),
             )
             self.check_interrupt()
             if cluster is None:

@@ -24,7 +24,6 @@ PARTS = (
     "answer",
     "proposal",
     "search",
-    "pack",
     "throughput",
     "diagnostics",
     "driver",
@@ -68,7 +67,6 @@ def _measure(part: str, folder: Path) -> list[Figure]:
         diagnostics,
         driver,
         gang,
-        packing,
         proposal,
         scheduling,
         search,
@@ -94,8 +92,6 @@ def _measure(part: str, folder: Path) -> list[Figure]:
         return proposal.proposal_time()
     if part == "search":
         return search.measure()
-    if part == "pack":
-        return packing.encoding_time(folder)
     if part == "throughput":
         return throughput.measure(folder)
     if part == "diagnostics":

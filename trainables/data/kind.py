@@ -65,11 +65,6 @@ class DataKind(BaseModel):
     def boundaries(self) -> tuple[int | None, int | None]:
         """The ids that a text begins after and ends with; None where there is no such id."""
 
-    @property
-    def slow_to_encode(self) -> bool:
-        """Whether encoding takes long enough to be distributed over the machines of a cluster."""
-        return False
-
     def misfit(self, context: int) -> str | None:
         """Return why sequences of `context` tokens cannot hold this data, and the fix; None if they can."""
         return None
@@ -186,11 +181,6 @@ class TextData(DataKind):
         """End of text, which stands between documents and so precedes each of them."""
         end = BYTES_END if self.tokenizer == "bytes" else BPE_END
         return end, end
-
-    @property
-    def slow_to_encode(self) -> bool:
-        """BPE encodes 4 MB/s per core; bytes are encoded faster than they could be sent."""
-        return self.tokenizer == "bpe"
 
     def training_tokens(self, context: int) -> int | None:
         """The limit, if any."""

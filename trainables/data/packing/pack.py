@@ -6,7 +6,7 @@ from typing import Any
 
 from trainables.data.kind import DataKind, RowData, TextData
 from trainables.data.packing.data_key import DATA_VERSION, outline
-from trainables.data.packing.pack_text import Encode, encode_here, pack_text
+from trainables.data.packing.pack_text import pack_text
 from trainables.data.packing.progress import OnProgress, Progress, ignore_progress
 from trainables.data.packing.token_file import TokenFile, token_type
 
@@ -19,21 +19,19 @@ def pack(
     base: Path,
     key: str,
     folder: Path,
-    encode: Encode = encode_here,
     on_progress: OnProgress = ignore_progress,
 ) -> None:
     """Write `train.bin`, `validation.bin`, `manifest.json` and, for BPE, `tokenizer.json` into an empty folder.
 
-    One process reads and splits the text (270 MB/s of lines, 70 MB/s of JSONL), learns the vocabulary from at most
-    256 MiB of it (8 MB/s) and writes the ids (of 800 MB/s of text). The slowest step, the encoding (4 MB/s per core
-    with BPE), is done by `encode`; the files do not depend on how it is done.
+    The text is read and split (270 MB/s of lines, 70 MB/s of JSONL), the vocabulary is learnt from at most 256 MiB of
+    it (8 MB/s), and BPE encodes 4 MB/s per core on all cores.
 
     Raises:
         DataError: the data cannot be used.
         OSError: the folder cannot be written, for example because the disk is full.
     """
     if isinstance(data, TextData):
-        packed = pack_text(data, context, base, folder, encode, Progress(on_progress))
+        packed = pack_text(data, context, base, folder, Progress(on_progress))
     else:
         assert isinstance(data, RowData), "every kind is text or rows"
         packed = _pack_rows(data, context, folder)

@@ -1,10 +1,8 @@
 """Packing text: read and split it, train the tokenizer, encode, and write the ids."""
 
-import contextlib
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +12,12 @@ from trainables.data.kind import TextData
 from trainables.data.packing.progress import EncodingShare, Progress
 from trainables.data.packing.read_text import Part, read_text
 from trainables.data.packing.text_buffer import Text
-from trainables.data.packing.token_file import Ids, TokenFile, token_type
+from trainables.data.packing.token_file import TokenFile, token_type
 from trainables.data.packing.tokenizer import Encoder, bytes_encoder, train_bpe
 from trainables.data.sources.interleave import interleave
 
-#: A context manager that yields, per text, the ids of each of its pieces in order. Its arguments are the encoder, the
-#: texts, the weights by which the streams will be read, and a folder for temporary files. It may read ahead, and encode
-#: in other processes.
-Encode = Callable[
-    [Encoder, Sequence[Text], Sequence[float], Path], AbstractContextManager[list[Iterator[Ids]]]
-]
 
-
-@contextlib.contextmanager
-def encode_here(
-    encoder: Encoder, texts: Sequence[Text], _weights: Sequence[float], _work: Path
-) -> Iterator[list[Iterator[Ids]]]:
-    """Encode in this process, while the streams are read."""
-    yield [encoder.encode(text) for text in texts]
-
-
-def pack_text(
-    data: TextData, context: int, base: Path, folder: Path, encode: Encode, progress: Progress
-) -> dict[str, Any]:
+def pack_text(data: TextData, context: int, base: Path, folder: Path, progress: Progress) -> dict[str, Any]:
     """Write the token files and the tokenizer into `folder`, and return the fields of the manifest about them."""
     work = folder / "work"
     work.mkdir()
@@ -51,10 +32,8 @@ def pack_text(
         weights = [part.weight for part in parts]
         share = EncodingShare(texts, limit)
         taken[split] = [0] * len(parts)
-        with (
-            TokenFile(folder / f"{split}.bin", token_type(encoder.vocabulary), limit) as file,
-            encode(encoder, texts, weights, work) as streams,
-        ):
+        streams = [encoder.encode(text) for text in texts]
+        with TokenFile(folder / f"{split}.bin", token_type(encoder.vocabulary), limit) as file:
             for index, ids in interleave(streams, weights, len):
                 taken[split][index] += file.add(ids)
                 progress.share(share.after(index, file.tokens))

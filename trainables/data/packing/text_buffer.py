@@ -1,7 +1,7 @@
 """Text that is read once and used twice, to train a tokenizer and to be packed; kept in plain files in between."""
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
@@ -107,47 +107,3 @@ class Text:
                 waiting = 0
         if waiting:
             yield waiting, True
-
-    def chunks(self, least: int) -> Iterator["Chunk"]:
-        """Yield the pieces in order, in unread chunks of `least` bytes and at most one piece more."""
-        offset = held = 0
-        lengths, lasts = array("q"), bytearray()
-        for length, last in self.cuts():
-            lengths.append(length)
-            lasts.append(last)
-            held += length
-            if held >= least:
-                yield Chunk(self.path, offset, lengths, lasts)
-                offset, held = offset + held, 0
-                lengths, lasts = array("q"), bytearray()
-        if lengths:
-            yield Chunk(self.path, offset, lengths, lasts)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive pieces of a text: their place in a file and their lengths."""
-
-    path: Path
-    offset: int
-    lengths: "array[int]"
-    lasts: bytearray
-
-    @property
-    def size(self) -> int:
-        """Bytes of all pieces."""
-        return sum(self.lengths)
-
-    def content(self) -> bytes:
-        """Read the text of all pieces."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
-
-
-def cut(content: bytes, lengths: Iterable[int], lasts: Iterable[int]) -> Iterator[Piece]:
-    """Yield the pieces of a chunk from its content."""
-    start = 0
-    for length, last in zip(lengths, lasts, strict=True):
-        yield Piece(content[start : start + length], bool(last))
-        start += length

@@ -20,7 +20,6 @@ from trainables.errors import DataError
 from trainables.storage.disk import FULL, fsync_files
 
 if TYPE_CHECKING:
-    from trainables.data.packing.pack_text import Encode
     from trainables.data.packing.progress import OnProgress
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ class StoreRequest:
     context: int
     base: Path
     key: str | None
-    encode: "Encode | None"
     on_progress: "OnProgress | None"
 
     def read(self, path: Path, key: str) -> TokenStore | None:
@@ -83,7 +81,6 @@ def build(request: StoreRequest, root: Path, key: str, advice: str) -> None:
     """
     # Imported here: opening a store that exists needs no tokenizer.
     from trainables.data.packing.pack import estimate_bytes, pack
-    from trainables.data.packing.pack_text import encode_here
     from trainables.data.packing.progress import ignore_progress
 
     data, context, base = request.data, request.context, request.base
@@ -91,8 +88,7 @@ def build(request: StoreRequest, root: Path, key: str, advice: str) -> None:
     _LOG.info("packing %s data into %s", data.kind, root / key)
     try:
         with new_store(root, key) as folder:
-            encode, report = request.encode or encode_here, request.on_progress or ignore_progress
-            pack(data, context, base, key, folder, encode, report)
+            pack(data, context, base, key, folder, request.on_progress or ignore_progress)
             if data_key(data, context, base) != key:
                 raise DataError(
                     f"the data of {data.kind} changed while it was being packed; run again when nothing writes to it"

@@ -12,7 +12,6 @@ from trainables.errors import DataError
 from trainables.storage.storage import Bucket, open_storage
 
 if TYPE_CHECKING:
-    from trainables.data.packing.pack_text import Encode
     from trainables.data.packing.progress import OnProgress
 
 #: How to choose another disk for local stores.
@@ -26,7 +25,6 @@ def open_store(
     root: str | Path,
     key: str | None = None,
     base: Path = Path(),
-    encode: "Encode | None" = None,
     on_progress: "OnProgress | None" = None,
 ) -> TokenStore:
     """Open the store of a data set below `root`; pack it first if it does not exist or is damaged.
@@ -42,7 +40,6 @@ def open_store(
         key: the `data_key` that was planned with. A store packed under it is opened without reading the source,
             because it holds exactly what was planned; without a store, the source must still have that key.
         base: folder that relative paths of the data start from.
-        encode: encodes the text instead of this process, if the store is packed.
         on_progress: called with the stage of the packing and the share of it that is done.
 
     Raises:
@@ -54,7 +51,7 @@ def open_store(
         OSError: the root is a URI, and the disk of this machine is full or cannot be written.
     """
     storage = open_storage(root)
-    request = StoreRequest(data, context, base, key, encode, on_progress)
+    request = StoreRequest(data, context, base, key, on_progress)
     store = (
         open_shared(storage, request) if isinstance(storage, Bucket) else _open_local(storage.local, request)
     )

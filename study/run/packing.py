@@ -1,7 +1,7 @@
-"""Packing the data of a study, in this process or on the machines of a cluster, with a progress line."""
+"""Packing the data of a study, with a progress line."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,8 +10,6 @@ from rich.text import Text
 
 from study.errors import SpecError
 from study.plan.table import duration
-from study.workers.distributed_encoding import Workers, encode_on_workers
-from study.workers.machines import Machine, Slots
 from trainables.data import DataSpec
 from trainables.data.packing.progress import OnProgress
 from trainables.data.store.open import is_packed, open_store
@@ -28,13 +26,8 @@ def packed(
     key: str,
     base: Path,
     console: Console,
-    slots: Slots | None = None,
-    machines: Sequence[Machine] = (),
 ) -> None:
     """Pack the data of a study below `root`, unless it is packed already.
-
-    Text with a BPE vocabulary is encoded on the machines of the study's slots, if Ray is connected to a cluster of
-    several machines. Other data is packed here, which takes less time than sending it.
 
     Args:
         data: data of the study.
@@ -43,8 +36,6 @@ def packed(
         key: the `data_key` that was planned with.
         base: folder that relative paths of the data start from.
         console: shows the progress and the time left.
-        slots: the study's share of a cluster that was joined; None on one machine.
-        machines: machines of that cluster, including those its autoscaler may start.
 
     Raises:
         DataError: the data cannot be used, or the disk is full.
@@ -54,28 +45,10 @@ def packed(
     try:
         if is_packed(data, context, root, key):
             return
-        workers = None
-        if slots and data.slow_to_encode:
-            workers = workers_of(slots, machines)
-        encode = encode_on_workers(workers) if workers else None
         with shown(console) as show:
-            open_store(data, context=context, root=root, key=key, base=base, encode=encode, on_progress=show)
+            open_store(data, context=context, root=root, key=key, base=base, on_progress=show)
     except ConnectionError as error:
         raise SpecError(str(error)) from error
-
-
-def workers_of(slots: Slots, machines: Sequence[Machine]) -> Workers | None:
-    """Return one worker per CPU in the study's share of the cluster; None if that is only this machine."""
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    rooms = [(machine, slots.ranks_on(machine.resources)) for machine in machines]
-    rooms = [(machine, ranks) for machine, ranks in rooms if ranks]
-    if all(machine.node == here for machine, _ in rooms):
-        return None
-    share = min(1.0, slots.devices / sum(ranks for _, ranks in rooms))
-    cpus = sum(machine.resources.get("CPU", 0) for machine, _ in rooms)
-    return Workers(max(1, int(share * cpus)), slots.marks)
 
 
 @contextmanager
@@ -92,7 +65,6 @@ def shown(console: Console) -> Iterator[OnProgress]:
             if stage != current:
                 current, first = stage, (now, 0.0)
             elif share is not None and not first[1]:
-                # Machines may have had to start first: the time left is estimated from the first share on.
                 first = (now, share)
             text = f"packing the data: {stage}"
             if share is not None:

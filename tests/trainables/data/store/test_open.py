@@ -236,6 +236,9 @@ def test_a_damaged_store_is_packed_again(tmp_path, text_file, damage):
     elif damage == "flipped":
         with (path / "train.bin").open("r+b") as file:
             file.write(bytes([before[0] ^ 1]))
+        # The file system's clock may not have ticked since the store was packed.
+        later = (path / "manifest.json").stat().st_mtime_ns + 10**9
+        os.utime(path / "train.bin", ns=(later, later))
     elif damage == "missing":
         (path / "validation.bin").unlink()
     elif damage == "no tokenizer":

@@ -351,32 +351,54 @@ def test_a_study_mixes_cells_of_one_and_two_ranks_in_any_order(session, root, ce
     wait_for_end(set().union(*wide))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_lost_rank_is_named_and_its_cell_goes_on_from_its_checkpoint(session, root, cells):
-    lost = [
-        (0, "dies", r"rank 0 of 2 \(host .*, pid \d+\): the process of the trial died \(ActorDiedError\)"),
-        (1, "dies", r"rank 1 of 2 \(host .*, pid \d+\) died: its process was killed or crashed"),
-        (0, "hangs", r"rank 0 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
-        (1, "hangs", r"rank 1 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
-        (0, "stops", r"rank 0 of 2 \(host .*, pid \d+\): the process .* no sign of life for 18 s and was killed"),
-        (0, "fills the memory", r"rank 0 of 2 \(host .*, pid \d+\) failed: RuntimeError: .*can't allocate memory"),
-        (1, "fills the memory", r"rank 1 of 2 \(host .*, pid \d+\) failed: RuntimeError: .*can't allocate memory"),
-    ]  # fmt: skip
-    refused, never = 19, 21
-    for seed, (rank, kind, _) in enumerate(lost, 12):
-        put_fault(root, seed, rank, kind)
-    put_fault(root, refused, 1, "refuses", always=True)
-    put_fault(root, never, 1, "fills the memory", always=True)
-    gangs = [spread(p, TP2) for p in cells[12 : never + 1]]
-    listener = run(root, gangs, retries=1)
+#: Rank that is lost, how, and the error.
+LOST = [
+    (1, "dies", r"rank 1 of 2 \(host .*, pid \d+\) died: its process was killed or crashed"),
+    (0, "hangs", r"rank 0 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
+    (0, "dies", r"rank 0 of 2 \(host .*, pid \d+\): the process of the trial died \(ActorDiedError\)"),
+    (1, "hangs", r"rank 1 of 2 \(host .*, pid \d+\) hung: the other ranks waited 8 s"),
+    (0, "stops", r"rank 0 of 2 \(host .*, pid \d+\): the process .* no sign of life for 18 s and was killed"),
+    (0, "fills the memory", r"rank 0 of 2 \(host .*, pid \d+\) failed: RuntimeError: .*can't allocate memory"),
+    (1, "fills the memory", r"rank 1 of 2 \(host .*, pid \d+\) failed: RuntimeError: .*can't allocate memory"),
+]  # fmt: skip
+IN_THE_GATE = 2
 
-    for seed, (*_, reason) in enumerate(lost, 12):
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_lost_rank_is_named_and_its_cell_goes_on_from_its_checkpoint(session, root, cells):
+    lose_ranks(root, cells[12:14], LOST[:IN_THE_GATE])
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(1200)
+def test_every_other_way_to_lose_a_rank_is_named_too(session, root, cells):
+    lose_ranks(root, cells[14:19], LOST[IN_THE_GATE:])
+
+
+def lose_ranks(root, trained, lost):
+    for planned, (rank, kind, _) in zip(trained, lost, strict=True):
+        put_fault(root, planned.cell.seed, rank, kind)
+    gangs = [spread(planned, TP2) for planned in trained]
+    listener = run(root, gangs, retries=1)
+    for planned, (*_, reason) in zip(trained, lost, strict=True):
+        seed = planned.cell.seed
         (what, said), result = *listener.reasons[seed], listener.results[seed]
         assert what == "retried"
-        assert pytest.approx(loss(root, cells[seed]), rel=2e-6) == result.loss
+        assert pytest.approx(loss(root, planned), rel=2e-6) == result.loss
         assert 0 < result.resumed_from <= STEPS // 2, "the work before the loss is not done again"
         assert_matches(reason, said)
+    wait_for_ends(root, gangs, listener)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_cell_of_a_gang_ends_after_its_retries_and_at_once_after_wrong_input(session, root, cells):
+    refused, never = 19, 21
+    put_fault(root, refused, 1, "refuses", always=True)
+    put_fault(root, never, 1, "fills the memory", always=True)
+    gangs = [spread(planned, TP2) for planned in cells[refused : never + 1]]
+    listener = run(root, gangs, retries=1)
     assert [what for what, _ in listener.reasons[refused]] == ["failed"], "input errors are not tried again"
     assert_matches(r"the folder is not there\. \(Reported by rank 1 of 2 \(host .*, pid \d+\)\.\)",
                    listener.reasons[refused][0][1])  # fmt: skip
@@ -385,7 +407,11 @@ def test_a_lost_rank_is_named_and_its_cell_goes_on_from_its_checkpoint(session, 
         "the trial's process is still good"
     )
     assert [what for what, _ in listener.reasons[never]] == ["retried", "failed"]
-    assert_matches(lost[-1][2], listener.reasons[never][1][1])
+    assert_matches(LOST[-1][2], listener.reasons[never][1][1])
+    wait_for_ends(root, gangs, listener)
+
+
+def wait_for_ends(root, gangs, listener):
     assert max(listener.gone.values()) < FREE_SECONDS
     wait_until_free()
     wait_for_end({pid for planned in gangs for pid in pids(root, planned.cell.seed)})

@@ -171,7 +171,8 @@ def test_many_cells_in_one_process_leave_nothing_open(root):
     for seed in range(8):
         train(cell(seed=seed, recipe={"steps": 2}), data_root=root, evaluations=1)
         held.append((process.num_fds(), process.num_threads()))
-    assert held[-1] == held[1]
+    # What tests before this one left in the process may be freed meanwhile.
+    assert all(last <= early for last, early in zip(held[-1], held[1], strict=True)), held
 
 
 def test_masks_are_a_function_of_seed_step_and_group():

@@ -17,6 +17,8 @@ from trainables.train.throughput import MemoryMeter
 import_deepspeed()
 importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
 importlib.import_module("deepspeed.runtime.superoffload.superoffload_stage3")
+# As in a process that trains, which has loaded the classes of the model before it measures.
+importlib.import_module("trainables.train.loop")
 
 #: The optimizer has its moments from the end of the first step on, so the second is the first that has everything.
 STEPS = 2

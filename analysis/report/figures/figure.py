@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import matplotlib as mpl
 import pandas as pd
@@ -19,25 +18,6 @@ from analysis.report.figures.canvas import STYLE
 from analysis.runs.table import RunTable
 
 
-class Data(Protocol):
-    """The data of a figure."""
-
-    def table(self) -> pd.DataFrame:
-        """The numbers, for a CSV."""
-        ...
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Data of a figure that is one table."""
-
-    rows: pd.DataFrame
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.rows
-
-
 @dataclass(frozen=True)
 class Figure:
     """One figure.
@@ -45,14 +25,14 @@ class Figure:
     Attributes:
         name: of its files.
         title, caption: plain text for the page.
-        data: what it shows.
+        table: the numbers, for a CSV.
         draw: makes the drawing.
     """
 
     name: str
     title: str
     caption: str
-    data: Data
+    table: pd.DataFrame
     draw: Callable[[], Canvas]
 
     def render(self) -> tuple[bytes, bytes]:

@@ -51,13 +51,9 @@ def graded_figure(context: Context) -> Figure | None:
 
 
 def accuracy_data(fit: Fit, name: str = "accuracy") -> pd.DataFrame | None:
-    """Depth, width, params, seeds, mean, low, high of the accuracy of each shape; None without any.
+    """Depth, width, params, seeds, mean, low, high of one of `SCORES` for each shape; None without any.
 
     Runs that were stopped early are left out: they have a forecast of their loss only.
-
-    Args:
-        fit: with its evidence.
-        name: a column, one of `SCORES`.
     """
     rows = _rows_with(fit, name)
     if rows.empty:

@@ -82,9 +82,7 @@ def caption_of(table: pd.DataFrame) -> str:
 def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> pd.DataFrame | None:
     """The measures of the table's cells by depth and layer, in the order of the figure; None if there are none.
 
-    Args:
-        runs: the run table, whose `cell` identifies the cells; of a diverged cell only the start is used.
-        measures: columns `COLUMNS`; step 0 is the start of a cell, its last step the end.
+    Step 0 is the start of a cell, its last step the end; of a diverged cell only the start is used.
 
     Returns:
         name, when (`start` or `end`), depth, layer, value (mean over the cells of the depth), low, high (of these

@@ -262,12 +262,7 @@ def _alpha(item: Exponent, level: float) -> str:
 
 
 def exponents_table(found: Kaplan | None, *, noise: bool) -> Table | None:
-    """The power laws of the loss in N and in all parameters; None with one depth.
-
-    Args:
-        found: the exponents.
-        noise: whether there is a noise estimate.
-    """
+    """The power laws of the loss in N and in all parameters, `noise` if there is an estimate; None with one depth."""
     if found is None:
         return None
     counts: dict[Counted, str] = {"own": "N"}

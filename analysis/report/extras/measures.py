@@ -92,13 +92,7 @@ def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
 
 
 def set_values(axes: Axes, axis: ValueAxis, *, reach: float = REACH) -> None:
-    """Set the x axis to the values of a key, with ticks at the values unless their labels would touch.
-
-    Args:
-        axes: to be set.
-        axis: of the values.
-        reach: inches of the axis.
-    """
+    """Set an x axis of `reach` inches to the values of a key, with ticks at those whose labels do not touch."""
     places = np.log(axis.places) if axis.log else np.array(axis.places)
     margin = 0.07 * max(float(places[-1] - places[0]), 0.7)
     low, high = places[0] - margin, places[-1] + margin

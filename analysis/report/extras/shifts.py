@@ -1,7 +1,4 @@
-"""Figures, table and sentence of the shifts of crossings when a key is changed.
-
-Used for sensitivity runs and series.
-"""
+"""Figure, table and sentence of the shifts of crossings when a key is changed: sensitivity runs and series."""
 
 import itertools
 import math
@@ -128,11 +125,7 @@ def factor_phrase(pair: CrossingShift, level: float) -> str:
 
 
 def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
-    """Whether a change of one key moves the crossings; empty without a changed study.
-
-    Args:
-        studies: of one key, one base value and one level.
-    """
+    """Whether a change of one key moves the crossings; empty without a study of that key."""
     if not studies:
         return ""
     first = studies[0]
@@ -175,11 +168,7 @@ def _excluded(limits: Sequence[float | None]) -> str:
 
 
 def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
-    """The shift of each crossing; None without a pair of depths to compare.
-
-    Args:
-        studies: of one key, one base value and one level.
-    """
+    """The shift of each crossing when one key is changed; None without a pair of depths to compare."""
     pairs = [(study, pair) for study in studies for pair in study.pairs]
     if not pairs:
         return None

@@ -62,15 +62,7 @@ def outside_legend(canvas: Canvas, columns: int, **options: Any) -> None:
 def points_of_depths(
     axes: Axes, points: pd.DataFrame, column: str, colours: Mapping[int, str], linestyle: str = "none"
 ) -> None:
-    """Draw one mark per shape with the range of its seeds against N.
-
-    Args:
-        axes: with N on the x axis.
-        points: with depth, params, low, high and the column.
-        column: what is drawn.
-        colours: depth -> colour.
-        linestyle: of the line through the marks of one depth.
-    """
+    """Draw `column` of the points (with depth, params, low, high) against N: a mark per shape, bars over its seeds."""
     for (depth, rows), mark in zip(by_depth(points), itertools.cycle(MARKS), strict=False):
         colour = colours[depth]
         axes.vlines(rows["params"], rows["low"], rows["high"], color=colour, linewidth=1.6, alpha=0.45)

@@ -95,13 +95,7 @@ class Context:
 
 
 def inline_svg(svg: bytes, label: str, colours: Mapping[str, tuple[str, str]]) -> str:
-    """The `<svg>` element for an HTML page: no header, no fixed size, colours as CSS variables.
-
-    Args:
-        svg: as rendered.
-        label: plain text for screen readers.
-        colours: CSS name -> (light, dark), see `palette.variables`.
-    """
+    """The `<svg>` element for an HTML page, with a label for screen readers: no header, no fixed size, CSS colours."""
     text = svg.decode("utf-8")
     text = text[text.index("<svg") :]
     head, body = text[: text.index(">") + 1], text[text.index(">") + 1 :]

@@ -120,12 +120,7 @@ def gap_data(fit: Fit) -> list[GapPanel]:
 
 
 def draw_gaps(panels: Sequence[GapPanel], quantile: float) -> Canvas:
-    """Draw one panel per pair: gap, confidence region, zero line, and the crossing with its two intervals.
-
-    Args:
-        panels: the pairs.
-        quantile: half of the confidence region in standard errors.
-    """
+    """Draw a panel per pair: gap ± `quantile` standard errors, zero line, and the crossing with its two intervals."""
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     canvas = Canvas(figsize=(WIDTH, 0.35 + 2.55 * rows), dpi=100, layout="constrained")

@@ -68,11 +68,7 @@ def health_data(runs: RunTable, fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:
-    """Curves of the used cells: cell, step, loss, depth, width, seed.
-
-    Args:
-        runs: the run table, whose `cell` identifies the curves.
-        curves: columns cell, step, loss; rows of other cells are dropped.
+    """Curves (cell, step, loss) of the used cells, with depth, width, seed; rows of other cells are dropped.
 
     Raises:
         InputError: a column is missing.

@@ -45,7 +45,7 @@ def test_the_page_has_the_search_and_the_shifts(page, found):
 
 
 def test_colours_have_a_dark_edition(page):
-    """A colour of a drawing is a variable of the page, but for the white and black of numbers on a map."""
+    """A colour of a drawing is a variable of the page."""
     html = page.read_text()
     for name in ("search", "sensitivity"):
         drawing = html[html.index(f'<figure id="{name}"') :]

@@ -2,12 +2,11 @@
 
 - Shape: loss over the best shape at equal N, in percent, against the aspect ratio d/L. Kaplan et al. found a few
   percent over a factor of 40.
-- Size: the power law L(N) = (N_c/N)^α for the best shapes and for each depth. They found α = 0.076 and N_c = 8.8e13 in
-  non-embedding parameters. With an entropy E of the data the law is E + (N_c/N)^α; an unknown E is fitted.
-- Count: with embeddings counted, depths no longer fall on one line.
+- Size: the power law L(N) = (N_c/N)^α through the best shapes. They found α = 0.076 and N_c = 8.8e13 in non-embedding
+  parameters. With an entropy E of the data the law is E + (N_c/N)^α; an unknown E is fitted.
+- Count: the same laws in all parameters, embeddings included.
 
-Losses at equal N, best shapes, noise and the exponents of the curves come from the fit. Only the power laws without an
-offset, or with a known one, are fitted here.
+Losses at equal N, best shapes and noise come from the fit of the crossings; only the power laws are fitted here.
 """
 
 import math
@@ -32,19 +31,11 @@ from analysis.intervals import Interval
 Counted = Literal["own", "total"]
 #: (N_c/N)^α; E + (N_c/N)^α with the E of the data; the same with a fitted E.
 Form = Literal["power", "entropy", "offset"]
-#: Points of the law: the best shape of each budget, one depth, or all depths with one exponent.
-Scope = Literal["best", "depth", "all"]
 
 #: α_N and N_c of Kaplan et al. 2020, equation 1.1: English web text, 768 to 1.5e9 non-embedding parameters.
 PUBLISHED_ALPHA, PUBLISHED_SCALE = 0.076, 8.8e13
 #: Percent above the best shape within which Kaplan et al. 2020 (figure 5) found aspect ratios over a factor of 40.
 NEAR = 3.0
-#: Least number of points for a law of two and of three parameters.
-LEAST_POINTS, LEAST_FOR_OFFSET = 3, 4
-#: Reason of a law without a range of sizes.
-ONE_SIZE = "its points are of one size"
-#: Sizes closer than this in ln N count as equal.
-SAME = 1e-9
 
 
 @dataclass(frozen=True)
@@ -69,13 +60,7 @@ class Aspect:
 
 @dataclass(frozen=True)
 class AspectRange:
-    """The aspect ratios of one budget whose loss is within `NEAR` percent of the best.
-
-    Attributes:
-        budget, params: as in `Aspect`.
-        low, high: smallest and largest d/L within `NEAR` percent.
-        least, most: smallest and largest d/L measured.
-    """
+    """The aspect ratios of one budget: smallest and largest within `NEAR` percent (low, high), and measured."""
 
     budget: float
     params: float
@@ -87,24 +72,20 @@ class AspectRange:
 
 @dataclass(frozen=True)
 class Exponent:
-    """One power law of the loss.
+    """A power law through the best shapes.
 
     Attributes:
-        counted, form, scope: see the types.
-        depth: for the scope `depth`, else None.
-        points: number of points fitted; for the curves' own exponents those of the curves.
+        points: number of points fitted.
         alpha, interval: the exponent. The interval follows from the noise of the points, or without a noise estimate
             from their residuals.
         scale: N_c.
         offset: E, nats per token; None without one.
-        rms: root mean square residual, nats per token; None for the curves' own exponents.
+        rms: root mean square residual, nats per token.
         reason: why there is no exponent.
     """
 
     counted: Counted
     form: Form
-    scope: Scope
-    depth: int | None
     points: int
     alpha: float | None = None
     interval: Interval | None = None
@@ -126,29 +107,13 @@ class Exponent:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Difference between the depths at equal size: (highest - lowest) / lowest loss, percent, mean over the budgets.
-
-    Attributes:
-        own, total: at equal N, and at equal total parameters, over the same depths.
-        budgets: number of budgets.
-    """
-
-    own: float
-    total: float
-    budgets: int
-
-
-@dataclass(frozen=True)
 class Kaplan:
     """Shape, size and count of one study.
 
     Attributes:
         entropy: of the data in nats per token, if known.
-        aspects: by budget, then aspect ratio.
-        ranges: by budget.
-        exponents: of the best shapes, then of all depths, then of each depth.
-        spread: None without total counts, or without two depths comparable at equal counts of both kinds.
+        aspects: by budget, then aspect ratio; ranges: by budget.
+        exponents: in N, then in all parameters if these are known.
         level: of the intervals.
     """
 
@@ -158,7 +123,6 @@ class Kaplan:
     aspects: tuple[Aspect, ...]
     ranges: tuple[AspectRange, ...]
     exponents: tuple[Exponent, ...]
-    spread: Spread | None
     level: float
 
     @property
@@ -166,15 +130,9 @@ class Kaplan:
         """The law of Kaplan et al. 2020."""
         return {"alpha": PUBLISHED_ALPHA, "scale": PUBLISHED_SCALE}
 
-    def exponent(
-        self, counted: Counted, form: Form, scope: Scope = "best", depth: int | None = None
-    ) -> Exponent | None:
+    def exponent(self, counted: Counted, form: Form) -> Exponent | None:
         """The exponent of this kind, or None."""
-        wanted = (counted, form, scope, depth)
-        return next(
-            (item for item in self.exponents if (item.counted, item.form, item.scope, item.depth) == wanted),
-            None,
-        )
+        return next((item for item in self.exponents if (item.counted, item.form) == (counted, form)), None)
 
 
 @dataclass(frozen=True)
@@ -218,44 +176,27 @@ def kaplan(
     """
     if len(curves.depths) < 2:
         return None
+    places = [math.log(item.params) for item in best]
+    groups: dict[Counted, _Losses] = {
+        "own": _on_curves(curves, places, [item.depth for item in best], places)
+    }
     totals = totals_of(rows, curves)
-    quantile = _quantile(level, curves.dof) if curves.noise.known else math.nan
-    aspects = _aspects(rows, curves, best, quantile)
-    groups: list[tuple[Counted, Scope, int | None, _Losses]] = [
-        ("own", "best", None, _at_best(curves, best)),
-    ]
-    spread = None
     if totals is not None:
-        through, spread = _at_totals(curves, best, totals)
-        groups.append(("total", "best", None, through))
-    for depth in curves.depths:
-        groups.append(("own", "depth", depth, _of_depth(curves, depth, curves.x)))
-        if totals is not None:
-            groups.append(("total", "depth", depth, _of_depth(curves, depth, totals.log)))
+        groups["total"] = _at_totals(curves, best, totals)
     exponents = []
-    for counted, scope, where, losses in groups:
-        start = Exponent(counted, "power", scope, where, len(losses.size))
-        exponents.append(_straight(start, losses, 0.0, curves, level))
+    for counted, losses in groups.items():
+        exponents.append(_straight(Exponent(counted, "power", len(losses.size)), losses, 0.0, curves, level))
         if entropy:
             # With entropy 0 (tasks) it would be the power law again.
-            start = Exponent(counted, "entropy", scope, where, len(losses.size))
+            start = Exponent(counted, "entropy", len(losses.size))
             exponents.append(_straight(start, losses, entropy, curves, level))
-        if scope == "best":
-            start = Exponent(counted, "offset", scope, where, len(losses.size))
-            exponents.append(_with_offset(start, losses, curves, level))
-    exponents.extend(_of_curves(curves, quantile))
-    order = {"best": 0, "all": 1, "depth": 2}
-    exponents.sort(key=lambda item: (order[item.scope], item.depth or 0))
-    return Kaplan(entropy, aspects, _ranges(aspects), tuple(exponents), spread, level)
+        exponents.append(_with_offset(Exponent(counted, "offset", len(losses.size)), losses, curves, level))
+    aspects = _aspects(rows, curves, best, level)
+    return Kaplan(entropy, aspects, _ranges(aspects), tuple(exponents), level)
 
 
 def totals_of(rows: pd.DataFrame, curves: Curves) -> Totals | None:
-    """Total parameters of the points; None if a shape has none, or if they do not grow with N in some depth.
-
-    Args:
-        rows: the rows of the curves.
-        curves: through their losses.
-    """
+    """Total parameters of the points; None if a shape has none, or if they do not grow with N in some depth."""
     if "total_params" not in rows:
         return None
     counts = rows["total_params"].to_numpy(dtype=float)
@@ -273,7 +214,7 @@ def totals_of(rows: pd.DataFrame, curves: Curves) -> Totals | None:
 
 
 def _aspects(
-    rows: pd.DataFrame, curves: Curves, best: tuple[BestShape, ...], quantile: float
+    rows: pd.DataFrame, curves: Curves, best: tuple[BestShape, ...], level: float
 ) -> tuple[Aspect, ...]:
     # From the measured widths, not sqrt(N / 12L): N may be counted differently.
     widths = np.log(rows.groupby(["depth", "params"], sort=True)["width"].first().to_numpy(dtype=float))
@@ -284,7 +225,7 @@ def _aspects(
             width = math.exp(float(np.interp(math.log(item.params), curves.x[index], widths[index])))
             increase, interval = 100 * shape.excess / item.loss, None
             if shape.z and shape.depth != item.depth:
-                reach = 100 * quantile * shape.excess / shape.z / item.loss
+                reach = 100 * _quantile(level, curves.dof) * shape.excess / shape.z / item.loss
                 interval = (increase - reach, increase + reach)
             found.append(
                 Aspect(item.budget, item.params, shape.depth, width, width / shape.depth, increase, interval)
@@ -302,13 +243,6 @@ def _ranges(aspects: tuple[Aspect, ...]) -> tuple[AspectRange, ...]:
     return tuple(found)
 
 
-def _of_depth(curves: Curves, depth: int, sizes: Floats) -> _Losses:
-    index = curves.at(depth)
-    shared, own = curves.errors
-    covariance = shared[index] @ shared[index].T + np.diag(own[index] ** 2)
-    return _Losses(sizes[index], curves.mean[index], covariance)
-
-
 def _on_curves(curves: Curves, sizes: list[float], depths: list[int], places: list[float]) -> _Losses:
     """Losses on the curves of `depths` at ln N = `places`, for the counts `sizes`."""
     both = [curves.both(depth, np.array([x])) for depth, x in zip(depths, places, strict=True)]
@@ -317,70 +251,46 @@ def _on_curves(curves: Curves, sizes: list[float], depths: list[int], places: li
     return _Losses(np.array(sizes), loss, jacobian @ curves.covariance @ jacobian.T)
 
 
-def _at_best(curves: Curves, best: tuple[BestShape, ...]) -> _Losses:
-    places = [math.log(item.params) for item in best]
-    return _on_curves(curves, places, [item.depth for item in best], places)
-
-
-def _at_totals(curves: Curves, best: tuple[BestShape, ...], totals: Totals) -> tuple[_Losses, Spread | None]:
-    """The lowest losses at equal total counts, at those of the best shapes; and the spread of the depths there."""
-    sizes: list[float] = []
-    depths: list[int] = []
-    places: list[float] = []
-    apart: list[tuple[float, float]] = []
-    log_of = {depth: (totals.log[curves.at(depth)], curves.x[curves.at(depth)]) for depth in totals.own}
+def _at_totals(curves: Curves, best: tuple[BestShape, ...], totals: Totals) -> _Losses:
+    """The lowest losses at the total counts of the best shapes, where two depths have that count."""
+    sizes, depths, places = [], [], []
     for item in best:
         if item.depth not in totals.own:
             continue
-        log, x = log_of[item.depth]
-        size = float(PchipInterpolator(x, log)(math.log(item.params)))
-        there = {
-            depth: float(totals.own[depth](np.array([size]))[0])
-            for depth, (known, _) in log_of.items()
-            if known[0] - 1e-9 <= size <= known[-1] + 1e-9
-        }
+        index = curves.at(item.depth)
+        size = float(PchipInterpolator(curves.x[index], totals.log[index])(math.log(item.params)))
+        there = {}
+        for depth, own in totals.own.items():
+            low, high = totals.log[curves.at(depth)][[0, -1]]
+            if low - 1e-9 <= size <= high + 1e-9:
+                # Only rounding can put a place outside the range of its curve.
+                there[depth] = float(np.clip(own(np.array([size]))[0], *curves.range(depth)))
         if len(there) < 2:
             continue
-        losses = {depth: _loss(curves, depth, place) for depth, place in there.items()}
+        losses = {depth: curves.loss(depth, np.array([x]))[0] for depth, x in there.items()}
         lowest = min(losses, key=lambda depth: losses[depth])
         sizes.append(size)
         depths.append(lowest)
-        places.append(_inside(curves, lowest, there[lowest]))
-        common = [shape for shape in item.shapes if shape.depth in losses]
-        if len(common) > 1:
-            at_own = [shape.loss for shape in common]
-            at_total = [losses[shape.depth] for shape in common]
-            apart.append((max(at_own) / min(at_own) - 1, max(at_total) / min(at_total) - 1))
-    spread = None
-    if apart:
-        own, total = np.mean(apart, axis=0)
-        spread = Spread(100 * float(own), 100 * float(total), len(apart))
-    return _on_curves(curves, sizes, depths, places), spread
+        places.append(there[lowest])
+    return _on_curves(curves, sizes, depths, places)
 
 
-def _loss(curves: Curves, depth: int, x: float) -> float:
-    return float(curves.loss(depth, np.array([_inside(curves, depth, x)]))[0])
-
-
-def _inside(curves: Curves, depth: int, x: float) -> float:
-    """`x`, clipped to the range of the curve (rounding may have put it beyond)."""
-    low, high = curves.range(depth)
-    return min(max(x, low), high)
+def _lacking(count: int, needed: int, size: Floats) -> str | None:
+    """Why points do not determine a law, or None."""
+    if count < needed:
+        return f"{count} point{'s' * (count != 1)} of {needed} needed"
+    return "its points are of one size" if np.ptp(size) < 1e-9 else None
 
 
 def _straight(start: Exponent, losses: _Losses, entropy: float, curves: Curves, level: float) -> Exponent:
     """α and N_c of (N_c/N)^α through losses above an entropy: a weighted line through the logarithms."""
     above = losses.loss - entropy
     kept = above > 0
-    count = int(kept.sum())
-    if count < LEAST_POINTS:
+    count, size = int(kept.sum()), losses.size[kept]
+    if reason := _lacking(count, 3, size):
         low = len(above) - count
-        why = f"{count} point{'s' * (count != 1)} of {LEAST_POINTS} needed"
-        return replace(start, reason=why + (f"; {low} at or below the entropy of the data" if low else ""))
-    size, y = losses.size[kept], np.log(above[kept])
-    if np.ptp(size) < SAME:
-        return replace(start, reason=ONE_SIZE)
-    slope = 1 / above[kept]
+        return replace(start, reason=reason + (f"; {low} at or below the entropy of the data" if low else ""))
+    y, slope = np.log(above[kept]), 1 / above[kept]
     covariance = losses.covariance[np.ix_(kept, kept)] * np.outer(slope, slope)
     weight = _weights(covariance, curves.noise.known)
     centre = float(np.average(size, weights=weight))
@@ -391,60 +301,33 @@ def _straight(start: Exponent, losses: _Losses, entropy: float, curves: Curves, 
     residual = y - design @ np.array([level_at, alpha])
     reach = _reach(solve[1], covariance, residual, count - 2, curves, level)
     rms = float(np.sqrt(np.mean((above[kept] - np.exp(y - residual)) ** 2)))
-    return _found(start, alpha, reach, level_at + alpha * centre, entropy or None, rms, count)
+    start = replace(start, points=count, offset=entropy or None, rms=rms)
+    return _found(start, alpha, reach, level_at + alpha * centre)
 
 
 def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float) -> Exponent:
     """α, N_c and E of E + (N_c/N)^α, with the family of curves that has these three parameters."""
     count = len(losses.size)
-    if count < LEAST_FOR_OFFSET:
-        return replace(start, reason=f"{count} point{'s' * (count != 1)} of {LEAST_FOR_OFFSET} needed")
-    if np.ptp(losses.size) < SAME:
-        return replace(start, reason=ONE_SIZE)
-    weight = _weights(losses.covariance, curves.noise.known)
+    if reason := _lacking(count, 4, losses.size):
+        return replace(start, reason=reason)
     order = np.argsort(losses.size, kind="stable")
-    size, loss, weight = losses.size[order], losses.loss[order], weight[order]
+    size, loss, covariance = losses.size[order], losses.loss[order], losses.covariance[np.ix_(order, order)]
+    weight = _weights(covariance, curves.noise.known)
     one = np.zeros(count, dtype=np.int64)
     smooth = fit_family("power", one, size, loss, weight)
     curve = smooth.curves[0]
     if curve.alpha is None or curve.alpha_at is None:
         steep = (curve.alpha or 0.0) > 1
         return replace(start, reason="the loss falls like a step" if steep else "the loss falls like ln N")
+    # The curve is height + slope·(1 - exp(-α·s))/α with s = ln N - centre.
+    height, slope = curve.coefficients[:2]
+    if slope >= 0:
+        return replace(start, reason="the loss does not fall with N")
     solve, _ = solution(smooth, one, size, weight)
     residual = loss - smooth.loss(0, size)
-    covariance = losses.covariance[np.ix_(order, order)]
     reach = _reach(solve[curve.alpha_at], covariance, residual, count - 3, curves, level)
-    scale, offset = _constants(curve.coefficients, curve.alpha, curve.centre)
-    if scale is None:
-        return replace(start, reason="the loss does not fall with N")
-    rms = float(np.sqrt(np.mean(residual**2)))
-    return _found(start, curve.alpha, reach, curve.alpha * scale, offset, rms, count)
-
-
-def _of_curves(curves: Curves, quantile: float) -> list[Exponent]:
-    """The exponents of the curves, if these are power laws with an offset."""
-    found = []
-    own = curves.smooth.family == "power-own"
-    for depth, curve in curves.smooth.curves.items():
-        if curve.alpha is None or curve.alpha_at is None:
-            continue
-        # NaN without a noise estimate, like the quantile.
-        reach = quantile * math.sqrt(max(float(curves.covariance[curve.alpha_at, curve.alpha_at]), 0.0))
-        if not own:
-            # One exponent for all depths, but a level and a slope for each: no single scale or offset.
-            start = Exponent("own", "offset", "all", None, len(curves.x))
-            return [_found(start, curve.alpha, reach, None, None, None, len(curves.x))]
-        start = Exponent("own", "offset", "depth", depth, len(curves.at(depth)))
-        scale, offset = _constants(curve.coefficients, curve.alpha, curve.centre)
-        height = None if scale is None else curve.alpha * scale
-        found.append(_found(start, curve.alpha, reach, height, offset, None, start.points))
-    return found
-
-
-def _constants(coefficients: tuple[float, ...], alpha: float, centre: float) -> tuple[float | None, float]:
-    """Ln N_c and E of level + slope·(1 - exp(-α·s))/α with s = ln N - centre; no N_c if the loss rises with N."""
-    level, slope = coefficients[0], coefficients[1]
-    return (centre + math.log(-slope / alpha) / alpha if slope < 0 else None), level + slope / alpha
+    start = replace(start, offset=height + slope / curve.alpha, rms=float(np.sqrt(np.mean(residual**2))))
+    return _found(start, curve.alpha, reach, curve.alpha * curve.centre + math.log(-slope / curve.alpha))
 
 
 def _weights(covariance: Floats, known: bool) -> Floats:
@@ -470,24 +353,13 @@ def _quantile(level: float, dof: float) -> float:
     return float(student.ppf((1 + level) / 2, dof))
 
 
-def _found(
-    start: Exponent,
-    alpha: float,
-    reach: float,
-    height: float | None,
-    offset: float | None,
-    rms: float | None,
-    points: int,
-) -> Exponent:
-    """The exponent with its interval; `height` is α·ln N_c."""
-    log_scale = None if height is None or alpha <= 0 else height / alpha
+def _found(start: Exponent, alpha: float, reach: float, height: float) -> Exponent:
+    """`start` with its exponent, interval and scale; `height` is α·ln N_c."""
+    log_scale = height / alpha if alpha > 0 else math.inf
     return replace(
         start,
-        points=points,
         alpha=alpha,
         interval=(alpha - reach, alpha + reach) if math.isfinite(reach) else None,
         # The scale of a nearly flat law exceeds the largest float.
-        scale=math.exp(log_scale) if log_scale is not None and abs(log_scale) < 700 else None,
-        offset=offset,
-        rms=rms,
+        scale=math.exp(log_scale) if abs(log_scale) < 700 else None,
     )

@@ -1,7 +1,6 @@
 """Pages: the template environment, and figures as files."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +11,47 @@ from analysis.files import write_bytes, write_text
 from analysis.numbers import digits, duration
 from analysis.report.figures.figure import Figure, inline_svg
 
-KINDS = ("svg", "png", "csv")
 
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A figure on the page: plain words and the `<svg>` element."""
-
-    name: str
-    title: str
-    caption: str
-    svg: Markup
-
-
-def write_figure(figure: Figure, folder: Path, colours: Mapping[str, tuple[str, str]]) -> DrawnFigure:
-    """Write a figure as SVG, PNG and CSV into a folder, and return it for a page.
+def write_page(
+    folder: Path,
+    template: str,
+    figures: Sequence[Figure],
+    earlier: Collection[str],
+    colours: Mapping[str, tuple[str, str]],
+    **values: Any,
+) -> Path:
+    """Write figures as SVG, PNG and CSV, then the page `report.html`; remove figures of an earlier page.
 
     Args:
-        figure: what to write.
-        folder: made if missing.
+        folder: made if missing; the figures are in its folder `figures`.
+        template: of this package.
+        figures: the template gets them as `figures` by name, and as `drawn` their `<svg>` elements by name.
+        earlier: patterns of the names of figures that are removed if they are not written now.
         colours: CSS name -> (light, dark), see `analysis.report.figures.palette.variables`.
+        values: for the template.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    svg, png = figure.render()
-    write_bytes(folder / f"{figure.name}.svg", svg)
-    write_bytes(folder / f"{figure.name}.png", png)
-    write_text(folder / f"{figure.name}.csv", figure.data.table().to_csv(index=False, lineterminator="\n"))
-    # Safe to mark: matplotlib escapes every text, and the texts are numbers and words of this package.
-    inlined = Markup(inline_svg(svg, figure.title, colours))
-    return DrawnFigure(figure.name, figure.title, figure.caption, inlined)
-
-
-def write_page(path: Path, template: str, **values: Any) -> Path:
-    """Render a template of this package into a file."""
-    return write_text(path, environment().get_template(template).render(**values))
-
-
-def remove_figures(folder: Path, patterns: Collection[str], kept: Collection[str]) -> None:
-    """Remove the figure files of an earlier page whose names match a pattern and are not kept."""
-    for path in [path for name in patterns for kind in KINDS for path in folder.glob(f"{name}.{kind}")]:
-        if path.stem not in kept:
-            path.unlink(missing_ok=True)
+    drawn = {}
+    for figure in figures:
+        path = folder / "figures" / figure.name
+        svg, png = figure.render()
+        write_bytes(path.with_suffix(".svg"), svg)
+        write_bytes(path.with_suffix(".png"), png)
+        write_text(path.with_suffix(".csv"), figure.table.to_csv(index=False, lineterminator="\n"))
+        # Safe to mark: matplotlib escapes every text, and the texts are numbers and words of this package.
+        drawn[figure.name] = Markup(inline_svg(svg, figure.title, colours))
+    by_name = {figure.name: figure for figure in figures}
+    page = (
+        environment().get_template(template).render(drawn=drawn, figures=by_name, colours=colours, **values)
+    )
+    write_text(folder / "report.html", page)
+    # Last: the old page needs its figures until it is replaced.
+    for old in [path for name in earlier for path in (folder / "figures").glob(f"{name}.*")]:
+        if old.stem not in drawn and old.suffix in (".svg", ".png", ".csv"):
+            old.unlink(missing_ok=True)
+    return folder / "report.html"
 
 
 def environment() -> Environment:
@@ -66,11 +63,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
-        "digits": digits,
-        "duration": duration,
-        "unbroken": _unbroken,
-    }
+    made.filters |= {"digits": digits, "duration": duration, "unbroken": _unbroken}
     return made
 
 

@@ -1,8 +1,7 @@
 """The report of a study: one page that needs no network, and every number and figure as a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -23,15 +22,13 @@ from analysis.report.extras.shifts import shift_sentence, shifts_table
 from analysis.report.figures import palette
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import evidence_of
-from analysis.report.html import remove_figures, write_figure, write_page
+from analysis.report.html import write_page
 from analysis.report.tables import (
     best_table,
     cost_table,
     crossings_table,
-    default_recommendations,
     diverged_table,
     laws_table,
-    left_out_table,
     projection_table,
     reasons_table,
 )
@@ -53,7 +50,6 @@ def write_report(
     entropy: float | None = None,
     curves: pd.DataFrame | None = None,
     measures: pd.DataFrame | None = None,
-    recommendations: Sequence[Mapping[str, Any]] | None = None,
     spec_text: str | None = None,
     search: SearchInfo | None = None,
 ) -> Path:
@@ -70,7 +66,6 @@ def write_report(
         entropy: entropy of the data in nats per token, where known.
         curves: training curves with the columns cell, step, loss.
         measures: diagnostics of the layers, with the columns cell, step, name, layer, value.
-        recommendations: rows of `analysis.law.projection.recommend`; by default `default_recommendations`.
         spec_text: the study's specification, printed as it is.
         search: objective and grid, if a search chose the rows and the table has their order.
 
@@ -82,72 +77,54 @@ def write_report(
         ValueError: the fit has no evidence to draw.
         OSError: the folder cannot be written.
     """
-    evidence_of(fit)
+    evidence = evidence_of(fit)
     folder = Path(out)
     history = None if search is None else search_data(runs, search, level=fit.level)
-    sections = make_figures(Context(runs, fit, entropy, curves, history, measures))
+    context = Context(runs, fit, entropy, curves, history, measures)
+    sections = make_figures(context)
     graded = graded_accuracy(fit)
-    colours = palette.variables(len(set(runs.used["depth"])), len({item.budget for item in fit.best}))
+    colours = palette.variables(len(context.colours), len({item.budget for item in fit.best}))
     if graded is not None:
         colours |= palette.of_values(len(graded[1].axis.labels))
-    figures = [item for items in sections.values() for item in items if isinstance(item, Figure)]
-    drawn = {item.name: write_figure(item, folder / "figures", colours) for item in figures}
+    pairs = _listed_pairs(fit)
+    shapes, seeds = counted(len(evidence.curves.x), "shape"), counted(int(fit.noise.get("seeds", 1)), "seed")
+    tokens = f" {fit.tokens.sentence}" if fit.tokens.sentence else ""
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
-    given = default_recommendations(runs, fit) if recommendations is None else recommendations
-    path = write_page(
-        folder / "report.html",
+    return write_page(
+        folder,
         "report.html.j2",
+        [item for items in sections.values() for item in items if isinstance(item, Figure)],
+        NAMES,
+        colours,
         title=title,
         fit=fit,
         sections=sections,
-        drawn=drawn,
-        colours=colours,
+        headlines=answers(fit),
+        about=f"{fit.used} rows of {shapes}, {seeds}.{tokens} {count_phrase(fit.count)}.",
+        law=law_sentence(fit),
+        disagreements=disagreement_sentence(fit),
+        noise=noise_sentence(fit),
+        kaplan_words=kaplan_sentences(fit.kaplan),
+        shift=shift_sentence(fit.shifts),
         inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
         search_words="" if history is None or search is None else search_sentence(history, search.ended),
         needed=None if graded is None else needed_table(*graded),
-        projected=projection_table(runs, fit, given),
+        shifts=shifts_table(fit.shifts),
+        laws=laws_table(fit),
+        best=best_table(fit) if fit.best else None,
+        projected=projection_table(runs, fit),
+        exponents=exponents_table(fit.kaplan, noise=bool(fit.noise.get("known"))),
+        crossings=crossings_table(fit, pairs) if pairs else None,
+        hidden=len(fit.crossings) - len(pairs),
         cost=cost_table(runs),
+        diverged=diverged_table(fit) if fit.diverged else None,
+        reasons=reasons_table(fit),
         seconds=float(runs.frame["train_seconds"].sum()),
+        total=fit.used + len(fit.left_out),
         facts=dict(facts or {}),
         spec_text=spec_text,
-        **_of_fit(fit),
     )
-    # Last: the old page needs its figures until it is replaced.
-    remove_figures(folder / "figures", set(NAMES), drawn)
-    return path
-
-
-def _of_fit(fit: Fit) -> dict[str, Any]:
-    """The sentences and tables of the page that need the fit only."""
-    pairs = _listed_pairs(fit)
-    return {
-        "headlines": answers(fit),
-        "about": about_phrase(fit),
-        "law": law_sentence(fit),
-        "disagreements": disagreement_sentence(fit),
-        "noise": noise_sentence(fit),
-        "kaplan_words": kaplan_sentences(fit.kaplan),
-        "shift": shift_sentence(fit.shifts),
-        "shifts": shifts_table(fit.shifts),
-        "laws": laws_table(fit),
-        "best": best_table(fit) if fit.best else None,
-        "exponents": exponents_table(fit.kaplan, noise=bool(fit.noise.get("known"))),
-        "crossings": crossings_table(fit, pairs) if pairs else None,
-        "hidden": len(fit.crossings) - len(pairs),
-        "diverged": diverged_table(fit) if fit.diverged else None,
-        "reasons": reasons_table(fit),
-        "left_out": left_out_table(fit),
-        "total": fit.used + len(fit.left_out),
-    }
-
-
-def about_phrase(fit: Fit) -> str:
-    """Counts, seeds, tokens and how parameters are counted."""
-    shapes = counted(len(evidence_of(fit).curves.x), "shape")
-    seeds = counted(int(fit.noise.get("seeds", 1)), "seed")
-    tokens = f" {fit.tokens.sentence}" if fit.tokens.sentence else ""
-    return f"{fit.used} rows of {shapes}, {seeds}.{tokens} {count_phrase(fit.count)}."
 
 
 def _listed_pairs(fit: Fit) -> list[Crossing]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.projection import recommend
 from analysis.law.threshold import ThresholdFit
-from analysis.numbers import digits, duration, ends, human, percent, short, short_range
+from analysis.numbers import counted, digits, duration, ends, human, percent, short, short_range
 from analysis.report.figures.frames import drawn_law
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Table, shapes_table
@@ -27,14 +27,15 @@ FAR = 100.0
 DEEPER_THAN_WIDE = math.inf
 #: Forward and backward pass of one token cost about this many FLOPs per parameter (Kaplan et al. 2020, section 2.1).
 FLOPS = 6
-#: Different reasons in the table of left-out rows, and rows listed one by one; `fit.json` has all.
-MOST_REASONS, MAX_LISTED = 20, 60
+#: Different reasons in the table of left-out rows; `fit.json` has all.
+MOST_REASONS = 20
 
 
 def crossings_table(fit: Fit, items: Sequence[Crossing]) -> Table:
     """Status, N, width and intervals of the crossings."""
     interval = percent(fit.level)
     delta = next((item.delta for item in items if item.delta), None)
+    ahead = "ahead" if delta is None else f"{percent(delta)} ahead"
     columns = (
         Column("pair", right=False),
         Column("status", right=False, look="tag"),
@@ -44,12 +45,10 @@ def crossings_table(fit: Fit, items: Sequence[Crossing]) -> Table:
         Column("width", "of the shallower model"),
         Column("first significant", "Levine et al. 2020: N, and width", where="page"),
         Column("first width", under="first significant", where="page"),
-        Column("ahead" if delta is None else f"{percent(delta)} ahead", "at N"),
-        Column("lead interval", under="ahead" if delta is None else f"{percent(delta)} ahead", where="page"),
+        Column(ahead, "at N"),
+        Column("lead interval", under=ahead, where="page"),
         Column("z at the ends", where="page"),
         Column("one crossing", "share of the draws", where="page"),
-        Column("no crossing", under="one crossing", small="none {}", where="page"),
-        Column("several crossings", under="one crossing", small="several {}", where="page"),
         Column("why", right=False, under="status"),
     )
     note = "" if all(item.adjacent for item in items) else "* not neighbours among the depths of the study"
@@ -57,13 +56,7 @@ def crossings_table(fit: Fit, items: Sequence[Crossing]) -> Table:
 
 
 def _crossing(item: Crossing) -> tuple[str | None, ...]:
-    first = item.first_significant
-    draws = [item.draws_one, item.draws_none, item.draws_several]
-    shares = [None if share is None else f"{100 * share:.1f} %" for share in draws]
-    rare = [
-        text if (share or 0) > 0.0005 else None for text, share in zip(shares[1:], draws[1:], strict=True)
-    ]
-    delta_interval = None if item.delta_params is None else item.delta_interval
+    first, small, large = item.first_significant, item.z_small, item.z_large
     return (
         f"{item.shallow} → {item.deep}{'' if item.adjacent else ' *'}",
         item.status.replace("_", "-"),
@@ -74,18 +67,15 @@ def _crossing(item: Crossing) -> tuple[str | None, ...]:
         None if first is None else short(first.params),
         None if first is None else f"{digits(first.width)} ± {digits(first.error)} wide",
         _maybe(short, item.delta_params),
-        _maybe(short_range, delta_interval),
-        None
-        if item.z_small is None or item.z_large is None
-        else f"{item.z_small:+.1f} / {item.z_large:+.1f}",
-        shares[0],
-        *rare,
+        _maybe(short_range, None if item.delta_params is None else item.delta_interval),
+        None if small is None or large is None else f"{small:+.1f} / {large:+.1f}",
+        _maybe(lambda share: f"{100 * share:.1f} %", item.draws_one),
         item.reason,
     )
 
 
-def _maybe(text: Any, value: Any) -> str | None:
-    return None if value is None else str(text(value))
+def _maybe(text: Callable[[Any], str], value: Any) -> str | None:
+    return None if value is None else text(value)
 
 
 def laws_table(fit: Fit) -> Table:
@@ -95,12 +85,13 @@ def laws_table(fit: Fit) -> Table:
     """
     trials = {item.law: item for item in fit.held_out}
     base = trials.get(BASELINE)
-    rows = [_law(item.form, item.status, _line_note(item), _line(item), None, trials) for item in _laws(fit)]
+    lines = (fit.law, *fit.rivals)
+    rows = [_law(item.form, item.status, _line_note(item), _line(item), None, trials) for item in lines]
     for item in fit.surfaces:
-        values = [f"{name} = {value:.3g}" for name, value in item.parameters.items()]
+        values = ", ".join(f"{name} = {value:.3g}" for name, value in item.parameters.items())
         rows.append(_law(item.form, item.status, _surface_note(item), values, item.aicc, trials))
     if base is not None:
-        rows.append(_law(BASELINE, "rule", "every law should beat it", [], None, trials))
+        rows.append(_law(BASELINE, "rule", "every law should beat it", "", None, trials))
     columns = (
         Column("law", right=False),
         Column("formula", under="law", where="page"),
@@ -123,20 +114,10 @@ def laws_table(fit: Fit) -> Table:
     return Table("laws", columns, rows, note)
 
 
-def _laws(fit: Fit) -> tuple[ThresholdFit, ...]:
-    return (fit.law, *fit.rivals)
-
-
 def _law(
-    form: str,
-    status: str,
-    note: str,
-    parameters: Sequence[str],
-    aicc: float | None,
-    trials: Mapping[str, HeldOut],
+    form: str, status: str, note: str, parameters: str, aicc: float | None, trials: Mapping[str, HeldOut]
 ) -> tuple[str | None, ...]:
     own, base = trials.get(form), trials.get(BASELINE)
-    name, formula = LAWS.get(form, (form, ""))
     if own is not None and own.reasons and own.unanswered == len(own.trials):
         # The note of a law without any depth gives that reason already.
         new = [f"held out: {reason}" for reason in own.reasons if reason not in note]
@@ -144,11 +125,10 @@ def _law(
     regret, baseline = (None, None) if own is None or base is None else paired_regret(own, base)
     asked = 0 if own is None else len(own.trials)
     return (
-        name,
-        formula,
+        *LAWS.get(form, (form, "")),
         status.replace("_", " "),
         note,
-        ", ".join(parameters) or None,
+        parameters or None,
         None if aicc is None else f"{aicc:.1f}",
         None if regret is None else f"{regret:.4f}",
         None if baseline is None or form == BASELINE else f"{baseline:.4f}",
@@ -171,18 +151,17 @@ def paired_regret(law: HeldOut, base: HeldOut) -> tuple[float | None, float | No
     return float(own), float(others)
 
 
-def _line(item: ThresholdFit) -> list[str]:
+def _line(item: ThresholdFit) -> str:
     if item.a is None or item.b is None:
-        return []
+        return ""
     a = f"a = {item.a:.3f}" + (f" ({ends(item.a_interval, 3)})" if item.a_interval else "")
-    b = f"b = {item.b:.3g}" + (f" ({ends(item.b_interval, 3)})" if item.b_interval else "")
-    return [a, b]
+    return f"{a}, b = {item.b:.3g}" + (f" ({ends(item.b_interval, 3)})" if item.b_interval else "")
 
 
 def _line_note(item: ThresholdFit) -> str:
-    parts = [item.reason or "", item.note or ""]
+    parts = [item.reason, item.note]
     if item.chi2 is not None and item.dof and item.p_value is not None:
-        freedom = f"{item.dof} degree{'s' * (item.dof > 1)} of freedom"
+        freedom = f"{counted(item.dof, 'degree')} of freedom"
         parts.append(f"χ² = {item.chi2:.2f} with {freedom}, p = {item.p_value:.2g}")
     if item.scatter:
         parts.append(f"scatter of ln d ±{digits(item.scatter)}")
@@ -191,11 +170,9 @@ def _line_note(item: ThresholdFit) -> str:
 
 def _surface_note(item: SurfaceFit) -> str:
     """Why the surface is not `ok`, or why it has no best depth at the largest size measured."""
-    if item.reason:
-        return item.reason
-    if item.params_range and item.usable:
-        return item.best_depth_reason(item.params_range[1]) or ""
-    return ""
+    if item.reason or not item.usable or not item.params_range:
+        return item.reason or ""
+    return item.best_depth_reason(item.params_range[1]) or ""
 
 
 def best_table(fit: Fit) -> Table:
@@ -224,45 +201,31 @@ def best_table(fit: Fit) -> Table:
     )
 
 
-def projection_sizes(largest: float) -> list[float]:
-    """3, 10 and 100 times the largest size measured, and 1e9 and 1e12 if they lie beyond it; ascending."""
-    return sorted({*(factor * largest for factor in MULTIPLES), *(size for size in SIZES if size > largest)})
+def projections(runs: RunTable, fit: Fit) -> tuple[list[str], list[dict[str, Any]]]:
+    """The names of the rivals, and the shapes of the law at sizes beyond the data; none without a rising law.
 
-
-def default_recommendations(runs: RunTable, fit: Fit) -> list[dict[str, Any]]:
-    """Shapes for the sizes of `projection_sizes`; none without a rising law.
-
-    The measured budgets are left out: there the measured losses are better evidence than a law of two parameters.
+    The sizes are `MULTIPLES` of the largest measured one, and `SIZES` if they lie beyond it. At the measured budgets
+    the losses are better evidence than a law of two parameters. Each shape has `outside`, `far` and `rivals`: the
+    depths of the rivals, None if there is none and `DEEPER_THAN_WIDE` if the model would have more layers than width.
     """
     law = drawn_law(fit)
     if law is None or law.b <= 0 or runs.used.empty:
-        return []
-    largest = max((item.params for item in fit.best), default=float(runs.used["params"].max()))
-    return recommend(law, projection_sizes(largest))
-
-
-def projections(
-    runs: RunTable, fit: Fit, recommendations: Sequence[Mapping[str, Any]]
-) -> tuple[list[str], list[dict[str, Any]]]:
-    """The names of the rivals, and each recommendation with `outside`, `far` and `rivals`, their depths in that order.
-
-    A rival's depth is None if it has none, and `DEEPER_THAN_WIDE` if the model would have more layers than it is wide.
-    A size is inside the data if N lies among the measured sizes and the depth among those the law was fitted on.
-    """
+        return [], []
+    high = float(runs.used["params"].max())
+    largest = max((item.params for item in fit.best), default=high)
+    sizes = {*(factor * largest for factor in MULTIPLES), *(size for size in SIZES if size > largest)}
     advices = {form: advice for form, advice in fit.advices().items() if form != fit.law.form}
-    low, high = (float(end) for end in (runs.used["params"].min(), runs.used["params"].max()))
-    rows = []
-    for row in recommendations:
-        params = float(row["params"])
-        depths = {form: _rival_depth(advice(params), params) for form, advice in advices.items()}
-        # 10 · 10 = 100 up to rounding only.
-        far = params > FAR * high * (1 + 1e-9)
-        outside = bool(row["extrapolated"]) or not low <= params <= high
-        rows.append({**row, "outside": outside, "far": far, "rivals": depths})
-    forms = [form for form in advices if any(row["rivals"][form] is not None for row in rows)]
-    return [law_name(form) for form in forms], [
-        {**row, "rivals": [row["rivals"][form] for form in forms]} for row in rows
+    rows = [
+        {
+            **row,
+            "outside": True,
+            # 10 · 10 = 100 up to rounding only.
+            "far": row["params"] > FAR * high * (1 + 1e-9),
+            "rivals": [_rival_depth(advice(row["params"]), row["params"]) for advice in advices.values()],
+        }
+        for row in recommend(law, sorted(sizes))
     ]
+    return [law_name(form) for form in advices], rows
 
 
 def _rival_depth(depth: float | None, params: float) -> float | None:
@@ -271,25 +234,27 @@ def _rival_depth(depth: float | None, params: float) -> float | None:
     return DEEPER_THAN_WIDE if depth > math.sqrt(params / (12 * depth)) else depth
 
 
-def projection_table(runs: RunTable, fit: Fit, recommendations: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Projected shapes, and the depths of the rivals; None without a recommendation."""
-    names, rows = projections(runs, fit, recommendations)
+def projection_table(runs: RunTable, fit: Fit) -> Table | None:
+    """Projected shapes, and the depths of the rivals; None without a shape."""
+    names, rows = projections(runs, fit)
     if not rows:
         return None
+    depths = {name: [row["rivals"][index] for row in rows] for index, name in enumerate(names)}
     more = {
-        f"by {name}": [depth_text(row["rivals"][index]) for row in rows] for index, name in enumerate(names)
+        f"by {name}": [depth_text(value) for value in found] for name, found in depths.items() if any(found)
     }
     table = shapes_table("projected shapes", rows, fit.level, more)
-    far = any(row["far"] for row in rows)
-    deep = any(DEEPER_THAN_WIDE in row["rivals"] for row in rows)
     note = (
         "The depth L that solves 12·L·exp(2(a + b·L)) = N, rounded, and the width that fills the budget. At that N "
         "deeper models are about to overtake, so between two whole depths prefer the deeper. Intervals cover noise "
         "only, not whether the law has the right form, which is the larger doubt outside the data; compare the rivals."
-        + f" Far outside: more than {FAR:.0f} times the largest N measured; do not rely on these numbers."
-        * far
-        + " n/a: by the law the model would have more layers than its width." * deep
     )
+    if any(row["far"] for row in rows):
+        note += (
+            f" Far outside: more than {FAR:.0f} times the largest N measured; do not rely on these numbers."
+        )
+    if any(DEEPER_THAN_WIDE in found for found in depths.values()):
+        note += " n/a: by the law the model would have more layers than its width."
     return Table(table.title, table.columns, table.rows, note)
 
 
@@ -346,15 +311,5 @@ def reasons_table(fit: Fit) -> Table:
     """The reasons of the rows left out, most frequent first."""
     reasons = Counter(str(item["reason"]) for item in fit.left_out).most_common()
     rows = [(str(count), reason) for reason, count in reasons[:MOST_REASONS]]
-    note = (
-        f"{len(reasons) - MOST_REASONS} more reasons are in fit.json." if len(reasons) > MOST_REASONS else ""
-    )
+    note = "Every row is in fit.json with its reason."
     return Table("reasons", (Column("rows"), Column("reason", right=False)), rows, note)
-
-
-def left_out_table(fit: Fit) -> Table:
-    """The rows left out one by one."""
-    rows = [(str(item["row"]), item.get("cell"), str(item["reason"])) for item in fit.left_out[:MAX_LISTED]]
-    more = len(fit.left_out) - MAX_LISTED
-    columns = (Column("row"), Column("cell", right=False), Column("reason", right=False))
-    return Table("rows left out", columns, rows, f"{more} more are in fit.json." if more > 0 else "")

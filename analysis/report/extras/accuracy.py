@@ -9,15 +9,9 @@ from matplotlib.figure import Figure as Canvas
 from analysis.fit.document import Fit
 from analysis.fit.measures import TARGETS, MeasureData, Value, measure_by_value
 from analysis.numbers import digits, layers
-from analysis.report.extras.measures import draw_measure, measure_caption, needed_sentence
-from analysis.report.figures.canvas import (
-    MAX_END_LABELS,
-    name_depths,
-    new_canvas,
-    points_of_depths,
-    size_limits,
-)
-from analysis.report.figures.figure import Context, Figure, Rows
+from analysis.report.extras.measures import measure_figure, needed_sentence
+from analysis.report.figures.canvas import new_canvas, outside_legend, points_of_depths, size_axis
+from analysis.report.figures.figure import Context, Figure
 from analysis.runs.table import STOPPED
 
 #: Measures other than the loss in a run table, for which more is better, and their names in sentences.
@@ -53,24 +47,19 @@ def graded_figure(context: Context) -> Figure | None:
     if graded is None:
         return None
     key, data = graded
-    title = "Accuracy against depth, one line per difficulty"
-    return Figure("accuracy_graded", title, measure_caption(data), data, lambda: draw_measure(data, key))
+    return measure_figure(data, key, "accuracy_graded", "Accuracy against depth, one line per difficulty")
 
 
-def accuracy_data(fit: Fit, name: str = "accuracy") -> Rows | None:
-    """Depth, width, params, seeds, mean, low, high of the accuracy of each shape; None without any.
+def accuracy_data(fit: Fit, name: str = "accuracy") -> pd.DataFrame | None:
+    """Depth, width, params, seeds, mean, low, high of one of `SCORES` for each shape; None without any.
 
     Runs that were stopped early are left out: they have a forecast of their loss only.
-
-    Args:
-        fit: with its evidence.
-        name: a column, one of `SCORES`.
     """
     rows = _rows_with(fit, name)
     if rows.empty:
         return None
     groups = rows.groupby(["depth", "width", "params"], sort=True)[name]
-    return Rows(groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index())
+    return groups.agg(seeds="size", mean="mean", low="min", high="max").reset_index()
 
 
 def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
@@ -101,16 +90,15 @@ def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
     return rows.assign(**{name: numbers})[(numbers >= 0) & (numbers <= 1)]
 
 
-def draw_accuracy(data: Rows, colours: Mapping[int, str], size_label: str) -> Canvas:
+def draw_accuracy(table: pd.DataFrame, colours: Mapping[int, str], size_label: str) -> Canvas:
     """Draw accuracy against N on a log axis, one line per depth; bars run from the lowest to the highest seed."""
-    many = len(colours) > MAX_END_LABELS
-    canvas, axes = new_canvas(4.9 if many else 4.1)
-    ends = points_of_depths(axes, data.rows, "mean", colours, "-")
-    size_limits(axes, data.rows, many=many)
+    canvas, axes = new_canvas(4.4)
+    points_of_depths(axes, table, "mean", colours, "-")
+    size_axis(axes)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("accuracy (share of the targets)")
     axes.set_xlabel(size_label)
-    name_depths(canvas, axes, ends, many=many)
+    outside_legend(canvas, 6)
     return canvas
 
 
@@ -122,7 +110,7 @@ def score_sentences(fit: Fit) -> list[str]:
         data = accuracy_data(fit, name)
         if data is None:
             continue
-        best = data.rows.loc[data.rows.groupby("depth")["mean"].idxmax()].to_dict("records")
+        best = data.loc[data.groupby("depth")["mean"].idxmax()].to_dict("records")
         parts = [f"{digits(row['mean'], 3)} with {layers(int(row['depth']))}" for row in best]
         sentences.append(f"Best mean {title}: {', '.join(parts)}.")
     return sentences

@@ -2,8 +2,6 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +13,7 @@ from analysis.numbers import digits, layers, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import MARKS, WIDTH, Axes, outside_legend
 from analysis.report.figures.figure import Context, Figure
+from analysis.report.figures.frames import by_depth
 from analysis.runs.table import RunTable
 
 #: Columns of the measures; `layer` counts from 1, and step 0 is before the first step.
@@ -56,50 +55,38 @@ PATHS = {
 DISTANCE = "rank_residual"
 #: Measures on a log axis.
 _LOG = (DISTANCE, "grad_norm", "update_ratio")
-#: Layers up to which a line has marks.
-_MARKED = 16
 _TITLES = {"start": "before training", "end": "at the end"}
-
-
-@dataclass(frozen=True)
-class DiagnosticsData:
-    """Measures by layer, at the start and at the end of training.
-
-    Attributes:
-        rows: name, when (`start` or `end`), depth, layer, value (mean over the cells of the depth), low, high (of these
-            cells), cells.
-        names: the measures in the order of the figure.
-    """
-
-    rows: pd.DataFrame
-    names: tuple[str, ...]
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.rows
-
-    @property
-    def caption(self) -> str:
-        """The caption of the panels."""
-        lines = "One line per depth: the mean over its cells, shaded from the lowest to the highest."
-        return " ".join([lines, *(words for name, words in MEANINGS.items() if name in self.names)])
 
 
 def figure(context: Context) -> Figure | None:
     """Diagnostics of the layers; None without measures."""
-    data = None if context.measures is None else diagnostics_data(context.runs, context.measures)
-    if data is None:
+    table = None if context.measures is None else diagnostics_data(context.runs, context.measures)
+    if table is None:
         return None
-    title = "Inside the models, layer by layer"
-    return Figure("diagnostics", title, data.caption, data, lambda: draw_diagnostics(data, context.colours))
+    return Figure(
+        "diagnostics",
+        "Inside the models, layer by layer",
+        caption_of(table),
+        table,
+        lambda: draw_diagnostics(table, context.colours),
+    )
 
 
-def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> DiagnosticsData | None:
-    """The measures of the table's cells by depth and layer; None if there are none.
+def caption_of(table: pd.DataFrame) -> str:
+    """The caption of the panels."""
+    lines = "One line per depth: the mean over its cells, shaded from the lowest to the highest."
+    found = set(table["name"])
+    return " ".join([lines, *(words for name, words in MEANINGS.items() if name in found)])
 
-    Args:
-        runs: the run table, whose `cell` identifies the cells; of a diverged cell only the start is used.
-        measures: columns `COLUMNS`; step 0 is the start of a cell, its last step the end.
+
+def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> pd.DataFrame | None:
+    """The measures of the table's cells by depth and layer, in the order of the figure; None if there are none.
+
+    Step 0 is the start of a cell, its last step the end; of a diverged cell only the start is used.
+
+    Returns:
+        name, when (`start` or `end`), depth, layer, value (mean over the cells of the depth), low, high (of these
+        cells), cells.
 
     Raises:
         InputError: a column is missing.
@@ -110,10 +97,9 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> DiagnosticsData 
             f"The measures of layers lack the column {', '.join(missing)}; they need {', '.join(COLUMNS)}, and have "
             f"{', '.join(map(str, measures.columns))}."
         )
-    known = runs.frame
-    if not len(measures) or "cell" not in known.columns:
+    if not len(measures) or "cell" not in runs.frame:
         return None
-    merged = measures[list(COLUMNS)].merge(known[["cell", "depth", "status"]], on="cell", how="inner")
+    merged = measures[list(COLUMNS)].merge(runs.frame[["cell", "depth", "status"]], on="cell", how="inner")
     merged = merged[np.isfinite(merged["value"].to_numpy(dtype=float))]
     last = merged.groupby("cell")["step"].transform("max")
     is_start = merged["step"] == 0
@@ -122,32 +108,31 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> DiagnosticsData 
     if not len(merged):
         return None
     groups = merged.groupby(["name", "when", "depth", "layer"], sort=False)["value"]
-    rows = groups.agg(value="mean", low="min", high="max", cells="size").reset_index()
-    found = set(rows["name"])
-    names = (*(name for name in WORDS if name in found), *sorted(found - set(WORDS)))
-    place = {name: index for index, name in enumerate(names)}
-    rows = rows.astype({"depth": int, "layer": int})
-    rows = rows.assign(place=rows["name"].map(place), late=rows["when"] == "end")
-    rows = rows.sort_values(["place", "late", "depth", "layer"]).drop(columns=["place", "late"])
-    return DiagnosticsData(rows.reset_index(drop=True), names)
+    rows: pd.DataFrame = groups.agg(value="mean", low="min", high="max", cells="size").reset_index()
+    order = [*WORDS, *sorted(set(rows["name"]) - set(WORDS))]
+    rows = rows.assign(place=rows["name"].map(order.index), late=rows["when"] == "end")
+    rows = rows.sort_values(["place", "late", "depth", "layer"], ignore_index=True)
+    return rows.drop(columns=["place", "late"]).astype({"depth": int, "layer": int})
 
 
-def draw_diagnostics(data: DiagnosticsData, colours: Mapping[int, str]) -> Canvas:
+def draw_diagnostics(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
     """Draw one line per depth over its layers; the panels of a row share one scale."""
-    count = len(data.names)
-    canvas = Canvas(figsize=(WIDTH, 0.9 + 1.45 * count), dpi=100, layout="constrained")
-    grid: Any = canvas.subplots(count, 2, sharex=True, sharey="row", squeeze=False)
-    for name, row in zip(data.names, grid, strict=True):
+    names = list(dict.fromkeys(table["name"]))
+    canvas = Canvas(figsize=(WIDTH, 0.9 + 1.45 * len(names)), dpi=100, layout="constrained")
+    grid = canvas.subplots(len(names), 2, sharex=True, sharey="row", squeeze=False)
+    distances = table.loc[table["name"].str.startswith(DISTANCE), "low"]
+    floor = min(0.1, distances[distances > 0].min()) / 2
+    for name, row in zip(names, grid, strict=True):
         for when, axes in zip(_TITLES, row, strict=True):
-            _draw(axes, data, name, when, colours)
-        row[0].set_title(WORDS.get(name, name), fontweight="bold")
+            _draw(axes, table[(table["name"] == name) & (table["when"] == when)], name, colours)
+        row[0].set_title(WORDS.get(name, name))
         if name.startswith(DISTANCE):
             # One scale for all paths.
-            row[0].set_ylim(_frame(data))
+            row[0].set_ylim(floor, 1.5)
         if name.startswith(_LOG):
             low, high = row[0].get_ylim()
-            locator = LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,), numticks=6)
-            row[0].yaxis.set_major_locator(locator)
+            subs = (1, 2, 5) if high / low < 100 else (1,)
+            row[0].yaxis.set_major_locator(LogLocator(subs=subs, numticks=6))
     for when, axes in zip(_TITLES, grid[-1], strict=True):
         axes.set_xlabel(f"layer, {_TITLES[when]}")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -157,43 +142,32 @@ def draw_diagnostics(data: DiagnosticsData, colours: Mapping[int, str]) -> Canva
     return canvas
 
 
-def _draw(axes: Axes, data: DiagnosticsData, name: str, when: str, colours: Mapping[int, str]) -> None:
-    rows = data.rows[(data.rows["name"] == name) & (data.rows["when"] == when)]
+def _draw(axes: Axes, rows: pd.DataFrame, name: str, colours: Mapping[int, str]) -> None:
     is_log = name.startswith(_LOG)
-    for depth, mark in zip(sorted(set(data.rows["depth"])), itertools.cycle(MARKS), strict=False):
-        part = rows[rows["depth"] == depth]
+    for (depth, part), mark in zip(by_depth(rows), itertools.cycle(MARKS), strict=False):
         colour = colours.get(depth, palette.MUTED)
-        x = part["layer"].to_numpy()
         value, low, high = (part[column].to_numpy(dtype=float) for column in ("value", "low", "high"))
         if is_log:
             # A distance may round to zero.
             value, low, high = (np.where(y > 0, y, np.nan) for y in (value, low, high))
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        style = {"marker": mark if depth <= _MARKED else None, "markersize": 4, "linewidth": 1.5}
-        axes.plot(x, value, color=colour, label=layers(depth), **style)
+        axes.fill_between(part["layer"], low, high, color=colour, alpha=0.15, linewidth=0)
+        style = {"marker": mark, "markersize": 4, "linewidth": 1.5}
+        axes.plot(part["layer"], value, color=colour, label=layers(depth), **style)
     if is_log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value:.0e}" if value < 1e-3 else short(value))
-        )
+        text = FuncFormatter(lambda value, _: f"{value:.0e}" if value < 1e-3 else short(value))
+        axes.yaxis.set_major_formatter(text)
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.margins(x=0.04)
 
 
-def _frame(data: DiagnosticsData) -> tuple[float, float]:
-    """Ends of the axis of all distances from rank one."""
-    low = data.rows.loc[data.rows["name"].str.startswith(DISTANCE), "low"].to_numpy(dtype=float)
-    return float(low[low > 0].min(initial=0.1)) / 2, 1.5
-
-
-def rank_sentence(data: DiagnosticsData | None) -> str:
+def rank_sentence(table: pd.DataFrame | None) -> str:
     """The tokens' distance from rank one behind the last layer of the deepest models; empty if not measured."""
-    if data is None or DISTANCE not in data.names:
+    if table is None or DISTANCE not in set(table["name"]):
         return ""
-    depth = int(data.rows.loc[data.rows["name"] == DISTANCE, "depth"].max())
-    found = data.rows[data.rows["depth"] == depth].set_index(["name", "when", "layer"])["value"]
+    depth = int(table.loc[table["name"] == DISTANCE, "depth"].max())
+    found = table[table["depth"] == depth].set_index(["name", "when", "layer"])["value"]
     parts = []
     for when, words in (("start", "before training"), ("end", "at the end of training")):
         last = {name: (name, when, depth) for name in PATHS}

@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from analysis.fit.measures import MeasureData, Value, ValueAxis, label
 from analysis.numbers import digits, human, layers, listed, short
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, WIDTH, Axes, depth_axis, outside_legend
+from analysis.report.figures.canvas import (
+    MARKS,
+    WIDTH,
+    Axes,
+    depth_axis,
+    draw_bound,
+    outside_legend,
+    thinned,
+)
 from analysis.report.figures.figure import Figure
 from analysis.report.figures.frames import by_depth
 from analysis.tables import Column, Table
@@ -22,24 +30,18 @@ from analysis.tables import Column, Table
 REACH, LETTER = 5.4, 6.0
 
 
-def measure_figure(data: MeasureData, key: str) -> Figure:
-    """A measure against depth."""
-    title = f"{data.name} against depth, by {key}"
-    name = f"measure_{data.name}"
-    return Figure(name, title, measure_caption(data), data, lambda: draw_measure(data, key))
-
-
-def measure_caption(data: MeasureData) -> str:
-    """Return the caption of the one or two panels."""
+def measure_figure(data: MeasureData, key: str, name: str, title: str) -> Figure:
+    """A measure against depth by the value of a key, in one or two panels."""
     needed = (
         " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model of a "
         "value if none does."
     )
-    return (
+    caption = (
         f"Mean over the seeds of the best width of each depth (the {'lowest' if data.lower else 'highest'} mean); bars "
         "run from the lowest to the highest seed, small dots are the other widths. Choosing the best width by the same "
         f"rows biases it slightly.{'' if data.target is None else needed}"
     )
+    return Figure(name, title, caption, data.table(), lambda: draw_measure(data, key))
 
 
 def draw_measure(data: MeasureData, key: str) -> Canvas:
@@ -49,9 +51,7 @@ def draw_measure(data: MeasureData, key: str) -> Canvas:
     grid = canvas.subplots(1, 2 if aimed else 1, squeeze=False, width_ratios=[1.25, 1] if aimed else None)[0]
     axes = grid[0]
     depths = [depth for depth, _ in by_depth(data.shapes)]
-    reach = max(depths[-1] / depths[0], 1.5)
     axes.set_xscale("log")
-    axes.set_xlim(depths[0] / reach**0.08, depths[-1] * reach**0.08)
     colours = [light for light, _ in palette.sequence(len(data.axis.labels))]
     looks = zip(data.axis.places, data.axis.labels, colours, itertools.cycle(MARKS), strict=False)
     for place, name, colour, mark in looks:
@@ -66,7 +66,7 @@ def draw_measure(data: MeasureData, key: str) -> Canvas:
         axes.axhline(data.target, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
     depth_axis(axes, depths, room=48 if aimed else 26)
     axes.set_xlabel("depth L (layers)")
-    axes.set_title(f"{data.name}, best over the widths", fontweight="bold")
+    axes.set_title(f"{data.name}, best over the widths")
     outside_legend(canvas, min(len(data.axis.labels), 7), title=key)
     if aimed:
         _draw_needed(grid[1], data, key)
@@ -86,48 +86,23 @@ def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
         bound = float(row["deepest"])
         draw_bound(axes, float(row["place"]), bound, bound + 0.12 * span, palette.MUTED)
     axes.set_ylim(depths[0] - 0.08 * span, depths[-1] + 0.18 * span)
-    kept: list[int] = []
-    for depth in depths:
-        if not kept or depth - kept[-1] >= 0.06 * span:
-            kept.append(depth)
-    axes.set_yticks(kept)
+    axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_xlabel(key)
-    axes.set_title(f"layers for {data.name} {'≤' if data.lower else '≥'} {data.target:g}", fontweight="bold")
-
-
-def draw_bound(axes: Axes, place: float, bound: float, end: float, colour: str) -> None:
-    """Draw an arrow from a bound to `end`."""
-    arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.8}
-    axes.annotate("", xy=(place, end), xytext=(place, bound), arrowprops=arrow)
-    axes.plot([place], [bound], marker="_", color=colour, markersize=11, zorder=4)
+    axes.set_title(f"layers for {data.name} {'≤' if data.lower else '≥'} {data.target:g}")
 
 
 def set_values(axes: Axes, axis: ValueAxis, *, reach: float = REACH) -> None:
-    """Set the x axis to the values of a key, with ticks at the values unless their labels would touch.
-
-    Args:
-        axes: to be set.
-        axis: of the values.
-        reach: inches of the axis.
-    """
-    places = np.array(axis.places)
+    """Set an x axis of `reach` inches to the values of a key, with ticks at those whose labels do not touch."""
+    places = np.log(axis.places) if axis.log else np.array(axis.places)
+    margin = 0.07 * max(float(places[-1] - places[0]), 0.7)
+    low, high = places[0] - margin, places[-1] + margin
     if axis.log:
         axes.set_xscale("log")
-        margin = max(places[-1] / places[0], 2.0) ** 0.07
-        low, high = places[0] / margin, places[-1] * margin
-    else:
-        margin = 0.07 * max(float(places[-1] - places[0]), 1.0)
-        low, high = places[0] - margin, places[-1] + margin
-    axes.set_xlim(low, high)
-    scale = np.log if axis.log else np.asarray
-    at = (scale(places) - scale(low)) / (scale(high) - scale(low)) * reach * 72
-    kept: list[int] = []
-    for index, name in enumerate(axis.labels):
-        room = LETTER * (len(name) + (len(axis.labels[kept[-1]]) if kept else 0)) / 2 + 6
-        if not kept or at[index] - at[kept[-1]] >= room:
-            kept.append(index)
+    axes.set_xlim((math.exp(low), math.exp(high)) if axis.log else (low, high))
+    room = LETTER * max(len(name) for name in axis.labels) + 6
+    kept = thinned((places - low) / (high - low) * reach * 72, room)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(places[kept], [axis.labels[index] for index in kept])
+    axes.set_xticks([axis.places[index] for index in kept], [axis.labels[index] for index in kept])
     axes.grid(axis="x", visible=False)
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from analysis.design.history import SearchData
 from analysis.numbers import counted, digits, layers, scientific
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, MAX_END_LABELS, WIDTH, Axes, set_ticks
+from analysis.report.figures.canvas import MARKS, WIDTH, Axes, set_ticks
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import by_depth
 
@@ -28,24 +28,20 @@ def figure(context: Context) -> Figure | None:
     data = context.search
     if data is None:
         return None
-    caption = search_caption(data)
-    return Figure("search", "How the search went", caption, data, lambda: draw_search(data, context.colours))
-
-
-def search_caption(search: SearchData) -> str:
-    """Return the caption of the three panels of a search."""
     grid = (
         "The dashed line is the expected half-width of the spec's grid, one seed after the other: the median of "
         "studies simulated from the curves and noise of this study."
-        if len(search.grid)
+        if len(data.grid)
         else "There are too few rows to simulate a grid."
     )
-    target = " The dotted line is the target." if search.stop_when is not None else ""
-    return (
+    target = " The dotted line is the target." if data.stop_when is not None else ""
+    caption = (
         "Above: every cell in the order of finishing; hollow marks are forecasts of stopped cells, crosses are cells "
         "without a loss. Below: the estimate with its interval if that is closed (left), and its half-width "
         f"(right; a share of the value, for crossings in ln N). {grid}{target}"
     )
+    title = "How the search went"
+    return Figure("search", title, caption, data.table(), lambda: draw_search(data, context.colours))
 
 
 def draw_search(data: SearchData, colours: Mapping[int, str]) -> Canvas:
@@ -64,12 +60,11 @@ def _draw_cells(axes: Axes, data: SearchData, colours: Mapping[int, str]) -> Non
     for (depth, rows), mark in zip(by_depth(cells), itertools.cycle(MARKS), strict=False):
         colour = colours.get(depth, palette.MUTED)
         for outcome, part in rows.groupby("outcome", sort=True):
-            done = outcome == "done"
-            fill = {"facecolors": colour if done else "none", "edgecolors": colour}
-            lost = outcome not in ("done", "forecast")
-            style = {"marker": "x", "color": colour} if lost else {"marker": mark, **fill}
-            axes.scatter(part["order"], part["params"], s=26, linewidths=1.2, **style)
-        axes.scatter([], [], s=26, marker=mark, color=colour, label=layers(depth))
+            shown = {"done": mark, "forecast": mark}.get(str(outcome), "x")
+            face = "none" if outcome == "forecast" else colour
+            style = {"marker": shown, "color": colour, "markerfacecolor": face, "linestyle": "none"}
+            axes.plot(part["order"], part["params"], markersize=5, **style)
+        axes.plot([], [], marker=mark, color=colour, linestyle="none", label=layers(depth))
     axes.set_yscale("log")
     low, high = float(cells["params"].min()), float(cells["params"].max())
     axes.set_ylim(low / 1.3, high * 1.3)
@@ -77,22 +72,19 @@ def _draw_cells(axes: Axes, data: SearchData, colours: Mapping[int, str]) -> Non
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.set_xlabel("cells, in the order of finishing")
     axes.set_ylabel("N")
-    if cells["depth"].nunique() <= MAX_END_LABELS:
-        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-        axes.legend(frameon=False, fontsize=8.5, ncols=8, **place)
+    axes.legend(ncols=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
 
 
 def _draw_value(axes: Axes, data: SearchData) -> None:
     steps = data.steps[data.steps["value"].notna()]
-    x = steps["flops"].to_numpy()
-    closed = steps["low"].notna().to_numpy() & steps["high"].notna().to_numpy()
-    low, high = (np.where(closed, steps[name], np.nan) for name in ("low", "high"))
-    axes.fill_between(x, low, high, color=palette.ACCENT, alpha=0.18, linewidth=0)
+    x = steps["flops"]
+    # Where an end is open, and so NaN, nothing is shaded.
+    axes.fill_between(x, steps["low"], steps["high"], color=palette.ACCENT, alpha=0.18, linewidth=0)
     axes.plot(x, steps["value"], color=palette.ACCENT, marker="o", markersize=3)
     if data.objective.kind != "b" and len(steps):
         axes.set_yscale("log")
         set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5)))
-    axes.set_title(OBJECTIVES[data.objective.kind], fontweight="bold")
+    axes.set_title(OBJECTIVES[data.objective.kind])
     _work_axis(axes)
 
 
@@ -110,9 +102,9 @@ def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
         axes.axhline(data.stop_when, label="target", **dotted)
     axes.set_yscale("log")
     set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5)), digits)
-    axes.set_title("half-width of its interval", fontweight="bold")
+    axes.set_title("half-width of its interval")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8.5, loc="best")
+        axes.legend()
     _work_axis(axes)
 
 

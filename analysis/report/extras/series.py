@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, LogLocator
+from matplotlib.ticker import FixedLocator
 
 from analysis.curves.noise import Floats
 from analysis.fit.crossing_shift import ChangedStudy
@@ -15,20 +15,9 @@ from analysis.fit.measures import MeasureData, ValueAxis, label
 from analysis.fit.sentences import law_formula
 from analysis.fit.series import BestData, CrossingData, Member
 from analysis.intervals import Interval
-from analysis.numbers import (
-    digits,
-    ends,
-    human,
-    human_range,
-    layers,
-    percent,
-    short,
-    short_range,
-    span,
-)
+from analysis.numbers import digits, ends, human, human_range, layers, percent, short, short_range, span
 from analysis.report.extras.measures import (
     compared_sentence,
-    draw_bound,
     listed_values,
     needed_sentence,
     runs_of,
@@ -36,7 +25,15 @@ from analysis.report.extras.measures import (
 )
 from analysis.report.extras.shifts import shift_sentence
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, Axes, end_labels, new_canvas, outside_legend, set_ticks
+from analysis.report.figures.canvas import (
+    MARKS,
+    Axes,
+    count_axis,
+    draw_bound,
+    new_canvas,
+    outside_legend,
+    set_ticks,
+)
 from analysis.report.figures.figure import Figure
 from analysis.tables import Column, Table
 
@@ -59,9 +56,8 @@ def crossings_figure(data: CrossingData, key: str, level: float) -> Figure:
         "intervals. Arrows are bounds: downwards the deeper model leads at every measured size, upwards at none. "
         "Hollow marks and broken bars are inconclusive; lines join settled neighbours."
     )
-    return Figure(
-        "crossings", f"The crossings against {key}", caption, data, lambda: draw_crossings(data, key)
-    )
+    title = f"The crossings against {key}"
+    return Figure("crossings", title, caption, data.table(), lambda: draw_crossings(data, key))
 
 
 def best_figure(data: BestData, key: str) -> Figure:
@@ -70,7 +66,8 @@ def best_figure(data: BestData, key: str) -> Figure:
         "Depth of the lowest loss at each budget, read off the curves of each member at one N. Bars span the depths "
         "statistically tied with it (less than two standard errors of the paired difference)."
     )
-    return Figure("best_depth", f"The best depth against {key}", caption, data, lambda: draw_best(data, key))
+    title = f"The best depth against {key}"
+    return Figure("best_depth", title, caption, data.table(), lambda: draw_best(data, key))
 
 
 def draw_crossings(data: CrossingData, key: str) -> Canvas:
@@ -87,20 +84,16 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
     colours = [light for light, _ in palette.sequence(len(pairs))]
     looks = zip(pairs, colours, itertools.cycle(MARKS), strict=False)
     for rank, (((shallow, deep), rows), colour, mark) in enumerate(looks):
-        side = _side(rank, len(pairs))
-        x = _beside(data.axis, rows["place"].to_numpy(dtype=float), side)
+        x = _beside(data.axis, rows["place"].to_numpy(dtype=float), rank, len(pairs))
         for place, row in zip(x, rows.to_dict("records"), strict=True):
-            if math.isfinite(row["params"]):
-                _draw_crossing(axes, place, row, colour, mark)
-            elif row["status"] in ("left_censored", "right_censored"):
-                _draw_censored(axes, place, row, colour)
+            _draw_crossing(axes, place, row, colour, mark)
         # Join only neighbouring values that are both settled.
         settled = rows[rows["status"] == "bracketed"].set_index("place")["params"]
-        settled = settled.reindex(list(data.axis.places))
-        axes.plot(_beside(data.axis, np.array(data.axis.places), side), settled, color=colour, linewidth=1.2)
+        places = np.array(data.axis.places, dtype=float)
+        x = _beside(data.axis, places, rank, len(pairs))
+        axes.plot(x, settled.reindex(places), color=colour, linewidth=1.2)
         axes.plot([], [], marker=mark, color=colour, label=f"{shallow} → {deep}")
-    decades = math.log10(top / bottom)
-    set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1, 3) if decades < 4 else (1,)))
+    count_axis(axes.yaxis, math.log10(top / bottom))
     axes.set_xlabel(key)
     axes.set_ylabel("N at the crossing")
     outside_legend(canvas, min(len(pairs), 6), title="layers")
@@ -108,23 +101,24 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
 
 
 def _draw_crossing(axes: Axes, place: float, row: Mapping[Any, Any], colour: str, mark: str) -> None:
-    solid = row["status"] == "bracketed"
-    span = [row["low"], row["high"]]
-    drawn = [end if math.isfinite(end) else edge for end, edge in zip(span, axes.get_ylim(), strict=True)]
-    dashes = "-" if solid and np.isfinite(span).all() else (0, (2, 2))
-    bar = {"linewidth": 2.2, "alpha": 0.45, "linestyle": dashes, "zorder": 2}
-    axes.plot([place, place], drawn, color=colour, **bar)
-    face = {"markersize": 6.5, "markerfacecolor": colour if solid else palette.PAPER, "zorder": 4}
-    axes.plot([place], [row["params"]], marker=mark, color=colour, **face)
-
-
-def _draw_censored(axes: Axes, place: float, row: Mapping[Any, Any], colour: str) -> None:
-    """Draw a bound: the deeper model leads already at the smallest size, or not even at the largest."""
-    below = row["status"] == "left_censored"
-    known = row["high"] if below else row["low"]
-    bound = known if math.isfinite(known) else row["measured_low" if below else "measured_high"]
-    if math.isfinite(bound):
-        draw_bound(axes, place, bound, bound / LENGTH if below else bound * LENGTH, colour)
+    """Draw an estimate with its interval, or a bound: the deeper model leads at the smallest size, or at none."""
+    status, low, high = row["status"], row["low"], row["high"]
+    if math.isfinite(row["params"]):
+        solid = status == "bracketed"
+        bar = [
+            end if math.isfinite(end) else edge
+            for end, edge in zip((low, high), axes.get_ylim(), strict=True)
+        ]
+        dashes = "-" if solid and math.isfinite(low + high) else (0, (2, 2))
+        axes.plot([place] * 2, bar, color=colour, linewidth=2.2, alpha=0.45, linestyle=dashes, zorder=2)
+        face = {"markersize": 6.5, "markerfacecolor": colour if solid else palette.PAPER, "zorder": 4}
+        axes.plot([place], [row["params"]], marker=mark, color=colour, **face)
+    elif status == "left_censored":
+        bound = high if math.isfinite(high) else row["measured_low"]
+        draw_bound(axes, place, bound, bound / LENGTH, colour)
+    elif status == "right_censored":
+        bound = low if math.isfinite(low) else row["measured_high"]
+        draw_bound(axes, place, bound, bound * LENGTH, colour)
 
 
 def draw_best(data: BestData, key: str) -> Canvas:
@@ -134,64 +128,30 @@ def draw_best(data: BestData, key: str) -> Canvas:
     colours = [light for light, _ in palette.sequence(len(budgets), "budget")]
     axes.set_yscale("log")
     set_values(axes, data.axis)
-    labels = []
     for rank, ((_, rows), colour) in enumerate(zip(budgets, colours, strict=True)):
-        x = _beside(data.axis, rows["place"].to_numpy(dtype=float), _side(rank, len(budgets)))
+        x = _beside(data.axis, rows["place"].to_numpy(dtype=float), rank, len(budgets))
         axes.vlines(x, rows["near_low"], rows["near_high"], color=colour, linewidth=4, alpha=0.25)
-        axes.plot(x, rows["depth"], color=colour, marker="o", markersize=5.5, linewidth=1.3)
         name = f"N = {short(float(rows['params'].iloc[0]))}"
-        labels.append((x[-1], float(rows["depth"].iloc[-1]), name, colour))
-    depths = data.rows[["depth", "near_low", "near_high"]].to_numpy(dtype=float)
-    low, high = float(np.nanmin(depths)), float(np.nanmax(depths))
-    axes.set_ylim(low / 1.25, high * 1.25)
-    _depth_ticks(axes, sorted({int(value) for value in depths[np.isfinite(depths)]}))
-    _room_right(axes, data.axis)
+        axes.plot(x, rows["depth"], color=colour, marker="o", markersize=5.5, linewidth=1.3, label=name)
+    known = data.rows[["depth", "near_low", "near_high"]].to_numpy(dtype=float)
+    depths = np.unique(known[np.isfinite(known)])
+    axes.set_ylim(depths[0] / 1.25, depths[-1] * 1.25)
+    set_ticks(axes.yaxis, FixedLocator(depths.tolist()), "{:.0f}".format)
     axes.set_xlabel(key)
     axes.set_ylabel("best depth (layers)")
-    # All labels at one place: otherwise those of lines that end at one depth overlap.
-    last = max(item[0] for item in labels)
-    end_labels(axes, [(last, *item[1:]) for item in labels])
+    outside_legend(canvas, 5)
     return canvas
 
 
-def _room_right(axes: Axes, axis: ValueAxis) -> None:
-    """Widen the axis for labels at the ends of lines."""
-    low, high = axes.get_xlim()
-    axes.set_xlim(low, high * (high / low) ** 0.16 if axis.log else high + 0.16 * (high - low))
-
-
-def _side(rank: int, count: int) -> float:
-    """Steps by which one of `count` lines is moved to a side of its value; smaller for many lines."""
-    return (rank - (count - 1) / 2) * min(1.0, MOST_STEPS / count)
-
-
-def _beside(axis: ValueAxis, places: Floats, rank: float) -> Floats:
-    """Places moved to one side, so that the bars of several lines do not hide each other."""
+def _beside(axis: ValueAxis, places: Floats, rank: int, count: int) -> Floats:
+    """Places moved to the side of one of `count` lines, so that the bars of several lines do not hide each other."""
     first, last = axis.places[0], axis.places[-1]
-    if axis.log:
-        return np.asarray(places * (last / first) ** (APART * rank))
-    return np.asarray(places + APART * rank * max(last - first, 1.0))
+    shift = APART * (rank - (count - 1) / 2) * min(1.0, MOST_STEPS / count)
+    return places * (last / first) ** shift if axis.log else places + shift * max(last - first, 1.0)
 
 
-def _depth_ticks(axes: Axes, depths: list[int]) -> None:
-    kept: list[int] = []
-    for depth in depths:
-        if not kept or depth >= 1.2 * kept[-1]:
-            kept.append(depth)
-    set_ticks(axes.yaxis, FixedLocator(kept), "{:.0f}".format)
-
-
-def members_table(
-    key: str, members: Sequence[Member], about: Sequence[Mapping[str, Any]], level: float
-) -> Table:
-    """Rows, depths, sizes and the law of each member.
-
-    Args:
-        key: that differs.
-        members: in order.
-        about: `members` of `series.json`.
-        level: of the intervals.
-    """
+def members_table(key: str, members: Sequence[Member], about: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows, depths, sizes and the law of each member; `about` is `members` of `series.json`."""
     columns = (
         Column(key, right=False),
         Column("rows used"),
@@ -199,18 +159,13 @@ def members_table(
         Column("N"),
         Column("seeds"),
         Column("threshold law", right=False),
-        Column("slope", under="threshold law"),
     )
     rows = []
     for member, item in zip(members, about, strict=True):
         law = None if member.fit is None else member.fit.law
-        if law is None:
-            words, detail = "no fit", None
-        elif law.a is None or law.b is None:
-            words, detail = "none", law.reason
-        else:
-            interval = "no interval" if law.b_interval is None else ends(law.b_interval)
-            words, detail = law_formula(law.a, law.b), f"slope {interval} ({percent(level)})"
+        words = "no fit" if law is None else f"none: {law.reason}"
+        if law is not None and law.a is not None and law.b is not None:
+            words = law_formula(law.a, law.b)
         rows.append(
             (
                 label(member.value),
@@ -219,7 +174,6 @@ def members_table(
                 short_range(item["params"]) if item["params"] else None,
                 str(item["seeds"]),
                 words,
-                detail,
             )
         )
     return Table("members", columns, rows)
@@ -258,32 +212,6 @@ def _ends(row: Mapping[Any, Any], *names: str) -> Interval:
     return low, high
 
 
-def best_table(key: str, data: BestData) -> Table:
-    """The best depth by budget and value."""
-    columns = (
-        Column("N"),
-        Column(key, right=False),
-        Column("best depth", look="strong"),
-        Column("width"),
-        Column("loss"),
-        Column("statistically tied", right=False),
-    )
-    rows = [
-        (
-            short(row["params"]),
-            label(row["value"]),
-            str(row["depth"]),
-            digits(row["width"]),
-            f"{row['loss']:.4f}",
-            ", ".join(depth for depth in row["near"].split() if depth != str(row["depth"])) or "none"
-            if row["near"]
-            else "no noise estimate",
-        )
-        for row in data.rows.sort_values("budget", kind="stable").to_dict("records")
-    ]
-    return Table("best depths by value", columns, rows)
-
-
 def series_sentences(
     key: str,
     members: Sequence[Member],
@@ -305,15 +233,12 @@ def series_sentences(
     if crossings is None or not (crossings.rows["status"] == "bracketed").any():
         # Inconclusive crossings come last.
         crossed, depths = depths, crossed
-    return [
-        *slope_sentences(key, members, level),
-        *needed,
-        *crossed,
-        *([shift_sentence(shifts)] if shifts else []),
-        *depths,
-    ] or [
-        f"No member of this series has two depths that can be compared, and none has a measure to show by {key}."
-    ]
+    shifted = [shift_sentence(shifts)] if shifts else []
+    found = [*slope_sentences(key, members, level), *needed, *crossed, *shifted, *depths]
+    nothing = (
+        "No member of this series has two depths that can be compared, and none has a measure to show by "
+    )
+    return found or [f"{nothing}{key}."]
 
 
 def slope_sentences(key: str, members: Sequence[Member], level: float) -> list[str]:

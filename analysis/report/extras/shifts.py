@@ -1,24 +1,17 @@
-"""Figures, table and sentence of the shifts of crossings when a key is changed.
-
-Used for sensitivity runs and series.
-"""
+"""Figure, table and sentence of the shifts of crossings when a key is changed: sensitivity runs and series."""
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, CrossingShift, moved
 from analysis.fit.measures import Value, label
-from analysis.intervals import Interval
-from analysis.numbers import Ends, digits, ends, factors, percent, short, short_range, times
+from analysis.numbers import digits, ends, factors, percent, short, short_range, times
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, WIDTH, size_axis
+from analysis.report.figures.canvas import MARKS, new_canvas, outside_legend, size_axis
 from analysis.report.figures.figure import Context, Figure
 from analysis.tables import Column, Table
 
@@ -28,8 +21,12 @@ _RATES = {
     1.0: "the study's own learning rate",
     2.0: "double the learning rate",
 }
-#: Colours of the changed studies.
-_OTHERS = (palette.ACCENT, palette.LAWS["power"][0], palette.LAWS["response"][0], palette.LAWS["additive"][0])
+#: Colours of the study itself and of the changed ones.
+_COLOURS = (
+    palette.INK,
+    palette.ACCENT,
+    *(palette.LAWS[name][0] for name in ("power", "response", "additive")),
+)
 #: How the shifts of sensitivity runs are estimated.
 PAIRED_NOTE = (
     "Cells around each crossing were trained again at other learning rates with the same seeds. Their losses enter no "
@@ -40,130 +37,75 @@ PAIRED_NOTE = (
 MOST_NAMED = 3
 
 
-@dataclass(frozen=True)
-class ShiftData:
-    """The crossings of neighbouring depths at each value of a key.
-
-    Attributes:
-        rows: shallow, deep, condition, params, low, high (NaN if open or unknown), settled (whether the crossing is
-            bracketed, or its shift known).
-        conditions: in order, that of the study itself first.
-    """
-
-    rows: pd.DataFrame
-    conditions: tuple[str, ...]
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.rows
-
-
 def sensitivity_figure(context: Context) -> Figure | None:
     """The crossings at other learning rates; None without sensitivity runs."""
     studies = context.fit.shifts
-    data = shift_data(studies)
-    if data is None:
+    table = shift_data(studies)
+    if table is None:
         return None
+    first = studies[0]
+    caption = (
+        f"Each crossing at {condition(first.key, first.base)} and after the change, with {percent(first.level)} "
+        "intervals. Bars of the changed values hold the error of the shift alone. A bar that reaches the frame is open "
+        "there; a broken bar belongs to a crossing that is not settled."
+    )
     title = "The crossings at other learning rates"
-    return Figure("sensitivity", title, shift_caption(studies), data, lambda: draw_shifts(data))
+    return Figure("sensitivity", title, caption, table, lambda: draw_shifts(table))
 
 
-def shift_data(studies: Sequence[ChangedStudy]) -> ShiftData | None:
-    """The crossings of the study itself and of each changed one; None without a pair of depths to compare."""
-    rows: dict[tuple[int, int], list[dict[str, object]]] = {}
+def shift_data(studies: Sequence[ChangedStudy]) -> pd.DataFrame | None:
+    """The crossings of neighbouring depths at each value of a key, that of the study itself first.
+
+    Returns:
+        shallow, deep, condition, params, low, high (NaN if open or unknown), settled (whether the crossing is
+        bracketed, or its shift known). None without a pair of depths to compare.
+    """
+    rows: dict[tuple[int, int], list[tuple[object, ...]]] = {}
     for study in studies:
         for pair in study.pairs:
             key = (pair.shallow, pair.deep)
             if key not in rows:
-                settled = pair.status == "bracketed"
-                rows[key] = [_row(pair, study.base, pair.params, pair.params_interval, settled)]
+                own = (pair.params, *(pair.params_interval or (None, None)), pair.status == "bracketed")
+                rows[key] = [(*key, label(study.base), *own)]
             if pair.reason is None or pair.shift_interval is not None:
-                settled = pair.changed_status == "bracketed"
-                rows[key].append(_row(pair, study.value, pair.changed_params, pair.changed_interval, settled))
+                interval = pair.changed_interval or (None, None)
+                changed = (pair.changed_params, *interval, pair.changed_status == "bracketed")
+                rows[key].append((*key, label(study.value), *changed))
     if not rows:
         return None
-    table = pd.DataFrame([row for pair in sorted(rows) for row in rows[pair]])
-    return ShiftData(
-        table, tuple(label(value) for value in (studies[0].base, *(item.value for item in studies)))
-    )
+    columns = ["shallow", "deep", "condition", "params", "low", "high", "settled"]
+    table = pd.DataFrame([row for pair in sorted(rows) for row in rows[pair]], columns=columns)
+    return table.astype({"params": float, "low": float, "high": float})
 
 
-def _row(
-    pair: CrossingShift, value: Value, params: float | None, interval: Interval | None, settled: bool
-) -> dict[str, object]:
-    low, high = interval or (None, None)
-    numbers = {"params": params, "low": low, "high": high}
-    return {
-        "shallow": pair.shallow,
-        "deep": pair.deep,
-        "condition": label(value),
-        **{name: math.nan if number is None else number for name, number in numbers.items()},
-        "settled": settled,
-    }
-
-
-def shift_caption(studies: Sequence[ChangedStudy]) -> str:
-    """The caption of the figure."""
-    first = studies[0]
-    alone = (
-        " Bars of the changed values hold the error of the shift alone." if first.key == LEARNING_RATE else ""
-    )
-    return (
-        f"Each crossing at {condition(first.key, first.base)} and after the change, with {percent(first.level)} "
-        f"intervals.{alone} A bar that reaches the frame is open there; a broken bar belongs to a crossing that is not "
-        "settled."
-    )
-
-
-def draw_shifts(data: ShiftData) -> Canvas:
+def draw_shifts(table: pd.DataFrame) -> Canvas:
     """One group of lines per pair of depths: a mark and an interval per value; open intervals reach the frame."""
-    pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
-    room = len(data.conditions) + 0.8
-    canvas = Canvas(figsize=(WIDTH, 1.2 + 0.24 * room * len(pairs)), dpi=100, layout="constrained")
-    axes: Any = canvas.subplots()
-    low, high = _frame(data)
-    others = itertools.cycle(_OTHERS)
-    colours = {name: next(others) if place else palette.INK for place, name in enumerate(data.conditions)}
-    marks = {name: MARKS[place % len(MARKS)] for place, name in enumerate(data.conditions)}
+    conditions = list(dict.fromkeys(table["condition"]))
+    room = len(conditions) + 0.8
+    # A little beyond all known values.
+    known = table[["params", "low", "high"]].stack()
+    low, high = (known.min() / 1.25, known.max() * 1.25) if len(known) else (1e3, 1e4)
+    pairs = list(table.fillna({"low": low, "high": high}).groupby(["shallow", "deep"], sort=True))
+    canvas, axes = new_canvas(1.2 + 0.24 * room * len(pairs))
+    looks = dict(zip(conditions, itertools.cycle(zip(_COLOURS, MARKS, strict=False)), strict=False))
     for place, (_, rows) in enumerate(pairs):
         for row in rows.to_dict("records"):
-            y = place * room + data.conditions.index(row["condition"])
-            _draw_crossing(axes, row, y, (low, high), colours[row["condition"]], marks[row["condition"]])
-    for name in data.conditions:
-        axes.plot([], [], marker=marks[name], color=colours[name], label=name)
+            colour, mark = looks[row["condition"]]
+            y = [place * room + conditions.index(row["condition"])]
+            dashes, face = ("-", colour) if row["settled"] else ((0, (4, 2)), palette.PAPER)
+            axes.plot([row["low"], row["high"]], y * 2, color=colour, linewidth=1.6, linestyle=dashes)
+            axes.plot([row["params"]], y, color=colour, marker=mark, markersize=6, markerfacecolor=face)
+    for name, (colour, mark) in looks.items():
+        axes.plot([], [], marker=mark, color=colour, label=name)
     axes.set_xlim(low, high)
     size_axis(axes)
-    ticks = [place * room + (len(data.conditions) - 1) / 2 for place in range(len(pairs))]
+    ticks = [place * room + (len(conditions) - 1) / 2 for place in range(len(pairs))]
     axes.set_yticks(ticks, [f"{shallow} → {deep}" for (shallow, deep), _ in pairs])
     axes.set_ylim(room * len(pairs) - 0.4, -0.8)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("N at the crossing")
-    axes.legend(
-        frameon=False, fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2
-    )
+    outside_legend(canvas, 6)
     return canvas
-
-
-def _draw_crossing(
-    axes: Any, row: Mapping[Any, Any], y: float, frame: tuple[float, float], colour: str, mark: str
-) -> None:
-    left, right = (
-        edge if np.isnan(end) else end for end, edge in zip((row["low"], row["high"]), frame, strict=True)
-    )
-    style = {"color": colour, "linewidth": 1.6}
-    axes.plot([left, right], [y, y], linestyle="-" if row["settled"] else (0, (4, 2)), **style)
-    if np.isfinite(row["params"]):
-        face = colour if row["settled"] else palette.PAPER
-        axes.plot([row["params"]], [y], marker=mark, markersize=6, markerfacecolor=face, **style)
-
-
-def _frame(data: ShiftData) -> tuple[float, float]:
-    """Ends of the axis of N: a little beyond all known values."""
-    values = data.rows[["params", "low", "high"]].to_numpy(dtype=float)
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return 1e3, 1e4
-    return float(known.min()) / 1.25, float(known.max()) * 1.25
 
 
 def condition(key: str, value: Value) -> str:
@@ -183,11 +125,7 @@ def factor_phrase(pair: CrossingShift, level: float) -> str:
 
 
 def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
-    """Whether a change of one key moves the crossings; empty without a changed study.
-
-    Args:
-        studies: of one key, one base value and one level.
-    """
+    """Whether a change of one key moves the crossings; empty without a study of that key."""
     if not studies:
         return ""
     first = studies[0]
@@ -230,11 +168,7 @@ def _excluded(limits: Sequence[float | None]) -> str:
 
 
 def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
-    """The shift of each crossing; None without a pair of depths to compare.
-
-    Args:
-        studies: of one key, one base value and one level.
-    """
+    """The shift of each crossing when one key is changed; None without a pair of depths to compare."""
     pairs = [(study, pair) for study in studies for pair in study.pairs]
     if not pairs:
         return None
@@ -242,7 +176,7 @@ def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
     paired = first.key == LEARNING_RATE
     interval = percent(first.level)
     own = f"N at {label(first.base)}{' ×' * paired}"
-    columns = [
+    columns = (
         Column("pair", right=False),
         Column(first.key, right=False),
         Column(own, where="page"),
@@ -254,38 +188,29 @@ def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
         Column("runs"),
         Column("diverged", under="runs", small="{} diverged"),
         Column("why", right=False, under=first.key),
-    ]
-    if paired:
-        gap = Column("gap changes by", "nats, ± one standard error", where="page")
-        columns += [gap, Column("error", under=gap.name, small="± {}", where="page")]
-    rows = []
-    for study, pair in pairs:
-        change, error = pair.gap_change, pair.gap_change_se
-        changes = (None if change is None else f"{change:+.4f}", None if error is None else f"{error:.4f}")
-        rows.append(
-            (
-                f"{pair.shallow} → {pair.deep}",
-                f"{label(study.value)}{' ×' * paired}",
-                pair.status.replace("_", "-") if pair.params is None else short(pair.params),
-                short_range(pair.params_interval),
-                pair.changed_status.replace("_", "-")
-                if pair.changed_params is None
-                else short(pair.changed_params),
-                short_range(pair.changed_interval),
-                None if pair.shift is None else times(pair.shift),
-                _factors(factors(pair.shift_interval)),
-                str(pair.runs or study.runs),
-                str(pair.diverged) if pair.diverged else None,
-                pair.reason,
-                *(changes if paired else ()),
-            )
+    )
+    rows = [
+        (
+            f"{pair.shallow} → {pair.deep}",
+            f"{label(study.value)}{' ×' * paired}",
+            _place(pair.params, pair.status),
+            short_range(pair.params_interval),
+            _place(pair.changed_params, pair.changed_status),
+            short_range(pair.changed_interval),
+            None if pair.shift is None else times(pair.shift),
+            "none" if (bounds := factors(pair.shift_interval)) is None else ends(bounds, 3),
+            str(pair.runs or study.runs),
+            str(pair.diverged) if pair.diverged else None,
+            pair.reason,
         )
+        for study, pair in pairs
+    ]
     title = f"shifts of the crossings against {condition(first.key, first.base)}"
-    return Table(title, tuple(columns), rows, PAIRED_NOTE if paired else _independent_note(studies))
+    return Table(title, columns, rows, PAIRED_NOTE if paired else _independent_note(studies))
 
 
-def _factors(interval: Ends | None) -> str:
-    return "none" if interval is None else ends(interval, 3)
+def _place(params: float | None, status: str) -> str:
+    return status.replace("_", "-") if params is None else short(params)
 
 
 def _independent_note(studies: Sequence[ChangedStudy]) -> str:

@@ -14,18 +14,10 @@ from analysis.report.figures import palette
 from analysis.report.figures.frames import by_depth
 
 Axes = Any
-#: x, y, text and colour of a label at the end of a line.
-End = tuple[float, float, str, str]
-
 #: Inches at 100 dots per inch; drawn for a column of 720 pixels.
 WIDTH = 7.2
-
-#: Lines that can be labelled at their ends.
-MAX_END_LABELS = 8
-
 #: Points of a figure that are drawn as vectors; more become an image inside the SVG, of bounded size.
 MOST_POINTS = 20_000
-
 #: Depths differ in marks as well as in colours.
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
@@ -42,6 +34,7 @@ STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "grid.color": palette.GRID,
@@ -52,6 +45,8 @@ STYLE: dict[str, Any] = {
     "ytick.labelcolor": palette.INK,
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "svg.fonttype": "none",
@@ -59,51 +54,20 @@ STYLE: dict[str, Any] = {
 }
 
 
-def size_limits(axes: Axes, points: pd.DataFrame, *, many: bool) -> float:
-    """Make the x axis one of N with room for end labels unless there are many; return the smallest N."""
-    low, high = float(points["params"].min()), float(points["params"].max())
-    # A table of one size has no range to derive the room from.
-    axes.set_xlim(low / 1.12, high * (1.12 if many else max(high / low, 4) ** 0.16))
-    size_axis(axes)
-    return low
-
-
-def name_depths(canvas: Canvas, axes: Axes, ends: Sequence[End], *, many: bool) -> None:
-    """Name the depths at the ends of their lines, or in a legend if there are many."""
-    if many:
-        outside_legend(canvas, 6)
-    else:
-        end_labels(axes, ends)
-
-
 def outside_legend(canvas: Canvas, columns: int, **options: Any) -> None:
     """A legend below the axes."""
-    canvas.legend(
-        **{"loc": "outside lower center", "frameon": False, "fontsize": 8.5, **options}, ncols=columns
-    )
+    canvas.legend(loc="outside lower center", ncols=columns, **options)
 
 
 def points_of_depths(
     axes: Axes, points: pd.DataFrame, column: str, colours: Mapping[int, str], linestyle: str = "none"
-) -> list[End]:
-    """Draw one mark per shape with the range of its seeds against N; return the ends for `end_labels`.
-
-    Args:
-        axes: with N on the x axis.
-        points: with depth, params, low, high and the column.
-        column: what is drawn.
-        colours: depth -> colour.
-        linestyle: of the line through the marks of one depth.
-    """
-    ends = []
+) -> None:
+    """Draw `column` of the points (with depth, params, low, high) against N: a mark per shape, bars over its seeds."""
     for (depth, rows), mark in zip(by_depth(points), itertools.cycle(MARKS), strict=False):
         colour = colours[depth]
-        x, y = rows["params"].to_numpy(), rows[column].to_numpy()
-        axes.vlines(x, rows["low"], rows["high"], color=colour, linewidth=1.6, alpha=0.45)
+        axes.vlines(rows["params"], rows["low"], rows["high"], color=colour, linewidth=1.6, alpha=0.45)
         style = {"color": colour, "marker": mark, "markersize": 5, "linestyle": linestyle, "linewidth": 1.5}
-        axes.plot(x, y, label=layers(depth), **style)
-        ends.append((x[-1], y[-1], layers(depth), colour))
-    return ends
+        axes.plot(rows["params"], rows[column], label=layers(depth), **style)
 
 
 def new_canvas(height: float) -> tuple[Canvas, Axes]:
@@ -141,48 +105,21 @@ def set_ticks(axis: Any, major: Locator, text: Callable[[float], str] = short) -
 def depth_axis(axes: Axes, depths: Sequence[int], room: float = 26) -> None:
     """Ticks at the measured depths of a log axis, without those nearer than `room` points to the one before."""
     low, high = (math.log(end) for end in axes.get_xlim())
-    points = WIDTH * 72 * 0.85 / (high - low)
+    kept = thinned([math.log(depth) * WIDTH * 72 * 0.85 / (high - low) for depth in depths], room)
+    set_ticks(axes.xaxis, FixedLocator([depths[index] for index in kept]), "{:.0f}".format)
+
+
+def thinned(places: Sequence[float], room: float) -> list[int]:
+    """Indices of ascending places, without those nearer than `room` to the one kept before."""
     kept: list[int] = []
-    for depth in depths:
-        if not kept or (math.log(depth) - math.log(kept[-1])) * points >= room:
-            kept.append(depth)
-    set_ticks(axes.xaxis, FixedLocator(kept), "{:.0f}".format)
+    for index, place in enumerate(places):
+        if not kept or place - places[kept[-1]] >= room:
+            kept.append(index)
+    return kept
 
 
-def end_labels(axes: Axes, ends: Sequence[End]) -> None:
-    """A label right of the end of each line, pushed apart where they overlap; for many lines a legend below."""
-    if len(ends) > MAX_END_LABELS:
-        for _, _, label, colour in ends:
-            axes.plot([], [], marker="o", color=colour, label=label)
-        outside_legend(axes.figure, 6)
-        return
-    low, high = axes.get_ylim()
-    scale = axes.yaxis.get_transform().transform
-    bottom, top = (float(scale(end)) for end in (low, high))
-    heights = [float(scale(y)) for _, y, _, _ in ends]
-    # A line of text is about 13 of the 410 pixels of a plot's height.
-    places = spread(heights, 0.045 * (top - bottom))
-    for (x, y, label, colour), height, place in zip(ends, heights, places, strict=True):
-        offset = (place - height) / (top - bottom) * axes.bbox.height * 72 / axes.figure.dpi
-        style = {"textcoords": "offset points", "color": colour, "va": "center", "fontweight": "bold"}
-        axes.annotate(label, (x, y), xytext=(9, offset), **style)
-
-
-def spread(values: list[float], gap: float) -> list[float]:
-    """Positions near `values`, in their order, at least `gap` apart.
-
-    The mean of each pushed group does not move (pool adjacent violators on values minus index·gap).
-    """
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    blocks: list[tuple[float, int]] = []
-    for rank, index in enumerate(order):
-        mean, size = values[index] - rank * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            other, count = blocks.pop()
-            mean, size = (mean * size + other * count) / (size + count), size + count
-        blocks.append((mean, size))
-    flat = itertools.chain.from_iterable([mean] * size for mean, size in blocks)
-    result = [0.0] * len(values)
-    for rank, (index, mean) in enumerate(zip(order, flat, strict=True)):
-        result[index] = mean + rank * gap
-    return result
+def draw_bound(axes: Axes, place: float, bound: float, end: float, colour: str) -> None:
+    """Draw an arrow from a bound to `end`."""
+    arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.8}
+    axes.annotate("", xy=(place, end), xytext=(place, bound), arrowprops=arrow)
+    axes.plot([place], [bound], marker="_", color=colour, markersize=11, zorder=4)

@@ -1,14 +1,13 @@
 """Figure: loss against depth at fixed N."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.document import Fit
 from analysis.numbers import short
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import depth_axis, end_labels, new_canvas
-from analysis.report.figures.figure import Absent, Context, Figure, Rows
+from analysis.report.figures.canvas import depth_axis, new_canvas, outside_legend
+from analysis.report.figures.figure import Absent, Context, Figure
 
 NAME, TITLE = "depth_profile", "Loss against depth at fixed size"
 
@@ -19,8 +18,8 @@ def figure(context: Context) -> Figure | Absent:
     if data is None:
         return Absent(NAME, TITLE, "no two depths can be compared at one N")
     near = (
-        "Shaded and ringed are the depths that are statistically tied with it (less than two standard errors of the "
-        "paired difference)."
+        "Ringed are the depths that are statistically tied with it (less than two standard errors of the paired "
+        "difference)."
         if context.fit.noise.get("known")
         else "Without a noise estimate, no depth can be called tied with it."
     )
@@ -28,7 +27,7 @@ def figure(context: Context) -> Figure | Absent:
     return Figure(NAME, TITLE, caption, data, lambda: draw_profile(data))
 
 
-def profile_data(fit: Fit) -> Rows | None:
+def profile_data(fit: Fit) -> pd.DataFrame | None:
     """Budget, params, depth, width, loss, se, excess, z, best, near; None if no budget has two depths."""
     rows = [
         {
@@ -41,35 +40,28 @@ def profile_data(fit: Fit) -> Rows | None:
         for best in fit.best
         for shape in best.shapes
     ]
-    return Rows(pd.DataFrame(rows)) if rows else None
+    return pd.DataFrame(rows) if rows else None
 
 
-def draw_profile(data: Rows) -> Canvas:
-    """Draw one line per budget; the best depth is filled, the near-optimal set shaded and ringed."""
-    canvas, axes = new_canvas(4.0)
-    depths = sorted(set(data.rows["depth"]))
-    budgets = list(data.rows.groupby("budget", sort=True))
+def draw_profile(table: pd.DataFrame) -> Canvas:
+    """Draw one line per budget; the best depth is filled, the near-optimal set ringed."""
+    canvas, axes = new_canvas(4.2)
+    depths = sorted(set(table["depth"]))
+    budgets = list(table.groupby("budget", sort=True))
     colours = [light for light, _ in palette.sequence(len(budgets), "budget")]
     axes.set_xscale("log")
-    ends = []
     for colour, (_, rows) in zip(colours, budgets, strict=True):
         x, y = (rows[name].to_numpy(dtype=float) for name in ("depth", "loss"))
         near, best = rows["near"].to_numpy(dtype=bool), rows["best"].to_numpy(dtype=bool)
-        # The set need not be connected: only neighbours that both belong to it are joined.
-        for left in np.flatnonzero(near[:-1] & near[1:]):
-            pair = slice(left, left + 2)
-            axes.plot(x[pair], y[pair], color=colour, linewidth=13, alpha=0.2, solid_capstyle="round")
-        axes.plot(x, y, color=colour, linewidth=1.5)
+        name = f"N = {short(float(rows['params'].iloc[0]))}"
+        axes.plot(x, y, color=colour, linewidth=1.5, label=name)
         axes.scatter(x, y, s=16, color=palette.PAPER, edgecolors=colour, linewidths=1.2, zorder=3)
         if near.sum() > 1:
             axes.scatter(x[near], y[near], s=120, color="none", edgecolors=colour, linewidths=1.1, zorder=3)
         axes.scatter(x[best], y[best], s=46, color=colour, zorder=4)
-        ends.append((x[-1], y[-1], f"N = {short(float(rows['params'].iloc[0]))}", colour))
-    reach = depths[-1] / depths[0]
-    axes.set_xlim(depths[0] / reach**0.06, depths[-1] * reach**0.22)
     depth_axis(axes, depths)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("depth L (layers)")
     axes.set_ylabel("validation loss (nats per token)")
-    end_labels(axes, ends)
+    outside_legend(canvas, 5)
     return canvas

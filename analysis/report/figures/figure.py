@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import matplotlib as mpl
 import pandas as pd
@@ -19,25 +18,6 @@ from analysis.report.figures.canvas import STYLE
 from analysis.runs.table import RunTable
 
 
-class Data(Protocol):
-    """The data of a figure."""
-
-    def table(self) -> pd.DataFrame:
-        """The numbers, for a CSV."""
-        ...
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Data of a figure that is one table."""
-
-    rows: pd.DataFrame
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return self.rows
-
-
 @dataclass(frozen=True)
 class Figure:
     """One figure.
@@ -45,14 +25,14 @@ class Figure:
     Attributes:
         name: of its files.
         title, caption: plain text for the page.
-        data: what it shows.
+        table: the numbers, for a CSV.
         draw: makes the drawing.
     """
 
     name: str
     title: str
     caption: str
-    data: Data
+    table: pd.DataFrame
     draw: Callable[[], Canvas]
 
     def render(self) -> tuple[bytes, bytes]:
@@ -115,13 +95,7 @@ class Context:
 
 
 def inline_svg(svg: bytes, label: str, colours: Mapping[str, tuple[str, str]]) -> str:
-    """The `<svg>` element for an HTML page: no header, no fixed size, colours as CSS variables.
-
-    Args:
-        svg: as rendered.
-        label: plain text for screen readers.
-        colours: CSS name -> (light, dark), see `palette.variables`.
-    """
+    """The `<svg>` element for an HTML page, with a label for screen readers: no header, no fixed size, CSS colours."""
     text = svg.decode("utf-8")
     text = text[text.index("<svg") :]
     head, body = text[: text.index(">") + 1], text[text.index(">") + 1 :]

@@ -1,6 +1,5 @@
 """Tables and laws that several figures use."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -82,8 +81,3 @@ def stack(**parts: pd.DataFrame) -> pd.DataFrame:
         [part.assign(what=name) for name, part in parts.items() if len(part)], ignore_index=True
     )
     return table[["what", *(name for name in table.columns if name != "what")]]
-
-
-def number(value: float | None) -> float:
-    """NaN for None."""
-    return math.nan if value is None else value

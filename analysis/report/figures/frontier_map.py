@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PatchCollection
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
@@ -29,9 +28,7 @@ LEAST_SHAPES = 4
 #: Steps in width of one depth.
 MAP_STEPS = 40
 #: Bounds of the classes of excess loss, nats per token.
-FINE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-COARSE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-MAX_CLASSES = 8
+BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 #: Maximum number of measured shapes whose excess loss is written into the map.
 MAX_NUMBERS = 48
 
@@ -53,10 +50,6 @@ class FrontierData:
     line: pd.DataFrame
     diverged: pd.DataFrame
 
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return stack(shape=self.shapes, cell=self.cells, law=self.line, diverged=self.diverged)
-
 
 def figure(context: Context) -> Figure | Absent:
     """The map of excess loss."""
@@ -73,7 +66,8 @@ def figure(context: Context) -> Figure | Absent:
         f"Loss above the best depth of the same N, read off the curves inside the measured range. {marks} mark the "
         f"measured shapes; a star marks the best at its N.{line}{lost}{single}"
     )
-    return Figure(NAME, TITLE, caption, data, lambda: draw_frontier(data))
+    table = stack(shape=data.shapes, cell=data.cells, law=data.line, diverged=data.diverged)
+    return Figure(NAME, TITLE, caption, table, lambda: draw_frontier(data))
 
 
 def frontier_data(fit: Fit) -> FrontierData | None:
@@ -131,35 +125,32 @@ def _excess(curves: Curves, depth: int, x: Floats) -> tuple[Floats, Floats]:
 def draw_frontier(data: FrontierData) -> Canvas:
     """Draw excess loss by classes, shapes with their numbers, the law's line, and the shapes that diverged."""
     canvas, axes = new_canvas(4.9)
-    worst = float(np.nanmax([data.shapes["excess"].max(), data.cells["excess"].max()]))
-    bounds = excess_bounds(worst)
-    colours = palette.heat(len(bounds) - 1)
+    bounds = excess_bounds(float(np.nanmax([data.shapes["excess"].max(), data.cells["excess"].max()])))
+    scale = ScalarMappable(
+        BoundaryNorm(bounds, len(bounds) - 1), ListedColormap(palette.heat(len(bounds) - 1))
+    )
     depths = sorted({int(depth) for depth in data.shapes["depth"]})
     edges = _edges(depths)
-    boxes, faces = [], []
-    for depth, low, high, which in strips(data.cells, bounds):
-        left, right = edges[depth]
-        boxes.append(Rectangle((left, low), right - left, high - low))
-        faces.append(colours[which])
-    axes.add_collection(PatchCollection(boxes, facecolors=faces, edgecolors="none", zorder=1))
+    for strip in strips(data.cells, bounds).to_dict("records"):
+        left, right = edges[int(strip["depth"])]
+        face = scale.cmap(int(strip["which"]))
+        corner, height = (left, strip["low"]), strip["high"] - strip["low"]
+        axes.add_patch(Rectangle(corner, right - left, height, facecolor=face, edgecolor="none", zorder=1))
     widths = pd.concat([data.shapes["width"], data.diverged["width"]]).to_numpy(dtype=float)
     axes.set_ylim(float(widths.min()) / 1.3, float(widths.max()) * 1.3)
-    lost = [int(depth) for depth in data.diverged["depth"]]
-    first, last = min([*depths, *lost]), max([*depths, *lost])
-    axes.set_xlim(min(edges[depths[0]][0], first / 1.15), max(edges[depths[-1]][1], last * 1.15))
+    shown = [*depths, *data.diverged["depth"]]
+    axes.set_xlim(min(edges[depths[0]][0], min(shown) / 1.15), max(edges[depths[-1]][1], max(shown) * 1.15))
     # After the limits: shapes of a single width span no range on a log axis.
     axes.set_xscale("log")
     axes.set_yscale("log")
-    lost_shapes = set(zip(data.diverged["depth"], data.diverged["width"], strict=True))
+    halo = [withStroke(linewidth=3.4, foreground=palette.PAPER)]
+    lost = set(zip(data.diverged["depth"], data.diverged["width"], strict=True))
     for shape in data.shapes.to_dict("records"):
-        if (shape["depth"], shape["width"]) not in lost_shapes:
-            _draw_shape(axes, shape, bounds, colours, len(data.shapes) <= MAX_NUMBERS)
-    _draw_diverged(axes, data.diverged)
-    if len(data.line):
-        thick = [withStroke(linewidth=4.4, foreground=palette.PAPER)]
-        line = data.line
-        axes.plot(line["depth"], line["width"], color=palette.ACCENT, linewidth=2, path_effects=thick)
-    scale: Any = ScalarMappable(norm=BoundaryNorm(bounds, len(colours)), cmap=ListedColormap(colours))
+        if (shape["depth"], shape["width"]) not in lost:
+            _draw_shape(axes, shape, len(data.shapes) <= MAX_NUMBERS)
+    style = {"color": palette.BAD, "zorder": 6, "path_effects": halo}
+    axes.scatter(data.diverged["depth"], data.diverged["width"], marker="x", s=70, linewidths=2.4, **style)
+    axes.plot(data.line["depth"], data.line["width"], color=palette.ACCENT, linewidth=2, path_effects=halo)
     bar = canvas.colorbar(scale, ax=axes, ticks=bounds, spacing="uniform", fraction=0.05, pad=0.02)
     bar.ax.set_yticklabels([f"{value:g}" for value in bounds])
     bar.set_label("loss above the best depth of the same N (nats)")
@@ -174,77 +165,43 @@ def draw_frontier(data: FrontierData) -> Canvas:
 
 
 def excess_bounds(worst: float) -> list[float]:
-    """Bounds of at most `MAX_CLASSES` classes of excess loss, the last of which holds `worst`."""
-    for steps in (FINE, COARSE):
-        below = [bound for bound in steps if bound < worst]
-        if len(below) < MAX_CLASSES or steps is COARSE:
-            last = steps[len(below)] if len(below) < len(steps) else worst
-            return [0.0, *below[-(MAX_CLASSES - 1) :], last]
-    raise AssertionError("the coarse steps end the loop")
+    """Bounds of the classes of excess loss up to `worst`."""
+    below = [bound for bound in BOUNDS if bound < worst]
+    return [0.0, *below, BOUNDS[len(below)] if len(below) < len(BOUNDS) else worst]
 
 
-def strips(cells: pd.DataFrame, bounds: list[float]) -> list[tuple[int, float, float, int]]:
-    """(depth, lowest width, highest width, class): neighbouring cells of one class joined, so that no seam shows."""
-    found: list[tuple[int, float, float, int]] = []
-    for cell in cells.to_dict("records"):
-        depth, low, high = int(cell["depth"]), float(cell["width_low"]), float(cell["width_high"])
-        which = _class(cell["excess"], bounds)
-        if found and (found[-1][0], found[-1][3]) == (depth, which) and math.isclose(found[-1][2], low):
-            found[-1] = (depth, found[-1][1], high, which)
-        else:
-            found.append((depth, low, high, which))
-    return found
-
-
-def _class(excess: float, bounds: list[float]) -> int:
-    return int(np.clip(np.searchsorted(bounds, excess, side="right") - 1, 0, len(bounds) - 2))
+def strips(cells: pd.DataFrame, bounds: list[float]) -> pd.DataFrame:
+    """Depth, which class, low and high width: neighbouring cells of one class joined, so that no seam shows."""
+    which = np.searchsorted(bounds, cells["excess"], side="right") - 1
+    cells = cells.assign(which=np.clip(which, 0, len(bounds) - 2))
+    gap = ~np.isclose(cells["width_low"], cells["width_high"].shift())
+    first = gap | (cells[["depth", "which"]] != cells[["depth", "which"]].shift()).any(axis=1)
+    groups = cells.groupby([first.cumsum(), "depth", "which"], sort=False)
+    return groups.agg(low=("width_low", "first"), high=("width_high", "last")).reset_index(["depth", "which"])
 
 
 def _edges(depths: list[int]) -> dict[int, tuple[float, float]]:
     """Left and right edge of each depth's strip: half-way to its neighbours on a log axis, at most 0.3 away in ln L."""
-    logs = np.log(depths)
+    steps = np.diff(np.log(depths)) / 2
     found = {}
-    for index, depth in enumerate(depths):
-        gaps = [
-            abs(logs[index] - logs[other]) for other in (index - 1, index + 1) if 0 <= other < len(depths)
-        ]
-        half = min([0.3, *(gap / 2 for gap in gaps)])
+    for depth, before, after in zip(depths, [0.3, *steps], [*steps, 0.3], strict=True):
+        half = min(0.3, before, after)
         found[depth] = (depth * math.exp(-half), depth * math.exp(half))
     return found
 
 
-def _draw_shape(
-    axes: Axes, shape: Mapping[Any, Any], bounds: list[float], colours: list[str], numbers: bool
-) -> None:
+def _draw_shape(axes: Axes, shape: Mapping[Any, Any], numbers: bool) -> None:
     """Draw the excess of a measured shape in thousandths of a nat; a star for the best depth, a ring without excess."""
     place, excess = (shape["depth"], shape["width"]), shape["excess"]
+    rim = {"color": palette.PAPER, "markeredgecolor": palette.INK, "zorder": 5}
     if np.isnan(excess):
-        hollow = {"color": palette.MUTED, "markerfacecolor": palette.PAPER}
-        axes.plot(*place, marker="o", markersize=4, zorder=4, **hollow)
-        return
-    face = colours[_class(excess, bounds)]
-    ink = palette.on(face)
-    if shape["best_depth"] == shape["depth"]:
-        star = {"color": "#fffffe", "markeredgecolor": "#000000", "linewidth": 0.7}
-        axes.plot(*place, marker="*", markersize=11, zorder=5, **star)
+        axes.plot(*place, marker="o", markersize=4, **rim)
+    elif shape["best_depth"] == shape["depth"]:
+        axes.plot(*place, marker="*", markersize=11, markeredgewidth=0.7, **rim)
     elif numbers:
         text = f"{1000 * excess:.1f}" if excess < 0.00095 else f"{1000 * excess:.0f}"
-        # The smallest and largest shape lie on the ends of a strip; the halo extends its colour.
-        halo = [withStroke(linewidth=5, foreground=face)]
-        style = {"ha": "center", "va": "center", "fontsize": 8.5, "color": ink, "path_effects": halo}
+        halo = [withStroke(linewidth=2.5, foreground=palette.PAPER)]
+        style = {"ha": "center", "va": "center", "fontsize": 8.5, "path_effects": halo}
         axes.annotate(text, place, zorder=4, **style)
     else:
-        axes.plot(*place, marker="o", markersize=3, color=ink, zorder=4)
-
-
-def _draw_diverged(axes: Axes, diverged: pd.DataFrame) -> None:
-    style = {
-        "color": palette.BAD,
-        "zorder": 6,
-        "path_effects": [withStroke(linewidth=3.4, foreground=palette.PAPER)],
-    }
-    axes.scatter(diverged["depth"], diverged["width"], marker="x", s=70, linewidths=2.4, **style)
-    for shape in diverged.to_dict("records"):
-        offset = {"xytext": (0, 9), "textcoords": "offset points", "ha": "center", "fontsize": 8.5}
-        words = f"{shape['diverged']:.0f} of {shape['of']:.0f} diverged"
-        axes.annotate(words, (shape["depth"], shape["width"]), **offset, **style)
+        axes.plot(*place, marker="o", markersize=3, color=palette.INK, zorder=4)

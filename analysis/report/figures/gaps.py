@@ -1,6 +1,7 @@
 """Figure: the loss gap of each pair of depths against N, with the crossing and its intervals."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,20 +9,18 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
-from analysis.curves.curves import Curves
+from analysis.curves.noise import Floats
 from analysis.fit.document import Fit
 from analysis.law.crossings import Crossing, gap_of
 from analysis.numbers import percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import WIDTH, Axes, size_axis
 from analysis.report.figures.figure import Absent, Context, Figure
-from analysis.report.figures.frames import evidence_of, number
+from analysis.report.figures.frames import evidence_of
 
 NAME, TITLE = "gaps", "Where the deeper model takes the lead"
 #: Panels; more would be too small to read.
 MAX_PANELS = 9
-#: Dashes of the line of a clear lead.
-LEAD = (0, (4, 2, 1, 2))
 #: Status of a crossing -> text in its panel.
 STATUS = {
     "ambiguous": "inconclusive",
@@ -38,28 +37,12 @@ class GapPanel:
     Attributes:
         line: params, gap = loss(shallow) - loss(deep), its standard error se, and `ahead`, the gap at which the deep
             model is better by the share `delta` of the shallow model's loss.
-        sizes: params and depth of the sizes measured inside the common range.
+        sizes: N of the sizes measured inside the common range.
     """
 
     crossing: Crossing
     line: pd.DataFrame
-    sizes: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class GapData:
-    """The gap of each pair against N; the shaded confidence region is ± `quantile` standard errors.
-
-    The CSV also has N, width and error of the estimator of Levine et al. 2020, `first_significant`.
-    """
-
-    panels: tuple[GapPanel, ...]
-    level: float
-    quantile: float
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return pd.concat([_numbers(panel) for panel in self.panels], ignore_index=True)
+    sizes: Floats
 
 
 def _numbers(panel: GapPanel) -> pd.DataFrame:
@@ -80,17 +63,18 @@ def _numbers(panel: GapPanel) -> pd.DataFrame:
         "first_significant_error": at.error if at else None,
     }
     pair = {"shallow": item.shallow, "deep": item.deep, "status": item.status}
-    return panel.line.assign(**pair, **{name: number(value) for name, value in values.items()})
+    known = {name: math.nan if value is None else value for name, value in values.items()}
+    return panel.line.assign(**pair, **known)
 
 
 def figure(context: Context) -> Figure | Absent:
     """The gap of each pair of depths."""
     fit = context.fit
-    data = gap_data(fit)
-    if data is None:
+    panels = gap_data(fit)
+    if not panels:
         return Absent(NAME, TITLE, "no two depths have two sizes each and a common range of N")
     drawable = sum(item.status != "insufficient" for item in fit.crossings)
-    shown = f" {len(data.panels)} of {drawable} pairs are shown." if drawable > len(data.panels) else ""
+    shown = f" {len(panels)} of {drawable} pairs are shown." if drawable > len(panels) else ""
     delta = next((item.delta for item in fit.crossings if item.delta), None)
     lead = (
         f" The dash-dotted line is a lead of {percent(delta)} of the loss; a triangle marks where it is reached."
@@ -101,59 +85,54 @@ def figure(context: Context) -> Figure | Absent:
         "Loss of the shallower model minus loss of the deeper one: above zero the deeper model is better. "
         f"{_noise_words(fit)}{lead} Ticks at the bottom are the measured sizes.{shown}"
     )
-    return Figure(NAME, TITLE, caption, data, lambda: draw_gaps(data))
+    table = pd.concat([_numbers(panel) for panel in panels], ignore_index=True)
+    quantile = evidence_of(fit).crossings.quantile
+    return Figure(NAME, TITLE, caption, table, lambda: draw_gaps(panels, quantile))
 
 
 def _noise_words(fit: Fit) -> str:
     if not fit.noise.get("known"):
         return "There are no confidence regions, because there is no noise estimate."
     level = percent(fit.level)
-    seeds = fit.noise.get("source") == "seeds"
-    source = (
-        "seed noise and curve misfit" if seeds else "the scatter about the curves, because there is one seed"
-    )
+    source = "the scatter about the curves, because there is one seed"
+    if fit.noise.get("source") == "seeds":
+        source = "seed noise and curve misfit"
     return (
         f"Grey: {level} confidence region of the gap, from {source}. Shaded: {level} interval of the crossing; the bar "
         "on the zero line is the bootstrap interval. Both stop at the ends of the measured range."
     )
 
 
-def gap_data(fit: Fit) -> GapData | None:
-    """Gaps of the adjacent pairs, then of others up to `MAX_PANELS`; None without a common range."""
-    evidence = evidence_of(fit)
-    ordered = sorted(fit.crossings, key=lambda item: (not item.adjacent, item.shallow, item.deep))
-    panels = [panel for item in ordered if (panel := _panel(evidence.curves, item)) is not None]
-    return GapData(tuple(panels[:MAX_PANELS]), fit.level, evidence.crossings.quantile) if panels else None
+def gap_data(fit: Fit) -> list[GapPanel]:
+    """Gaps of the adjacent pairs, then of others up to `MAX_PANELS`; pairs without a common range are left out."""
+    curves = evidence_of(fit).curves
+    panels = []
+    for item in sorted(fit.crossings, key=lambda item: (not item.adjacent, item.shallow, item.deep)):
+        gap = gap_of(curves, item.shallow, item.deep)
+        if gap is None:
+            continue
+        ahead = (item.delta or 0.0) * curves.loss(item.shallow, gap.x)
+        line = pd.DataFrame({"params": np.exp(gap.x), "gap": gap.value, "se": gap.se, "ahead": ahead})
+        x = curves.x[np.concatenate([curves.at(item.shallow), curves.at(item.deep)])]
+        inside = (x >= gap.x[0] - 1e-9) & (x <= gap.x[-1] + 1e-9)
+        panels.append(GapPanel(item, line, np.exp(x[inside])))
+    return panels[:MAX_PANELS]
 
 
-def _panel(curves: Curves, item: Crossing) -> GapPanel | None:
-    gap = gap_of(curves, item.shallow, item.deep)
-    if gap is None:
-        return None
-    ahead = (item.delta or 0.0) * curves.loss(item.shallow, gap.x)
-    line = pd.DataFrame({"params": np.exp(gap.x), "gap": gap.value, "se": gap.se, "ahead": ahead})
-    index = np.concatenate([curves.at(item.shallow), curves.at(item.deep)])
-    index = index[(curves.x[index] >= gap.x[0] - 1e-9) & (curves.x[index] <= gap.x[-1] + 1e-9)]
-    sizes = pd.DataFrame({"params": np.exp(curves.x[index]), "depth": curves.depth[index]})
-    return GapPanel(item, line, sizes)
-
-
-def draw_gaps(data: GapData) -> Canvas:
-    """Draw one panel per pair: gap, confidence region, zero line, and the crossing with its two intervals."""
-    count = len(data.panels)
-    columns = 1 if count == 1 else (2 if count in (2, 4) else 3)
-    rows = math.ceil(count / columns)
+def draw_gaps(panels: Sequence[GapPanel], quantile: float) -> Canvas:
+    """Draw a panel per pair: gap ± `quantile` standard errors, zero line, and the crossing with its two intervals."""
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
     canvas = Canvas(figsize=(WIDTH, 0.35 + 2.55 * rows), dpi=100, layout="constrained")
-    grid = canvas.subplots(rows, columns, squeeze=False, sharex=True)
-    flat = [axes for line in grid for axes in line]
-    for axes, panel in zip(flat, data.panels, strict=False):
-        _draw_gap(axes, panel, data.quantile)
-    for axes in flat[count:]:
+    flat = canvas.subplots(rows, columns, squeeze=False, sharex=True).ravel()
+    for axes, panel in zip(flat, panels, strict=False):
+        _draw_gap(axes, panel, quantile)
+    for axes in flat[len(panels) :]:
         axes.set_visible(False)
-    for index, axes in enumerate(flat[:count]):
+    for index, axes in enumerate(flat[: len(panels)]):
         # After all panels are drawn, because they share one axis of N.
         size_axis(axes, small=True)
-        if index + columns >= count:
+        if index + columns >= len(panels):
             axes.tick_params(labelbottom=True)
             axes.set_xlabel("N")
     canvas.supylabel("loss of shallower − loss of deeper (nats)", fontsize=9.5)
@@ -167,31 +146,25 @@ def _draw_gap(axes: Axes, panel: GapPanel, quantile: float) -> None:
         low, high = item.params_interval
         axes.axvspan(low or x[0], high or x[-1], color=palette.ACCENT, alpha=0.16, linewidth=0)
     axes.axhline(0, color=palette.INK, linewidth=0.9)
-    if np.isfinite(se).all():
-        reach = quantile * se
-        axes.fill_between(x, gap - reach, gap + reach, color=palette.MUTED, alpha=0.28, linewidth=0)
+    # NaN without a noise estimate.
+    reach = quantile * se
+    axes.fill_between(x, gap - reach, gap + reach, color=palette.MUTED, alpha=0.28, linewidth=0)
     if item.delta:
-        axes.plot(x, ahead, color=palette.GOOD, linewidth=1.2, linestyle=LEAD)
+        axes.plot(x, ahead, color=palette.GOOD, linewidth=1.2, linestyle=(0, (4, 2, 1, 2)))
         if item.delta_params is not None:
             height = float(np.interp(math.log(item.delta_params), np.log(x), ahead))
             axes.plot([item.delta_params], [height], marker="^", color=palette.GOOD, markersize=6, zorder=5)
     axes.plot(x, gap, color=palette.INK, linewidth=1.6)
     # Measured sizes as ticks on the frame: between them the curve is a fit.
-    tick = {"marker": "|", "linestyle": "none"}
-    sizes = panel.sizes["params"]
-    foot = axes.get_xaxis_transform()
-    axes.plot(sizes, np.zeros(len(sizes)), transform=foot, markersize=7, color=palette.MUTED, **tick)
-    if item.bootstrap_interval is not None and item.params is not None:
-        first, last = item.bootstrap_interval
-        ends = [first or x[0], last or x[-1]]
-        axes.plot(ends, [0, 0], color=palette.ACCENT, linewidth=2.6, solid_capstyle="butt", zorder=4)
-        # Caps remain visible where the mark hides the bar; an open end has none.
-        closed = [end for end in (first, last) if end is not None]
-        cap = {"markersize": 13, "markeredgewidth": 1.6, "color": palette.ACCENT, "zorder": 4, **tick}
-        axes.plot(closed, np.zeros(len(closed)), **cap)
+    tick = {"marker": "|", "linestyle": "none", "markersize": 7, "color": palette.MUTED}
+    axes.plot(panel.sizes, np.zeros(len(panel.sizes)), transform=axes.get_xaxis_transform(), **tick)
     if item.params is not None:
+        if item.bootstrap_interval is not None:
+            first, last = item.bootstrap_interval
+            bar = {"color": palette.ACCENT, "linewidth": 2.6, "solid_capstyle": "butt", "zorder": 4}
+            axes.plot([first or x[0], last or x[-1]], [0, 0], **bar)
         axes.plot([item.params], [0], marker="D", color=palette.ACCENT, markersize=5.5, zorder=5)
-    axes.set_title(f"{item.shallow} → {item.deep} layers", fontweight="bold")
+    axes.set_title(f"{item.shallow} → {item.deep} layers")
     words = STATUS.get(item.status, f"N ≈ {short(item.params or 0)}")
     corner = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
     axes.text(0.97, 0.1, words, fontsize=9, color=palette.ACCENT, **corner)

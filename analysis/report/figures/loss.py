@@ -9,13 +9,7 @@ from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.document import Fit
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import (
-    MAX_END_LABELS,
-    name_depths,
-    new_canvas,
-    points_of_depths,
-    size_limits,
-)
+from analysis.report.figures.canvas import new_canvas, outside_legend, points_of_depths, size_axis
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import LINE, by_depth, concat, evidence_of, shape_points, stack
 
@@ -43,10 +37,6 @@ class LossData:
     lines: pd.DataFrame
     entropy: float | None
 
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return stack(point=self.points, curve=self.lines).assign(entropy=self.entropy)
-
 
 def figure(context: Context) -> Figure:
     """Loss against size."""
@@ -57,16 +47,14 @@ def figure(context: Context) -> Figure:
         if fit.noise.get("seeds", 1) > 1
         else "Each mark is the loss of one shape with one seed."
     )
-    entropy = (
-        ""
-        if data.entropy is None
-        else " The dotted line is the entropy of the data, the lowest possible loss."
-    )
+    caption = f"{marks} {curves_phrase(fit)}"
+    if data.entropy is not None:
+        caption += " The dotted line is the entropy of the data, the lowest possible loss."
     return Figure(
         "loss",
         "Loss against size, one curve per depth",
-        f"{marks} {curves_phrase(fit)}{entropy}",
-        data,
+        caption,
+        stack(point=data.points, curve=data.lines).assign(entropy=data.entropy),
         lambda: draw_loss(data, context.colours, context.size_label),
     )
 
@@ -91,19 +79,20 @@ def loss_data(fit: Fit, entropy: float | None = None) -> LossData:
 
 def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Canvas:
     """Draw the points with the range of their seeds, and the curve of each depth, against N on a log axis."""
-    many = len(colours) > MAX_END_LABELS
-    canvas, axes = new_canvas(4.9 if many else 4.1)
-    ends = points_of_depths(axes, data.points, "loss", colours)
+    canvas, axes = new_canvas(4.4)
+    points_of_depths(axes, data.points, "loss", colours)
     for depth, line in by_depth(data.lines):
         axes.plot(line["params"], line["loss"], color=colours[depth], linewidth=1.5)
-    low = size_limits(axes, data.points, many=many)
+    size_axis(axes)
     if data.entropy is not None:
         axes.axhline(data.entropy, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
-        text = f" entropy of the data, {data.entropy:.3f}"
-        axes.text(low / 1.1, data.entropy, text, color=palette.MUTED, va="bottom", fontsize=8.5)
+        place = {"va": "bottom", "fontsize": 8.5, "transform": axes.get_yaxis_transform()}
+        axes.text(
+            0.01, data.entropy, f"entropy of the data, {data.entropy:.3f}", color=palette.MUTED, **place
+        )
     axes.set_ylabel("validation loss (nats per token)")
     axes.set_xlabel(size_label)
-    name_depths(canvas, axes, ends, many=many)
+    outside_legend(canvas, 6)
     return canvas
 
 

@@ -5,7 +5,7 @@ variable, so that one drawing serves both editions.
 """
 
 from matplotlib import colormaps
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 
 INK, MUTED, GRID, ACCENT, PAPER = "#1d2127", "#69727d", "#e4e7ea", "#b8431f", "#fefefe"
 GOOD, BAD = "#2f7d54", "#b8431e"
@@ -37,19 +37,6 @@ def heat(count: int) -> list[str]:
     """
     colours = colormaps["cividis"]
     return [to_hex(colours(0.06 + 0.94 * index / max(count - 1, 1))) for index in range(count)]
-
-
-def on(colour: str) -> str:
-    """Black or white, whichever can be read on `colour` (relative luminance as in WCAG 2).
-
-    The white is not quite pure, because pure white is the paper, which is dark in the dark edition.
-    """
-    channels = [
-        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in to_rgb(colour)
-    ]
-    luminance = 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
-    # Contrast with white is 1.05 / (Y + 0.05), with black (Y + 0.05) / 0.05.
-    return "#fffffe" if (luminance + 0.05) ** 2 < 1.05 * 0.05 else "#000000"
 
 
 def sequence(count: int, kind: str = "depth") -> list[tuple[str, str]]:

@@ -1,9 +1,7 @@
 """Figure: the best depth against N by each law."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,12 +19,7 @@ NAME, TITLE = "rivals", "The best depth by each law"
 #: Largest N drawn, and points per decade.
 FARTHEST, PER_DECADE = 1e13, 8
 #: Dashes of the laws, which never differ in colour alone.
-DASHES: Mapping[str, Any] = {
-    "log-linear": "-",
-    "power": (0, (1, 1.4)),
-    "additive": (0, (5, 2)),
-    "response": (0, (5, 2, 1, 2)),
-}
+DASHES = {"log-linear": "-", "power": (0, (1, 1.4)), "additive": (0, (5, 2)), "response": (0, (5, 2, 1, 2))}
 #: Largest depth drawn; a deeper line leaves the frame.
 DEEPEST = 2000.0
 
@@ -47,24 +40,20 @@ class RivalsData:
     best: pd.DataFrame
     measured: tuple[float, float]
 
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return stack(law=self.lines, band=self.interval, measured=self.best)
-
 
 def figure(context: Context) -> Figure | Absent:
     """The best depth by each law."""
     data = rivals_data(context.fit)
     if data is None:
         return Absent(NAME, TITLE, context.fit.law.reason or "no law has a best depth")
-    interval = f", that of the threshold law with its {percent(context.fit.level)} interval" * bool(
-        len(data.interval)
-    )
+    level = percent(context.fit.level)
+    interval = f", that of the threshold law with its {level} interval" if len(data.interval) else ""
     caption = (
         f"Best depth by each law{interval}. Points are the best measured depths, bars the depths statistically tied "
         "with them. Sizes beyond the shaded range are extrapolation."
     )
-    return Figure(NAME, TITLE, caption, data, lambda: draw_rivals(data))
+    table = stack(law=data.lines, band=data.interval, measured=data.best)
+    return Figure(NAME, TITLE, caption, table, lambda: draw_rivals(data))
 
 
 def rivals_data(fit: Fit) -> RivalsData | None:
@@ -98,7 +87,7 @@ def draw_rivals(data: RivalsData) -> Canvas:
     """Draw best depth against N by each law, the law's interval, the measured depths, and the measured range."""
     canvas, axes = new_canvas(4.6)
     axes.set_yscale("log")
-    axes.axvspan(*data.measured, color=palette.MUTED, alpha=0.16, linewidth=0)
+    axes.axvspan(*data.measured, color=palette.MUTED, alpha=0.16, linewidth=0, label="measured sizes")
     drawn = np.concatenate([data.lines["depth"].dropna(), data.best["near_low"], data.best["near_high"]])
     top = min(float(drawn.max()), DEEPEST) * 1.5
     bottom = max(0.5, float(drawn.min())) / 1.3
@@ -109,26 +98,20 @@ def draw_rivals(data: RivalsData) -> Canvas:
         name = str(law)
         if not rows["depth"].between(bottom, top).any():
             continue
-        style = {
-            "color": palette.LAWS.get(name, (palette.INK, ""))[0],
-            "linestyle": DASHES.get(name, "-"),
-            "linewidth": 2.2 if name == "log-linear" else 1.8,
-        }
+        colour, width = palette.LAWS[name][0], 2.2 if name == "log-linear" else 1.8
+        style = {"color": colour, "linestyle": DASHES[name], "linewidth": width}
         axes.plot(rows["params"], rows["depth"], label=law_name(name), **style)
-    for point in data.best.to_dict("records"):
-        near = [point["near_low"], point["near_high"]]
-        axes.plot([point["params"]] * 2, near, color=palette.INK, linewidth=3.4, alpha=0.3)
+    best = data.best
+    axes.vlines(
+        best["params"], best["near_low"], best["near_high"], color=palette.INK, linewidth=3.4, alpha=0.3
+    )
     dots = {"marker": "o", "color": palette.INK, "markersize": 5, "linestyle": "none", "zorder": 5}
-    axes.plot(data.best["params"], data.best["depth"], label="best measured", **dots)
+    axes.plot(best["params"], best["depth"], label="best measured", **dots)
     axes.set_ylim(bottom, top)
     axes.set_xlim(float(data.lines["params"].min()) / 1.5, float(data.lines["params"].max()) * 1.5)
     size_axis(axes)
-    middle = (math.sqrt(data.measured[0] * data.measured[1]), 0.985)
-    style = {"ha": "center", "va": "top", "fontsize": 8.5, "color": palette.MUTED}
-    axes.annotate("measured", middle, xycoords=("data", "axes fraction"), **style)
     count_axis(axes.yaxis, math.log10(top / bottom))
     axes.set_xlabel("parameters N")
     axes.set_ylabel("best depth L by each law")
-    # Lines may leave the frame, so they cannot be labelled at their ends.
-    outside_legend(canvas, 3, fontsize=9, handlelength=3.2)
+    outside_legend(canvas, 3, handlelength=3.2)
     return canvas

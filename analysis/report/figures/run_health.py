@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,59 +14,47 @@ from analysis.numbers import layers, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     MARKS,
-    MAX_END_LABELS,
     MOST_POINTS,
     WIDTH,
     Axes,
     new_canvas,
+    outside_legend,
     size_axis,
 )
-from analysis.report.figures.figure import Context, Figure, Rows
+from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import by_depth, stack
 from analysis.runs.table import STOPPED, RunTable
 
 
-@dataclass(frozen=True)
-class HealthData:
-    """The outcomes of all rows.
-
-    Attributes:
-        status: depth, outcome (used, forecast, a status, or left out), count.
-        seconds: depth, params, seed, train_seconds of the rows that have it.
-        diverged: depth, width, params, diverged, of.
-    """
-
-    status: pd.DataFrame
-    seconds: pd.DataFrame
-    diverged: pd.DataFrame
-
-    def table(self) -> pd.DataFrame:
-        """For the CSV."""
-        return stack(count=self.status, seconds=self.seconds, diverged=self.diverged)
-
-
 def figure(context: Context) -> Figure:
     """The outcome of all rows, and training times."""
-    data = health_data(context.runs, context.fit)
-    caption = f"Outcome of all {len(context.runs.frame)} rows, and the training time of the finished ones."
-    return Figure("health", "Run health", caption, data, lambda: draw_health(data, context.colours))
+    status, seconds = health_data(context.runs, context.fit)
+    return Figure(
+        "health",
+        "Run health",
+        f"Outcome of all {len(context.runs.frame)} rows, and the training time of the finished ones.",
+        stack(count=status, seconds=seconds),
+        lambda: draw_health(status, seconds, context.colours),
+    )
 
 
 def training_figure(context: Context) -> Figure | None:
     """Loss during training; None without curves of used cells."""
-    if context.curves is None:
+    table = None if context.curves is None else training_data(context.runs, context.curves)
+    if table is None or table.empty:
         return None
-    data = training_data(context.runs, context.curves)
-    if data.rows.empty:
-        return None
-    caption = f"One line per finished cell ({data.rows['cell'].nunique()} cells), coloured by depth."
+    caption = f"One line per finished cell ({table['cell'].nunique()} cells), coloured by depth."
     return Figure(
-        "training", "Loss during training", caption, data, lambda: draw_training(data, context.colours)
+        "training", "Loss during training", caption, table, lambda: draw_training(table, context.colours)
     )
 
 
-def health_data(runs: RunTable, fit: Fit) -> HealthData:
-    """Counts by outcome and depth, training seconds, and the shapes that diverged."""
+def health_data(runs: RunTable, fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The outcomes of all rows, and the training seconds of those that have them.
+
+    Returns:
+        depth, outcome (used, forecast, a status, or left out), count; and depth, params, seed, train_seconds.
+    """
     dropped = {item.get("row") for item in fit.left_out}
     outcome = [
         ("forecast" if status == STOPPED else "used")
@@ -77,16 +64,11 @@ def health_data(runs: RunTable, fit: Fit) -> HealthData:
     ]
     groups = runs.frame.assign(outcome=outcome).groupby(["depth", "outcome"], sort=True, dropna=False)
     seconds = runs.used[runs.used["train_seconds"].notna()][["depth", "params", "seed", "train_seconds"]]
-    diverged = pd.DataFrame(fit.diverged, columns=["depth", "width", "params", "diverged", "of"])
-    return HealthData(groups.size().rename("count").reset_index(), seconds.reset_index(drop=True), diverged)
+    return groups.size().rename("count").reset_index(), seconds
 
 
-def training_data(runs: RunTable, curves: pd.DataFrame) -> Rows:
-    """Curves of the used cells: cell, step, loss, depth, width, seed.
-
-    Args:
-        runs: the run table, whose `cell` identifies the curves.
-        curves: columns cell, step, loss; rows of other cells are dropped.
+def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:
+    """Curves (cell, step, loss) of the used cells, with depth, width, seed; rows of other cells are dropped.
 
     Raises:
         InputError: a column is missing.
@@ -98,57 +80,42 @@ def training_data(runs: RunTable, curves: pd.DataFrame) -> Rows:
             f"and have {', '.join(map(str, curves.columns))}."
         )
     shapes = runs.used[["cell", "depth", "width", "seed"]]
-    merged = curves[["cell", "step", "loss"]].merge(shapes, on="cell", how="inner")
-    finite = merged[np.isfinite(merged["loss"].to_numpy(dtype=float))]
-    return Rows(finite.sort_values(["depth", "width", "seed", "step"]).reset_index(drop=True))
+    merged: pd.DataFrame = curves[["cell", "step", "loss"]].merge(shapes, on="cell", how="inner")
+    merged = merged[np.isfinite(merged["loss"].to_numpy(dtype=float))]
+    return merged.sort_values(["depth", "width", "seed", "step"])
 
 
-def draw_training(data: Rows, colours: Mapping[int, str]) -> Canvas:
+def draw_training(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
     """Draw loss against step, one thin line per cell, with one label per depth."""
-    canvas, axes = new_canvas(3.6)
-    raster = len(data.rows) > MOST_POINTS
-    for depth, rows in by_depth(data.rows):
+    canvas, axes = new_canvas(3.8)
+    for depth, rows in by_depth(table):
+        style = {"linewidth": 0.9, "alpha": 0.6, "rasterized": len(table) > MOST_POINTS}
         for _, cell in rows.groupby("cell", sort=True):
-            style = {"color": colours[depth], "linewidth": 0.9, "alpha": 0.6, "rasterized": raster}
-            axes.plot(cell["step"], cell["loss"], **style)
-    depths = sorted(set(data.rows["depth"]))
-    for depth in depths:
+            axes.plot(cell["step"], cell["loss"], color=colours[depth], **style)
         axes.plot([], [], color=colours[depth], label=layers(depth))
-    columns = 1 if len(depths) <= MAX_END_LABELS else 3
-    axes.legend(frameon=False, loc="upper right", fontsize=8.5, ncols=columns)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per token)")
+    outside_legend(canvas, 6)
     return canvas
 
 
-def draw_health(data: HealthData, colours: Mapping[int, str]) -> Canvas:
+def draw_health(status: pd.DataFrame, seconds: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
     """Draw the outcome of all rows by depth, and training seconds against N."""
-    timed = len(data.seconds) > 0
-    bars = data.status["depth"].nunique(dropna=False)
+    timed = len(seconds) > 0
+    bars = status["depth"].nunique(dropna=False)
     canvas = Canvas(figsize=(WIDTH, max(2.9, 1.2 + 0.24 * bars)), dpi=100, layout="constrained")
     grid = canvas.subplots(1, 2 if timed else 1, squeeze=False)[0]
-    _draw_outcomes(grid[0], data.status)
+    _draw_outcomes(grid[0], status)
     if timed:
         axes = grid[1]
-        for (depth, rows), mark in zip(by_depth(data.seconds), itertools.cycle(MARKS), strict=False):
-            axes.scatter(
-                rows["params"],
-                rows["train_seconds"],
-                s=18,
-                marker=mark,
-                color=colours[depth],
-                alpha=0.75,
-                linewidths=0,
-                label=layers(depth),
-                rasterized=len(data.seconds) > MOST_POINTS,
-            )
+        style = {"s": 18, "alpha": 0.75, "linewidths": 0, "rasterized": len(seconds) > MOST_POINTS}
+        for (depth, rows), mark in zip(by_depth(seconds), itertools.cycle(MARKS), strict=False):
+            axes.scatter(rows["params"], rows["train_seconds"], marker=mark, color=colours[depth], **style)
         size_axis(axes)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        axes.set_title("training time per cell (seconds)", fontweight="bold")
+        axes.set_title("training time per cell (seconds)")
         axes.set_xlabel("N")
-        if data.seconds["depth"].nunique() <= MAX_END_LABELS:
-            axes.legend(frameon=False, loc="upper left", fontsize=8.5)
     return canvas
 
 
@@ -156,24 +123,20 @@ def _draw_outcomes(axes: Axes, status: pd.DataFrame) -> None:
     table = status.assign(depth=status["depth"].fillna(-1)).pivot_table(
         index="depth", columns="outcome", values="count", aggfunc="sum", fill_value=0
     )
-    names = sorted(table.columns, key=lambda name: (name != "used", name))
-    looks = [(palette.GOOD, ""), (palette.BAD, "////"), (palette.MUTED, "...."), (palette.ACCENT, "xxxx")]
+    looks = itertools.cycle([(palette.BAD, "////"), (palette.MUTED, "...."), (palette.ACCENT, "xxxx")])
     y, left = np.arange(len(table)), np.zeros(len(table))
-    for index, name in enumerate(names):
-        counts = table[name].to_numpy(dtype=float)
-        colour, hatch = looks[0 if name == "used" else 1 + (index - ("used" in names)) % 3]
+    for name in sorted(table.columns, key=lambda name: (name != "used", name)):
+        colour, hatch = (palette.GOOD, "") if name == "used" else next(looks)
         style = {"alpha": 0.85, "hatch": hatch, "edgecolor": palette.PAPER, "linewidth": 0}
-        axes.barh(y, counts, left=left, color=colour, height=0.62, label=str(name), **style)
-        left += counts
-    for spot, total in zip(y, left, strict=True):
-        offset = {"xytext": (4, 0), "textcoords": "offset points"}
-        axes.annotate(f"{total:.0f}", (total, spot), va="center", fontsize=9, **offset)
+        bars = axes.barh(y, table[name], left=left, color=colour, height=0.62, label=str(name), **style)
+        left += table[name].to_numpy(dtype=float)
+    axes.bar_label(bars, [f"{total:.0f}" for total in left], padding=4, fontsize=9)
     axes.set_yticks(y, ["unknown" if depth < 0 else layers(int(depth)) for depth in table.index])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlim(0, left.max() * 1.15)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.set_title("rows by outcome", fontweight="bold")
+    axes.set_title("rows by outcome")
     # Below the tick labels, whose height does not grow with the number of bars.
     below = -0.34 / max(1.7, 0.24 * len(table))
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, below), ncols=3, fontsize=8.5)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, below), ncols=3)

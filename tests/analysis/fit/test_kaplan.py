@@ -14,9 +14,9 @@ from analysis.curves.best_shapes import best_shapes
 from analysis.curves.curves import build_curves
 from analysis.fit.document import Fit, fit
 from analysis.fit.kaplan import NEAR, PUBLISHED_ALPHA, Aspect, AspectRange, Exponent, Kaplan, kaplan
+from analysis.numbers import digits
 from analysis.report.extras import kaplan as kaplan_module
 from analysis.report.extras.kaplan import (
-    MOST_DEPTHS,
     draw_kaplan,
     exponents_table,
     kaplan_data,
@@ -68,15 +68,11 @@ def shaped(study):
 
 def test_the_exponents_of_a_plain_power_law_are_recovered():
     result = found(rows(ratio=1.02))
-    for scope, depth in (("best", None), ("depth", 4)):
-        item = result.exponent("own", "power", scope, depth)
-        assert item.interval[0] < ALPHA < item.interval[1]
-        assert item.interval[1] - item.interval[0] < 0.005
-        assert item.scale == pytest.approx(SCALE, rel=0.1)
-        assert item.rms < 0.02
-    # With 1.02 times the loss a depth has the same exponent and another scale: 1.02^(1/0.1) = 1.22 times.
-    two, four = (result.exponent("own", "power", "depth", depth) for depth in (2, 4))
-    assert two.scale / four.scale == pytest.approx(1.02**10, rel=0.05)
+    item = result.exponent("own", "power")
+    assert item.interval[0] < ALPHA < item.interval[1]
+    assert item.interval[1] - item.interval[0] < 0.005
+    assert item.scale == pytest.approx(SCALE, rel=0.1)
+    assert item.rms < 0.02
     # An offset is not needed, and is found to be nothing within its error: α is the same.
     free = result.exponent("own", "offset")
     assert free.interval[0] < ALPHA < free.interval[1]
@@ -132,47 +128,18 @@ def test_the_increase_over_the_best_shape_and_its_interval_are_those_of_the_loss
 
 
 @pytest.mark.parametrize("by_total", [False, True])
-def test_the_count_that_puts_depths_on_one_line_has_the_smaller_spread(by_total):
+def test_the_exponent_is_the_true_one_in_the_count_that_the_loss_follows(by_total):
     result = found(rows(sd=0.0005, by_total=by_total))
-    lines = {"own": result.spread.own, "total": result.spread.total}
     right, wrong = ("total", "own") if by_total else ("own", "total")
-    assert lines[right] < 0.2
-    assert lines[wrong] > 3 * lines[right]
-    # Kaplan's exponent in the right count is the true one, in the other it is not.
     low, high = result.exponent(right, "power").interval
     assert low < ALPHA < high
     low, high = result.exponent(wrong, "power").interval
     assert not low < ALPHA < high
 
 
-def test_the_exponents_of_the_curves_are_the_curves_own():
-    frame = rows(ratio=1.02)
-    curves = build_curves(frame)
-    result = kaplan(frame, curves, best_shapes(frame, curves))
-    assert curves.smooth.family == "power"
-    item = result.exponent("own", "offset", "all")
-    assert item.alpha == curves.smooth.curves[1].alpha
-    assert item.points == len(curves.x)
-    assert item.interval[0] < ALPHA < item.interval[1]
-
-
-def test_each_depths_own_exponent_is_told_where_the_curves_have_one(shaped):
-    exponents = shaped.curves["exponents"]
-    assert shaped.curves["family"] == "power-own"
-    for depth, alpha in exponents.items():
-        item = shaped.kaplan.exponent("own", "offset", "depth", int(depth))
-        assert item.alpha == alpha
-        # E + (N_c/N)^α is the curve.
-        curves = shaped.evidence.curves
-        low, high = curves.range(int(depth))
-        x = np.linspace(low, high, 5)
-        assert item.loss(np.exp(x)) == pytest.approx(curves.loss(int(depth), x), rel=1e-6)
-
-
 def test_what_cannot_be_told_is_absent_with_its_reason():
     assert found(rows(depths=(2,))) is None
     bare = found(rows().drop(columns="total_params"))
-    assert bare.spread is None
     assert {item.counted for item in bare.exponents} == {"own"}
     some = rows()
     some.loc[0, "total_params"] = math.nan
@@ -188,15 +155,15 @@ def test_what_cannot_be_told_is_absent_with_its_reason():
 
 
 def test_without_a_noise_estimate_the_scatter_about_the_law_gives_the_interval():
-    # Losses straight in ln N leave no scatter about the curves, and are no power law.
+    # Losses straight in ln N leave no scatter about the curves, and are no power law. Four layers are the best.
     frame = rows(seeds=1)
-    frame["loss"] = 3 - 0.1 * np.log(frame["params"]) + 0.02 * (frame["depth"] == 1)
+    frame["loss"] = 3 - 0.1 * np.log(frame["params"]) + 0.02 * (4 - frame["depth"])
     assert not build_curves(frame).noise.known
     result = found(frame)
     assert all(item.interval is None for item in result.aspects)
-    item = result.exponent("own", "power", "depth", 2)
-    part = frame[frame["depth"] == 2]
-    line = linregress(np.log(part["params"]), np.log(part["loss"]))
+    item = result.exponent("own", "power")
+    x = np.log([shape.params for shape in best_shapes(frame, build_curves(frame))])
+    line = linregress(x, np.log(3 - 0.1 * x))
     reach = student.ppf(0.975, 4) * line.stderr
     assert item.alpha == pytest.approx(-line.slope)
     assert item.interval == pytest.approx((-line.slope - reach, -line.slope + reach))
@@ -225,11 +192,11 @@ def test_the_fit_file_has_it_and_older_files_are_read(shaped):
 
 
 def test_the_figure_shows_the_numbers_of_its_csv(shaped, study):
-    data = kaplan_data(shaped)
-    canvas = draw_kaplan(data, Context(study, None).colours, "N")
+    figure = kaplan_module.figure(Context(study, shaped))
+    canvas = figure.draw()
     FigureCanvasAgg(canvas).draw()
     own, total, aspects = canvas.axes
-    table = data.table()
+    table = figure.table
     assert set(table["what"]) == {"point", "curve", "law", "aspect"}
 
     def drawn(axes):
@@ -275,20 +242,18 @@ def test_a_table_without_a_total_count_has_one_panel_of_losses(study):
     assert data.points["total_params"].isna().all()
 
 
-@pytest.mark.parametrize(("ratio", "scale"), [(1.02, "linear"), (1.3, "symlog")])
-def test_a_steep_increase_has_an_axis_that_shows_the_best_shapes_too(ratio, scale):
+@pytest.mark.parametrize("ratio", [1.02, 1.3])
+def test_every_increase_is_inside_the_frame(ratio):
     runs = RunTable.from_frame(rows(ratio=ratio))
     result = fit(runs, draws=100)
     data = kaplan_data(result)
     canvas = draw_kaplan(data, Context(runs, None).colours, "N")
     axes = canvas.axes[-1]
-    assert axes.get_yscale() == scale
+    assert axes.get_yscale() == "symlog"
     low, high = axes.get_ylim()
     known = data.aspects[["increase", "low", "high"]].to_numpy(dtype=float)
     assert low <= np.nanmin(known)
     assert high >= np.nanmax(known)
-    caption = kaplan_module.figure(Context(runs, result)).caption
-    assert ("above it the axis is logarithmic" in caption) == (scale == "symlog")
 
 
 def test_one_depth_and_sizes_that_never_meet_have_no_figure(study):
@@ -314,7 +279,7 @@ def test_the_page_tells_shape_exponent_and_count(tmp_path, study, shaped):
         rf"within {NEAR:g} % of the best for d/L from [\d.]+ to [\d.]+, a factor of [\d.]+", text
     )
     assert last.low == pytest.approx(5.5)
-    assert "best shapes" in text
+    assert "law of the best shapes" in text
     assert "8.8e13" in text
     assert (tmp_path / "figures" / "kaplan.csv").is_file()
     assert json.loads((tmp_path / "fit.json").read_text())["kaplan"] == shaped.to_json()["kaplan"]
@@ -323,8 +288,8 @@ def test_the_page_tells_shape_exponent_and_count(tmp_path, study, shaped):
 def test_sentences_say_what_is_known_and_no_more():
     aspect = Aspect(1e4, 1e4, 2, 20.0, 10.0, 0.0, None)
     one = AspectRange(1e4, 1e4, 10.0, 10.0, 2.0, 80.0)
-    item = Exponent("own", "power", "best", None, 5, 0.0512, (0.05, 0.0524), 1e9, None, 0.01)
-    result = Kaplan(None, (aspect,), (one,), (item,), None, 0.95)
+    item = Exponent("own", "power", 5, 0.0512, (0.05, 0.0524), 1e9, None, 0.01)
+    result = Kaplan(None, (aspect,), (one,), (item,), 0.95)
     shape, exponent = kaplan_sentences(result)
     assert "one of the aspect ratios only, d/L = 10 (measured: 2.0 to 80)" in shape
     assert "falls as N^−α with α = 0.051 (95 %: 0.050 to 0.052)" in exponent
@@ -334,18 +299,15 @@ def test_sentences_say_what_is_known_and_no_more():
     assert kaplan_sentences(unknown) == []
 
 
-def test_the_table_of_many_depths_keeps_the_best_shapes():
-    def result(depths):
-        items = [Exponent("own", "power", "best", None, 5, 0.1, (0.09, 0.11), 1e9, None, 0.01)]
-        items += [
-            Exponent("own", "power", "depth", depth, 5, 0.1, None, 1e9) for depth in range(1, depths + 1)
-        ]
-        return Kaplan(None, (), (), tuple(items), None, 0.95)
-
-    def names(depths):
-        # The last row is the published law.
-        return [row["losses of"] for row in exponents_table(result(depths), noise=True).records()][:-1]
-
-    assert names(2) == ["best shapes", "1 layer", "2 layers"]
-    assert len(names(MOST_DEPTHS)) == MOST_DEPTHS + 1
-    assert names(MOST_DEPTHS + 1) == ["best shapes"]
+def test_the_table_has_every_law_beside_the_published_one(shaped):
+    rows = exponents_table(shaped.kaplan, noise=True).records()
+    assert [row["law of the best shapes"] for row in rows] == [
+        "(N_c/N)^α",
+        "E + (N_c/N)^α, E known",
+        "E + (N_c/N)^α, E fitted",
+        "Kaplan et al. 2020: (N_c/N)^α, English web text",
+    ]
+    assert rows[0]["α in N"] == digits(shaped.kaplan.exponent("own", "power").alpha)
+    assert rows[1]["E, N"] == digits(0.7365, 3)
+    assert (rows[-1]["α in N"], rows[-1]["N_c"]) == ("0.076", "8.8e13")
+    assert exponents_table(None, noise=True) is None

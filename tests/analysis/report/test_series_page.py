@@ -6,11 +6,11 @@ from io import StringIO
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError
 from analysis.fit.series import best_data, crossing_data, measure_data
 from analysis.numbers import digits, ends
 from analysis.report.extras.series import slope_sentences
 from analysis.report.series_page import write_series
+from analysis.runs.table import RunTable
 from tests.analysis.fit.test_series import task, worlds
 from tests.analysis.report.test_study_page import read
 
@@ -89,7 +89,7 @@ def test_the_json_has_every_number(page, members):
 
 
 def test_a_task_is_told_by_the_depth_it_needs(tmp_path, hops):
-    path = write_series(hops, tmp_path, title="k-hop", key="data.hops", measures=["accuracy"])
+    path = write_series(hops, tmp_path, title="k-hop", key="data.hops")
     text = read(path).text
     assert (
         "For a mean accuracy of at least 0.9: 1 layer at data.hops 1, 2 layers at data.hops 2, "
@@ -121,32 +121,26 @@ def test_figures_of_an_earlier_page_go(tmp_path, hops):
     folder.mkdir()
     for name in ("crossings.svg", "measure_loss.csv", "mine.txt"):
         (folder / name).write_text("old")
-    write_series(hops[:1], tmp_path, title="k-hop", key="data.hops", measures=["accuracy"], targets={})
-    assert {path.stem for path in folder.iterdir()} == {"measure_accuracy", "mine"}
+    write_series(hops[:1], tmp_path, title="k-hop", key="data.hops")
+    assert not (folder / "crossings.svg").exists()
+    assert (folder / "mine.txt").exists()
+    assert pd.read_csv(folder / "measure_loss.csv")["depth"].notna().all()
 
 
 def test_words_of_a_key_and_of_values_are_escaped(tmp_path, hops):
     values = ["<b>pre", "post & no"]
     named = [replace(item, value=value) for item, value in zip(hops, values, strict=False)]
-    path = write_series(named, tmp_path, title="<i>norm", key="a<b", measures=[])
+    path = write_series(named, tmp_path, title="<i>norm", key="a<b")
     text = path.read_text()
     assert "<b>pre" not in text
     assert "<i>norm" not in text
     assert "&lt;b&gt;pre" in text
 
 
-def test_a_measure_nobody_has_and_fits_of_two_levels_are_refused(tmp_path, hops, members):
-    with pytest.raises(InputError, match=r"No member .* usable row with the measure 'acuracy'.*accuracy"):
-        write_series(hops, tmp_path, title="k-hop", key="data.hops", measures=["acuracy"])
-    odd = replace(members[1], fit=replace(members[1].fit, level=0.9))
-    with pytest.raises(ValueError, match="different levels"):
-        write_series([members[0], odd], tmp_path, title="x", key="y")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_series_of_one_member_without_any_fit_still_has_a_page(tmp_path):
     alone = task("only", 1, depths=(2,))
-    path = write_series([alone], tmp_path, title="one", key="k", measures=["loss"])
+    alone = replace(alone, runs=RunTable.from_frame(alone.runs.frame.drop(columns="accuracy")))
+    path = write_series([alone], tmp_path, title="one", key="k")
     assert "no fit" in read(path).text
     assert "No member of this series has two depths that can be compared" in read(path).text
     assert json.loads((tmp_path / "series.json").read_text())["crossings"] == []

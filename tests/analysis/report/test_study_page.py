@@ -11,7 +11,6 @@ import pytest
 from analysis.fit.document import Fit, fit
 from analysis.fit.sentences import headlines
 from analysis.law.held_out import BASELINE, HeldOut, Trial
-from analysis.law.projection import LEVINE2020, recommend
 from analysis.numbers import digits, duration, short
 from analysis.report.catalogue import make_figures
 from analysis.report.figures.figure import Context, Figure
@@ -19,11 +18,10 @@ from analysis.report.study_page import write_report
 from analysis.report.tables import (
     DEEPER_THAN_WIDE,
     cost_table,
-    default_recommendations,
     depth_text,
     laws_table,
     paired_regret,
-    projection_sizes,
+    projection_table,
     projections,
     training_flops,
 )
@@ -105,7 +103,7 @@ def test_each_csv_is_what_its_figure_shows(page, study, found):
     made = make_figures(Context(study, found, 0.7365))
     for figure in [item for items in made.values() for item in items if isinstance(item, Figure)]:
         table = pd.read_csv(page.parent / "figures" / f"{figure.name}.csv")
-        own = figure.data.table()
+        own = figure.table
         assert list(table) == list(own)
         for name in own.select_dtypes("number"):
             # The CSV gives back the same floats, not rounded ones.
@@ -208,16 +206,11 @@ def test_an_earlier_figure_that_is_not_drawn_any_more_goes(tmp_path, shallow):
     assert mine.exists()
 
 
-def test_sizes_that_are_projected():
-    assert projection_sizes(3e4) == pytest.approx([9e4, 3e5, 3e6, 1e9, 1e12])
-    assert projection_sizes(5e8) == pytest.approx([1e9, 1.5e9, 5e9, 5e10, 1e12])
-    assert projection_sizes(2e12) == pytest.approx([6e12, 2e13, 2e14])
-
-
 def test_projections_stand_beside_the_rivals(study, found, page):
-    names, rows = projections(study, found, default_recommendations(study, found))
+    names, rows = projections(study, found)
     # An open law projects with an open band, and every size beyond the data is called outside.
-    assert rows
+    largest = max(item.params for item in found.best)
+    assert [row["params"] for row in rows] == pytest.approx([*(largest * k for k in (3, 10, 100)), 1e9, 1e12])
     assert all(row["outside"] for row in rows)
     assert any(None in row["depth_interval"] for row in rows)
     advices = found.advices()
@@ -227,33 +220,29 @@ def test_projections_stand_beside_the_rivals(study, found, page):
     assert "above" in text[text.rindex("Recommended shapes") : text.index("The depth L that solves")]
 
 
-def test_a_size_inside_the_data_is_called_so(study, found):
-    given = [{"params": 5e3, "extrapolated": False}, {"params": 5e3, "extrapolated": True}]
-    _, rows = projections(study, found, given)
-    assert [row["outside"] for row in rows] == [False, True]
-
-
-def test_a_depth_above_its_width_and_a_size_far_outside_are_called_so(tmp_path, study, found, monkeypatch):
-    largest = float(study.used["params"].max())
+def test_a_depth_above_its_width_and_a_size_far_outside_are_called_so(study, found, monkeypatch):
+    largest = max(item.params for item in found.best)
     # 12 L³ = N: a model as deep as it is wide.
     square = (100 * largest / 12) ** (1 / 3)
-    depths = iter([square * 0.999, square * 1.001])
-    advices = {"log-linear": lambda _: 3.0, "power": lambda _: next(depths), "additive": lambda _: math.inf}
+    advices = {
+        "log-linear": lambda _: 3.0,
+        "power": lambda _: square * 0.999,
+        "additive": lambda _: square * 1.001,
+        "response": lambda _: math.inf,
+    }
     monkeypatch.setattr(Fit, "advices", lambda _: advices)
-    given = [{"params": 100 * largest, "extrapolated": True} for _ in range(2)]
-    given[1]["params"] *= 1 + 1e-12
-    names, rows = projections(study, found, given)
-    assert names == ["power law"]
-    assert [row["rivals"] for row in rows] == [[square * 0.999], [DEEPER_THAN_WIDE]]
-    assert [depth_text(row["rivals"][0]) for row in rows] == [f"{square:.0f}", "n/a"]
-    assert [row["far"] for row in rows] == [False, False]
-    monkeypatch.setattr(Fit, "advices", lambda _: {})
-    _, rows = projections(study, found, [{"params": 101 * largest, "extrapolated": True}])
-    assert rows[0]["far"]
+    names, rows = projections(study, found)
+    assert names == ["power law", "additive loss", "response surface"]
+    row = next(row for row in rows if row["params"] == 100 * largest)
+    assert row["rivals"] == [square * 0.999, DEEPER_THAN_WIDE, None]
+    assert [depth_text(value) for value in row["rivals"]] == [f"{square:.0f}", "n/a", None]
+    assert [row["far"] for row in rows] == [False, False, False, True, True]
+    table = projection_table(study, found)
+    assert [column.name for column in table.columns][-2:] == ["by power law", "by additive loss"]
 
 
 def test_the_page_says_what_is_beyond_use(page, study, found):
-    _, rows = projections(study, found, default_recommendations(study, found))
+    _, rows = projections(study, found)
     far = [row for row in rows if row["far"]]
     assert [row["params"] for row in far] == [1e9, 1e12]
     beyond = sum(value == DEEPER_THAN_WIDE for row in rows for value in row["rivals"])
@@ -357,8 +346,8 @@ def test_hostile_words_are_shown_not_run(tmp_path, pilot_frame):
     path = write_report(runs, fit(runs), tmp_path, title=evil, facts={evil: evil}, spec_text=f"</pre>{evil}")
     page = read(path)
     assert "script" not in {tag for tag, _ in page.tags}
-    # Title, heading, reason twice, cell, two facts, specification.
-    assert page.text.count(evil) >= 8
+    # Title, heading, reason, two facts, specification.
+    assert page.text.count(evil) >= 6
 
 
 def test_left_out_rows_and_warnings_are_on_the_page(tmp_path, pilot_frame):
@@ -411,11 +400,9 @@ def test_odd_studies_still_have_a_page(tmp_path, pilot_frame, line_frame, case):
     assert "How to read this" in read(write_report(runs, found, tmp_path)).text
 
 
-def test_given_recommendations_and_training_curves_are_shown(tmp_path, shallow):
-    rows = recommend(LEVINE2020, [1.739e11])
+def test_training_curves_are_shown(tmp_path, shallow):
     curves = pd.DataFrame([{"cell": shallow.used["cell"].iloc[0], "step": s, "loss": 2 / s} for s in (1, 2)])
-    page = read(write_report(shallow, fit(shallow), tmp_path, recommendations=rows, curves=curves))
-    assert "174 billion 80 78–83 13459" in page.text
+    write_report(shallow, fit(shallow), tmp_path, curves=curves)
     assert len(pd.read_csv(tmp_path / "figures" / "training.csv")) == 2
 
 

@@ -27,7 +27,7 @@ def table(**columns):
 
 
 def test_the_mean_and_range_of_every_shape_are_those_of_its_seeds():
-    points = accuracy_data(fit(table(), draws=100)).rows.set_index(["depth", "width"])
+    points = accuracy_data(fit(table(), draws=100)).set_index(["depth", "width"])
     assert points.loc[(2, 32), "mean"] == pytest.approx(0.937)
     assert points.loc[(2, 32), ["low", "high"]].tolist() == pytest.approx([0.932, 0.942])
     assert points.loc[(1, 32), "mean"] == pytest.approx(0.221)
@@ -47,7 +47,7 @@ def test_rows_without_an_accuracy_do_not_count_and_a_table_without_has_no_figure
     runs = table()
     frame = runs.frame.copy()
     frame.loc[frame["width"] == 24, "accuracy"] = float("nan")
-    assert 24 not in set(accuracy_data(fit(RunTable.from_frame(frame), draws=100)).rows["width"])
+    assert 24 not in set(accuracy_data(fit(RunTable.from_frame(frame), draws=100))["width"])
     plain = RunTable.from_frame(frame.drop(columns="accuracy"))
     result = fit(plain, draws=100)
     assert accuracy_data(result) is None
@@ -61,7 +61,7 @@ def test_the_report_draws_it_and_its_csv_is_what_was_drawn(tmp_path):
     page = write_report(table(), result, tmp_path)
     assert 'id="accuracy"' in page.read_text()
     drawn = pd.read_csv(tmp_path / "figures" / "accuracy.csv")
-    pd.testing.assert_frame_equal(drawn, accuracy_data(result).rows, check_dtype=False)
+    pd.testing.assert_frame_equal(drawn, accuracy_data(result), check_dtype=False)
 
 
 def test_a_fit_that_was_read_back_says_nothing_of_it():

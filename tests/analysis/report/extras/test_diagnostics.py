@@ -5,7 +5,13 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit.document import fit
-from analysis.report.extras.diagnostics import diagnostics_data, draw_diagnostics, figure, rank_sentence
+from analysis.report.extras.diagnostics import (
+    caption_of,
+    diagnostics_data,
+    draw_diagnostics,
+    figure,
+    rank_sentence,
+)
 from analysis.report.figures.figure import Context
 from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
@@ -34,8 +40,8 @@ def measures(runs, names=("rank_residual", "rank_residual_attention", "token_cos
 
 def test_a_line_is_the_mean_over_the_cells_of_a_depth(runs):
     data = diagnostics_data(runs, measures(runs))
-    assert data.names == ("rank_residual", "rank_residual_attention", "token_cosine")
-    table = data.table().set_index(["name", "when", "depth", "layer"])
+    assert list(data["name"].unique()) == ["rank_residual", "rank_residual_attention", "token_cosine"]
+    table = data.set_index(["name", "when", "depth", "layer"])
     seeds = runs.frame.groupby("depth")["seed"]
     for depth in (1, 2, 4):
         shift, cells = seeds.mean()[depth] / 100, seeds.size()[depth]
@@ -50,11 +56,11 @@ def test_a_line_is_the_mean_over_the_cells_of_a_depth(runs):
 
 def test_names_have_an_order_and_what_is_unknown_comes_last(runs):
     data = diagnostics_data(runs, measures(runs, ("zeal", "grad_norm", "layer_drop", "rank_residual")))
-    assert data.names == ("rank_residual", "layer_drop", "grad_norm", "zeal")
-    assert list(dict.fromkeys(data.rows["name"])) == list(data.names)
-    assert "skipping it costs" in data.caption
-    assert "Dong et al. 2021" in data.caption
-    assert "Induction" not in data.caption
+    assert list(data["name"].unique()) == ["rank_residual", "layer_drop", "grad_norm", "zeal"]
+    caption = caption_of(data)
+    assert "skipping it costs" in caption
+    assert "Dong et al. 2021" in caption
+    assert "Induction" not in caption
 
 
 def test_of_a_diverged_cell_the_start_counts_and_nothing_beyond_numbers(pilot_frame):
@@ -64,10 +70,8 @@ def test_of_a_diverged_cell_the_start_counts_and_nothing_beyond_numbers(pilot_fr
     given = measures(runs, ("rank_residual",))
     given.loc[0, "value"] = math.nan
     data = diagnostics_data(runs, given)
-    assert set(data.rows[data.rows["depth"] == 4]["when"]) == {"start"}
-    start, end = (
-        data.rows.query("depth == 1 and when == @when")["cells"].item() for when in ("start", "end")
-    )
+    assert set(data[data["depth"] == 4]["when"]) == {"start"}
+    start, end = (data.query("depth == 1 and when == @when")["cells"].item() for when in ("start", "end"))
     assert start == end - 1
     draw_diagnostics(data, Context(runs, None).colours)
 
@@ -105,7 +109,7 @@ def test_the_report_has_the_figure_and_its_numbers_where_there_are_measures(tmp_
     assert '<figure id="diagnostics"' in page
     assert '<h2 id="inside">Inside the models</h2>' in page
     written = pd.read_csv(tmp_path / "figures" / "diagnostics.csv")
-    pd.testing.assert_frame_equal(written, diagnostics_data(runs, given).table())
+    pd.testing.assert_frame_equal(written, diagnostics_data(runs, given))
 
 
 def test_the_sentence_tells_of_the_last_layer_of_the_deepest_nets(runs):

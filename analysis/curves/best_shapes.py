@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.curves.budgets import budgets, common_size
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
+from analysis.intervals import width_of
 
 #: Two depths differ when their paired gap exceeds this many standard errors.
 Z_DIFFERENT = 2.0
@@ -59,21 +60,17 @@ def best_shapes(used: pd.DataFrame, curves: Curves) -> tuple[BestShape, ...]:
         used: the rows `curves` was built from (columns depth, params, budget).
         curves: see `analysis.curves.curves`.
     """
-    found = []
-    for budget, depths in budgets(used):
-        shape = _compare(curves, budget, depths)
-        if shape is not None:
-            found.append(shape)
-    return tuple(found)
+    found = [_compare(curves, budget, depths) for budget, depths in budgets(used)]
+    return tuple(shape for shape in found if shape is not None)
 
 
 def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | None:
     x, depths = common_size(curves, math.log(budget), trained)
     if len(depths) < 2:
         return None
-    place = np.array([x])
-    loss = np.array([float(curves.loss(depth, place)[0]) for depth in depths])
-    jacobian = np.vstack([curves.jacobian(depth, place) for depth in depths])
+    tables = [curves.both(depth, np.array([x])) for depth in depths]
+    loss = np.concatenate([values for values, _ in tables])
+    jacobian = np.vstack([derivative for _, derivative in tables])
     best = int(np.argmin(loss))
     excess = loss - loss[best]
     known = curves.noise.known
@@ -84,7 +81,7 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
     shapes = tuple(
         DepthAt(
             depth,
-            math.sqrt(params / (12 * depth)),
+            width_of(params, depth),
             float(loss[i]),
             float(se[i]) if known else None,
             float(excess[i]),
@@ -98,5 +95,4 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
 
 
 def _errors(jacobian: Floats, covariance: Floats) -> Floats:
-    variance = np.einsum("kp,pq,kq->k", jacobian, covariance, jacobian)
-    return np.asarray(np.sqrt(np.maximum(variance, 0)))
+    return np.sqrt(np.maximum(np.vecdot(jacobian @ covariance, jacobian), 0))

@@ -51,11 +51,8 @@ def budget_of(rows: pd.DataFrame) -> pd.Series:
 
 def budgets(rows: pd.DataFrame) -> list[tuple[float, list[int]]]:
     """(budget, depths trained for it), ascending; see `budget_of`."""
-    groups = rows.groupby(budget_of(rows), sort=True)["depth"].unique()
-    values = groups.index.to_numpy(dtype=float)
-    return [
-        (float(value), sorted(int(d) for d in depths)) for value, depths in zip(values, groups, strict=True)
-    ]
+    groups = rows["depth"].groupby(budget_of(rows))
+    return [(float(budget), sorted(int(depth) for depth in depths.unique())) for budget, depths in groups]
 
 
 def common_size(
@@ -71,14 +68,13 @@ def common_size(
         points: all points of the study.
         target: ln of the budget.
         trained: the depths trained for it.
-        reach: largest factor between the two sizes that enclose an N.
+        reach: see `LINE_REACH`.
     """
     knots = np.concatenate([points.x[points.at(depth)] for depth in points.depths])
     sizes = np.unique(np.array([target, *knots[np.abs(knots - target) <= math.log(SHIFT)]]))
     served = {depth: _enclosed(points, depth, sizes, reach) for depth in points.depths}
     counts = np.sum([served[depth] for depth in trained if depth in served], axis=0)
-    order = np.lexsort((np.abs(sizes - target), -np.asarray(counts)))
-    best = int(order[0])
+    best = int(np.lexsort((np.abs(sizes - target), -np.asarray(counts)))[0])
     return float(sizes[best]), [depth for depth in points.depths if served[depth][best]]
 
 

@@ -91,7 +91,7 @@ def from_seeds(losses: Floats) -> Noise:
     total = float(np.sum(dof * variance))
     # Differences at the level of rounding are not noise.
     rounding = 1e-12 * float(np.abs(mean).max(initial=0.0))
-    if not several.any() or total <= rounding**2 * float(dof.sum()):
+    if total <= rounding**2 * float(dof.sum()):
         return Noise("none", 0.0, float("nan"), 0.0, centre, 0.0, seeds)
     design = np.ones((int(several.sum()), 1))
     if several.sum() >= SHAPES_FOR_TREND and np.ptp(level[several]) > LEAST_RANGE:
@@ -154,6 +154,4 @@ def _correlation(residual: Floats, present: npt.NDArray[np.bool_], sd: Floats) -
     everything = float(both @ both) - 2 * float(both @ one) + float(np.sum(overlap * overlap.T))
     itself = float(np.sum(count - 1))
     expected = (everything - itself) / 2
-    if expected <= 1e-9:
-        return 0.0
-    return float(np.clip(observed / expected, 0.0, 0.99))
+    return float(np.clip(observed / expected, 0.0, 0.99)) if expected > 1e-9 else 0.0

@@ -179,7 +179,7 @@ def fit(
         curves, level=level, draws=draws, seed=seed, delta=DELTA, diverged=_lost(comparison.diverged)
     )
     law, power = fit_threshold(found, "log-linear"), fit_threshold(found, "power")
-    points = points_of(curves)
+    points = points_of(curves, curves.misfit_sd)
     surfaces = fit_surfaces(points)
     best = best_shapes(rows, curves)
     left_out = [*runs.left_out]

@@ -58,11 +58,6 @@ class Table:
     rows: Sequence[Sequence[str | None]]
     note: str = ""
 
-    def __post_init__(self) -> None:
-        """Refuse rows of another length."""
-        if any(len(row) != len(self.columns) for row in self.rows):
-            raise ValueError(f"a row of the table {self.title!r} does not have {len(self.columns)} cells")
-
     @property
     def headed(self) -> bool:
         """Whether any column has a name."""
@@ -122,11 +117,7 @@ def shapes_table(
             span(shape["depth_interval"]),
             str(shape["width"]),
             span(shape["width_interval"]),
-            "far outside"
-            if shape.get("far")
-            else "outside"
-            if shape.get("outside", shape["extrapolated"])
-            else "inside",
+            _place(shape),
             *others,
         )
         for shape, *others in zip(shapes, *(more or {}).values(), strict=True)
@@ -134,6 +125,7 @@ def shapes_table(
     return Table(title, columns, rows)
 
 
-def _range_tag(shape: Mapping[str, Any]) -> str:
-    outside = "far outside" if shape.get("far") else "outside"
-    return outside if shape.get("outside", shape["extrapolated"]) else "inside"
+def _place(shape: Mapping[str, Any]) -> str:
+    if shape.get("far"):
+        return "far outside"
+    return "outside" if shape.get("outside", shape["extrapolated"]) else "inside"

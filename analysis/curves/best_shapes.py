@@ -95,4 +95,4 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
 
 
 def _errors(jacobian: Floats, covariance: Floats) -> Floats:
-    return np.sqrt(np.maximum(np.vecdot(jacobian @ covariance, jacobian), 0))
+    return np.asarray(np.sqrt(np.maximum(np.vecdot(jacobian @ covariance, jacobian), 0)))

@@ -258,7 +258,7 @@ def _by_seed(rows: pd.DataFrame) -> tuple[Floats, Floats, npt.NDArray[np.int64],
     """
     depth, params = rows["depth"].to_numpy(dtype=np.int64), rows["params"].to_numpy(dtype=float)
     loss = rows["loss"].to_numpy(dtype=float)
-    error = rows.get(FORECAST_ERROR, pd.Series(np.nan, rows.index)).to_numpy(dtype=float)
+    error = np.asarray(rows.get(FORECAST_ERROR, pd.Series(np.nan, rows.index)), dtype=np.float64)
     seeds, label = np.unique(rows["seed"].to_numpy(), return_inverse=True)
     # Sorted by loss as well, so that means do not depend on the order of the rows.
     order = np.lexsort((error, loss, label, params, depth))

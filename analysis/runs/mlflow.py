@@ -86,12 +86,13 @@ def _newest_protocol(rows: list[Record], ended: Mapping[str, int]) -> tuple[list
     """
     done = [row for row in rows if row["status"] == "done"] or rows
     newest = max(done, key=lambda row: (ended[row["run"]], row["run"]))["protocol"]
+    text = "another protocol ({}) than the newest rows ({})"
+    none = "none recorded"
     others = [
         {
             "row": row["run"],
             "cell": row["cell"],
-            "reason": f"another protocol ({row['protocol'] or 'none recorded'}) than the newest rows "
-            f"({newest or 'none recorded'})",
+            "reason": text.format(row["protocol"] or none, newest or none),
         }
         for row in rows
         if row["protocol"] != newest

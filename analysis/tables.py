@@ -92,13 +92,9 @@ def shapes_table(
     level: float | None,
     more: Mapping[str, Sequence[str | None]] | None = None,
 ) -> Table:
-    """Recommended shapes.
+    """Shapes as `analysis.law.projection.recommend` returns them, with `more` columns by name.
 
-    Args:
-        title: of the table.
-        shapes: as `analysis.law.projection.recommend` returns them; `outside` and `far` as `projections` adds them.
-        level: of the intervals, None if unknown.
-        more: further columns by name.
+    `level` is that of the intervals, None if unknown; `projections` adds `outside` and `far` to a shape.
     """
     interval = "interval" if level is None else percent(level)
     columns = (

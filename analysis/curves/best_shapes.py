@@ -17,11 +17,9 @@ Z_DIFFERENT = 2.0
 
 @dataclass(frozen=True)
 class DepthAt:
-    """One depth at one budget.
+    """One depth at one budget: the loss on its curve and the excess over the best depth's, nats per token.
 
-    Attributes:
-        loss, se: on the depth's curve, nats per token; `se` is None if the noise is not known.
-        excess: loss above the best depth, `z` the same in paired standard errors.
+    `se` and `z`, the excess in paired standard errors, are None if the noise is not known.
     """
 
     depth: int
@@ -54,12 +52,7 @@ class BestShape:
 
 
 def best_shapes(used: pd.DataFrame, curves: Curves) -> tuple[BestShape, ...]:
-    """The best depth of every budget at which two or more depths can be compared.
-
-    Args:
-        used: the rows `curves` was built from (columns depth, params, budget).
-        curves: see `analysis.curves.curves`.
-    """
+    """The best depth of every budget of `used`, the rows of `curves`, at which two or more depths can be compared."""
     found = [_compare(curves, budget, depths) for budget, depths in budgets(used)]
     return tuple(shape for shape in found if shape is not None)
 

@@ -62,13 +62,8 @@ def common_size(
 
     Widths are whole numbers, so the depths of one budget have slightly different sizes. At the budget itself one of
     them may lie outside its measured range, or far from its next size, while all can be compared at a size close by. Of
-    the sizes at which equally many trained depths can be compared, the nearest to the budget is chosen.
-
-    Args:
-        points: all points of the study.
-        target: ln of the budget.
-        trained: the depths trained for it.
-        reach: see `LINE_REACH`.
+    the sizes at which equally many of the depths `trained` can be compared, the nearest to the budget, ln N = `target`,
+    is chosen.
     """
     knots = np.concatenate([points.x[points.at(depth)] for depth in points.depths])
     sizes = np.unique(np.array([target, *knots[np.abs(knots - target) <= math.log(SHIFT)]]))

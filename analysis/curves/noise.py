@@ -30,9 +30,7 @@ class Noise:
     Attributes:
         source: `seeds` (replicates), `residuals` (one seed: scatter about the curves) or `none` (no estimate).
         dof: degrees of freedom of the pooled estimate.
-        log_sd: ln σ at the centre, σ in nats per token.
-        slope: of ln σ in ln loss.
-        centre: in ln loss.
+        log_sd, slope, centre: ln σ is log_sd + slope·(ln loss - centre), σ in nats per token.
         correlation: ρ, share of the variance common to all shapes of one seed.
         seeds: largest number of seeds of any shape.
     """
@@ -110,11 +108,7 @@ def from_residuals(noise: Noise, square: float, dof: int) -> Noise:
     It includes the misfit of the curves, so it is rather too large than too small. The common error of all shapes of
     one seed is not visible, and cancels in every gap. σ is proportional to the loss: with one σ for all, intervals
     covered the crossings at the smallest sizes, where the noise is largest, in 90 % of simulated studies, not 95 %.
-
-    Args:
-        noise: without an estimate, for its centre.
-        square: sum of the squared residuals over the losses.
-        dof: points less parameters of the curves.
+    `square` is the sum of the squared residuals over the losses, `dof` points less parameters of the curves.
     """
     if dof < 1 or not square > 0:
         return noise

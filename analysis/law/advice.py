@@ -99,10 +99,10 @@ def disagreements(
     """The depth every law names on a log grid of sizes, and the sizes at which each differs from the reference.
 
     Args:
-        laws: name -> advice, the reference among them.
+        laws: name -> advice.
         low: smallest N, as the smallest size measured.
         high: largest N, at least ten times `low`.
-        reference: the law the others are compared with.
+        reference: one of `laws`.
         per_decade: grid points; the ends of spans are found between them by bisection.
     """
     high = max(high, 10 * low)

@@ -138,14 +138,11 @@ class Crossings:
 
 @dataclass(frozen=True)
 class Roots:
-    """Sign changes of piecewise linear gaps, one entry per row of the input.
+    """Sign changes of piecewise linear gaps, one entry per row of the input."""
 
-    Attributes:
-        x: last upward crossing; -inf positive everywhere, +inf otherwise.
-        one, none: exactly one sign change and that upward; no sign change.
-    """
-
+    #: The last upward crossing; -inf positive everywhere, +inf otherwise.
     x: Floats
+    #: Exactly one sign change, and that upward; no sign change.
     one: npt.NDArray[np.bool_]
     none: npt.NDArray[np.bool_]
 
@@ -234,7 +231,7 @@ def find_crossings(
         level: of the intervals.
         draws: of the bootstrap.
         seed: of the bootstrap.
-        delta: relative gap of the second crossing; None for no second crossing.
+        delta: relative gap of the second crossing, if any.
         diverged: (depth, N, runs) of shapes whose runs all diverged.
         neighbours: only pairs of adjacent depths, which are sufficient for a law.
     """

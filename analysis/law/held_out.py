@@ -49,14 +49,7 @@ def surface_trainers(misfit_sd: float = 0.0) -> dict[str, Trainer]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Losses of several depths at one size.
-
-    Attributes:
-        params: the N at which all are compared.
-        depths: ascending.
-        losses: nats per token, one for each depth.
-        covariance: of the losses, from the pooled seed noise; None if the noise is not known.
-    """
+    """Losses of several depths, ascending, at one N, nats per token; their covariance if the noise is known."""
 
     params: float
     depths: tuple[int, ...]
@@ -94,10 +87,6 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
     `analysis.curves` also depend on the other sizes, and a law is judged by what was measured. A depth without such
     sizes (one size per depth, as in many published tables) is moved there along the best surface through all `rows`, by
     at most a factor `analysis.curves.budgets.SHIFT` in N. The error of that step is not part of the covariance.
-
-    Args:
-        rows: as a `Trainer` takes them.
-        budget: as `analysis.curves.budgets.budgets` names it.
     """
     means = shape_means(rows)
     trained = next((depths for name, depths in budgets(rows) if math.isclose(name, budget)), [])
@@ -141,18 +130,13 @@ def _best_surface(means: ShapeMeans) -> SurfaceFit | None:
 
 @dataclass(frozen=True)
 class Trial:
-    """One law, fitted to the budgets below one size and evaluated at another.
+    """One law, fitted to the budgets up to `trained_to` and evaluated at a larger one, at N = `params`.
 
     Attributes:
-        budget: held out.
-        params: the N at which the law was evaluated and the losses are compared.
-        trained_to: largest budget the law saw.
-        best: the depth of the lowest measured loss at `params`.
+        best: the depth of the lowest measured loss.
         depth: the answer of the law; if None, `reason` is why, and there is no regret.
-        regret: measured loss at `depth` less the lowest measured, nats per token.
-        se: of the regret, if the noise is known.
-        outside: the side on which the named depth lies beyond the measured ones; the regret is that of the nearest, a
-            lower bound.
+        regret, se: measured loss at `depth` less the lowest, nats per token; its standard error if the noise is known.
+        outside: the side on which `depth` lies beyond the measured ones; the regret is then a lower bound.
     """
 
     budget: float
@@ -168,12 +152,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The result of one law at sizes it had not seen.
+    """The result of one law: every training set with every size held out from it.
 
-    Attributes:
-        law: its name.
-        trials: every training set with every size held out from it.
-        rmse: of the predicted losses of all shapes held out, nats per token; None for a law that predicts none.
+    `rmse` is that of the predicted losses of all shapes held out, nats per token; None for a law that predicts none.
     """
 
     JSON_PROPERTIES: ClassVar = ("mean_regret", "outside", "unanswered", "reasons")
@@ -207,15 +188,8 @@ class HeldOut:
 def held_out(rows: pd.DataFrame, trainers: Mapping[str, Trainer]) -> tuple[HeldOut, ...]:
     """Hold out the largest budget, then the two largest, and so on; evaluate every law at every held-out size.
 
-    With many budgets, `MOST_CUTS` training sets and `MOST_SIZES` sizes are taken, evenly spread.
-
-    Args:
-        rows: the compared rows of a run table, as a `Trainer` takes them, in any order.
-        trainers: name -> law. Each sees only the rows of the smaller budgets.
-
-    Returns:
-        One result per law, first that of `BASELINE`; empty if there are too few budgets to hold one out, or none of
-        those held out has two depths to compare.
+    Returns one result per law, first that of `BASELINE`; none if there are too few budgets to hold one out, or none of
+    those held out has two depths to compare.
     """
     label = budget_of(rows)
     names = sorted(set(label))

@@ -22,12 +22,9 @@ _INNER = 100
 
 @dataclass(frozen=True)
 class ParametricBootstrap:
-    """Percentiles over `count` simulated studies.
+    """Percentiles: of a and b over the simulated studies with a law, and of N at the crossing of each pair, as `1-2`.
 
-    Attributes:
-        with_law: number of studies with a law.
-        a_interval, b_interval: over these; None if there are none.
-        crossings: by pair, as `1-2`: interval of N; an end is None if the crossing lay outside the sizes.
+    An end is None if the crossing lay outside the sizes.
     """
 
     count: int

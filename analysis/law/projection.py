@@ -129,9 +129,11 @@ def n_transition(law: Law, depth: float) -> Transition:
     width = law.width(depth)
     params = 12 * depth * width**2 if width < 1e150 else math.inf
     if not math.isfinite(params):
+        low, high = law.depth_range
+        fitted = "depths the file does not name" if math.isnan(low) else f"depths {low:g} to {high:g}"
         raise InputError(
-            f"The law of {law.source} gives no finite size at which {depth:g} layers are "
-            f"overtaken (the law was fitted on {_range(law.depth_range)})."
+            f"The law of {law.source} gives no finite size at which {depth:g} layers are overtaken (the law was fitted "
+            f"on {fitted})."
         )
     interval = _range_over(law, lambda a, b: 12 * depth * _exp(2 * (a + b * depth)))
     return Transition(depth, params, width, _relative_error(law, depth), interval)
@@ -252,7 +254,3 @@ def _exp(x: float) -> float:
         return math.exp(x)
     except OverflowError:
         return math.inf
-
-
-def _range(ends: tuple[float, float]) -> str:
-    return "depths the file does not name" if math.isnan(ends[0]) else f"depths {ends[0]:g} to {ends[1]:g}"

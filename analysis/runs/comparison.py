@@ -54,7 +54,11 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
         InputError: no usable rows, or no rows at `tokens`.
     """
     if runs.used.empty:
-        raise InputError(_nothing(runs))
+        reasons = sorted({str(item["reason"]) for item in runs.left_out})
+        raise InputError(
+            f"{runs.source} has no usable row: {len(runs.left_out)} left out ({_listing(reasons, '; ')}). "
+            "A usable row has the status done, a depth, a width and a finite positive loss."
+        )
     # Sorted by loss and not by seed, so that sums do not depend on the names of the seeds.
     used = runs.used.sort_values(["depth", "params", "lr", "loss", "tokens", "seed"], kind="stable")
     level = choose_tokens(used, tokens)
@@ -75,14 +79,6 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     ]
     left_out = level.left_out | averaged | choice.left_out
     return Comparison(rows, dict(sorted(left_out.items())), level.rule, diverged, tuple(warnings))
-
-
-def _nothing(runs: RunTable) -> str:
-    reasons = sorted({str(item["reason"]) for item in runs.left_out})
-    return (
-        f"{runs.source} has no usable row: {len(runs.left_out)} left out ({_listing(reasons, '; ')}). "
-        "A usable row has the status done, a depth, a width and a finite positive loss."
-    )
 
 
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:

@@ -14,7 +14,6 @@ from analysis.groups import numbered
 from analysis.runs.columns import FORECAST_ERROR
 
 Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 #: Fewest rates of one seed for a parabola.
@@ -168,8 +167,7 @@ def _lowest(frame: pd.DataFrame, wanted: Flags) -> tuple[Flags, Floats, int, int
     """For each shape the rate with the lowest mean loss among those with the most seeds.
 
     Returns:
-        Whether a row is at that rate, ln of that rate for every row, and how many shapes there are, and of those with
-        three or more rates how many have it at an end.
+        Whether a row is at that rate, its ln for every row, the number of shapes, and of those with it at an end.
     """
     part = frame[wanted]
     rates = part.groupby(["shape", "rate"]).agg(

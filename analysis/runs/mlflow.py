@@ -18,10 +18,6 @@ Record = dict[str, Any]
 def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataFrame, list[Record]]:
     """Return the rows of an experiment, from its runs with the tag `interplay.kind` = `trial`, and what was left out.
 
-    Args:
-        experiment: its name.
-        tracking_uri: of the store; MLflow's own default when None.
-
     Raises:
         InputError: there is no such experiment, it has no finished cell, or the store does not answer.
     """

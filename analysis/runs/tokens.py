@@ -40,7 +40,6 @@ class TokenRule:
             (tokens follow N, equal at equal N) or `unequal`.
         compared: the level compared, in the table's unit; None if there is no single one.
         levels: all levels, ascending.
-        sentence: the same in words.
     """
 
     rule: Rule

@@ -65,10 +65,6 @@ class Curve:
         """(len(x), coefficients) at ln N = x."""
         return _functions(x, self.centre, self.alpha, self.knots, len(self.coefficients))
 
-    def loss(self, x: Floats) -> Floats:
-        """Nats per token at ln N = x."""
-        return np.asarray(self.functions(x) @ np.array(self.coefficients))
-
 
 @dataclass(frozen=True)
 class Smooth:
@@ -94,7 +90,8 @@ class Smooth:
 
     def loss(self, depth: int, x: Floats) -> Floats:
         """Nats per token of a depth at ln N = x."""
-        return self.curves[depth].loss(x)
+        curve = self.curves[depth]
+        return np.asarray(curve.functions(x) @ np.array(curve.coefficients))
 
     def fitted(self, depth: npt.NDArray[np.int64], x: Floats) -> Floats:
         """Nats per token of points that are ordered by depth."""
@@ -166,10 +163,8 @@ def _solution(design: Floats, weight: Floats) -> tuple[Floats, Floats]:
 def _parts(depth: npt.NDArray[np.int64]) -> list[tuple[int, slice]]:
     """Each depth and its points, which are ordered by depth."""
     values, first = np.unique(depth, return_index=True)
-    ends = [*first.tolist(), len(depth)]
-    return [
-        (value, slice(*end)) for value, end in zip(values.tolist(), itertools.pairwise(ends), strict=True)
-    ]
+    ends = itertools.pairwise([*first.tolist(), len(depth)])
+    return [(value, slice(*end)) for value, end in zip(values.tolist(), ends, strict=True)]
 
 
 class _Points:
@@ -177,7 +172,6 @@ class _Points:
 
     def __init__(self, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> None:
         """Points are ordered by depth; rows are padded with points of zero weight and hold losses less their mean."""
-        assert np.all(np.diff(depth) >= 0), "points of a depth lie together"
         self.x, self.loss, self.weight = x, loss, weight
         self.parts = _parts(depth)
         self.many = [part for _, part in self.parts if part.stop - part.start > 1]

@@ -17,7 +17,6 @@ class Column:
     Attributes:
         name: header.
         detail: second line of the header, on a page only.
-        right: aligned to the right, as numbers are.
         under: name of the column whose cells hold this one in small letters on a page; in a terminal it is a separate
             column.
         small: how it is written there, such as `baseline {}`.
@@ -44,12 +43,11 @@ class PageCell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of text; None is an empty cell.
 
     Attributes:
         title: above the table in a terminal, `table of TITLE` for screen readers on a page.
         columns: in the order of a terminal.
-        rows: one text per column, None for an empty cell.
         note: what a reader needs to understand it.
     """
 

@@ -79,7 +79,6 @@ class Disagreement:
     """The advice of one law over a range of sizes, against a reference law.
 
     Attributes:
-        law: its name.
         params, depths: a log grid of N, and the depth it names at each, or None.
         spans: where it differs from the reference, ascending. Two laws may differ in several spans: a law may be
             shallower for small models and deeper for large ones.

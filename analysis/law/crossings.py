@@ -47,7 +47,7 @@ class FirstSignificant:
     """The estimator of Levine et al. 2020: a width of the shallow model with its error, and N at that width.
 
     The middle between the first size where the shallow model is significantly worse and the size to its left; the
-    distance between the two is its error. It moves left as seeds are added.
+    distance between the two is its error.
     """
 
     width: float
@@ -331,8 +331,7 @@ def _classify(item: Crossing, found: _Reading, level: float) -> Crossing:
 def first_significant(curves: Curves, shallow: int, deep: int) -> FirstSignificant | None:
     """The paper's own estimator, from points joined by straight lines; None if no size is significant.
 
-    Levine et al. 2020, section 5.1. More seeds make smaller gaps significant, so it depends on the effort and not on
-    the models alone (issue 3).
+    Levine et al. 2020, section 5.1. More seeds make smaller gaps significant, so it also depends on their number.
     """
     if curves.noise.source != "seeds":
         return None

@@ -166,7 +166,7 @@ def recommend(law: Law, params: Sequence[float], level: float | None = None) -> 
     Args:
         law: fitted or published.
         params: budgets N = 12·L·d² (non-embedding parameters).
-        level: of the intervals; by default the law's, the only one possible for a law with a region.
+        level: by default the law's, the only one possible for a law with a region.
 
     Returns:
         One dict per budget: `depth` is round(L*), the paper's rule, and at least 1; `width` is sqrt(N/(12·depth));

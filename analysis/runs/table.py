@@ -60,7 +60,6 @@ class RunTable:
             finite positive loss, and no duplicate.
         left_out: one entry for every other row: `row`, `cell` if known, and the `reason`.
         source: of the rows, for messages and captions.
-        count: how `params` is counted.
     """
 
     frame: pd.DataFrame
@@ -308,13 +307,13 @@ def _repeats(
     distinct = table[~again]
     several = distinct.groupby("run")["loss"]
     kept = several.cumcount() == (several.transform("size") - 1) // 2
-    others, keeper = distinct[~kept], distinct[kept].set_index("run")
+    keeper = {run: (row, loss) for run, loss, row in distinct[kept].itertuples(index=False)}
     cell = with_cell.to_numpy()
-    for at, which, loss in zip(others.index, others["run"], others["loss"], strict=True):
-        best = keeper.loc[which]
+    for at, which, loss, _ in distinct[~kept].itertuples():
         what = "cell" if cell[at] else "shape, seed, learning rate and tokens"
+        row, best = keeper[which]
         found[at] = (
-            f"same {what} as row {best['row']:.0f} but another loss ({loss:.6g}, there {best['loss']:.6g}); "
+            f"same {what} as row {row} but another loss ({loss:.6g}, there {best:.6g}); "
             "if these are replicates, give each its seed"
         )
     return found

@@ -69,22 +69,15 @@ def to_json(value: Any) -> Any:
 def from_json(cls: type[Value], value: object, name: str) -> Value:
     """Build the dataclass `cls` from JSON types; the inverse of `to_json`. Unknown keys are ignored.
 
-    Args:
-        cls: a dataclass.
-        value: as read from JSON.
-        name: what the document should be, for the message.
-
     Raises:
-        InputError: a key is missing or a value has another type.
+        InputError: a key is missing or a value has another type; the document is then not a `name`.
     """
     try:
         # JSON lists are tuples here and whole numbers may be floats, which only the strict JSON mode allows.
-        made = TypeAdapter(cls).validate_json(json.dumps(to_json(value)), strict=True)
+        return TypeAdapter(cls).validate_json(json.dumps(to_json(value)), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
         message = first["msg"].removeprefix("Value error, ")
-        raise InputError(
-            f"This is not a {name}: {where}: {message} (it is {first['input']!r:.80})."
-        ) from error
-    return made
+        text = f"This is not a {name}: {where}: {message} (it is {first['input']!r:.80})."
+        raise InputError(text) from error

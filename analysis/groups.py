@@ -9,11 +9,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def numbered(*columns: npt.NDArray[Any]) -> Integers:
-    """The number of every row's group, from 0 on; NaN is a value like any other, the last.
-
-    Args:
-        columns: rows that agree in all of them are a group; groups are numbered in the order of their values.
-    """
+    """The number of every row's group, from 0 on in the order of values; NaN is a value like any other, the last."""
     number = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, place = np.unique(column, return_inverse=True)

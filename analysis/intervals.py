@@ -1,9 +1,11 @@
-"""Intervals of sizes: their type, and conversion between ln N, N and width."""
+"""Intervals of sizes and regions of laws; conversion between ln N, N and width."""
 
 import math
 
 #: Two ends, low and high; None where an end is open.
 Interval = tuple[float | None, float | None]
+#: Points (a, b, open) around all laws that are not rejected in a test of one scalar; `open`: the search was cut off.
+Region = tuple[tuple[float, float, bool], ...]
 
 
 def params_of(x: float) -> float | None:

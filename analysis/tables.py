@@ -17,7 +17,6 @@ class Column:
     Attributes:
         name: header.
         detail: second line of the header, on a page only.
-        right: aligned to the right, as numbers are.
         under: name of the column whose cells hold this one in small letters on a page; in a terminal it is a separate
             column.
         small: how it is written there, such as `baseline {}`.
@@ -44,12 +43,11 @@ class PageCell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of text; None is an empty cell.
 
     Attributes:
         title: above the table in a terminal, `table of TITLE` for screen readers on a page.
         columns: in the order of a terminal.
-        rows: one text per column, None for an empty cell.
         note: what a reader needs to understand it.
     """
 
@@ -57,11 +55,6 @@ class Table:
     columns: tuple[Column, ...]
     rows: Sequence[Sequence[str | None]]
     note: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse rows of another length."""
-        if any(len(row) != len(self.columns) for row in self.rows):
-            raise ValueError(f"a row of the table {self.title!r} does not have {len(self.columns)} cells")
 
     @property
     def headed(self) -> bool:
@@ -97,13 +90,9 @@ def shapes_table(
     level: float | None,
     more: Mapping[str, Sequence[str | None]] | None = None,
 ) -> Table:
-    """Recommended shapes.
+    """Shapes as `analysis.law.projection.recommend` returns them, with `more` columns by name.
 
-    Args:
-        title: of the table.
-        shapes: as `analysis.law.projection.recommend` returns them; `outside` and `far` as `projections` adds them.
-        level: of the intervals, None if unknown.
-        more: further columns by name.
+    `level` is that of the intervals, None if unknown; `projections` adds `outside` and `far` to a shape.
     """
     interval = "interval" if level is None else percent(level)
     columns = (
@@ -122,11 +111,7 @@ def shapes_table(
             span(shape["depth_interval"]),
             str(shape["width"]),
             span(shape["width_interval"]),
-            "far outside"
-            if shape.get("far")
-            else "outside"
-            if shape.get("outside", shape["extrapolated"])
-            else "inside",
+            _place(shape),
             *others,
         )
         for shape, *others in zip(shapes, *(more or {}).values(), strict=True)
@@ -134,6 +119,7 @@ def shapes_table(
     return Table(title, columns, rows)
 
 
-def _range_tag(shape: Mapping[str, Any]) -> str:
-    outside = "far outside" if shape.get("far") else "outside"
-    return outside if shape.get("outside", shape["extrapolated"]) else "inside"
+def _place(shape: Mapping[str, Any]) -> str:
+    if shape.get("far"):
+        return "far outside"
+    return "outside" if shape.get("outside", shape["extrapolated"]) else "inside"

@@ -280,24 +280,14 @@ def recommend(
     more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
     fit_file: FitOption = None,
     law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020")] = None,
-    published_table: Annotated[
-        bool, typer.Option("--published-table", help="the paper's own table with the recomputed values")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size, with an interval, from a study's fit or a published law."""
-    from study.results.recommend import published_shapes
     from study.results.recommend import recommend as recommended
-    from study.results.tables import published_table_view, recommendation_table
+    from study.results.tables import recommendation_table
 
-    sizes = [*(params or ()), *(more or ())]
-    if published_table:
-        rows = published_shapes(law, fit_file, sizes)
-        view = published_table_view(rows)
-    else:
-        source, rows = recommended(fit_file, law, sizes)
-        view = recommendation_table(source, rows)
-    show(rows, view, as_json=as_json)
+    source, rows = recommended(fit_file, law, [*(params or ()), *(more or ())])
+    show(rows, recommendation_table(source, rows), as_json=as_json)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.curves.budgets import budgets, common_size
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
+from analysis.intervals import width_of
 
 #: Two depths differ when their paired gap exceeds this many standard errors.
 Z_DIFFERENT = 2.0
@@ -16,11 +17,9 @@ Z_DIFFERENT = 2.0
 
 @dataclass(frozen=True)
 class DepthAt:
-    """One depth at one budget.
+    """One depth at one budget: the loss on its curve and the excess over the best depth's, nats per token.
 
-    Attributes:
-        loss, se: on the depth's curve, nats per token; `se` is None if the noise is not known.
-        excess: loss above the best depth, `z` the same in paired standard errors.
+    `se` and `z`, the excess in paired standard errors, are None if the noise is not known.
     """
 
     depth: int
@@ -53,27 +52,18 @@ class BestShape:
 
 
 def best_shapes(used: pd.DataFrame, curves: Curves) -> tuple[BestShape, ...]:
-    """The best depth of every budget at which two or more depths can be compared.
-
-    Args:
-        used: the rows `curves` was built from (columns depth, params, budget).
-        curves: see `analysis.curves.curves`.
-    """
-    found = []
-    for budget, depths in budgets(used):
-        shape = _compare(curves, budget, depths)
-        if shape is not None:
-            found.append(shape)
-    return tuple(found)
+    """The best depth of every budget of `used`, the rows of `curves`, at which two or more depths can be compared."""
+    found = [_compare(curves, budget, depths) for budget, depths in budgets(used)]
+    return tuple(shape for shape in found if shape is not None)
 
 
 def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | None:
     x, depths = common_size(curves, math.log(budget), trained)
     if len(depths) < 2:
         return None
-    place = np.array([x])
-    loss = np.array([float(curves.loss(depth, place)[0]) for depth in depths])
-    jacobian = np.vstack([curves.jacobian(depth, place) for depth in depths])
+    tables = [curves.both(depth, np.array([x])) for depth in depths]
+    loss = np.concatenate([values for values, _ in tables])
+    jacobian = np.vstack([derivative for _, derivative in tables])
     best = int(np.argmin(loss))
     excess = loss - loss[best]
     known = curves.noise.known
@@ -84,7 +74,7 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
     shapes = tuple(
         DepthAt(
             depth,
-            math.sqrt(params / (12 * depth)),
+            width_of(params, depth),
             float(loss[i]),
             float(se[i]) if known else None,
             float(excess[i]),
@@ -98,5 +88,4 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
 
 
 def _errors(jacobian: Floats, covariance: Floats) -> Floats:
-    variance = np.einsum("kp,pq,kq->k", jacobian, covariance, jacobian)
-    return np.asarray(np.sqrt(np.maximum(variance, 0)))
+    return np.asarray(np.sqrt(np.maximum(np.vecdot(jacobian @ covariance, jacobian), 0)))

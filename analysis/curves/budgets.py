@@ -51,11 +51,8 @@ def budget_of(rows: pd.DataFrame) -> pd.Series:
 
 def budgets(rows: pd.DataFrame) -> list[tuple[float, list[int]]]:
     """(budget, depths trained for it), ascending; see `budget_of`."""
-    groups = rows.groupby(budget_of(rows), sort=True)["depth"].unique()
-    values = groups.index.to_numpy(dtype=float)
-    return [
-        (float(value), sorted(int(d) for d in depths)) for value, depths in zip(values, groups, strict=True)
-    ]
+    groups = rows["depth"].groupby(budget_of(rows))
+    return [(float(budget), sorted(int(depth) for depth in depths.unique())) for budget, depths in groups]
 
 
 def common_size(
@@ -65,20 +62,14 @@ def common_size(
 
     Widths are whole numbers, so the depths of one budget have slightly different sizes. At the budget itself one of
     them may lie outside its measured range, or far from its next size, while all can be compared at a size close by. Of
-    the sizes at which equally many trained depths can be compared, the nearest to the budget is chosen.
-
-    Args:
-        points: all points of the study.
-        target: ln of the budget.
-        trained: the depths trained for it.
-        reach: largest factor between the two sizes that enclose an N.
+    the sizes at which equally many of the depths `trained` can be compared, the nearest to the budget, ln N = `target`,
+    is chosen.
     """
     knots = np.concatenate([points.x[points.at(depth)] for depth in points.depths])
     sizes = np.unique(np.array([target, *knots[np.abs(knots - target) <= math.log(SHIFT)]]))
     served = {depth: _enclosed(points, depth, sizes, reach) for depth in points.depths}
     counts = np.sum([served[depth] for depth in trained if depth in served], axis=0)
-    order = np.lexsort((np.abs(sizes - target), -np.asarray(counts)))
-    best = int(order[0])
+    best = int(np.lexsort((np.abs(sizes - target), -np.asarray(counts)))[0])
     return float(sizes[best]), [depth for depth in points.depths if served[depth][best]]
 
 

@@ -8,7 +8,6 @@ that of its point.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -34,7 +33,6 @@ class ShapeMeans:
     Attributes:
         depth, x, mean, count: arrays over the points: layers, ln N, mean loss over seeds, number of seeds.
         incidence: (points, seeds), 1/count where the point has that seed, else 0.
-        noise: the pooled seed noise.
         forecast: standard error that forecasts among its runs add to each point's mean, nats per token.
         forecast_count: number of runs of each point that are forecasts.
     """
@@ -52,6 +50,28 @@ class ShapeMeans:
     def depths(self) -> list[int]:
         """The depths, ascending."""
         return sorted({int(value) for value in self.depth})
+
+    @cached_property
+    def se(self) -> Floats:
+        """Standard error of each point's mean from the seeds and from forecasts, nats per token."""
+        return np.hypot(self.noise.sd_at(self.mean) / np.sqrt(self.count), self.forecast)
+
+    @cached_property
+    def misfit_sd(self) -> Floats:
+        """Standard deviation of each point about smooth curves beyond the seed noise, nats per token."""
+        return np.zeros_like(self.mean)
+
+    @cached_property
+    def errors(self) -> tuple[Floats, Floats]:
+        """Standard deviations of the points' means by independent cause, nats per token; NaN if the noise is not known.
+
+        Returns:
+            (points, seeds): the error that each seed adds to all its shapes; (points,): each point's own.
+        """
+        rho = self.noise.correlation
+        sd = self.noise.sd_at(self.mean)
+        shared = np.sqrt(rho) * sd[:, None] * self.incidence
+        return shared, np.sqrt((1 - rho) * sd**2 / self.count + self.misfit_sd**2 + self.forecast**2)
 
     def at(self, depth: int) -> npt.NDArray[np.int64]:
         """Indices of the points of one depth, in order of N."""
@@ -81,13 +101,8 @@ class Curves(ShapeMeans):
     misfit_p: float | None
 
     @cached_property
-    def se(self) -> Floats:
-        """Standard error of each point's mean from the seeds and from forecasts, nats per token."""
-        return np.hypot(self.noise.sd_at(self.mean) / np.sqrt(self.count), self.forecast)
-
-    @cached_property
     def misfit_sd(self) -> Floats:
-        """Standard deviation of each point about the curves beyond the seed noise, nats per token."""
+        """See `ShapeMeans.misfit_sd`."""
         if not self.misfit_sd_ratio:
             return np.zeros_like(self.mean)
         return np.asarray(self.misfit_sd_ratio * self.noise.sd_at(self.mean))
@@ -104,10 +119,7 @@ class Curves(ShapeMeans):
 
     @property
     def dof(self) -> float:
-        """Degrees of freedom of the standard errors: those of the noise, fewer where the misfit adds to it.
-
-        By the rule of Welch and Satterthwaite for a sum of two estimated variances.
-        """
+        """Degrees of freedom of the standard errors, by Welch and Satterthwaite for the sum of noise and misfit."""
         if not self.noise.known or self.misfit_sd_ratio == 0:
             return self.noise.dof
         spare = max(len(self.x) - self.smooth.parameters, 1)
@@ -117,26 +129,9 @@ class Curves(ShapeMeans):
     @cached_property
     def covariance(self) -> Floats:
         """(parameters, parameters) of the curves; NaN if the noise is not known."""
-        root = self._roots
-        return np.asarray(root @ root.T)
-
-    @cached_property
-    def errors(self) -> tuple[Floats, Floats]:
-        """Standard deviations of the points' means by independent cause, nats per token; NaN if the noise is not known.
-
-        Returns:
-            (points, seeds): the error that each seed adds to all its shapes; (points,): each point's own.
-        """
-        rho = self.noise.correlation
-        sd = self.noise.sd_at(self.mean)
-        shared = np.sqrt(rho) * sd[:, None] * self.incidence
-        return shared, np.sqrt((1 - rho) * sd**2 / self.count + self.misfit_sd**2 + self.forecast**2)
-
-    @cached_property
-    def _roots(self) -> Floats:
-        """(parameters, seeds + points): a root of the covariance, one column per independent error."""
         shared, own = self.errors
-        return np.hstack([self.solve @ shared, self.solve * own])
+        root = np.hstack([self.solve @ shared, self.solve * own])
+        return np.asarray(root @ root.T)
 
     def loss(self, depth: int, x: Floats) -> Floats:
         """Nats per token on the curve of `depth` at ln N = x.
@@ -147,21 +142,8 @@ class Curves(ShapeMeans):
         self._inside(depth, x)
         return self.smooth.loss(depth, x)
 
-    def jacobian(self, depth: int, x: Floats) -> Floats:
-        """(len(x), parameters): derivative of `loss`; with `covariance` it gives the error of any loss or gap.
-
-        Raises:
-            ValueError: as `loss`.
-        """
-        self._inside(depth, x)
-        return self.smooth.jacobian(depth, x)
-
     def both(self, depth: int, x: Floats) -> tuple[Floats, Floats]:
-        """`loss` and `jacobian` in half the time.
-
-        Raises:
-            ValueError: as `loss`.
-        """
+        """`loss`, and (len(x), parameters): its derivative; with `covariance` it gives the error of any loss or gap."""
         self._inside(depth, x)
         return self.smooth.both(depth, x)
 
@@ -178,12 +160,7 @@ class Curves(ShapeMeans):
         inverse chi²), which gives the tails of a t distribution. Resampling the seeds themselves, with two degrees of
         freedom for three seeds, is too optimistic: its nominal 95 % interval covered the true crossing in 74 % of
         simulated three-seed studies, and in 48 % with two seeds.
-
-        Raises:
-            ValueError: the noise is not known.
         """
-        if not self.noise.known:
-            raise ValueError("there is no noise estimate to draw from")
         # The symmetric root: eigenvectors alone may change sign with the last digit of a loss, and the draws with them.
         values, vectors = np.linalg.eigh(self.covariance)
         root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
@@ -240,19 +217,14 @@ def build_curves(rows: pd.DataFrame) -> Curves:
                 weight = 1 / (size + means.forecast**2 * spare / total)
         # Residuals at the level of rounding are those of a table without noise, not a small noise.
         noise = from_residuals(noise, total if total > len(x) * 1e-24 else 0.0, spare)
-    known: dict[str, Any] = {item.name: getattr(means, item.name) for item in fields(means)} | {
-        "noise": noise
-    }
+    known: dict[str, Any] = {item.name: getattr(means, item.name) for item in fields(means)}
+    known["noise"] = noise
     solve = solution(smooth, depth, x, weight)[0]
     return Curves(**known, smooth=smooth, solve=solve, misfit_sd_ratio=ratio, misfit_p=misfit_p)
 
 
 def shape_means(rows: pd.DataFrame) -> ShapeMeans:
-    """Average rows of each depth and N (columns depth, params, seed (numbers), loss, and loss_se if present).
-
-    Raises:
-        ValueError: there is no row.
-    """
+    """Average rows of each depth and N (columns depth, params, seed (numbers), loss, and loss_se if present)."""
     losses, errors, depth, params, paired = _by_seed(rows)
     present = np.isfinite(losses)
     count = present.sum(axis=1)
@@ -284,13 +256,9 @@ def _by_seed(rows: pd.DataFrame) -> tuple[Floats, Floats, npt.NDArray[np.int64],
         for one that was measured; layers and N of the shapes, ordered by depth, then N; whether columns are seeds: with
         more than `MOST_SEEDS` of them they only count the runs of a shape.
     """
-    if not len(rows):
-        raise ValueError("there is no row")
     depth, params = rows["depth"].to_numpy(dtype=np.int64), rows["params"].to_numpy(dtype=float)
     loss = rows["loss"].to_numpy(dtype=float)
-    error = (
-        rows[FORECAST_ERROR].to_numpy(dtype=float) if FORECAST_ERROR in rows else np.full(len(loss), np.nan)
-    )
+    error = np.asarray(rows.get(FORECAST_ERROR, pd.Series(np.nan, rows.index)), dtype=np.float64)
     seeds, label = np.unique(rows["seed"].to_numpy(), return_inverse=True)
     # Sorted by loss as well, so that means do not depend on the order of the rows.
     order = np.lexsort((error, loss, label, params, depth))
@@ -326,21 +294,13 @@ def _misfit(
 ) -> tuple[float, float | None]:
     """`Curves.misfit_sd_ratio` and `Curves.misfit_p`.
 
-    At the ratio the weighted squared residuals equal their degrees of freedom; the p value tests a ratio of 0.
-
-    Args:
-        smooth: the curves.
-        depth: layers of the points.
-        x: their ln N.
-        mean: their losses.
-        own: variance of each point from its seeds.
-        square: variance of one seed there.
+    At the ratio the weighted squared residuals equal their degrees of freedom; the p value tests a ratio of 0. `own` is
+    the variance of each point from its seeds, `square` that of one seed there.
     """
     spare = len(x) - smooth.parameters
     if spare < 1:
         return 0.0, None
-    fitted = smooth.fitted(depth, x)
-    residual = (mean - fitted) ** 2
+    residual = (mean - smooth.fitted(depth, x)) ** 2
 
     def excess(ratio: float) -> float:
         return float(np.sum(residual / (own + ratio * square))) - spare
@@ -353,14 +313,7 @@ def _misfit(
 
 
 def _without_forecast_errors(square: Floats, size: Floats, forecast: Floats, spare: int) -> float:
-    """Sum of the squared residuals over the losses, without what the errors of forecasts explain of them.
-
-    Args:
-        square: squared residuals of the points.
-        size: squared losses.
-        forecast: `Curves.forecast`.
-        spare: degrees of freedom.
-    """
+    """Sum of the squared residuals over the squared losses `size`, without what errors of forecasts explain of it."""
     total = float(np.sum(square / size))
     if spare < 1 or not forecast.any():
         return total
@@ -371,9 +324,3 @@ def _without_forecast_errors(square: Floats, size: Floats, forecast: Floats, spa
     # Not below a hundredth of the scatter: if forecasts explain all of it, zero noise is still not proven.
     low, high = 0.01 * total / spare, total / spare
     return spare * (brentq(excess, low, high) if excess(low) > 0 else low)
-
-
-def overlap(curves: Curves, depths: Iterable[int]) -> tuple[float, float]:
-    """Range of ln N on which all of `depths` are measured; empty when its first end exceeds the second."""
-    ranges = [curves.range(depth) for depth in depths]
-    return max(low for low, _ in ranges), min(high for _, high in ranges)

@@ -30,9 +30,7 @@ class Noise:
     Attributes:
         source: `seeds` (replicates), `residuals` (one seed: scatter about the curves) or `none` (no estimate).
         dof: degrees of freedom of the pooled estimate.
-        log_sd: ln σ at the centre, σ in nats per token.
-        slope: of ln σ in ln loss.
-        centre: in ln loss.
+        log_sd, slope, centre: ln σ is log_sd + slope·(ln loss - centre), σ in nats per token.
         correlation: ρ, share of the variance common to all shapes of one seed.
         seeds: largest number of seeds of any shape.
     """
@@ -91,7 +89,7 @@ def from_seeds(losses: Floats) -> Noise:
     total = float(np.sum(dof * variance))
     # Differences at the level of rounding are not noise.
     rounding = 1e-12 * float(np.abs(mean).max(initial=0.0))
-    if not several.any() or total <= rounding**2 * float(dof.sum()):
+    if total <= rounding**2 * float(dof.sum()):
         return Noise("none", 0.0, float("nan"), 0.0, centre, 0.0, seeds)
     design = np.ones((int(several.sum()), 1))
     if several.sum() >= SHAPES_FOR_TREND and np.ptp(level[several]) > LEAST_RANGE:
@@ -110,11 +108,7 @@ def from_residuals(noise: Noise, square: float, dof: int) -> Noise:
     It includes the misfit of the curves, so it is rather too large than too small. The common error of all shapes of
     one seed is not visible, and cancels in every gap. σ is proportional to the loss: with one σ for all, intervals
     covered the crossings at the smallest sizes, where the noise is largest, in 90 % of simulated studies, not 95 %.
-
-    Args:
-        noise: without an estimate, for its centre.
-        square: sum of the squared residuals over the losses.
-        dof: points less parameters of the curves.
+    `square` is the sum of the squared residuals over the losses, `dof` points less parameters of the curves.
     """
     if dof < 1 or not square > 0:
         return noise
@@ -154,6 +148,4 @@ def _correlation(residual: Floats, present: npt.NDArray[np.bool_], sd: Floats) -
     everything = float(both @ both) - 2 * float(both @ one) + float(np.sum(overlap * overlap.T))
     itself = float(np.sum(count - 1))
     expected = (everything - itself) / 2
-    if expected <= 1e-9:
-        return 0.0
-    return float(np.clip(observed / expected, 0.0, 0.99))
+    return float(np.clip(observed / expected, 0.0, 0.99)) if expected > 1e-9 else 0.0

@@ -47,8 +47,7 @@ class Curve:
         first: index of its first parameter in the study's vector; the level comes first.
         coefficients: level, then the factor of each function.
         centre: of ln N.
-        alpha: exponent of a power law; None for other families.
-        knots: of a spline, else empty.
+        alpha, knots: of a power law, and of a spline.
         alpha_at: index of α in the study's vector; None if it was not fitted (a family without one, or α at an end of
             its range).
         free: for each coefficient, whether it was fitted (a spline's coefficient at zero is fixed).
@@ -65,10 +64,6 @@ class Curve:
     def functions(self, x: Floats) -> Floats:
         """(len(x), coefficients) at ln N = x."""
         return _functions(x, self.centre, self.alpha, self.knots, len(self.coefficients))
-
-    def loss(self, x: Floats) -> Floats:
-        """Nats per token at ln N = x."""
-        return np.asarray(self.functions(x) @ np.array(self.coefficients))
 
 
 @dataclass(frozen=True)
@@ -89,13 +84,14 @@ class Smooth:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of fitted parameters."""
+        """Number of fitted parameters, at most `size`."""
         alphas = {curve.alpha_at for curve in self.curves.values() if curve.alpha_at is not None}
         return sum(sum(curve.free) for curve in self.curves.values()) + len(alphas)
 
     def loss(self, depth: int, x: Floats) -> Floats:
         """Nats per token of a depth at ln N = x."""
-        return self.curves[depth].loss(x)
+        curve = self.curves[depth]
+        return np.asarray(curve.functions(x) @ np.array(curve.coefficients))
 
     def fitted(self, depth: npt.NDArray[np.int64], x: Floats) -> Floats:
         """Nats per token of points that are ordered by depth."""
@@ -141,8 +137,7 @@ def fit_smooth(depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Fl
     for family, score in press.items():
         if math.isfinite(score) and score < BETTER * press[chosen]:
             chosen = family
-    best = tried[chosen]
-    return Smooth(best.family, best.curves, best.size, press)
+    return replace(tried[chosen], press=press)
 
 
 def fit_family(
@@ -168,10 +163,8 @@ def _solution(design: Floats, weight: Floats) -> tuple[Floats, Floats]:
 def _parts(depth: npt.NDArray[np.int64]) -> list[tuple[int, slice]]:
     """Each depth and its points, which are ordered by depth."""
     values, first = np.unique(depth, return_index=True)
-    ends = [*first.tolist(), len(depth)]
-    return [
-        (value, slice(*end)) for value, end in zip(values.tolist(), itertools.pairwise(ends), strict=True)
-    ]
+    ends = itertools.pairwise([*first.tolist(), len(depth)])
+    return [(value, slice(*end)) for value, end in zip(values.tolist(), ends, strict=True)]
 
 
 class _Points:
@@ -179,7 +172,6 @@ class _Points:
 
     def __init__(self, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> None:
         """Points are ordered by depth; rows are padded with points of zero weight and hold losses less their mean."""
-        assert np.all(np.diff(depth) >= 0), "points of a depth lie together"
         self.x, self.loss, self.weight = x, loss, weight
         self.parts = _parts(depth)
         self.many = [part for _, part in self.parts if part.stop - part.start > 1]
@@ -222,13 +214,7 @@ class _Points:
 
 
 def _squares(decay: Floats, loss: Floats, weight: Floats) -> Floats:
-    """(…, depths): weighted squared residuals of lines in `decay` (…, depths, points).
-
-    Args:
-        decay: function of ln N at the points.
-        loss: (depths, points), of mean zero for each depth.
-        weight: of the points.
-    """
+    """(…, depths): weighted squares of lines in `decay` (…, depths, points); `loss` has mean zero in each depth."""
     centred = decay - (np.vecdot(weight, decay) / weight.sum(axis=-1))[..., None]
     across = weight * centred
     own = np.vecdot(across, centred)
@@ -252,59 +238,48 @@ def _press(smooth: Smooth, points: _Points) -> float:
 
 
 def _fit(family: Family, points: _Points) -> Smooth:
-    centre, many = points.centre, len(points.many)
-    shared = 0.0
-    if family == "power":
-        # With two sizes per depth any α fits exactly, and a line is the simplest.
-        free = sum(part.stop - part.start - 2 for part in points.many) > 1
-        shared = points.best_alpha(slice(None)) if free else 0.0
+    centre = points.centre
+    # With two sizes per depth any α fits exactly, and a line is the simplest.
+    free = family == "power" and sum(part.stop - part.start - 2 for part in points.many) > 1
+    shared = points.best_alpha(slice(None)) if free else 0.0
     curves: dict[int, Curve] = {}
-    first = 0
-    alphas = many if family == "power-own" else 1
-    width = {"power": 2, "power-own": 2, "quadratic": 3, "spline": 0}[family]
-    extra = 0
+    first = several = 0
     for value, index in points.parts:
         part = (points.x[index], points.loss[index], points.weight[index])
         alpha: float | None = None
         knots: tuple[float, ...] = ()
-        count = width
+        count = 3 if family == "quadratic" else 2
         if len(part[0]) == 1:
             count = 1
         elif family == "power":
             alpha = shared
         elif family == "power-own":
-            alpha = points.best_alpha(slice(extra, extra + 1))
+            alpha = points.best_alpha(slice(several, several + 1))
         elif family == "spline":
             knots = _knots(part[0])
             count = len(knots) - 1
         moves = alpha is not None and 1e-3 < alpha < MOST_ALPHA - 1e-3
         coefficients, free_ones = _coefficients(part, centre, alpha, knots, count)
-        alpha_at = (-1 - (extra if family == "power-own" else 0)) if moves else None
-        curves[value] = Curve(first, coefficients, centre, alpha, knots, alpha_at, free_ones)
+        place = (several if family == "power-own" else 0) if moves else None
+        curves[value] = Curve(first, coefficients, centre, alpha, knots, place, free_ones)
         first += count
-        extra += len(part[0]) > 1
+        several += len(part[0]) > 1
     # The exponents come after all coefficients, whose number is known only now.
     placed = {
-        value: curve if curve.alpha_at is None else replace(curve, alpha_at=first - 1 - curve.alpha_at)
+        value: curve if curve.alpha_at is None else replace(curve, alpha_at=first + curve.alpha_at)
         for value, curve in curves.items()
     }
-    return Smooth(family, placed, first + alphas, {})
+    return Smooth(family, placed, first + (several if family == "power-own" else 1), {})
 
 
 def _functions(x: Floats, centre: float, alpha: float | None, knots: tuple[float, ...], count: int) -> Floats:
-    shifted = x - centre
-    if count == 1:
-        return np.ones((len(x), 1))
     if knots:
         return np.column_stack([np.ones(len(x)), _falling(x, knots)])
-    result = np.ones((len(x), count))
+    shifted = x - centre
+    result = np.vander(shifted, count, increasing=True)
     if alpha is not None:
         result[:, 1] = _decay(shifted, alpha)
-    else:
-        result[:, 1] = shifted
-        for power in range(2, count):
-            result[:, power] = shifted**power
-    return result
+    return np.asarray(result)
 
 
 def _decay(shifted: Floats, alpha: float) -> Floats:
@@ -327,11 +302,9 @@ def _coefficients(
     root = np.sqrt(weight)
     design = _functions(x, centre, alpha, knots, count) * root[:, None]
     if not knots:
-        found = np.linalg.lstsq(design, loss * root, rcond=None)[0]
-        return tuple(float(value) for value in found), (True,) * count
-    found, _ = nnls(design, loss * root)
-    free = (True, *(bool(value > 0) for value in found[1:]))
-    return tuple(float(value) for value in found), free
+        return tuple(np.linalg.lstsq(design, loss * root, rcond=None)[0].tolist()), (True,) * count
+    found = nnls(design, loss * root)[0].tolist()
+    return tuple(found), (True, *(value > 0 for value in found[1:]))
 
 
 def _knots(x: Floats) -> tuple[float, ...]:

@@ -21,8 +21,9 @@ from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
 from analysis.law.projection import Law, law_of
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
-from analysis.runs.comparison import Comparison, TokenRule, compare
+from analysis.runs.comparison import Comparison, compare
 from analysis.runs.table import RunTable
+from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
 
 #: Draws of the bootstrap; with 1,000 the ends of a 95 % interval vary by about 2 % of its length between seeds.
@@ -179,7 +180,7 @@ def fit(
         curves, level=level, draws=draws, seed=seed, delta=DELTA, diverged=_lost(comparison.diverged)
     )
     law, power = fit_threshold(found, "log-linear"), fit_threshold(found, "power")
-    points = points_of(curves)
+    points = points_of(curves, curves.misfit_sd)
     surfaces = fit_surfaces(points)
     best = best_shapes(rows, curves)
     left_out = [*runs.left_out]

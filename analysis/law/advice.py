@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -67,12 +67,7 @@ def advices(laws: Sequence[ThresholdFit], surfaces: Sequence[SurfaceFit]) -> dic
 
 @dataclass(frozen=True)
 class DisagreementSpan:
-    """Sizes at which the depth of a law differs from the reference's by more than `APART`.
-
-    Attributes:
-        low, high: ends in N; an end of the range if the laws disagree there.
-        direction: whether the law is deeper or shallower than the reference.
-    """
+    """Sizes at which the depth of a law differs from the reference's by more than `APART`, and to which side."""
 
     low: float
     high: float
@@ -84,30 +79,17 @@ class Disagreement:
     """The advice of one law over a range of sizes, against a reference law.
 
     Attributes:
-        law: its name.
         params, depths: a log grid of N, and the depth it names at each, or None.
         spans: where it differs from the reference, ascending. Two laws may differ in several spans: a law may be
             shallower for small models and deeper for large ones.
         reason: why it names no depth at the smallest N where it names none.
     """
 
-    JSON_PROPERTIES: ClassVar = ("parts_at", "direction")
-
     law: str
     params: tuple[float, ...]
     depths: tuple[float | None, ...]
     spans: tuple[DisagreementSpan, ...]
     reason: str | None
-
-    @property
-    def parts_at(self) -> float | None:
-        """The smallest N at which the two disagree; None if they never do, or one names no depth."""
-        return self.spans[0].low if self.spans else None
-
-    @property
-    def direction(self) -> Direction | None:
-        """Whether the law is deeper or shallower than the reference at `parts_at`."""
-        return self.spans[0].direction if self.spans else None
 
 
 def disagreements(
@@ -116,14 +98,11 @@ def disagreements(
     """The depth every law names on a log grid of sizes, and the sizes at which each differs from the reference.
 
     Args:
-        laws: name -> advice, the reference among them.
+        laws: name -> advice.
         low: smallest N, as the smallest size measured.
         high: largest N, at least ten times `low`.
-        reference: the law the others are compared with.
+        reference: one of `laws`.
         per_decade: grid points; the ends of spans are found between them by bisection.
-
-    Returns:
-        One entry per law, in the order given.
     """
     high = max(high, 10 * low)
     count = max(2, 1 + math.ceil(per_decade * math.log10(high / low)))

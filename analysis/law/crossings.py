@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student
 
-from analysis.curves.curves import Curves, overlap
+from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, params_interval, params_of, width_of
 
@@ -44,14 +44,10 @@ NO_NOISE = "no noise estimate"
 
 @dataclass(frozen=True)
 class FirstSignificant:
-    """The estimator of Levine et al. 2020.
+    """The estimator of Levine et al. 2020: a width of the shallow model with its error, and N at that width.
 
     The middle between the first size where the shallow model is significantly worse and the size to its left; the
-    distance between the two is its error. It moves left as seeds are added.
-
-    Attributes:
-        width, error: of the shallow model.
-        params: N at `width`.
+    distance between the two is its error.
     """
 
     width: float
@@ -64,7 +60,6 @@ class Crossing:
     """The crossing of one pair of depths.
 
     Attributes:
-        shallow, deep: the two depths.
         adjacent: no depth of the study lies between them.
         params, params_interval: N at the crossing; an end is None if it lies outside the sizes measured.
         width, width_interval: of the shallow model at the crossing, sqrt(N / (12·L_shallow)).
@@ -114,8 +109,7 @@ class Gap:
 
     Attributes:
         x: ln N of the grid.
-        value: gap in nats per token.
-        se: its standard error (NaN if the noise is not known).
+        value, se: in nats per token; `se` is NaN if the noise is not known.
         jacobian: (grid, parameters of the curves).
     """
 
@@ -127,21 +121,16 @@ class Gap:
 
 @dataclass(frozen=True)
 class Crossings:
-    """All pairs, with their gaps and the bootstrap draws of ln N at each crossing.
+    """All pairs with their gaps.
 
     Attributes:
-        items: every pair of depths.
-        gaps: in the order of `items`; None for an insufficient pair.
-        draws: (draws, pairs) in the order of `items`: -inf if the deep model is better everywhere in that draw, +inf if
-            nowhere; no rows without a noise estimate.
+        items, gaps: one of each per pair; the gap of an insufficient pair is None.
         covariance: of the parameters of the curves, which the gaps share.
-        quantile: of Student's t at the level, with the degrees of freedom of the noise.
-        level: of the intervals.
+        quantile: of Student's t at `level`, with the degrees of freedom of the noise; NaN if that is not known.
     """
 
     items: tuple[Crossing, ...]
     gaps: tuple[Gap | None, ...]
-    draws: Floats
     covariance: Floats
     quantile: float
     level: float
@@ -149,27 +138,24 @@ class Crossings:
 
 @dataclass(frozen=True)
 class Roots:
-    """Sign changes of piecewise linear gaps, one entry per row of the input.
+    """Sign changes of piecewise linear gaps, one entry per row of the input."""
 
-    Attributes:
-        x: last upward crossing; -inf positive everywhere, +inf otherwise.
-        one, none: exactly one sign change and that upward; no sign change.
-    """
-
+    #: The last upward crossing; -inf positive everywhere, +inf otherwise.
     x: Floats
+    #: Exactly one sign change, and that upward; no sign change.
     one: npt.NDArray[np.bool_]
     none: npt.NDArray[np.bool_]
 
 
-def gap_of(curves: Curves, shallow: int, deep: int, delta: float = 0.0) -> Gap | None:
+def gap_of(curves: Curves, shallow: int, deep: int) -> Gap | None:
     """The gap of a pair, or None if the pair has no common range or a depth has only one size."""
-    found = _gaps_of(curves, shallow, deep, (delta,))
-    return found[0] if found else None
+    return next(iter(_gaps_of(curves, shallow, deep, (0.0,))), None)
 
 
 def _gaps_of(curves: Curves, shallow: int, deep: int, deltas: tuple[float, ...]) -> list[Gap]:
     """The gaps of a pair at several δ, from one evaluation of the curves; empty if there is no gap."""
-    low, high = overlap(curves, (shallow, deep))
+    (one, end), (other, last) = curves.range(shallow), curves.range(deep)
+    low, high = max(one, other), min(end, last)
     if not low < high or min(len(curves.at(shallow)), len(curves.at(deep))) < 2:
         return []
     x = np.linspace(low, high, STEPS + 1)
@@ -243,10 +229,9 @@ def find_crossings(
     Args:
         curves: see `analysis.curves.curves`.
         level: of the intervals.
-        draws: of the bootstrap; all pairs share the draws, so that a fit through several crossings includes their
-            correlation.
+        draws: of the bootstrap.
         seed: of the bootstrap.
-        delta: relative gap of the second crossing; None for no second crossing.
+        delta: relative gap of the second crossing, if any.
         diverged: (depth, N, runs) of shapes whose runs all diverged.
         neighbours: only pairs of adjacent depths, which are sufficient for a law.
     """
@@ -254,27 +239,30 @@ def find_crossings(
     size = curves.smooth.size
     moves = curves.draws(draws, np.random.default_rng(seed)) if known else np.empty((0, size))
     quantile = float(student.ppf((1 + level) / 2, curves.dof)) if known else math.nan
-    items, columns, gaps = [], [], []
+    items, gaps = [], []
     for shallow, deep in itertools.pairwise(depths) if neighbours else itertools.combinations(depths, 2):
         adjacent = depths.index(deep) == depths.index(shallow) + 1
         both = _gaps_of(curves, shallow, deep, (0.0,) if delta is None else (0.0, delta))
         gaps.append(both[0] if both else None)
         if not both:
             items.append(_insufficient(curves, shallow, deep, adjacent))
-            columns.append(np.full(len(moves), np.nan))
             continue
-        gap = both[0]
-        drawn = roots(gap.x, gap.value + moves @ gap.jacobian.T)
         lost = tuple(item for item in diverged if item[0] in (shallow, deep))
-        item = _classify(curves, shallow, deep, adjacent, gap, drawn, level, quantile, lost)
+        first = first_significant(curves, shallow, deep)
+        item = Crossing(shallow, deep, adjacent, "insufficient", first_significant=first, diverged=lost)
+        item = _classify(item, _read(both[0], moves, quantile), level)
         if delta is not None:
-            again = roots(both[1].x, both[1].value + moves @ both[1].jacobian.T)
-            item = _with_delta(item, delta, both[1], again, quantile)
+            again = _read(both[1], moves, quantile)
+            item = replace(
+                item,
+                delta=delta,
+                delta_params=params_of(again.x),
+                delta_interval=params_interval(again.interval),
+                delta_status=again.status,
+            )
         items.append(item)
-        columns.append(drawn.x)
-    drawn_all = np.column_stack(columns) if columns else np.empty((len(moves), 0))
     covariance = curves.covariance if known else np.full((size, size), np.nan)
-    return Crossings(tuple(items), tuple(gaps), drawn_all, covariance, quantile, level)
+    return Crossings(tuple(items), tuple(gaps), covariance, quantile, level)
 
 
 def _insufficient(curves: Curves, shallow: int, deep: int, adjacent: bool) -> Crossing:
@@ -287,78 +275,63 @@ def _insufficient(curves: Curves, shallow: int, deep: int, adjacent: bool) -> Cr
     return Crossing(shallow, deep, adjacent, "insufficient", reason)
 
 
-def _classify(
-    curves: Curves,
-    shallow: int,
-    deep: int,
-    adjacent: bool,
-    gap: Gap,
-    drawn: Roots,
-    level: float,
-    quantile: float,
-    diverged: tuple[tuple[int, float, int], ...],
-) -> Crossing:
+@dataclass(frozen=True)
+class _Reading:
+    """What one gap gives: ln N of its zero, its draws, its interval (None without a noise estimate) and status."""
+
+    gap: Gap
+    x: float
+    drawn: Roots
+    interval: tuple[float, float] | None
+    status: Status
+    reason: str | None
+
+
+def _read(gap: Gap, moves: Floats, quantile: float) -> _Reading:
     point = roots(gap.x, gap.value[None, :])
-    where = float(point.x[0])
-    known = len(drawn.x) > 0
-    z = gap.value / gap.se if known else np.full_like(gap.value, np.nan)
-    interval = inverted_test(gap, quantile) if known else None
-    status, reason = _verdict(point, z, drawn, interval, quantile)
-    against = _against(point, shallow, deep, diverged)
-    if against and status not in ("ambiguous", "insufficient"):
+    drawn = roots(gap.x, gap.value + moves @ gap.jacobian.T)
+    interval = inverted_test(gap, quantile) if len(moves) else None
+    status, reason = _verdict(point, gap, drawn, interval, quantile)
+    return _Reading(gap, float(point.x[0]), drawn, interval, status, reason)
+
+
+def _classify(item: Crossing, found: _Reading, level: float) -> Crossing:
+    """`item` with its crossing."""
+    gap, drawn, known = found.gap, found.drawn, found.interval is not None
+    status, reason = found.status, found.reason
+    against = _against(found.x, item)
+    if against and status != "ambiguous":
         status, reason = "ambiguous", against
-    drawn_interval = percentiles(drawn.x, level) if known else None
-    params, ends = params_of(where), params_interval(interval)
+    params, ends = params_of(found.x), params_interval(found.interval)
 
     def width(size: float | None) -> float | None:
-        return None if size is None else width_of(size, shallow)
+        return None if size is None else width_of(size, item.shallow)
 
-    return Crossing(
-        shallow=shallow,
-        deep=deep,
-        adjacent=adjacent,
+    return replace(
+        item,
         status=status,
         reason=reason,
         params=params,
         params_interval=ends,
         width=width(params),
         width_interval=None if ends is None else (width(ends[0]), width(ends[1])),
-        bootstrap_interval=params_interval(drawn_interval),
+        bootstrap_interval=params_interval(percentiles(drawn.x, level)) if known else None,
         range=(math.exp(gap.x[0]), math.exp(gap.x[-1])),
         gap_small=float(gap.value[0]),
         gap_large=float(gap.value[-1]),
-        z_small=float(z[0]) if known else None,
-        z_large=float(z[-1]) if known else None,
+        z_small=float(gap.value[0] / gap.se[0]) if known else None,
+        z_large=float(gap.value[-1] / gap.se[-1]) if known else None,
         draws_one=float(drawn.one.mean()) if known else None,
         draws_none=float(drawn.none.mean()) if known else None,
         draws_several=float((~drawn.one & ~drawn.none).mean()) if known else None,
-        first_significant=first_significant(curves, shallow, deep),
-        diverged=diverged,
         contradicted=against is not None,
-    )
-
-
-def _with_delta(item: Crossing, delta: float, gap: Gap, drawn: Roots, quantile: float) -> Crossing:
-    """`item` with the crossing at the relative gap `delta`."""
-    point = roots(gap.x, gap.value[None, :])
-    known = len(drawn.x) > 0
-    z = gap.value / gap.se if known else np.full_like(gap.value, np.nan)
-    interval = inverted_test(gap, quantile) if known else None
-    status, _ = _verdict(point, z, drawn, interval, quantile)
-    return replace(
-        item,
-        delta=delta,
-        delta_params=params_of(float(point.x[0])),
-        delta_interval=params_interval(interval),
-        delta_status=status,
     )
 
 
 def first_significant(curves: Curves, shallow: int, deep: int) -> FirstSignificant | None:
     """The paper's own estimator, from points joined by straight lines; None if no size is significant.
 
-    Levine et al. 2020, section 5.1. More seeds make smaller gaps significant, so it depends on the effort and not on
-    the models alone (issue 3).
+    Levine et al. 2020, section 5.1. More seeds make smaller gaps significant, so it also depends on their number.
     """
     if curves.noise.source != "seeds":
         return None
@@ -376,7 +349,7 @@ def first_significant(curves: Curves, shallow: int, deep: int) -> FirstSignifica
 
 
 def _verdict(
-    point: Roots, z: Floats, drawn: Roots, interval: tuple[float, float] | None, quantile: float
+    point: Roots, gap: Gap, drawn: Roots, interval: tuple[float, float] | None, quantile: float
 ) -> tuple[Status, str | None]:
     """Status, and the reason if it is not `bracketed`."""
     one, none, deep_wins = bool(point.one[0]), bool(point.none[0]), point.x[0] == -np.inf
@@ -397,35 +370,27 @@ def _verdict(
         if low == -math.inf:
             return "ambiguous", "the shallow model is better everywhere, but not beyond the noise"
         return "right_censored", "the deep model is better at no size measured"
-    faults = []
-    if not math.isfinite(low):
-        faults.append(
-            f"at the smallest common N the shallow model leads by only {-z[0]:.1f} standard errors "
-            f"({quantile:.1f} are needed)"
-        )
-    if not math.isfinite(high):
-        faults.append(
-            f"at the largest common N the deep model leads by only {z[-1]:.1f} standard errors "
-            f"({quantile:.1f} are needed)"
-        )
+    z = gap.value / gap.se
+    faults = [
+        f"at the {size} common N the {model} model leads by only {lead:.1f} standard errors ({quantile:.1f} are needed)"
+        for end, size, model, lead in ((low, "smallest", "shallow", -z[0]), (high, "largest", "deep", z[-1]))
+        if not math.isfinite(end)
+    ]
     share = float(drawn.one.mean())
     if not faults and share < SHARE_ONE:
         faults.append(f"only {share:.0%} of the draws have exactly one sign change")
     return ("ambiguous", "; ".join(faults)) if faults else ("bracketed", None)
 
 
-def _against(
-    point: Roots, shallow: int, deep: int, diverged: tuple[tuple[int, float, int], ...]
-) -> str | None:
-    """Why diverged shapes contradict a crossing, if they do: a model that diverges is worse at that size.
+def _against(where: float, item: Crossing) -> str | None:
+    """Why diverged shapes contradict a crossing at ln N = `where`, if they do: a model that diverges is worse there.
 
     The deep model must not be worse above the crossing, and the shallow one must not be worse below it.
     """
-    where = float(point.x[0])
-    for depth, params, runs in diverged:
+    for depth, params, runs in item.diverged:
         x = math.log(params)
-        if (depth == deep and x > where) or (depth == shallow and x < where):
-            side = "above" if depth == deep else "below"
+        if (depth == item.deep and x > where) or (depth == item.shallow and x < where):
+            side = "above" if depth == item.deep else "below"
             every = "its only run" if runs == 1 else f"all {runs} runs"
             return f"depth {depth} diverged at N = {params:,.0f} ({every}), {side} the crossing of the others"
     return None

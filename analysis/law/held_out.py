@@ -23,9 +23,9 @@ from analysis.curves.budgets import LINE_REACH, SHIFT, budget_of, budgets, commo
 from analysis.curves.curves import ShapeMeans, shape_means
 from analysis.curves.noise import Floats
 from analysis.law.advice import Advice, Direction, surface_advice
-from analysis.law.loss_surfaces import SurfaceFit, SurfaceForm, fit_surface, fit_surfaces
+from analysis.law.loss_surfaces import SurfaceFit, SurfaceForm, fit_surface, fit_surfaces, points_of
 
-#: Rows of a run table (depth, params, loss, and where known seed and budget) -> the law's advice, or None if the law
+#: Rows of a run table (depth, params, seed, loss, and where known budget) -> the law's advice, or None if the law
 #: cannot be fitted to them.
 Trainer = Callable[[pd.DataFrame], Advice | None]
 
@@ -39,50 +39,22 @@ MOST_CUTS, MOST_SIZES = 4, 8
 
 
 def surface_trainers(misfit_sd: float = 0.0) -> dict[str, Trainer]:
-    """One trainer per surface, by its form.
-
-    Args:
-        misfit_sd: scatter of the shapes beyond the seed noise, nats per token; it is part of the weights.
-    """
+    """One trainer per surface, by its form; `misfit_sd` as in `points_of`."""
 
     def trainer(form: SurfaceForm) -> Trainer:
-        return lambda rows: surface_advice(fit_surface(form, _frame(_means(rows), misfit_sd)))
+        return lambda rows: surface_advice(fit_surface(form, points_of(shape_means(rows), misfit_sd)))
 
     return {form: trainer(form) for form in ("additive", "response")}
 
 
-def _means(rows: pd.DataFrame) -> ShapeMeans:
-    """Rows without the column seed are of one seed."""
-    return shape_means(rows if "seed" in rows else rows.assign(seed=0))
-
-
-def _frame(means: ShapeMeans, misfit_sd: float = 0.0) -> pd.DataFrame:
-    """The points as `fit_surface` takes them."""
-    frame = pd.DataFrame({"depth": means.depth, "params": np.exp(means.x), "loss": means.mean})
-    if means.noise.known:
-        variance = means.noise.sd_at(means.mean) ** 2 / means.count + means.forecast**2
-        frame["weight"] = 1 / (variance + misfit_sd**2)
-    return frame
-
-
 @dataclass(frozen=True)
 class Measured:
-    """Losses of several depths at one size.
-
-    Attributes:
-        params: the N at which all are compared.
-        depths: ascending.
-        losses: nats per token, one for each depth.
-        covariance: of the losses, from the pooled seed noise; None if the noise is not known.
-        moved: largest correction, in nats, of a loss that was measured at a slightly different N by a depth without
-            sizes on both sides; 0 if every loss was measured or interpolated.
-    """
+    """Losses of several depths, ascending, at one N, nats per token; their covariance if the noise is known."""
 
     params: float
     depths: tuple[int, ...]
-    losses: tuple[float, ...]
-    covariance: tuple[tuple[float, ...], ...] | None
-    moved: float
+    losses: Floats
+    covariance: Floats | None
 
     @property
     def best(self) -> int:
@@ -95,14 +67,17 @@ class Measured:
         Returns:
             Nats per token, and the standard error of the paired difference if the noise is known.
         """
-        logs = np.log(self.depths)
-        # Row i of the identity is the interpolation of depth i.
-        weights = np.array([np.interp(math.log(depth), logs, row) for row in np.eye(len(logs))])
+        weights = _interpolation(np.log(self.depths), math.log(depth))
         weights[int(np.argmin(self.losses))] -= 1
-        value = max(float(weights @ np.array(self.losses)), 0.0)
+        value = max(float(weights @ self.losses), 0.0)
         if self.covariance is None:
             return value, None
-        return value, math.sqrt(max(float(weights @ np.array(self.covariance) @ weights), 0.0))
+        return value, math.sqrt(max(float(weights @ self.covariance @ weights), 0.0))
+
+
+def _interpolation(knots: Floats, x: float) -> Floats:
+    """The weights of values at `knots` in a straight line's value at x; the nearest one's beyond the ends."""
+    return np.array([np.interp(x, knots, row) for row in np.eye(len(knots))])
 
 
 def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
@@ -112,131 +87,87 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
     `analysis.curves` also depend on the other sizes, and a law is judged by what was measured. A depth without such
     sizes (one size per depth, as in many published tables) is moved there along the best surface through all `rows`, by
     at most a factor `analysis.curves.budgets.SHIFT` in N. The error of that step is not part of the covariance.
-
-    Args:
-        rows: depth, params, loss; seed if there are several.
-        budget: as `analysis.curves.budgets.budgets` names it.
     """
-    means = _means(rows)
+    means = shape_means(rows)
     trained = next((depths for name, depths in budgets(rows) if math.isclose(name, budget)), [])
     if not trained:
         return None
     x, between = common_size(means, math.log(budget), trained, LINE_REACH)
-    weights = {depth: _interpolation(means, depth, x) for depth in between}
-    moves = dict.fromkeys(between, 0.0)
     alone = sorted(set(trained) - set(between))
     surface = _best_surface(means) if alone else None
-    for depth in alone:
+    shift, matrix = {}, {}
+    for depth in [*between, *alone]:
         own = means.at(depth)
         nearest = int(own[np.argmin(np.abs(means.x[own] - x))])
-        near = abs(means.x[nearest] - x) <= math.log(SHIFT)
-        if near and surface is not None:
+        weights = np.zeros(len(means.x))
+        if depth in between:
+            weights[own] = _interpolation(means.x[own], x)
+            shift[depth] = 0.0
+        elif surface is not None and abs(means.x[nearest] - x) <= math.log(SHIFT):
+            weights[nearest] = 1.0
             here, there = surface.loss(np.exp([x, means.x[nearest]]), depth)
-            weights[depth] = np.eye(len(means.x))[nearest]
-            moves[depth] = float(here - there)
-    if len(weights) < 2:
+            shift[depth] = float(here - there)
+        else:
+            continue
+        matrix[depth] = weights
+    if len(matrix) < 2:
         return None
-    depths = sorted(weights)
-    matrix = np.vstack([weights[depth] for depth in depths])
-    shift = np.array([moves[depth] for depth in depths])
-    covariance = _covariance(means, matrix).tolist() if means.noise.known else None
-    return Measured(
-        params=math.exp(x),
-        depths=tuple(depths),
-        losses=tuple((matrix @ means.mean + shift).tolist()),
-        covariance=None if covariance is None else tuple(map(tuple, covariance)),
-        moved=float(np.abs(shift).max()),
-    )
+    depths = tuple(sorted(matrix))
+    rows_of = np.vstack([matrix[depth] for depth in depths])
+    losses = rows_of @ means.mean + np.array([shift[depth] for depth in depths])
+    shared, own_error = means.errors
+    root = np.hstack([rows_of @ shared, rows_of * own_error])
+    return Measured(math.exp(x), depths, losses, root @ root.T if means.noise.known else None)
 
 
 def _best_surface(means: ShapeMeans) -> SurfaceFit | None:
     """The surface of lowest AICc; None if none can be fitted and judged."""
-    judged = [(fit.aicc, fit) for fit in fit_surfaces(_frame(means)) if fit.usable and fit.aicc is not None]
+    judged = [
+        (fit.aicc, fit) for fit in fit_surfaces(points_of(means)) if fit.usable and fit.aicc is not None
+    ]
     return min(judged, key=lambda item: item[0])[1] if judged else None
-
-
-def _interpolation(means: ShapeMeans, depth: int, x: float) -> Floats:
-    """(points,): the weights of the mean losses in the loss of `depth` at ln N = x, inside its sizes."""
-    index = means.at(depth)
-    knots = means.x[index]
-    result = np.zeros(len(means.x))
-    right = int(np.clip(np.searchsorted(knots, x), 0, len(knots) - 1))
-    left = max(right - 1, 0)
-    share = 1.0 if right == left else float(np.clip((x - knots[left]) / (knots[right] - knots[left]), 0, 1))
-    result[index[left]] = 1 - share
-    result[index[right]] += share
-    return result
-
-
-def _covariance(means: ShapeMeans, matrix: Floats) -> Floats:
-    """(rows, rows): covariance of `matrix` times the mean losses, from seed noise, shared seeds and forecasts."""
-    scaled, rho = matrix * means.noise.sd_at(means.mean), means.noise.correlation
-    shared = scaled @ means.incidence
-    errors = matrix * means.forecast
-    own = (1 - rho) * (scaled / means.count) @ scaled.T + errors @ errors.T
-    return np.asarray(rho * shared @ shared.T + own)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One law, fitted to the budgets below one size and evaluated at another.
+    """One law, fitted to the budgets up to `trained_to` and evaluated at a larger one, at N = `params`.
 
     Attributes:
-        budget: held out.
-        params: the N at which the law was evaluated and the losses are compared.
-        trained_budgets, trained_to: number of budgets the law saw, and the largest of them.
-        best: the depth of the lowest measured loss at `params`.
+        best: the depth of the lowest measured loss.
         depth: the answer of the law; if None, `reason` is why, and there is no regret.
-        regret: measured loss at `depth` less the lowest measured, nats per token.
-        se: of the regret, if the noise is known.
-        outside: the side on which the named depth lies beyond the measured ones; the regret is that of the nearest, a
-            lower bound.
-        moved: see `Measured`.
+        regret, se: measured loss at `depth` less the lowest, nats per token; its standard error if the noise is known.
+        outside: the side on which `depth` lies beyond the measured ones; the regret is then a lower bound.
     """
 
     budget: float
     params: float
-    trained_budgets: int
     trained_to: float
     best: int
     depth: float | None
     regret: float | None
     se: float | None
     outside: Direction | None
-    moved: float
     reason: str | None
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The result of one law at sizes it had not seen.
+    """The result of one law: every training set with every size held out from it.
 
-    Attributes:
-        law: its name.
-        trials: every training set with every size held out from it.
-        rmse: of the predicted losses of all shapes held out, nats per token; None for a law that predicts none.
+    `rmse` is that of the predicted losses of all shapes held out, nats per token; None for a law that predicts none.
     """
 
-    JSON_PROPERTIES: ClassVar = ("sizes", "regrets", "mean_regret", "outside", "unanswered", "reasons")
+    JSON_PROPERTIES: ClassVar = ("mean_regret", "outside", "unanswered", "reasons")
 
     law: str
     trials: tuple[Trial, ...]
     rmse: float | None
 
     @property
-    def sizes(self) -> tuple[float, ...]:
-        """The different N at which the law was evaluated, ascending."""
-        return tuple(sorted({trial.params for trial in self.trials}))
-
-    @property
-    def regrets(self) -> tuple[float, ...]:
-        """The regrets of the answered trials, nats per token."""
-        return tuple(trial.regret for trial in self.trials if trial.regret is not None)
-
-    @property
     def mean_regret(self) -> float | None:
         """Mean over the answered trials; comparable between laws that answered the same ones. See `outside`."""
-        return float(np.mean(self.regrets)) if self.regrets else None
+        regrets = [trial.regret for trial in self.trials if trial.regret is not None]
+        return float(np.mean(regrets)) if regrets else None
 
     @property
     def outside(self) -> int:
@@ -257,15 +188,8 @@ class HeldOut:
 def held_out(rows: pd.DataFrame, trainers: Mapping[str, Trainer]) -> tuple[HeldOut, ...]:
     """Hold out the largest budget, then the two largest, and so on; evaluate every law at every held-out size.
 
-    With many budgets, `MOST_CUTS` training sets and `MOST_SIZES` sizes are taken, evenly spread.
-
-    Args:
-        rows: the compared rows of a run table: depth, params, loss, and if known seed and budget, in any order.
-        trainers: name -> law. Each sees only the rows of the smaller budgets.
-
-    Returns:
-        One result per law, first that of `BASELINE`; empty if there are too few budgets to hold one out, or none of
-        those held out has two depths to compare.
+    Returns one result per law, first that of `BASELINE`; none if there are too few budgets to hold one out, or none of
+    those held out has two depths to compare.
     """
     label = budget_of(rows)
     names = sorted(set(label))
@@ -276,12 +200,12 @@ def held_out(rows: pd.DataFrame, trainers: Mapping[str, Trainer]) -> tuple[HeldO
     scores = {names[index]: measured_losses(rows, names[index]) for index in asked}
     for kept in reversed(_spread(asked, MOST_CUTS)):
         seen = rows[label < names[kept]]
-        unseen = _means(rows[label >= names[kept]])
+        unseen = shape_means(rows[label >= names[kept]])
         for law, trainer in everyone.items():
             advice = trainer(seen)
             for name, score in scores.items():
                 if name >= names[kept] and score is not None:
-                    trials[law].append(_ask(advice, score, name, kept, names[kept - 1]))
+                    trials[law].append(_ask(advice, score, name, names[kept - 1]))
             if advice is not None and advice.loss is not None:
                 errors[law].append(advice.loss(np.exp(unseen.x), unseen.depth) - unseen.mean)
     if not any(trials.values()):
@@ -290,7 +214,6 @@ def held_out(rows: pd.DataFrame, trainers: Mapping[str, Trainer]) -> tuple[HeldO
 
 
 def _nearest_measured(rows: pd.DataFrame) -> Advice | None:
-    """The baseline."""
     found = measured_losses(rows, float(budget_of(rows).max()))
     return None if found is None else Advice(lambda params: float(found.best))
 
@@ -302,7 +225,7 @@ def _spread(values: Sequence[int], most: int) -> list[int]:
     return [values[round(place)] for place in np.linspace(0, len(values) - 1, most)]
 
 
-def _ask(advice: Advice | None, score: Measured, budget: float, kept: int, trained_to: float) -> Trial:
+def _ask(advice: Advice | None, score: Measured, budget: float, trained_to: float) -> Trial:
     depth = None if advice is None else advice(score.params)
     reason: str | None = None
     outside: Direction | None = None
@@ -317,19 +240,7 @@ def _ask(advice: Advice | None, score: Measured, budget: float, kept: int, train
             outside = "shallower"
         elif depth > score.depths[-1]:
             outside = "deeper"
-    return Trial(
-        budget=budget,
-        params=score.params,
-        trained_budgets=kept,
-        trained_to=trained_to,
-        best=score.best,
-        depth=depth,
-        regret=regret,
-        se=se,
-        outside=outside,
-        moved=score.moved,
-        reason=reason,
-    )
+    return Trial(budget, score.params, trained_to, score.best, depth, regret, se, outside, reason)
 
 
 def _rmse(errors: Sequence[Floats]) -> float | None:

@@ -19,7 +19,7 @@ from scipy.optimize import least_squares, nnls
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from analysis.curves.curves import Curves
+from analysis.curves.curves import ShapeMeans
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
 
@@ -54,12 +54,11 @@ class SurfaceFit:
         points, dof: number of points, and of points less parameters.
         aicc: Akaike's criterion corrected for few points, with an estimated variance; comparable between surfaces of
             the same points only; None with too few points.
-        starts: number of refined starts, the local minima of the sum of squares on a grid of exponents.
         message: of the optimiser, how many starts reached the same minimum, and the size of the grid.
         covariance: of the six coefficients of `response`; None for `additive`.
         scaled: the covariance is scaled by the residuals (Student's t), because the noise is not known or the residuals
             exceed it; else it follows from the noise alone (normal).
-        depth_range, params_range: smallest and largest depth and N of the points.
+        params_range: smallest and largest N of the points.
     """
 
     form: SurfaceForm
@@ -70,16 +69,14 @@ class SurfaceFit:
     points: int = 0
     dof: int = 0
     aicc: float | None = None
-    starts: int = 0
     message: str | None = None
     covariance: tuple[tuple[float, ...], ...] | None = None
     scaled: bool = False
-    depth_range: tuple[float, float] | None = None
     params_range: tuple[float, float] | None = None
 
     @property
     def usable(self) -> bool:
-        """Whether the surface may be read: `ok` or `bound_hit`."""
+        """Whether the status is `ok` or `bound_hit`."""
         return self.status in ("ok", "bound_hit")
 
     def loss(self, params: npt.ArrayLike, depth: npt.ArrayLike) -> Floats:
@@ -105,14 +102,11 @@ class SurfaceFit:
     def best_depth_interval(
         self, params: float, level: float = 0.95
     ) -> tuple[float | None, float | None] | None:
-        """Interval of the best depth at fixed N by Fieller's method (1954); `response` only.
+        """Interval of the best depth at fixed N by Fieller's method (1954); None for `additive`.
 
         It holds the depths at which the slope of the loss in ln L does not differ from zero at `level`. It is exact for
-        normal errors however weak the curvature, where a standard error of the ratio would be far too short.
-
-        Returns:
-            Both ends, None for an open end: the curvature does not differ from zero, and the data do not exclude that
-            the loss keeps falling that way. None instead of ends for `additive`.
+        normal errors however weak the curvature, where a standard error of the ratio would be far too short. An end is
+        None where the data do not exclude that the loss keeps falling that way.
         """
         if self.form != "response" or self.covariance is None:
             return None
@@ -149,18 +143,15 @@ class SurfaceFit:
         p = self.parameters
         if self.form == "response":
             if p["b_LL"] <= 0:
-                return None, (
-                    f"the surface is not convex in ln L (b_LL = {p['b_LL']:.3g}), so it has no minimum in depth"
-                )
+                text = f"the surface is not convex in ln L (b_LL = {p['b_LL']:.3g}), so it has no minimum in depth"
+                return None, text
             slope = p["b_L"] + p["b_NL"] * (math.log(params) - p["log_params"])
             best = _depth(-slope / (2 * p["b_LL"]), p["log_depth"])
             return (best, None) if best else (None, "the minimum lies beyond any finite depth")
         if p["c_m"] <= 0 or p["c_l"] <= 0:
             term, better = ("width term (c_m)", "deeper") if p["c_m"] <= 0 else ("depth term (c_l)", "wider")
-            return (
-                None,
-                f"the fitted {term} is 0: {better} is always better, so there is no finite best depth",
-            )
+            text = f"the fitted {term} is 0: {better} is always better, so there is no finite best depth"
+            return None, text
         # d(loss)/dL = 0 at d = sqrt(N/(12·L)): L^(α_m/2 + α_l) = ratio.
         half, alpha = p["alpha_m"] / 2, p["alpha_l"]
         ratio = (
@@ -169,16 +160,15 @@ class SurfaceFit:
         return math.exp(ratio / (half + alpha)), None
 
 
-def points_of(curves: Curves) -> pd.DataFrame:
-    """One row per shape, for the fits here: depth, params, width (of the count), loss, se and weight.
+def points_of(means: ShapeMeans, misfit_sd: npt.ArrayLike = 0.0) -> pd.DataFrame:
+    """One row per shape, for the fits here: depth, params, loss, and if the noise is known the weight.
 
-    `loss` is the mean over seeds and `se` its standard error from the pooled noise (NaN when not known). `weight` is
-    1/(se² + `Curves.misfit_sd`²), and 1 where the noise is not known.
+    Args:
+        means: of the study.
+        misfit_sd: scatter of the shapes beyond the seed noise, nats per token; it is part of the weights.
     """
-    params, depth = np.exp(curves.x), curves.depth
-    weight = 1 / (curves.se**2 + curves.misfit_sd**2) if curves.noise.known else np.ones_like(params)
-    columns = {"depth": depth, "params": params, "width": np.sqrt(params / (12 * depth))}
-    return pd.DataFrame({**columns, "loss": curves.mean, "se": curves.se, "weight": weight})
+    frame = pd.DataFrame({"depth": means.depth, "params": np.exp(means.x), "loss": means.mean})
+    return frame.assign(weight=1 / (means.se**2 + np.square(misfit_sd))) if means.noise.known else frame
 
 
 def fit_surfaces(points: pd.DataFrame) -> tuple[SurfaceFit, ...]:
@@ -187,13 +177,7 @@ def fit_surfaces(points: pd.DataFrame) -> tuple[SurfaceFit, ...]:
 
 
 def fit_surface(form: SurfaceForm, points: pd.DataFrame) -> SurfaceFit:
-    """Fit one surface by weighted least squares.
-
-    Args:
-        form: see the module.
-        points: one row per shape: depth, params (N), loss (nats per token, all at equal tokens), and where known
-            weight = 1/se². Their order does not matter.
-    """
+    """Fit one surface by weighted least squares to points as of `points_of`, in any order."""
     data = _Points.read(points)
     reason = data.lacking(form)
     if reason is not None:
@@ -227,9 +211,6 @@ def _fit_additive(data: "_Points") -> SurfaceFit:
         coefficients = nnls(r, q.T @ target)[0]
         return design, coefficients / norms, (design @ (coefficients / norms) - target) / unit
 
-    def residual(theta: Floats) -> Floats:
-        return solve(theta)[2]
-
     def jacobian(theta: Floats) -> Floats:
         # Kaufman 1975: exact gradient, and for small residuals the full step; held coefficients have no column.
         design, coefficients, _ = solve(theta)
@@ -249,7 +230,7 @@ def _fit_additive(data: "_Points") -> SurfaceFit:
     starts = sorted(lowest, key=lambda index: float(cost[tuple(index)]))[:STARTS]
     results = [
         least_squares(
-            residual,
+            lambda theta: solve(theta)[2],
             grid[tuple(start)],
             jac=jacobian,
             bounds=EXPONENT,
@@ -288,7 +269,7 @@ def _fit_additive(data: "_Points") -> SurfaceFit:
     elif hits:
         status, reason = "bound_hit", f"the best fit lies on a bound: {', '.join(hits)}"
     summary = data.summary("additive", float(misfit @ misfit) * unit**2)
-    return SurfaceFit("additive", status, reason, values, starts=len(results), message=message, **summary)
+    return SurfaceFit("additive", status, reason, values, message=message, **summary)
 
 
 def _fit_response(data: "_Points") -> SurfaceFit:
@@ -368,19 +349,17 @@ class _Points:
         return None
 
     def summary(self, form: SurfaceForm, rss: float) -> dict[str, Any]:
-        """The attributes of `SurfaceFit` that follow from the points and the sum of squares."""
+        """The attributes of `SurfaceFit` that follow from the sum of squares."""
         count, k = len(self.loss), _PARAMETERS[form] + 1
         # The logarithm of a perfect fit would be minus infinity, so the mean square is at least that of rounding.
         mean = max(rss / count, float(np.mean(self.weight)) * (1e-15 * float(np.abs(self.loss).max())) ** 2)
         spare = count - k - 1
-        aicc = None
-        if spare > 0 and mean > 0:
-            aicc = count * math.log(mean) + 2 * k + 2 * k * (k + 1) / spare
         return {
             "rmse": math.sqrt(rss / float(self.weight.sum())),
             "points": count,
             "dof": count - _PARAMETERS[form],
-            "aicc": aicc,
-            "depth_range": (float(self.depth.min()), float(self.depth.max())),
+            "aicc": count * math.log(mean) + 2 * k + 2 * k * (k + 1) / spare
+            if spare > 0 and mean > 0
+            else None,
             "params_range": (float(np.exp(self.x.min())), float(np.exp(self.x.max()))),
         }

@@ -6,7 +6,6 @@ crossings, scatter and law. Each draw costs a fit, so it is made on request only
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,13 +22,9 @@ _INNER = 100
 
 @dataclass(frozen=True)
 class ParametricBootstrap:
-    """Percentiles over the simulated studies.
+    """Percentiles: of a and b over the simulated studies with a law, and of N at the crossing of each pair, as `1-2`.
 
-    Attributes:
-        count: number of simulated studies.
-        with_law: number of those with a law.
-        a_interval, b_interval: over the studies with a law; None if there are none.
-        crossings: by pair, as `1-2`: interval of N; an end is None if the crossing lay outside the sizes.
+    An end is None if the crossing lay outside the sizes.
     """
 
     count: int
@@ -42,14 +37,7 @@ class ParametricBootstrap:
 def run_bootstrap(
     curves: Curves, count: int, *, level: float = 0.95, seed: int = 0
 ) -> ParametricBootstrap | None:
-    """Simulate studies from the curves and fit each from its losses; None without a noise estimate.
-
-    Args:
-        curves: of the study.
-        count: number of simulated studies.
-        level: of the intervals.
-        seed: of the simulation.
-    """
+    """Simulate studies from the curves and fit each from its losses; None without a noise estimate."""
     if not curves.noise.known or count < 1:
         return None
     generator = np.random.default_rng(seed)
@@ -71,9 +59,9 @@ def run_bootstrap(
     if laws:
         low, high = np.quantile(np.array(laws), [(1 - level) / 2, (1 + level) / 2], axis=0)
         a, b = (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
-    return ParametricBootstrap(
-        count, len(laws), a, b, {pair: _interval(values, level) for pair, values in places.items()}
-    )
+    ends = {pair: percentiles(np.array(values), level) for pair, values in places.items()}
+    crossings = {pair: (params_of(low), params_of(high)) for pair, (low, high) in ends.items()}
+    return ParametricBootstrap(count, len(laws), a, b, crossings)
 
 
 def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
@@ -85,7 +73,9 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     common = generator.standard_normal(max(curves.incidence.shape[1], int(curves.count.max())))
     centre = centre + curves.forecast * generator.standard_normal(len(fitted))
     point = np.repeat(np.arange(len(fitted)), curves.count)
-    seed = _seeds(curves)
+    # Numbered within each point if seeds are not paired.
+    paired = curves.incidence.shape[1] > 1
+    seed = np.nonzero(curves.incidence)[1] if paired else np.concatenate([np.arange(n) for n in curves.count])
     own = generator.standard_normal(len(point))
     error = np.sqrt(noise.correlation) * common[seed] + np.sqrt(1 - noise.correlation) * own
     rows = pd.DataFrame(
@@ -103,15 +93,3 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     each = curves.forecast * curves.count / np.sqrt(np.maximum(curves.forecast_count, 1))
     is_forecast = place >= (curves.count - curves.forecast_count)[point]
     return rows.assign(**{FORECAST_ERROR: np.where(is_forecast, each[point], 0.0)})
-
-
-def _seeds(curves: Curves) -> Any:
-    """The seed of every run, point by point; numbered within each point if seeds are not paired."""
-    if curves.incidence.shape[1] > 1:
-        return np.nonzero(curves.incidence)[1]
-    return np.concatenate([np.arange(count) for count in curves.count])
-
-
-def _interval(values: list[float], level: float) -> Interval:
-    low, high = percentiles(np.array(values), level)
-    return params_of(low), params_of(high)

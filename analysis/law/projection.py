@@ -12,13 +12,10 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import InputError
-from analysis.intervals import Interval, width_of
+from analysis.intervals import Interval, Region, width_of
 
 if TYPE_CHECKING:
     from analysis.law.threshold import ThresholdFit
-
-#: Points (a, b, open) on the boundary of the laws that the data do not exclude; `open`: see `Law.region`.
-Region = tuple[tuple[float, float, bool], ...]
 
 #: Points of an ellipse: its extremes are met to (pi / 720)² / 2, that is 1e-5 of the half-width.
 _POINTS = 720
@@ -31,9 +28,7 @@ class Law:
     Attributes:
         covariance: of (a, b).
         source: where it comes from, in words.
-        depth_range: smallest and largest depth (of the shallower model) it was fitted on; beyond, it extrapolates.
-            (nan, nan) if not known: every depth then extrapolates.
-        params_range: smallest and largest N of the fitted crossings, if known.
+        depth_range: smallest and largest depth (of the shallower model) it was fitted on, (nan, nan) if not known.
         level: confidence of `region`, and so of every interval from it.
         region: the boundary of {(a, b): 2·(max loglik - loglik(a, b)) <= chi²₁(level)}. The profile-likelihood
             interval of any scalar g(a, b) is the range of g over that set; for a g that is monotone in a and in
@@ -46,7 +41,6 @@ class Law:
     covariance: tuple[tuple[float, float], tuple[float, float]]
     source: str
     depth_range: tuple[float, float]
-    params_range: tuple[float, float] | None = None
     level: float = 0.95
     region: Region = ()
 
@@ -55,10 +49,7 @@ class Law:
         return _exp(self.a + self.b * depth)
 
     def boundary(self) -> Region:
-        """Return `region`, or if that is empty the ellipse of the covariance at `level`, 720 points.
-
-        The ellipse is the region of a normal likelihood: its shadow on any linear g is g ± z·se(g).
-        """
+        """`region`, or if that is empty the ellipse of the covariance at `level`: that of a normal likelihood."""
         if self.region:
             return self.region
         if not 0 < self.level < 1:
@@ -77,34 +68,29 @@ class Law:
         return tuple(points)
 
     def extrapolates(self, depth: float) -> bool:
-        """Whether this depth lies outside the fitted ones, with a tolerance of half a layer, or these are not known."""
+        """Whether this depth lies outside the fitted ones by more than half a layer, or these are not known."""
         # No comparison with NaN is true.
         return not self.depth_range[0] - 0.5 <= depth <= self.depth_range[1] + 0.5
 
 
 #: a and b as quoted by BloombergGPT and BigScience; covariance as recalled from the paper's third version and
 #: checked against the errors of N it quotes. Fitted on depths 6-48 of English text, vocabulary 2000: another
-#: regime than a small study's. Its table of shapes is in `analysis.law.levine2020`.
+#: regime than a small study's.
 LEVINE2020 = Law(
     a=5.039,
     b=5.55e-2,
     covariance=((9.4e-4, -3.74e-5), (-3.74e-5, 1.7e-6)),
     source="Levine et al. 2020 (arXiv 2006.12467)",
     depth_range=(6, 36),
-    params_range=(3.34e6, 5.59e8),
 )
 
 
 @dataclass(frozen=True)
 class Transition:
-    """The size at which a depth is overtaken by deeper models.
+    """The size N at which a depth is overtaken by deeper models, and the width there.
 
-    Attributes:
-        depth: L.
-        params: N = 12·L·exp(2(a + b·L)).
-        width: exp(a + b·L).
-        relative_error: one standard error of N over N, from the full covariance.
-        params_interval: of N, at the law's level; an end is None if the law sets no limit.
+    `relative_error` is one standard error of N over N, from the full covariance; `params_interval` is at the law's
+    level, with an end of None if the law sets no limit.
     """
 
     depth: float
@@ -114,19 +100,17 @@ class Transition:
     params_interval: Interval
 
 
-def law_of(fit: "ThresholdFit", source: str = "this study") -> Law | None:
+def law_of(fit: "ThresholdFit") -> Law | None:
     """The law to project with, or None if the fit has none."""
-    if fit.status not in ("ok", "open") or fit.form != "log-linear":
-        return None
-    if fit.a is None or fit.b is None or fit.covariance is None:
+    usable = fit.status in ("ok", "open") and fit.form == "log-linear"
+    if not usable or fit.a is None or fit.b is None or fit.covariance is None:
         return None
     return Law(
         a=fit.a,
         b=fit.b,
         covariance=fit.covariance,
-        source=source,
+        source="this study",
         depth_range=(min(fit.depths), max(fit.depths)) if fit.depths else (math.nan, math.nan),
-        params_range=fit.params_range,
         level=fit.level,
         region=fit.region,
     )
@@ -145,9 +129,11 @@ def n_transition(law: Law, depth: float) -> Transition:
     width = law.width(depth)
     params = 12 * depth * width**2 if width < 1e150 else math.inf
     if not math.isfinite(params):
+        low, high = law.depth_range
+        fitted = "depths the file does not name" if math.isnan(low) else f"depths {low:g} to {high:g}"
         raise InputError(
-            f"The law of {law.source} gives no finite size at which {depth:g} layers are "
-            f"overtaken (the law was fitted on {_range(law.depth_range)})."
+            f"The law of {law.source} gives no finite size at which {depth:g} layers are overtaken (the law was fitted "
+            f"on {fitted})."
         )
     interval = _range_over(law, lambda a, b: 12 * depth * _exp(2 * (a + b * depth)))
     return Transition(depth, params, width, _relative_error(law, depth), interval)
@@ -163,22 +149,15 @@ def solve_depth(a: float, b: float, params: float) -> float:
     if not b > 0:
         return math.inf
     slope = math.log(2 * b)
-    return _exp(_log_omega(math.log(params / 12) - 2 * a + slope) - slope)
-
-
-def _log_omega(c: float) -> float:
-    """Return u with u + exp(u) = c, by Newton's method.
-
-    The function is convex and increasing and the start lies right of the root, so the steps go left until rounding
-    ends them.
-    """
-    u = math.log(c) if c > 1 else c
-    while True:
-        w = math.exp(u)
+    c = math.log(params / 12) - 2 * a + slope
+    # u + exp(u) = c by Newton's method. The function is convex and increasing and the start lies right of the root, so
+    # the steps go left until rounding ends them.
+    nearer = math.log(c) if c > 1 else c
+    u = math.inf
+    while nearer < u:
+        u, w = nearer, math.exp(nearer)
         nearer = u - (u + w - c) / (1 + w)
-        if not nearer < u:
-            return u
-        u = nearer
+    return _exp(u - slope)
 
 
 def recommend(law: Law, params: Sequence[float], level: float | None = None) -> list[dict[str, Any]]:
@@ -187,16 +166,13 @@ def recommend(law: Law, params: Sequence[float], level: float | None = None) -> 
     Args:
         law: fitted or published.
         params: budgets N = 12·L·d² (non-embedding parameters).
-        level: of the intervals; by default the law's, the only one possible for a law with a region.
+        level: by default the law's, the only one possible for a law with a region.
 
     Returns:
-        One dict per budget: `params`, `depth` (round(L*), the paper's rule; at least 1), `width` (whole,
-        sqrt(N/(12·depth))), `depth_exact` and `width_exact` (the real solution), `depth_interval` and
-        `width_interval` (profile likelihood at fixed N; real; an end is None if the law sets no limit),
-        `unbounded` (some end is None), `depth_error` and `width_error` (one standard error at fixed N over the
-        value, from the covariance), `n_transition` of the recommended depth with its own, much larger error
-        (see `Transition`), `extrapolated` (the depth lies outside the law's data), `level`, `law` and
-        `error_quoted` (in words, which error the intervals are).
+        One dict per budget: `depth` is round(L*), the paper's rule, and at least 1; `width` is sqrt(N/(12·depth));
+        `depth_exact` and `width_exact` are the real solution. The intervals are those of the profile likelihood at
+        fixed N, with an end of None (and then `unbounded`) where the law sets no limit; `depth_error` and `width_error`
+        are one standard error at fixed N over the value. `n_transition` of `depth` has its own, much larger error.
 
     Raises:
         InputError: a budget that is not finite or below one parameter, a law with b <= 0, or another level than a law's
@@ -260,12 +236,10 @@ def _relative_error(law: Law, depth: float) -> float:
 
 
 def _range_over(law: Law, of: Callable[[float, float], float]) -> Interval:
-    """Return the range of a monotone function of (a, b) over the law's region.
-
-    An end is None if it is infinite or at an open point; an open point counts before a closed one of the same value.
-    """
+    """The range of a monotone function of (a, b) over the law's region; an infinite end and an open one are None."""
     found = [(of(a, b), is_open) for a, b, is_open in law.boundary()]
     found.append((of(law.a, law.b), False))
+    # Of two points with the same value the open one counts.
     low, low_open = min(found, key=lambda item: (item[0], not item[1]))
     high, high_open = max(found)
     return (
@@ -280,7 +254,3 @@ def _exp(x: float) -> float:
         return math.exp(x)
     except OverflowError:
         return math.inf
-
-
-def _range(ends: tuple[float, float]) -> str:
-    return "depths the file does not name" if math.isnan(ends[0]) else f"depths {ends[0]:g} to {ends[1]:g}"

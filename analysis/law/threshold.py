@@ -20,8 +20,8 @@ so if it is positive, Student's t has those degrees of freedom.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,8 @@ from scipy.stats import chi2
 from scipy.stats import t as student
 
 from analysis.curves.noise import Floats
-from analysis.intervals import Interval
-from analysis.law.crossings import Crossings, Gap
+from analysis.intervals import Interval, Region
+from analysis.law.crossings import Crossing, Crossings, Gap
 
 Form = Literal["log-linear", "power"]
 Status = Literal["ok", "open", "not_converged", "insufficient"]
@@ -54,13 +54,9 @@ _HUGE = 1e9
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The law without one pair, and its prediction of that pair.
+    """The law (a, b) without one pair, and that pair: its width predicted by the law and the one measured.
 
-    Attributes:
-        shallow, deep: the pair.
-        a, b: of the law through the others.
-        width: predicted by the others; `measured`: its own; `z`: the difference of their logarithms over its standard
-            error.
+    `z` is the difference of the logarithms of the two widths over its standard error.
     """
 
     shallow: int
@@ -73,7 +69,6 @@ class LeftOut:
 
 
 def _is_covariance(value: Covariance) -> Covariance:
-    """Return `value` if it is symmetric to rounding and no variance is negative."""
     (va, above), (below, vb) = value
     if va < 0 or vb < 0 or not math.isclose(above, below, rel_tol=1e-6):
         raise ValueError("must be a symmetric matrix of 2 × 2 numbers without a negative variance")
@@ -89,10 +84,7 @@ class ThresholdFit:
         status: `ok`; `open`: the data bound a or b on one side only (its interval then has an end None);
             `not_converged`: the optimiser failed, with its message as the `reason`; `insufficient`: nothing to fit.
         covariance: of (a, b), from the crossings' covariance and the scatter, to first order; intervals are better.
-        a_interval, b_interval: by inverting the test, at `level`.
-        region: (a, b, open) around all laws that are not rejected in a test of one scalar; `open` marks points where
-            the search was cut off.
-        bootstrap: intervals of a and b as percentiles over the bootstrap draws, for comparison.
+        a_interval, b_interval: by inverting the test, at `level`, as `region`.
         note: a caveat, such as that two points cannot test the form.
         depths, widths, residuals: the crossings with an estimate; residuals in ln d.
         pairs: number of pairs used, including those with a bound only.
@@ -100,7 +92,6 @@ class ThresholdFit:
         scatter: of ln d beyond the crossings' own errors.
         chi2, dof, p_value: squared residuals over the crossings' covariance without scatter; None with two points.
         leave_one_out: with three or more points.
-        draws_used: share of the draws in which two or more crossings existed.
     """
 
     form: Form
@@ -122,10 +113,8 @@ class ThresholdFit:
     chi2: float | None = None
     dof: int | None = None
     p_value: float | None = None
-    bootstrap: dict[str, Interval] | None = None
     leave_one_out: tuple[LeftOut, ...] = ()
-    draws_used: float | None = None
-    region: tuple[tuple[float, float, bool], ...] = ()
+    region: Region = ()
 
     def __post_init__(self) -> None:
         """Refuse a law of a file without the coefficients that its status promises."""
@@ -138,19 +127,27 @@ class ThresholdFit:
 
 @dataclass(frozen=True)
 class _Points:
-    """Pairs whose gap has a zero: their (ln d, regressor) and its covariance.
+    """Crossings with an estimate: L or ln L, ln d of the shallower model, and its covariance to first order."""
 
-    Attributes:
-        index: among the pairs.
-        regressor: L or ln L.
-        log_width: of the shallower model.
-        covariance: (points, points) of `log_width`, to first order.
-    """
-
-    index: npt.NDArray[np.int64]
     regressor: Floats
     log_width: Floats
     covariance: Floats
+
+    def line(self, scatter: float) -> tuple[Floats, Floats, Floats]:
+        """Generalised least squares: (a, b), their covariance, and their derivative by `log_width`."""
+        design = np.column_stack([np.ones_like(self.regressor), self.regressor])
+        weighted = np.linalg.solve(self.total(scatter), design).T
+        found = np.linalg.inv(weighted @ design)
+        solve = np.asarray(found @ weighted)
+        return solve @ self.log_width, found, solve
+
+    def total(self, scatter: float) -> Floats:
+        """The covariance with the scatter."""
+        return self.covariance + scatter**2 * np.eye(len(self.log_width))
+
+    def residual(self, law: Floats) -> Floats:
+        """Of ln d."""
+        return np.asarray(self.log_width - law[0] - law[1] * self.regressor)
 
 
 class _Likelihood:
@@ -280,118 +277,82 @@ def _pivoted(gap: Floats, matrix: Floats, side: Floats) -> Floats:
 def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
     """Fit the law of the given form through the pairs of adjacent depths."""
     level = crossings.level
-    chosen = [
-        index
-        for index, item in enumerate(crossings.items)
-        if item.adjacent and crossings.gaps[index] is not None and not item.contradicted
-    ]
-    contradicted = [
-        f"{item.shallow} → {item.deep}" for item in crossings.items if item.adjacent and item.contradicted
-    ]
-    items = [crossings.items[index] for index in chosen]
-    known = len(crossings.draws) > 0
-    found = sum(item.params is not None for item in items)
-    if found < 2 or not known:
-        adjacent = sum(item.adjacent for item in crossings.items)
-        reason = (
-            "a law needs two crossings of neighbouring depths with an estimate; "
-            f"{found} of {adjacent} {'has' if found == 1 else 'have'} one"
-            if found < 2
-            else "there is no noise estimate, so the errors of the crossings are not known"
-        )
-        return ThresholdFit(form, "insufficient", level, reason=reason, pairs=len(items))
-    gaps = [gap for index in chosen if (gap := crossings.gaps[index]) is not None]
-    shallow = np.array([item.shallow for item in items], dtype=float)
+    adjacent = [pair for pair in zip(crossings.items, crossings.gaps, strict=True) if pair[0].adjacent]
+    pairs = [(item, gap) for item, gap in adjacent if gap is not None and not item.contradicted]
+    points = [item for item, _ in pairs if item.params is not None]
+    if len(points) < 2 or not math.isfinite(crossings.quantile):
+        reason = "there is no noise estimate, so the errors of the crossings are not known"
+        if len(points) < 2:
+            reason = (
+                "a law needs two crossings of neighbouring depths with an estimate; "
+                f"{len(points)} of {len(adjacent)} {'has' if len(points) == 1 else 'have'} one"
+            )
+        return ThresholdFit(form, "insufficient", level, reason=reason, pairs=len(pairs))
+    shallow = np.array([item.shallow for item, _ in pairs], dtype=float)
     regressor = shallow if form == "log-linear" else np.log(shallow)
-    likelihood = _Likelihood(gaps, shallow, regressor, crossings.covariance)
-    points = _points(crossings, chosen, regressor)
-    scatter = _scatter(points)
-    start, covariance = _line(points, scatter)
+    likelihood = _Likelihood([gap for _, gap in pairs], shallow, regressor, crossings.covariance)
+    line = _points(pairs, crossings.covariance, regressor)
+    scatter = _scatter(line)
+    start, covariance, _ = line.line(scatter)
     best, why = _optimum(likelihood, start, covariance, scatter)
-    free = len(points.index) - 2
+    free = len(points) - 2
     quantile = crossings.quantile
     if scatter > 0:
         quantile = max(quantile, float(student.ppf((1 + level) / 2, max(free, LEAST_FREEDOM))))
     region = _region(likelihood, best, covariance, scatter, quantile)
     a_interval, b_interval = _range(region, 0, best[0]), _range(region, 1, best[1])
     closed = None not in (*a_interval, *b_interval)
-    drawn, share = _laws_of_draws(crossings.draws[:, chosen], likelihood, shallow, points, scatter)
-    residuals = points.log_width - best[0] - best[1] * points.regressor
-    raw = points.log_width - _apply(_line(points, 0.0)[0], points.regressor)
-    square = float(raw @ np.linalg.solve(points.covariance, raw))
-    params = np.array([items[index].params for index in points.index], dtype=float)
+    raw = line.residual(line.line(0.0)[0])
+    square = float(raw @ np.linalg.solve(line.covariance, raw))
     notes = [] if free else [TWO_POINTS]
-    if contradicted:
-        notes.append(
-            f"without {', '.join(contradicted)}, where a model diverged on the wrong side of the crossing"
-        )
+    lost = [f"{item.shallow} → {item.deep}" for item, _ in adjacent if item.contradicted]
+    if lost:
+        notes.append(f"without {', '.join(lost)}, where a model diverged on the wrong side of the crossing")
     if not closed:
         notes.append("the data bound the law on one side only")
+    params = [item.params for item in points if item.params is not None]
+    (va, cab), (cba, vb) = covariance.tolist()
     return ThresholdFit(
         form=form,
         status="not_converged" if why else "ok" if closed else "open",
         level=level,
         a=float(best[0]),
         b=float(best[1]),
-        covariance=(
-            (float(covariance[0, 0]), float(covariance[0, 1])),
-            (float(covariance[1, 0]), float(covariance[1, 1])),
-        ),
+        covariance=((va, cab), (cba, vb)),
         a_interval=a_interval,
         b_interval=b_interval,
         reason=why,
         note="; ".join(notes) or None,
-        depths=tuple(int(items[index].shallow) for index in points.index),
-        widths=tuple(float(math.exp(value)) for value in points.log_width),
-        pairs=len(items),
-        params_range=(float(params.min()), float(params.max())),
-        residuals=tuple(float(value) for value in residuals),
+        depths=tuple(item.shallow for item in points),
+        widths=tuple(np.exp(line.log_width).tolist()),
+        pairs=len(pairs),
+        params_range=(min(params), max(params)),
+        residuals=tuple(line.residual(best).tolist()),
         scatter=scatter if free else None,
         chi2=square if free else None,
         dof=free if free else None,
         p_value=float(chi2.sf(square, free)) if free else None,
-        bootstrap=_bootstrap(drawn, level),
-        leave_one_out=_leave_one_out(points, scatter, items) if free else (),
-        draws_used=share,
+        leave_one_out=_leave_one_out(line, scatter, points) if free else (),
         region=region,
     )
 
 
-def _points(crossings: Crossings, chosen: list[int], regressor: Floats) -> _Points:
-    index, log_width, rows = [], [], []
-    for number, which in enumerate(chosen):
-        item, gap = crossings.items[which], crossings.gaps[which]
-        if item.params is None or gap is None:
+def _points(pairs: list[tuple[Crossing, Gap]], covariance: Floats, regressor: Floats) -> _Points:
+    places, log_width, rows = [], [], []
+    for place, (item, gap) in zip(regressor, pairs, strict=True):
+        if item.params is None:
             continue
         x = math.log(item.params)
         slope = float(np.interp(x, gap.x, np.gradient(gap.value, gap.x)))
-        near = int(np.argmin(np.abs(gap.x - x)))
-        index.append(number)
+        places.append(place)
         log_width.append((x - math.log(12 * item.shallow)) / 2)
         # d ln N = -d gap / slope, and ln d is half of ln N; a flat gap at its own zero leaves the point open.
-        rows.append(gap.jacobian[near] / (2 * max(abs(slope), 1e-9)))
-    rooted = np.vstack(rows)
-    covariance = rooted @ crossings.covariance @ rooted.T
-    covariance[np.diag_indices_from(covariance)] *= 1 + 1e-9
-    covariance[np.diag_indices_from(covariance)] += 1e-16
-    return _Points(np.array(index), regressor[index], np.array(log_width), covariance)
-
-
-def _line(points: _Points, scatter: float) -> tuple[Floats, Floats]:
-    """Generalised least squares: (a, b) and their covariance."""
-    design = np.column_stack([np.ones_like(points.regressor), points.regressor])
-    solve, covariance = _gls(design, points.covariance + scatter**2 * np.eye(len(points.index)))
-    return solve @ points.log_width, covariance
-
-
-def _gls(design: Floats, covariance: Floats) -> tuple[Floats, Floats]:
-    weighted = np.linalg.solve(covariance, design).T
-    found = np.linalg.inv(weighted @ design)
-    return np.asarray(found @ weighted), np.asarray(found)
-
-
-def _apply(law: Floats, regressor: Floats) -> Floats:
-    return np.asarray(law[0] + law[1] * regressor)
+        rows.append(gap.jacobian[int(np.argmin(np.abs(gap.x - x)))] / (2 * max(abs(slope), 1e-9)))
+    root = np.vstack(rows)
+    found = root @ covariance @ root.T
+    diagonal = np.diag_indices_from(found)
+    found[diagonal] = found[diagonal] * (1 + 1e-9) + 1e-16
+    return _Points(np.array(places), np.array(log_width), found)
 
 
 def _scatter(points: _Points) -> float:
@@ -400,18 +361,15 @@ def _scatter(points: _Points) -> float:
     The estimate of largest likelihood for errors of one size: the weighted squares then sum to the number of crossings.
     With the degrees of freedom instead (Paule and Mandel 1982), a scatter is found twice as often where there is none.
     """
-    count = len(points.index)
-    if count < 3:
-        return 0.0
+    count = len(points.log_width)
 
     def excess(variance: float) -> float:
-        residual = points.log_width - _apply(_line(points, math.sqrt(variance))[0], points.regressor)
-        matrix = points.covariance + variance * np.eye(len(points.index))
-        return float(residual @ np.linalg.solve(matrix, residual)) - count
+        residual = points.residual(points.line(math.sqrt(variance))[0])
+        return float(residual @ np.linalg.solve(points.total(math.sqrt(variance)), residual)) - count
 
-    if excess(0.0) <= 0:
+    if count < 3 or excess(0.0) <= 0:
         return 0.0
-    high = float(np.var(points.log_width)) * len(points.index) + 1e-12
+    high = float(np.var(points.log_width)) * count + 1e-12
     return 0.0 if excess(high) > 0 else math.sqrt(brentq(excess, 0.0, high))
 
 
@@ -436,7 +394,7 @@ def _optimum(
 
 def _region(
     likelihood: _Likelihood, best: Floats, covariance: Floats, scatter: float, quantile: float
-) -> tuple[tuple[float, float, bool], ...]:
+) -> Region:
     """Points around {T - min T <= quantile²}, by bisection along rays scaled with the covariance."""
     root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2)) * quantile
     angle = np.linspace(0, 2 * np.pi, RAYS, endpoint=False)
@@ -467,106 +425,32 @@ def _region(
         accepted = likelihood(best + middle[:, None] * direction, scatter) <= limit
         low, high = np.where(accepted, middle, low), np.where(accepted, high, middle)
     edge = best + low[:, None] * direction
-    return tuple(
-        (float(a), float(b), bool(cut)) for (a, b), cut in zip(edge.tolist(), is_open.tolist(), strict=True)
-    )
+    return tuple((a, b, cut) for (a, b), cut in zip(edge.tolist(), is_open.tolist(), strict=True))
 
 
-def _range(region: tuple[tuple[float, float, bool], ...], which: int, best: float) -> Interval:
+def _range(region: Region, which: int, best: float) -> Interval:
     """Smallest and largest of a (0) or b (1) over the region; None if the search was cut off there."""
     low = min(region, key=lambda point: point[which])
     high = max(region, key=lambda point: point[which])
-    return (
-        None if low[2] else min(float(low[which]), float(best)),
-        None if high[2] else max(float(high[which]), float(best)),
+    return None if low[2] else min(low[which], float(best)), None if high[2] else max(
+        high[which], float(best)
     )
 
 
-def _laws_of_draws(
-    draws: Floats, likelihood: _Likelihood, shallow: Floats, points: _Points, scatter: float
-) -> tuple[Floats, float]:
-    """((fitted draws, 2), share of draws fitted): the line through the crossings of each draw.
-
-    A crossing outside the sizes of its pair is a bound: the line through the others is kept if it satisfies the bound,
-    else the crossing is put at the end of the range. Weights are those of the estimate; a pair without an estimate has
-    the smallest weight of the others.
-    """
-    count = draws.shape[1]
-    variance = np.full(count, float(np.diag(points.covariance).max()))
-    matrix = np.diag(variance)
-    matrix[np.ix_(points.index, points.index)] = points.covariance
-    matrix += scatter**2 * np.eye(count)
-    logs = (draws - np.log(12 * shallow)) / 2
-    low, high = (likelihood.low - likelihood.offset) / 2, (likelihood.high - likelihood.offset) / 2
-    state = np.where(np.isfinite(draws), 0, np.where(draws < 0, -1, 1))
-    usable = (state == 0).sum(axis=1) >= 2
-    fitted = np.full((len(draws), 2), np.nan)
-    patterns, which = np.unique(state, axis=0, return_inverse=True)
-    for number, pattern in enumerate(patterns):
-        rows = np.flatnonzero((which.ravel() == number) & usable)
-        if not len(rows):
-            continue
-        law = _fit_draws(logs[rows], np.flatnonzero(pattern == 0), matrix, likelihood.regressor)
-        predicted = law[:, :1] + law[:, 1:] * likelihood.regressor
-        broken = ((pattern == -1) & (predicted > low)) | ((pattern == 1) & (predicted < high))
-        clipped = np.where(pattern == -1, low, np.where(pattern == 1, high, logs[rows]))
-        for single in np.unique(broken, axis=0):
-            if single.any():
-                those = np.flatnonzero((broken == single).all(axis=1))
-                keep = np.flatnonzero((pattern == 0) | single)
-                law[those] = _fit_draws(clipped[those], keep, matrix, likelihood.regressor)
-        fitted[rows] = law
-    return fitted[usable], float(usable.mean())
-
-
-def _fit_draws(logs: Floats, keep: npt.NDArray[np.int64], matrix: Floats, regressor: Floats) -> Floats:
-    design = np.column_stack([np.ones(len(keep)), regressor[keep]])
-    solve, _ = _gls(design, matrix[np.ix_(keep, keep)])
-    return np.asarray(logs[:, keep] @ solve.T)
-
-
-def _bootstrap(drawn: Floats, level: float) -> dict[str, Interval] | None:
-    if len(drawn) < 20:
-        return None
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return {
-        "a_interval": (float(low[0]), float(high[0])),
-        "b_interval": (float(low[1]), float(high[1])),
-    }
-
-
-def _leave_one_out(points: _Points, scatter: float, items: list[Any]) -> tuple[LeftOut, ...]:
+def _leave_one_out(points: _Points, scatter: float, items: list[Crossing]) -> tuple[LeftOut, ...]:
     found = []
-    for number, index in enumerate(points.index):
-        keep = np.arange(len(points.index)) != number
-        rest = replace(
-            points,
-            index=points.index[keep],
-            regressor=points.regressor[keep],
-            log_width=points.log_width[keep],
-            covariance=points.covariance[np.ix_(keep, keep)],
-        )
-        design = np.column_stack([np.ones_like(rest.regressor), rest.regressor])
-        solve, _ = _gls(design, rest.covariance + scatter**2 * np.eye(len(rest.index)))
-        law = solve @ rest.log_width
+    for number, item in enumerate(items):
+        keep = np.arange(len(items)) != number
+        rest = _Points(points.regressor[keep], points.log_width[keep], points.covariance[np.ix_(keep, keep)])
+        law, _, solve = rest.line(scatter)
         # The difference is linear in all crossings, so its error follows from their joint covariance.
-        weights = np.zeros(len(points.index))
+        weights = np.zeros(len(items))
         weights[keep] = -np.array([1.0, points.regressor[number]]) @ solve
         weights[number] = 1.0
-        matrix = points.covariance + scatter**2 * np.eye(len(points.index))
-        error = math.sqrt(float(weights @ matrix @ weights))
-        predicted = float(law[0] + law[1] * points.regressor[number])
-        own = float(points.log_width[number])
-        item = items[index]
+        error = math.sqrt(float(weights @ points.total(scatter) @ weights))
+        own, away = float(points.log_width[number]), float(points.residual(law)[number])
+        a, b = law.tolist()
         found.append(
-            LeftOut(
-                item.shallow,
-                item.deep,
-                float(law[0]),
-                float(law[1]),
-                math.exp(predicted),
-                math.exp(own),
-                (own - predicted) / error,
-            )
+            LeftOut(item.shallow, item.deep, a, b, math.exp(own - away), math.exp(own), away / error)
         )
     return tuple(found)

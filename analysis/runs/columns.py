@@ -31,12 +31,7 @@ _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, FORECAST_ERROR, *OPTIONAL_TEXT)
 
 
 def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:
-    """Return `frame` with the columns renamed to those of a run table.
-
-    Args:
-        frame: the table as it was read.
-        columns: name of the column in a run table -> the table's name.
-        source: where the rows come from, for messages.
+    """Return `frame` with its columns renamed by `columns`: name of the column in a run table -> the table's name.
 
     Raises:
         InputError: a name that is not a column of run tables, one that the table lacks, or one that it has twice.

@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
+from analysis.numbers import counted
 from analysis.runs.columns import FORECAST_ERROR, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
 from analysis.runs.learning_rates import RateChoice, choose_rates
 from analysis.runs.table import RunTable
 from analysis.runs.tokens import TokenRule, choose_tokens
-
-__all__ = ["Comparison", "TokenRule", "compare"]
 
 #: Relative difference of the table's count from 12·L·d² above which there is a warning.
 COUNT_DIFFERS = 0.05
@@ -28,11 +27,9 @@ class Comparison:
             number of the row that represents all it was made from, `loss` (nats per token) is the loss compared, and
             `lr` its learning rate.
         left_out: the reason of every other used row, by its number.
-        tokens: at which training tokens.
         diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, and `of` how many
             runs with an outcome. A run is a seed at a learning rate; it counts as diverged if it has no loss at the
             tokens compared.
-        warnings: sentences for the reader.
     """
 
     rows: pd.DataFrame
@@ -57,7 +54,11 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
         InputError: no usable rows, or no rows at `tokens`.
     """
     if runs.used.empty:
-        raise InputError(_nothing(runs))
+        reasons = sorted({str(item["reason"]) for item in runs.left_out})
+        raise InputError(
+            f"{runs.source} has no usable row: {len(runs.left_out)} left out ({_listing(reasons, '; ')}). "
+            "A usable row has the status done, a depth, a width and a finite positive loss."
+        )
     # Sorted by loss and not by seed, so that sums do not depend on the names of the seeds.
     used = runs.used.sort_values(["depth", "params", "lr", "loss", "tokens", "seed"], kind="stable")
     level = choose_tokens(used, tokens)
@@ -80,38 +81,22 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     return Comparison(rows, dict(sorted(left_out.items())), level.rule, diverged, tuple(warnings))
 
 
-def _nothing(runs: RunTable) -> str:
-    reasons = sorted({str(item["reason"]) for item in runs.left_out})
-    return (
-        f"{runs.source} has no usable row: {len(runs.left_out)} left out ({_listing(reasons, '; ')}). "
-        "A usable row has the status done, a depth, a width and a finite positive loss."
-    )
-
-
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:
     """One row per (depth, params, seed, lr), the reason of each row averaged into another, and columns that differ."""
     key = ["depth", "params", "seed", "lr"]
-    group = rows.groupby(key, dropna=False, sort=False)["loss"]
-    again = rows.duplicated(key).to_numpy()
+    again = rows.duplicated(key)
     if not again.any():
         return rows, {}, []
-    number = group.ngroup().to_numpy()
-    first = rows.index.to_numpy()[~again]
-    stands = dict(zip(number[~again], first, strict=True))
+    group = rows.assign(row=rows.index).groupby(key, dropna=False, sort=False)
     several = rows[rows.duplicated(key, keep=False)].groupby(key, dropna=False)
-    differing = [
-        name
-        for name in _DETAILS
-        if name in rows.columns and bool((several[name].nunique(dropna=False) > 1).any())
-    ]
+    details = [name for name in _DETAILS if name in rows.columns]
+    differing = [name for name in details if (several[name].nunique(dropna=False) > 1).any()]
     reasons = {
-        int(row): f"averaged with row {stands[number_]}: the same depth, N, seed and learning rate; "
+        int(row): f"averaged with row {stands}: the same depth, N, seed and learning rate; "
         "if these are replicates, give each its seed"
-        for row, number_ in zip(rows.index[again], number[again], strict=True)
+        for row, stands in zip(rows.index[again], group["row"].transform("first")[again], strict=True)
     }
-    means = {"loss": group.transform("mean")}
-    if FORECAST_ERROR in rows:
-        means[FORECAST_ERROR] = rows.groupby(key, dropna=False, sort=False)[FORECAST_ERROR].transform("mean")
+    means = {name: group[name].transform("mean") for name in ("loss", FORECAST_ERROR) if name in rows}
     return rows.assign(**means)[~again], reasons, differing
 
 
@@ -127,7 +112,7 @@ def _average_warning(averaged: dict[int, str], differing: list[str]) -> list[str
 def _rate_warning(choice: RateChoice) -> list[str]:
     if not choice.lowest:
         return []
-    shapes = f"{choice.lowest} shapes have" if choice.lowest > 1 else "1 shape has"
+    shapes = f"{counted(choice.lowest, 'shape')} {'have' if choice.lowest > 1 else 'has'}"
     text = (
         f"{shapes} several learning rates but no minimum between three; the one with the lowest mean loss is used. "
         "The lowest of several is biased down, more for the shapes with more rates."
@@ -170,32 +155,28 @@ def _survivor_warning(rows: pd.DataFrame, lost: pd.DataFrame) -> list[str]:
     counts = pd.DataFrame(sizes).dropna().astype("int64").reset_index()
     if counts.empty:
         return []
-    text = _listing(
-        [f"{depth:g}×{width:g}: {out:g} of {out + left:g}" for depth, width, out, left in counts.to_numpy()],
-        "; ",
-    )
-    shapes = f"{len(counts)} shapes" if len(counts) > 1 else "1 shape"
+    text = "{:g}×{:g}: {:g} of {:g}"
+    names = [text.format(depth, width, out, out + left) for depth, width, out, left in counts.to_numpy()]
     return [
-        f"Some seeds of {shapes} diverged (depth×width {text}); such a shape is compared by its survivors, whose "
-        "mean loss is biased down."
+        f"Some seeds of {counted(len(counts), 'shape')} diverged (depth×width {_listing(names, '; ')}); such a shape "
+        "is compared by its survivors, whose mean loss is biased down."
     ]
 
 
 def _listing(names: list[str], separator: str = ", ") -> str:
-    """The first five names."""
     return separator.join(names[:5]) + (" ..." if len(names) > 5 else "")
 
 
 def _forecast_warning(rows: pd.DataFrame) -> list[str]:
-    errors = rows[FORECAST_ERROR] if FORECAST_ERROR in rows else rows["loss"].iloc[:0]
+    errors = rows.get(FORECAST_ERROR, pd.Series(dtype=float))
     errors = errors[errors > 0]
     if errors.empty:
         return []
-    runs = f"{len(errors)} of the {len(rows)} losses compared are forecasts of runs that were"
-    if len(errors) == 1:
-        runs = f"1 of the {len(rows)} losses compared is the forecast of a run that was"
+    one = len(errors) == 1
+    forecasts = "is the forecast of a run that was" if one else "are forecasts of runs that were"
     return [
-        f"{runs} stopped early (standard error at most {errors.max():.2g} nats); every interval allows for it."
+        f"{len(errors)} of the {len(rows)} losses compared {forecasts} stopped early (standard error at most "
+        f"{errors.max():.2g} nats); every interval allows for it."
     ]
 
 

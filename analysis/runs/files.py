@@ -42,16 +42,15 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     loss = columns.get("loss", "loss")
     # A cell key such as 12e4567890123456 would otherwise be read as a number.
     text = [columns.get(name, name) for name in (*TEXT, *OPTIONAL_TEXT)]
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(
+            f"{path} has the ending {path.suffix or '(none)'!r}. A run table ends in {', '.join(SUFFIXES)}."
+        )
     try:
-        match path.suffix.lower():
-            case ".csv":
-                return _read_separated(path, ",", text, loss)
-            case ".tsv":
-                return _read_separated(path, "\t", text, loss)
-            case ".jsonl" | ".ndjson":
-                return _read_jsonl(path, loss)
-            case ".parquet" | ".pq":
-                return _read_parquet(path, loss)
+        if suffix in (".csv", ".tsv"):
+            return _read_separated(path, "," if suffix == ".csv" else "\t", text, loss)
+        return _read_jsonl(path, loss) if suffix in (".jsonl", ".ndjson") else _read_parquet(path, loss)
     except pd.errors.EmptyDataError as error:
         raise InputError(
             f"{path} is empty. A run table needs a header and one row for every model."
@@ -60,9 +59,6 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}.") from error
-    raise InputError(
-        f"{path} has the ending {path.suffix or '(none)'!r}. A run table ends in {', '.join(SUFFIXES)}."
-    )
 
 
 def _read_separated(path: Path, separator: str, text: list[str], loss: str) -> pd.DataFrame:
@@ -86,7 +82,6 @@ def _read_separated(path: Path, separator: str, text: list[str], loss: str) -> p
 
 
 def _read_jsonl(path: Path, loss: str) -> pd.DataFrame:
-    """Read one JSON object per line."""
     frames: list[pd.DataFrame] = []
     with path.open(encoding="utf-8") as lines:
         numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())

@@ -14,7 +14,6 @@ from analysis.groups import numbered
 from analysis.runs.columns import FORECAST_ERROR
 
 Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 #: Fewest rates of one seed for a parabola.
@@ -31,13 +30,12 @@ class RateChoice:
     Attributes:
         rows: one row per shape and seed; if a parabola was fitted, `loss` is its minimum and `lr` the place of that.
         left_out: row -> reason, for the others.
-        parabolas, lowest: number of shapes with a parabola, and with the rate of the lowest mean loss.
-        at_end: of the shapes in `lowest`, those with three or more rates of which the best is the first or last.
+        lowest: number of shapes with the rate of the lowest mean loss.
+        at_end: those of `lowest` with three or more rates of which the best is the first or last.
     """
 
     rows: pd.DataFrame
     left_out: dict[int, str]
-    parabolas: int
     lowest: int
     at_end: int
 
@@ -57,7 +55,7 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     # Rates that differ by rounding are one. Numbered in order of the rate, a missing rate last.
     rates = numbered(shape, np.round(x, 9))
     if len(rates) == 0 or rates.max() == shape.max():
-        return RateChoice(rows, {}, 0, 0, 0)
+        return RateChoice(rows, {}, 0, 0)
     frame = pd.DataFrame(
         {"shape": shape, "seed": rows["seed"].to_numpy(), "x": x, "loss": loss, "rate": rates}
     )
@@ -69,22 +67,17 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     kept, chosen, lowest, at_end = _lowest(frame, by_rate)
     keep = ~several | kept | laid.representative
     left_out: dict[int, str] = {}
-    number = rows.index.to_numpy()
     for i in np.flatnonzero(~keep):
-        row = int(number[i])
+        best = "" if by_rate[i] else f"{np.exp(laid.best[shape[i]]):.4g}"
         if by_rate[i]:
             rate = f"{np.exp(chosen[i]):.4g}" if np.isfinite(chosen[i]) else "the one not given"
-            left_out[row] = f"another learning rate of this shape, {rate}, was chosen (lowest mean loss)"
+            reason = f"another learning rate of this shape, {rate}, was chosen (lowest mean loss)"
         elif laid.used[i]:
-            left_out[row] = (
-                "one of several learning rates of this shape and seed; compared is the minimum of a parabola in "
-                f"ln lr, at {np.exp(laid.best[shape[i]]):.4g}"
-            )
+            reason = "one of several learning rates of this shape and seed; compared is the minimum of a parabola in "
+            reason += f"ln lr, at {best}"
         else:
-            left_out[row] = (
-                "a learning rate too far from the best of this shape, "
-                f"{np.exp(laid.best[shape[i]]):.4g}, for the parabola in ln lr"
-            )
+            reason = f"a learning rate too far from the best of this shape, {best}, for the parabola in ln lr"
+        left_out[int(rows.index[int(i)])] = reason
     at = laid.representative
     replaced = rows.assign(
         loss=np.where(at, laid.loss, rows["loss"]), lr=np.where(at, np.exp(laid.best[shape]), rows["lr"])
@@ -94,7 +87,7 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
         errors = rows[FORECAST_ERROR].fillna(0).where(laid.used, 0)
         worst = errors.groupby([shape, rows["seed"].to_numpy()]).transform("max")
         replaced = replaced.assign(**{FORECAST_ERROR: rows[FORECAST_ERROR].where(~at, worst)})
-    return RateChoice(replaced[keep], left_out, int(laid.good.sum()), lowest, at_end)
+    return RateChoice(replaced[keep], left_out, lowest, at_end)
 
 
 @dataclass(frozen=True)
@@ -174,8 +167,7 @@ def _lowest(frame: pd.DataFrame, wanted: Flags) -> tuple[Flags, Floats, int, int
     """For each shape the rate with the lowest mean loss among those with the most seeds.
 
     Returns:
-        Whether a row is at that rate, ln of that rate for every row, and how many shapes there are, and of those with
-        three or more rates how many have it at an end.
+        Whether a row is at that rate, its ln for every row, the number of shapes, and of those with it at an end.
     """
     part = frame[wanted]
     rates = part.groupby(["shape", "rate"]).agg(

@@ -18,10 +18,6 @@ Record = dict[str, Any]
 def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataFrame, list[Record]]:
     """Return the rows of an experiment, from its runs with the tag `interplay.kind` = `trial`, and what was left out.
 
-    Args:
-        experiment: its name.
-        tracking_uri: of the store; MLflow's own default when None.
-
     Raises:
         InputError: there is no such experiment, it has no finished cell, or the store does not answer.
     """
@@ -86,12 +82,13 @@ def _newest_protocol(rows: list[Record], ended: Mapping[str, int]) -> tuple[list
     """
     done = [row for row in rows if row["status"] == "done"] or rows
     newest = max(done, key=lambda row: (ended[row["run"]], row["run"]))["protocol"]
+    text = "another protocol ({}) than the newest rows ({})"
+    none = "none recorded"
     others = [
         {
             "row": row["run"],
             "cell": row["cell"],
-            "reason": f"another protocol ({row['protocol'] or 'none recorded'}) than the newest rows "
-            f"({newest or 'none recorded'})",
+            "reason": text.format(row["protocol"] or none, newest or none),
         }
         for row in rows
         if row["protocol"] != newest

@@ -26,9 +26,7 @@ from analysis.runs.columns import (
     require,
     require_params,
 )
-from analysis.runs.files import SUFFIXES, read_file
-
-__all__ = ["COLUMNS", "SUFFIXES", "WHOLE", "Count", "RunTable", "read_runs"]
+from analysis.runs.files import read_file
 
 #: How N is counted: 12·L·d², the paper's count of non-embedding parameters, or the table's own column.
 Count = Literal["nonembedding", "table"]
@@ -62,7 +60,6 @@ class RunTable:
             finite positive loss, and no duplicate.
         left_out: one entry for every other row: `row`, `cell` if known, and the `reason`.
         source: of the rows, for messages and captions.
-        count: how `params` is counted.
     """
 
     frame: pd.DataFrame
@@ -132,9 +129,9 @@ def read_runs(
         source: a CSV, TSV, JSON Lines or Parquet file, or `mlflow:EXPERIMENT`. If an experiment holds several protocols
             (a study run again with another recipe or other data), only the rows of the newest are used; in a file all
             are, and `compare` warns.
-        columns: name of the column in a run table -> the source's name, as in `--column loss=final_loss`.
+        columns: as of `RunTable.from_frame`.
         tracking_uri: of the MLflow store; MLflow's own default when not given.
-        count: how N is counted, see `RunTable.from_frame`.
+        count: as of `RunTable.from_frame`.
 
     Raises:
         InputError: the source cannot be read, is empty, or lacks a required column.
@@ -151,19 +148,14 @@ def read_runs(
 def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray[np.float64]]:
     """All of `COLUMNS` with types and defaults, then the table's other columns; and the table's own params."""
     made: dict[str, Any] = {}
-    for name in (
-        *COLUMNS,
-        *(extra for extra in (*OPTIONAL_NUMBERS, FORECAST_ERROR) if extra in frame.columns),
-    ):
-        if name in TEXT:
-            made[name] = _texts(frame[name]) if name in frame.columns else np.full(len(frame), "", object)
-        else:
-            made[name] = _numbers(frame[name]) if name in frame.columns else np.full(len(frame), np.nan)
+    extra = [name for name in (*OPTIONAL_NUMBERS, FORECAST_ERROR) if name in frame.columns]
+    for name in (*COLUMNS, *extra):
+        column = frame.get(name, pd.Series(np.nan, frame.index))
+        made[name] = _texts(column) if name in TEXT else _numbers(column)
     own = _numbers(frame[TABLE_PARAMS]) if TABLE_PARAMS in frame.columns else made["params"]
     with np.errstate(over="ignore", invalid="ignore"):
         counted = 12 * made["depth"] * made["width"] ** 2
     made["params"] = own if count == "table" else counted
-    labels = None
     made["seed"], labels = _seeds(frame["seed"]) if "seed" in frame.columns else (np.zeros(len(frame)), None)
     made["status"] = _statuses(made["status"])
     made["status"], made["reason"] = _divergence(frame["loss"], made)
@@ -184,7 +176,7 @@ def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray
 
 
 def _numbers(column: pd.Series) -> npt.NDArray[np.float64]:
-    """The values of a column as floats, NaN for values that are no numbers."""
+    """As floats, NaN for values that are no numbers."""
     try:
         numbers = pd.to_numeric(column, errors="coerce")
     except OverflowError:
@@ -194,7 +186,7 @@ def _numbers(column: pd.Series) -> npt.NDArray[np.float64]:
 
 
 def _texts(column: pd.Series) -> npt.NDArray[np.object_]:
-    """The values of a column as text, empty for missing values."""
+    """As text, empty for missing values."""
     text = column.astype(str).to_numpy(dtype=object)
     return np.where(column.isna().to_numpy(), "", text)
 
@@ -218,12 +210,9 @@ def _seeds(column: pd.Series) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.o
 
 def _statuses(text: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
     """Statuses in one spelling; an empty status is done."""
-    words = {word: str(word).strip().lower() for word in pd.unique(text)}
-    one = {
-        word: "done" if plain in DONE or not plain else "diverged" if plain in DIVERGED else plain
-        for word, plain in words.items()
-    }
-    return np.array([one[word] for word in text], dtype=object)
+    plain = pd.Series(text, dtype=object).str.strip().str.lower()
+    found = plain.mask(plain.isin(DONE) | (plain == ""), "done").mask(plain.isin(DIVERGED), "diverged")
+    return found.to_numpy(dtype=object)
 
 
 def _divergence(
@@ -234,7 +223,8 @@ def _divergence(
     lost = np.isinf(values)
     nan = np.flatnonzero(np.isnan(values))
     if len(nan) and pd.api.types.is_float_dtype(loss.dtype):
-        lost[nan] = ~_masked(loss)[nan]
+        # Only a column with a mask distinguishes a missing loss from NaN.
+        lost[nan] = isinstance(loss.dtype, np.dtype) | ~loss.iloc[nan].isna().to_numpy(dtype=bool)
     elif len(nan):
         rest = loss.iloc[nan]
         # In a column of text "nan" is a loss and NaN an empty cell; a column of objects may hold the number NaN.
@@ -245,59 +235,42 @@ def _divergence(
     return np.where(lost, "diverged", made["status"]), reason
 
 
-def _masked(loss: pd.Series) -> npt.NDArray[np.bool_]:
-    """Mark the missing losses of a column of floats; a NumPy column has NaN only."""
-    if isinstance(loss.dtype, np.dtype):
-        return np.zeros(len(loss), dtype=bool)
-    return loss.isna().to_numpy(dtype=bool)
-
-
 def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
     """The reason why a row cannot be used, by its number, for the rows that cannot."""
     found = np.full(len(typed), "", dtype=object)
 
-    def mark(wrong: npt.NDArray[np.bool_], texts: Any) -> None:
-        """Set the reason of wrong rows without one to that of `texts` (row positions -> texts)."""
-        at = np.flatnonzero(wrong & (found == ""))
-        found[at] = texts(at)
-
-    def constant(text: str) -> Any:
-        return lambda at: np.full(len(at), text, dtype=object)
-
-    def value(name: str, text: str) -> Any:
-        column = typed[name].to_numpy()
-        return lambda at: np.array([text.format(item) for item in column[at]], dtype=object)
+    def mark(wrong: npt.NDArray[np.bool_], text: str, values: npt.NDArray[Any]) -> None:
+        """Set the reason of wrong rows without one; `{}` in the text is the row's value."""
+        for at in np.flatnonzero(wrong & (found == "")):
+            found[at] = text.format(values[at])
 
     status, why = typed["status"].to_numpy(dtype=object), typed["reason"].to_numpy(dtype=object)
-    mark((status == "diverged") & (why == NOT_FINITE), constant(f"{NOT_FINITE}: diverged"))
-    known = {"done", "diverged"} | WITHOUT_RESULT
+    mark((status == "diverged") & (why == NOT_FINITE), f"{NOT_FINITE}: diverged", why)
     errors = typed[FORECAST_ERROR].to_numpy(dtype=float) if FORECAST_ERROR in typed else np.zeros(len(typed))
     is_forecast = (status == STOPPED) & np.isfinite(errors) & (errors > 0)
-    mark(
-        (status != "done") & ~is_forecast,
-        lambda at: np.array([_status_reason(status[i], why[i], status[i] in known) for i in at], object),
-    )
+    for at in np.flatnonzero((status != "done") & ~is_forecast & (found == "")):
+        known = status[at] == "diverged" or status[at] in WITHOUT_RESULT
+        text = (
+            status[at] if known else f"status {status[at]!r} is unknown (a finished run has the status done)"
+        )
+        found[at] = f"{text}: {why[at]}" if why[at] else text
     for name in ("depth", "width", "params"):
         number = typed[name].to_numpy(dtype=float)
-        mark(np.isnan(number), constant(f"{name} is missing or not a number"))
+        mark(np.isnan(number), f"{name} is missing or not a number", number)
+        good = np.isfinite(number) & (number > 0)
         if name == "params":
-            mark(~(np.isfinite(number) & (number > 0)), value(name, name + " is {:g}, not a positive number"))
+            mark(~good, "params is {:g}, not a positive number", number)
         else:
             with np.errstate(invalid="ignore"):
-                good = (number > 0) & (number < _EXACT) & (number % 1 == 0)
-            mark(~good, value(name, name + " is {:g}, not a positive whole number"))
+                good &= (number < _EXACT) & (number % 1 == 0)
+            mark(~good, name + " is {:g}, not a positive whole number", number)
     loss = typed["loss"].to_numpy(dtype=float)
-    mark(np.isnan(loss), constant("loss is missing or not a number"))
-    mark(loss <= 0, value("loss", "loss is {:g}; a loss in nats per token is positive"))
+    mark(np.isnan(loss), "loss is missing or not a number", loss)
+    mark(loss <= 0, "loss is {:g}; a loss in nats per token is positive", loss)
     good = np.flatnonzero(found == "")
     found[good] = _repeats(typed.iloc[good], own[good], is_forecast[good])
     left = found != ""
     return pd.Series(found[left], index=typed.index[left])
-
-
-def _status_reason(status: str, why: str, known: bool) -> str:
-    text = status if known else f"status {status!r} is unknown (a finished run has the status done)"
-    return f"{text}: {why}" if why else text
 
 
 def _repeats(
@@ -326,27 +299,21 @@ def _repeats(
         found[outdone] = "a forecast of a run that another row has trained to its end"
         found[~outdone] = _repeats(rows[~outdone], own[~outdone], is_forecast[~outdone])
         return found
-    loss, number = rows["loss"].to_numpy(dtype=float), rows.index.to_numpy()
-    order = np.lexsort((number, loss, run))
-    run, loss, number = run[order], loss[order], number[order]
-    new_run = np.r_[True, run[1:] != run[:-1]]
-    new_loss = new_run | np.r_[True, loss[1:] != loss[:-1]]
-    # Place of each distinct loss within its run, and how many there are.
-    distinct = np.flatnonzero(new_loss)
-    group = np.cumsum(new_run)[distinct] - 1
-    several = np.bincount(group)
-    start = np.flatnonzero(new_run[distinct])
-    place = np.arange(len(distinct)) - start[group]
-    kept = place == (several[group] - 1) // 2
-    keeper = distinct[kept][group]
-    which = np.cumsum(new_loss) - 1
-    for i in np.flatnonzero(~new_loss):
-        found[order[i]] = f"duplicate of row {number[distinct[which[i]]]}"
+    table = pd.DataFrame({"run": run, "loss": rows["loss"].to_numpy(dtype=float), "row": rows.index})
+    table = table.sort_values(["run", "loss", "row"])
+    first = table.groupby(["run", "loss"])["row"].transform("first")
+    again = table["row"] != first
+    found[table.index[again]] = [f"duplicate of row {row}" for row in first[again]]
+    distinct = table[~again]
+    several = distinct.groupby("run")["loss"]
+    kept = several.cumcount() == (several.transform("size") - 1) // 2
+    keeper = {run: (row, loss) for run, loss, row in distinct[kept].itertuples(index=False)}
     cell = with_cell.to_numpy()
-    for i, at in zip(distinct[~kept], keeper[~kept], strict=True):
-        what = "cell" if cell[order[i]] else "shape, seed, learning rate and tokens"
-        found[order[i]] = (
-            f"same {what} as row {number[at]} but another loss ({loss[i]:.6g}, there {loss[at]:.6g}); "
+    for at, which, loss, _ in distinct[~kept].itertuples():
+        what = "cell" if cell[at] else "shape, seed, learning rate and tokens"
+        row, best = keeper[which]
+        found[at] = (
+            f"same {what} as row {row} but another loss ({loss:.6g}, there {best:.6g}); "
             "if these are replicates, give each its seed"
         )
     return found

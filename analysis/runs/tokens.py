@@ -40,7 +40,6 @@ class TokenRule:
             (tokens follow N, equal at equal N) or `unequal`.
         compared: the level compared, in the table's unit; None if there is no single one.
         levels: all levels, ascending.
-        sentence: the same in words.
     """
 
     rule: Rule
@@ -51,19 +50,27 @@ class TokenRule:
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """Rows at comparable tokens.
-
-    Attributes:
-        rule: see `TokenRule`.
-        rows: the rows kept.
-        left_out: row -> reason, for the others.
-        warnings: sentences for the reader.
-    """
+    """Rows at comparable tokens, the reason of every other row by its number, and warnings for the reader."""
 
     rule: TokenRule
     rows: pd.DataFrame
     left_out: dict[int, str]
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Usable rows with their tokens (NaN if unknown), shape and level (-1 without tokens); and all levels."""
+
+    rows: pd.DataFrame
+    value: Floats
+    shape: Integers
+    level: Integers
+    levels: Floats
+
+    def named(self, rule: Rule, sentence: str, compared: float | None = None) -> TokenRule:
+        """A rule for this table."""
+        return TokenRule(rule, compared, tuple(self.levels.tolist()), sentence)
 
 
 def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
@@ -81,35 +88,32 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
     value = np.where(np.isfinite(value) & (value > 0), value, np.nan)
     levels, level = _levels(value)
     shape = np.asarray(used.groupby(["depth", "params"]).ngroup(), dtype=np.int64)
+    table = _Table(used, value, shape, level, levels)
     if tokens is not None:
         asked = _asked(tokens, levels)
         if len(levels) > 1 or np.any(level != asked):
-            why = f"the level nearest to the {_words(tokens)} asked for"
-            return _at_level(used, value, shape, level, levels, asked, why)
+            return _at_level(table, asked, f"the level nearest to the {_words(tokens)} asked for")
     if len(levels) == 0:
         words = "No row has its training tokens; losses are compared as if at equal tokens."
-        return TokenChoice(TokenRule("unknown", None, (), words), used, {})
+        return TokenChoice(table.named("unknown", words), used, {})
     missing = int(np.isnan(value).sum())
     gap = f"{missing} of {len(used)} rows have no training tokens; they are taken as comparable."
     warnings = (gap,) if missing else ()
     if len(levels) == 1:
         words = f"All losses are at {_words(levels[0])} training tokens."
-        rule = TokenRule("equal", float(levels[0]), tuple(levels.tolist()), words)
-        return TokenChoice(rule, used, {}, warnings)
+        return TokenChoice(table.named("equal", words, float(levels[0])), used, {}, warnings)
     known = level >= 0
     pairs = np.unique(np.column_stack([shape[known], level[known]]), axis=0)
-    shapes = int(shape.max()) + 1
     if len(np.unique(pairs[:, 0])) < len(pairs):
-        return _checkpoints(used, value, shape, level, levels, pairs, shapes)
+        return _checkpoints(table, pairs)
     span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
-    every = tuple(levels.tolist())
     if _follows_params(used[known], value[known]):
         words = f"Training tokens follow N ({span}) and are equal at equal N, where depths are compared."
-        return TokenChoice(TokenRule("with_params", None, every, words), used, {}, warnings)
+        return TokenChoice(table.named("with_params", words), used, {}, warnings)
     words = (
         f"Rows differ in training tokens ({span}) at similar N; losses are comparable only at equal tokens."
     )
-    return TokenChoice(TokenRule("unequal", None, every, words), used, {}, (*warnings, words))
+    return TokenChoice(table.named("unequal", words), used, {}, (*warnings, words))
 
 
 def _levels(value: Floats) -> tuple[Floats, Integers]:
@@ -147,16 +151,10 @@ def _asked(tokens: float, levels: Floats) -> int:
     return nearest
 
 
-def _checkpoints(
-    used: pd.DataFrame,
-    value: Floats,
-    shape: Integers,
-    level: Integers,
-    levels: Floats,
-    pairs: Integers,
-    shapes: int,
-) -> TokenChoice:
-    """Some shape has several levels: compare at the largest that the most shapes have."""
+def _checkpoints(table: _Table, pairs: Integers) -> TokenChoice:
+    """Some shape has several levels: compare at the largest that the most shapes have; `pairs`: (shape, level)."""
+    shape, level, levels = table.shape, table.level, table.levels
+    shapes = int(shape.max()) + 1
     held = np.bincount(pairs[:, 1], minlength=len(levels))
     best = int(np.flatnonzero(held == held.max())[-1])
     last = np.full(shapes, -1)
@@ -164,24 +162,17 @@ def _checkpoints(
     if held[best] < shapes and np.bincount(last[last >= 0]).max() * 2 < shapes:
         # The length of runs follows N, with checkpoints on the way: no level is common, but the ends are comparable.
         ends = (level == last[shape]) & (level >= 0)
-        if _follows_params(used[ends], value[ends]):
-            return _at_ends(used, value, ends, levels)
+        if _follows_params(table.rows[ends], table.value[ends]):
+            return _at_ends(table, ends)
     every = held[best] == shapes
     why = f"the most that {'all' if every else f'{held[best]} of the {shapes}'} shapes have"
-    return _at_level(used, value, shape, level, levels, best, why)
+    return _at_level(table, best, why)
 
 
-def _at_level(
-    used: pd.DataFrame,
-    value: Floats,
-    shape: Integers,
-    level: Integers,
-    levels: Floats,
-    chosen: int,
-    why: str,
-) -> TokenChoice:
+def _at_level(table: _Table, chosen: int, why: str) -> TokenChoice:
     """Rows at one level, the last of each model there."""
-    at = level == chosen
+    used, value, shape, levels = table.rows, table.value, table.shape, table.levels
+    at = table.level == chosen
     model = used.groupby(["depth", "params", "seed", "lr"], dropna=False).ngroup().to_numpy(dtype=np.int64)
     latest = np.full(int(model.max()) + 1, -np.inf)
     np.maximum.at(latest, model[at], value[at])
@@ -210,22 +201,22 @@ def _at_level(
         f"Losses are compared at {_words(compared)} training tokens, {why} "
         f"({len(levels)} levels from {_words(levels[0])} to {_words(levels[-1])})."
     )
-    rule = TokenRule("level", compared, tuple(levels.tolist()), words)
-    return TokenChoice(rule, used[keep], left_out, tuple(warnings))
+    return TokenChoice(table.named("level", words, compared), used[keep], left_out, tuple(warnings))
 
 
-def _at_ends(used: pd.DataFrame, value: Floats, ends: npt.NDArray[np.bool_], levels: Floats) -> TokenChoice:
+def _at_ends(table: _Table, ends: npt.NDArray[np.bool_]) -> TokenChoice:
+    value = table.value
     left_out = {
         int(row): "no training tokens; compared at the end of training"
         if math.isnan(tokens)
         else f"checkpoint at {tokens:.4g} tokens; compared at the end of training"
-        for row, tokens in zip(used.index[~ends], value[~ends], strict=True)
+        for row, tokens in zip(table.rows.index[~ends], value[~ends], strict=True)
     }
     words = (
         "Losses are compared at the last checkpoint of each shape: training tokens grow with N, from "
         f"{value[ends].min():.4g} to {value[ends].max():.4g}, and are equal at equal N."
     )
-    return TokenChoice(TokenRule("with_params", None, tuple(levels.tolist()), words), used[ends], left_out)
+    return TokenChoice(table.named("with_params", words), table.rows[ends], left_out)
 
 
 def _follows_params(rows: pd.DataFrame, value: Floats) -> bool:
@@ -234,10 +225,8 @@ def _follows_params(rows: pd.DataFrame, value: Floats) -> bool:
     The tokens of one depth are read at the N of the other from a straight line in logarithms, or from a shape of like
     N: the first is right if tokens follow N smoothly, the second if each budget has one number of tokens.
     """
-    frame = pd.DataFrame(
-        {"depth": rows["depth"].to_numpy(), "x": np.log(rows["params"].to_numpy(dtype=float))}
-    )
-    points = frame.assign(y=np.log(value)).groupby(["depth", "x"])["y"].max().reset_index()
+    frame = pd.DataFrame({"depth": rows["depth"], "x": np.log(rows["params"]), "y": np.log(value)})
+    points = frame.groupby(["depth", "x"])["y"].max().reset_index()
     curves = [(group["x"].to_numpy(), group["y"].to_numpy()) for _, group in points.groupby("depth")]
     if len(curves) == 1:
         return True
@@ -257,5 +246,4 @@ def _follows_params(rows: pd.DataFrame, value: Floats) -> bool:
 
 
 def _words(tokens: float) -> str:
-    """A number of tokens in words, in the unit of the table."""
     return human(float(tokens), 3)

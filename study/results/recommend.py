@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import InputError
-from analysis.law.levine2020 import published_table
 from analysis.law.projection import LEVINE2020, Law
 from analysis.law.projection import recommend as project
 
@@ -65,22 +64,6 @@ def recommend(
     chosen = [shape for value in params if (shape := found[value]) is not None]
     by = "response surface" if all("level" in shape for shape in chosen) else "losses"
     return f"{by} of {fit_file}, which has no law", chosen
-
-
-def published_shapes(
-    name: str | None, fit_file: Path | None, params: Sequence[float]
-) -> list[dict[str, Any]]:
-    """Return the published table of a law with the recomputed values.
-
-    Raises:
-        InputError: another law than levine2020, or an option that does not apply to the table.
-    """
-    if fit_file is not None or params or published_law(name or "levine2020") is not LEVINE2020:
-        raise InputError(
-            "--published-table shows the whole table of a published law; give it --law levine2020 and neither --fit "
-            "nor --params."
-        )
-    return published_table()
 
 
 def published_law(name: str) -> Law:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.table import SUFFIXES, Count, RunTable, read_runs
+from analysis.runs.files import SUFFIXES
+from analysis.runs.table import Count, RunTable, read_runs
 from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec

@@ -7,7 +7,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from analysis.law.levine2020 import PROVENANCE
 from analysis.numbers import ends, human, params_range, percent, short_range
 from analysis.tables import EMPTY, Column, Table, shapes_table
 
@@ -147,25 +146,3 @@ def _best_measured(found: dict[str, Any] | None) -> str | None:
     # The best of two depths is weak evidence if many were trained.
     among = f" of {found['compared']}" if found["compared"] == 2 else ""
     return f"depth {found['depth']}{among}" + (f" (or {', '.join(others)})" if others else "")
-
-
-def published_table_view(rows: list[dict[str, Any]]) -> RenderableType:
-    """Return the published table with the recomputed values, for a terminal."""
-    names = ("trained", "N", "printed", "recomputed", "L*", "")
-    cells = [
-        (
-            row["model"],
-            f"{row['trained_depth']} × {row['trained_width']}" if row["trained_depth"] else None,
-            human(row["params"]),
-            f"{row['printed_depth']} × {row['printed_width']}",
-            f"{row['depth']} × {row['width']}",
-            f"{row['depth_exact']:.2f}",
-            "" if row["agrees"] else "*",
-        )
-        for row in rows
-    ]
-    columns = (Column("model", right=False), *(Column(name) for name in names))
-    table = rich_table(Table("Table 1 of Levine et al. 2020", columns, cells))
-    notes = [f"{'' if row['agrees'] else '* '}{row['model']}: {row['note']}." for row in rows if row["note"]]
-    counted = "N is 12·L·d² of the trained shape; depth × width."
-    return Group(table, *_dim([counted]), *(Text(note) for note in notes), *_dim([PROVENANCE]))

@@ -132,8 +132,6 @@ BROKEN = [
     {"widths": [True]},
     {"leave_one_out": [{"shallow": 1}]},
     {"leave_one_out": 3},
-    {"bootstrap": [1, 2]},
-    {"bootstrap": {"a_interval": [1]}},
     {"level": "high"},
     {"level": 1},
     {"level": None},

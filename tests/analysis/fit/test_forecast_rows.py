@@ -126,7 +126,7 @@ def test_the_covariance_of_curves_allows_for_forecasts():
     for seed in range(80):
         curves = build_curves(study(seed, error=0.03))
         place = np.array([math.log(TRUTH.crossing(1))])
-        gap = curves.jacobian(1, place) - curves.jacobian(2, place)
+        gap = curves.both(1, place)[1] - curves.both(2, place)[1]
         drawn.append(float(curves.loss(1, place)[0] - curves.loss(2, place)[0]))
         claimed.append(float(gap[0] @ curves.covariance @ gap[0]))
     assert np.mean(claimed) == pytest.approx(np.var(drawn), rel=0.4)

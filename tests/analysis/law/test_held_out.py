@@ -42,16 +42,15 @@ def test_the_law_the_losses_were_made_from_beats_the_others():
     found = {item.law: item for item in held_out(table(), {**surface_trainers(), **wrong})}
     assert list(found) == [BASELINE, "additive", "response", "too deep", "too shallow"]
     true = found["additive"]
-    assert [round(size) for size in true.sizes] == [640_000, 2_560_000]
     # Train on 4 budgets, ask at one; train on 3, ask at two.
-    assert [(trial.trained_budgets, trial.budget) for trial in true.trials] == [
-        (4, pytest.approx(2.56e6)),
-        (3, pytest.approx(6.4e5)),
-        (3, pytest.approx(2.56e6)),
+    assert [(trial.trained_to, trial.budget) for trial in true.trials] == [
+        (pytest.approx(6.4e5), pytest.approx(2.56e6)),
+        (pytest.approx(1.6e5), pytest.approx(6.4e5)),
+        (pytest.approx(1.6e5), pytest.approx(2.56e6)),
     ]
     for trial in true.trials:
         assert trial.depth == pytest.approx(TRUTH.best_depth(trial.params), rel=1e-5)
-        assert (trial.outside, trial.moved, trial.se, trial.reason) == (None, 0, None, None)
+        assert (trial.outside, trial.se, trial.reason) == (None, None, None)
         valley = min(float(TRUTH.loss(trial.params, depth)) for depth in DEPTHS)
         # Between two measured depths the loss is read off a chord, which lies above the valley by little.
         assert 0 <= trial.regret < 0.1 * (float(TRUTH.loss(trial.params, 3)) - valley)
@@ -71,7 +70,7 @@ def test_regret_is_the_measured_loss_there_less_the_lowest():
 
 
 def test_the_loss_between_two_depths_is_straight_in_log_depth_and_held_beyond():
-    measured = Measured(1e6, (2, 4, 8), (3.0, 2.8, 2.9), np.diag([0.04, 0.01, 0.09]).tolist(), 0.0)
+    measured = Measured(1e6, (2, 4, 8), np.array([3.0, 2.8, 2.9]), np.diag([0.04, 0.01, 0.09]))
     assert measured.best == 4
     assert measured.regret(4) == (0, 0)
     value, se = measured.regret(math.sqrt(32))
@@ -119,7 +118,7 @@ def test_what_is_not_answered_is_counted_with_its_reason():
     assert (found["not fitted"].unanswered, found["not fitted"].mean_regret) == (3, None)
     assert found["not fitted"].reasons == ("the law cannot be fitted to the smaller sizes",)
     assert found["silent"].reasons == found["endless"].reasons == ("the law names no finite depth",)
-    assert (found["at small sizes"].unanswered, len(found["at small sizes"].regrets)) == (2, 1)
+    assert found["at small sizes"].unanswered == 2
     # It names no depth, but it predicts losses.
     assert found["loss only"].unanswered == 3
     assert found["loss only"].rmse > 0
@@ -176,7 +175,8 @@ def test_the_order_of_the_rows_changes_nothing():
     first = held_out(rows, surface_trainers())
     mixed = held_out(rows.sample(frac=1, random_state=0), surface_trainers())
     for one, other in zip(first, mixed, strict=True):
-        assert one.regrets == pytest.approx(other.regrets, abs=1e-9)
+        for mine, its in zip(one.trials, other.trials, strict=True):
+            assert mine.regret == pytest.approx(its.regret, abs=1e-9)
         assert one.rmse == pytest.approx(other.rmse)
         assert [trial.depth for trial in one.trials] == pytest.approx([trial.depth for trial in other.trials])
 
@@ -191,7 +191,7 @@ def test_depths_of_slightly_different_sizes_are_compared_at_one():
     shift = dict(zip(DEPTHS, (0.95, 1.08, 1.0, 0.93, 1.1, 0.97, 1.04, 0.91), strict=True))
     rows = pd.concat(
         table(sizes=[size * shift[depth] for size in SIZES], depths=(depth,)) for depth in DEPTHS
-    ).drop(columns="seed")
+    )
     assert len(budgets(rows)) == len(SIZES)
     label = max(name for name, _ in budgets(rows))
     found = measured_losses(rows, label)
@@ -200,8 +200,7 @@ def test_depths_of_slightly_different_sizes_are_compared_at_one():
     truth = TRUTH.loss(found.params, np.array(DEPTHS))
     # As measured they lie up to 0.005 off.
     raw = [float(TRUTH.loss(SIZES[-1] * shift[depth], depth)) for depth in DEPTHS]
-    assert found.moved == pytest.approx(np.abs(raw - truth).max(), rel=1e-4)
-    assert found.moved > 0.004
+    assert np.abs(raw - truth).max() > 0.004
     missed = dict(zip(DEPTHS, found.losses - truth, strict=True))
     # Depth 12 has a size 4 % above and one a factor of 4 below: a chord, so a little above the curve.
     assert 0 < missed.pop(12) < 0.001
@@ -217,7 +216,6 @@ def test_a_depth_inside_its_sizes_is_interpolated_not_moved():
     share = math.log(6.4e5 / 5.8e5) / math.log(7e5 / 5.8e5)
     assert found.params == pytest.approx(6.4e5)
     assert found.losses[found.depths.index(4)] == pytest.approx(2.0 - 0.1 * share)
-    assert found.moved == 0
 
 
 def _named(params):
@@ -261,18 +259,15 @@ def test_where_laws_part_is_found_to_the_number():
     }
     found = {item.law: item for item in disagreements(laws, 1e7, reference="log-linear", per_decade=5)}
     assert list(found) == list(laws)
-    assert found["faster"].parts_at == pytest.approx(1e7 * 1.25**20, rel=1e-9)
-    assert (found["faster"].direction, found["faster"].reason) == ("deeper", None)
-    assert (found["apart at once"].parts_at, found["apart at once"].direction) == (
-        pytest.approx(1e7),
-        "shallower",
-    )
+    assert found["faster"].reason is None
+    (span,) = found["faster"].spans
+    assert (span.low, span.high) == (pytest.approx(1e7 * 1.25**20, rel=1e-9), pytest.approx(1e13))
+    assert span.direction == "deeper"
+    first = found["apart at once"].spans[0]
+    assert (first.low, first.direction) == (pytest.approx(1e7), "shallower")
     for law in ("log-linear", "like it", "silent"):
-        assert (found[law].parts_at, found[law].direction) == (None, None)
+        assert found[law].spans == ()
     assert found["silent"].depths == (None,) * 31
-    assert [(span.high, span.direction) for span in found["faster"].spans] == [
-        (pytest.approx(1e13), "deeper")
-    ]
     grid = found["faster"].params
     assert (len(grid), grid[0], grid[-1]) == (31, pytest.approx(1e7), pytest.approx(1e13))
     assert found["surface"].depths == tuple(TRUTH.best_depth(params) for params in grid)
@@ -305,7 +300,6 @@ def test_json_round_trips():
     for item in held_out(table(sd=0.01, seeds=2), {**surface_trainers(), "no": lambda rows: None}):
         document = json.loads(json.dumps(to_json(item), allow_nan=False))
         assert from_json(HeldOut, document, "law") == item
-        assert document["regrets"] == list(item.regrets)
         assert document["unanswered"] == item.unanswered
     for part in disagreements(
         {"log-linear": power(1, 0.2), "no": Advice(lambda params: None)}, 1e3, reference="log-linear"

@@ -275,10 +275,9 @@ def test_aicc_is_the_textbook_one_and_picks_the_truth():
 
 def test_points_are_the_shapes_of_a_study(pilot_frame):
     curves = build_curves(pilot_frame().assign(params=lambda rows: 12.0 * rows["depth"] * rows["width"] ** 2))
-    points = points_of(curves)
+    points = points_of(curves, curves.misfit_sd)
     assert len(points) == 15
-    np.testing.assert_allclose(points["width"].sort_values().unique()[[0, -1]], [6, 44])
-    np.testing.assert_allclose(points["weight"], 1 / (points["se"] ** 2 + curves.misfit_rms**2))
+    np.testing.assert_allclose(points["weight"], 1 / (curves.se**2 + curves.misfit_sd**2))
     assert {found.form: found.status for found in fit_surfaces(points)}["response"] == "ok"
 
 

@@ -11,68 +11,60 @@ from scipy.optimize import brentq
 from scipy.special import wrightomega
 
 from analysis.errors import InputError
-from analysis.law.levine2020 import TABLE_1, published_table
 from analysis.law.projection import LEVINE2020, Law, law_of, n_transition, recommend, solve_depth
 from analysis.law.threshold import ThresholdFit
 
 GPT3 = 12 * 96 * 12288**2
 ONE_ERROR = 2 * NormalDist().cdf(1) - 1
 
-#: Of the paper's table: printed depth and width; L* and width recomputed by hand from its a and b.
-PRINTED = {
-    "GPT-3 Small": (23, 555, 23.04, 554.7),
-    "GPT-3 Medium": (32, 886, 31.62, 886.8),
-    "GPT-3 Large": (38, 1220, 37.41, 1237),
-    "GPT-3 XL": (42, 1550, 41.63, 1548),
-    "GPT-3 2.7B": (47, 2110, 47.12, 2112),
-    "GPT-3 6.7B": (54, 3150, 54.31, 3153),
-    "GPT-3 13B": (60, 4200, 59.58, 4197),
-    "GPT-3 175B": (80, 13500, 80.46, 13461),
-    "Optimal 1-Trillion": (95, 30100, 94.75, 29617),
+#: Table 1 of Levine et al. 2020 (arXiv 2006.12467, third version), recalled and not copied: nominal size; depth and
+#: width as trained, None for the projected model (5140 is a typo of the GPT-3 paper); depth and width printed; L* and
+#: width recomputed by hand from its a and b and N = 12·L·d² of the trained shape.
+TABLE_1 = {
+    "GPT-3 Small": (125e6, (12, 768), (23, 555), 23.04, 554.7),
+    "GPT-3 Medium": (350e6, (24, 1024), (32, 886), 31.62, 886.8),
+    "GPT-3 Large": (760e6, (24, 1536), (38, 1220), 37.41, 1237),
+    "GPT-3 XL": (1.3e9, (24, 2048), (42, 1550), 41.63, 1548),
+    "GPT-3 2.7B": (2.7e9, (32, 2560), (47, 2110), 47.12, 2112),
+    "GPT-3 6.7B": (6.7e9, (32, 4096), (54, 3150), 54.31, 3153),
+    "GPT-3 13B": (13e9, (40, 5140), (60, 4200), 59.58, 4197),
+    "GPT-3 175B": (175e9, (96, 12288), (80, 13500), 80.46, 13461),
+    "Optimal 1-Trillion": (1e12, None, (95, 30100), 94.75, 29617),
 }
-#: Where the rule gives something else than is printed; anything more would be a defect.
-DEVIATIONS = {"GPT-3 Medium", "GPT-3 Large", "Optimal 1-Trillion"}
+#: Where the rule gives something else than is printed: 886 for a width that rounds to 887, a depth rounded the other
+#: way (a shape of the same N), and a width that follows from the law and not from N.
+DEVIATIONS = {"GPT-3 Medium": (32, 887), "GPT-3 Large": (37, 1237), "Optimal 1-Trillion": (95, 29617)}
 
 
-def test_the_published_table_has_the_nine_rows():
-    assert [row.model for row in TABLE_1] == list(PRINTED)
-
-
-@pytest.mark.parametrize("row", published_table(), ids=lambda row: row["model"])
-def test_the_rule_reproduces_the_published_table(row):
-    depth, width, exact, recomputed = PRINTED[row["model"]]
-    assert (row["printed_depth"], row["printed_width"]) == (depth, width)
+@pytest.mark.parametrize("model", TABLE_1)
+def test_the_rule_reproduces_the_published_table(model):
+    nominal, trained, printed, exact, recomputed = TABLE_1[model]
+    (row,) = recommend(LEVINE2020, [12 * trained[0] * trained[1] ** 2 if trained else nominal])
     assert row["depth_exact"] == pytest.approx(exact, abs=0.006)
     assert row["width"] == pytest.approx(recomputed, abs=0.51)
-    assert row["agrees"] == (row["model"] not in DEVIATIONS)
-    if row["agrees"]:
-        assert row["depth"] == depth
-    else:
-        assert row["note"]
+    if model in DEVIATIONS:
+        assert (row["depth"], row["width"]) == DEVIATIONS[model]
+        return
+    # The closing zeros of a printed width are not digits that were given.
+    unit = next(10**digits for digits in range(6) if printed[1] % 10 ** (digits + 1))
+    assert row["depth"] == printed[0]
+    assert abs(row["width"] - printed[1]) <= unit / 2
 
 
 def test_the_deviations_are_the_known_ones():
-    rows = {row["model"]: row for row in published_table()}
-    # Same depth, printed 886 where rounding gives 887.
-    assert (rows["GPT-3 Medium"]["depth"], rows["GPT-3 Medium"]["width"]) == (32, 887)
-    # Rounding goes the other way, at the same N.
-    large = rows["GPT-3 Large"]
-    assert (large["depth"], large["width"]) == (37, 1237)
-    assert large["params"] / (12 * 38 * 1220**2) == pytest.approx(1, rel=2e-3)
-    # Printed from the width of the law and not from N.
+    assert abs(38 * 1220**2 / (24 * 1536**2) - 1) < 2e-3
     assert LEVINE2020.width(95) == pytest.approx(30077, abs=1)
-    assert rows["Optimal 1-Trillion"]["width"] == 29617
 
 
 @pytest.mark.parametrize(
-    ("nominal", "depth", "width"), [(125e6, 25.6, 638), (350e6, 32.7, 945), (760e6, 38.2, 1287)]
+    ("model", "depth", "width"),
+    [("GPT-3 Small", 25.6, 638), ("GPT-3 Medium", 32.7, 945), ("GPT-3 Large", 38.2, 1287)],
 )
-def test_nominal_sizes_do_not_give_the_published_table(nominal, depth, width):
-    (row,) = recommend(LEVINE2020, [nominal])
+def test_nominal_sizes_do_not_give_the_published_table(model, depth, width):
+    (row,) = recommend(LEVINE2020, [TABLE_1[model][0]])
     assert row["depth_exact"] == pytest.approx(depth, abs=0.06)
     assert row["width_exact"] == pytest.approx(width, abs=1)
-    printed = next(shape for shape in TABLE_1 if shape.nominal == nominal)
-    assert abs(row["width_exact"] / printed.width - 1) > 0.05
+    assert abs(row["width_exact"] / TABLE_1[model][2][1] - 1) > 0.05
 
 
 def test_golden_values_of_the_published_law():
@@ -272,8 +264,8 @@ def test_a_falling_law_is_refused_with_a_way_out():
 
 def test_law_of_a_fit():
     fit = ThresholdFit("log-linear", "ok", 0.9, 2.0, 0.3, ((1.0, 0.0), (0.0, 1.0)), depths=(1, 2))
-    law = law_of(fit, "a study")
-    assert (law.depth_range, law.level, law.source) == ((1, 2), 0.9, "a study")
+    law = law_of(fit)
+    assert (law.depth_range, law.level, law.source) == ((1, 2), 0.9, "this study")
     assert law_of(dataclasses.replace(fit, form="power")) is None
     assert law_of(ThresholdFit("log-linear", "insufficient", 0.95, reason="few")) is None
 

@@ -14,7 +14,7 @@ from analysis.law.threshold import TWO_POINTS, ThresholdFit, _least_square, _Lik
 Z = float(norm.ppf(0.975))
 
 
-def made(a, b, depths, sd, *, slope=0.05, reach=8.0, shift=(), rho=0.0, draws=4000):
+def made(a, b, depths, sd, *, slope=0.05, reach=8.0, shift=(), rho=0.0):
     """Pairs whose gaps are straight lines through zero on ln d = a + b·L, and normal errors of ln d of size sd.
 
     A gap's error is the same all along (one parameter a pair), so T is exactly the square of generalised least squares.
@@ -26,8 +26,7 @@ def made(a, b, depths, sd, *, slope=0.05, reach=8.0, shift=(), rho=0.0, draws=40
     matrix = np.full((count, count), rho) + (1 - rho) * np.eye(count)
     # An error of ln d by e is one of ln N by 2e, and of the gap by 2·e·slope.
     covariance = matrix * np.outer(2 * slope * sd, 2 * slope * sd)
-    moves = np.random.default_rng(0).multivariate_normal(np.zeros(count), covariance, size=draws)
-    items, gaps, columns = [], [], []
+    items, gaps = [], []
     for pair, (shallow, deep) in enumerate(itertools.pairwise(depths)):
         law = math.log(12 * shallow) + 2 * (a + b * shallow)
         zero = law + 2 * shift[pair]
@@ -39,9 +38,7 @@ def made(a, b, depths, sd, *, slope=0.05, reach=8.0, shift=(), rho=0.0, draws=40
         outside = "left_censored" if zero < x[0] else "right_censored"
         params = math.exp(zero) if inside else None
         items.append(Crossing(shallow, deep, True, "bracketed" if inside else outside, params=params))
-        drawn = zero - moves[:, pair] / slope
-        columns.append(np.where(drawn < x[0], -np.inf, np.where(drawn > x[-1], np.inf, drawn)))
-    return Crossings(tuple(items), tuple(gaps), np.column_stack(columns), covariance, Z, 0.95)
+    return Crossings(tuple(items), tuple(gaps), covariance, Z, 0.95)
 
 
 def reference(depths, log_widths, covariance):
@@ -70,9 +67,6 @@ def test_straight_gaps_give_generalised_least_squares_and_its_intervals(rho):
         half = Z * math.sqrt(variance)
         # 240 directions: the extreme one is at most 0.75 degrees off, which is 0.01 % of the half-width.
         assert interval == pytest.approx((centre - half, centre + half), abs=0.01 * half)
-        # The bootstrap is the same normal distribution: 4000 draws know a 2.5 % quantile to about 4 % of it.
-    half = Z * math.sqrt(error[1][1])
-    assert found.bootstrap["b_interval"] == pytest.approx((law[1] - half, law[1] + half), abs=0.12 * half)
     residual = np.array(shift) + 2 + 0.3 * shallow - law[0] - law[1] * shallow
     assert found.chi2 == pytest.approx(residual @ np.linalg.solve(covariance, residual), rel=1e-3)
     assert found.dof == 2
@@ -183,7 +177,6 @@ def test_what_is_missing_is_said():
     one = Crossings(
         (crossings.items[0], far, Crossing(2, 4, True, "right_censored")),
         (crossings.gaps[0], crossings.gaps[0], crossings.gaps[1]),
-        np.zeros((100, 3)),
         crossings.covariance,
         Z,
         0.95,
@@ -191,9 +184,7 @@ def test_what_is_missing_is_said():
     found = fit_threshold(one, "log-linear")
     assert (found.status, found.a) == ("insufficient", None)
     assert "1 of 2 has one" in found.reason
-    silent = Crossings(
-        crossings.items, crossings.gaps, np.empty((0, 2)), crossings.covariance, math.nan, 0.95
-    )
+    silent = replace(crossings, quantile=math.nan)
     assert "no noise estimate" in fit_threshold(silent, "log-linear").reason
 
 
@@ -205,23 +196,6 @@ def test_a_pair_contradicted_by_a_divergence_takes_no_part():
     assert (found.depths, found.pairs) == ((1, 3), 2)
     assert (found.a, found.b) == (pytest.approx(2.0, abs=1e-5), pytest.approx(0.3, abs=1e-5))
     assert "without 2 → 3, where a model diverged" in found.note
-
-
-def test_draws_whose_crossing_lies_outside_are_refitted_with_their_bound():
-    # In a sixth of the draws the second crossing lies above the range: they stay, with a bound in its place.
-    crossings = made(2.0, 0.3, [1, 2, 3, 4], 0.05, reach=4.0)
-    drawn = crossings.draws.copy()
-    drawn[:700, 1] = np.inf
-    found = fit_threshold(
-        Crossings(crossings.items, crossings.gaps, drawn, crossings.covariance, Z, 0.95), "log-linear"
-    )
-    assert found.draws_used == 1.0
-    drawn[:100, 0] = -np.inf
-    drawn[:100, 2] = np.inf
-    found = fit_threshold(
-        Crossings(crossings.items, crossings.gaps, drawn, crossings.covariance, Z, 0.95), "log-linear"
-    )
-    assert found.draws_used == pytest.approx(1 - 100 / 4000)
 
 
 def test_an_optimiser_that_gives_up_is_told_apart(monkeypatch):

@@ -291,7 +291,7 @@ def test_pairs_of_which_nothing_is_known_are_counted(tmp_path, line_frame):
 
 
 def trial(budget, regret):
-    return Trial(budget, budget, 3, 1e3, 2, None if regret is None else 2.0, regret, None, None, 0.0, None)
+    return Trial(budget, budget, 1e3, 2, None if regret is None else 2.0, regret, None, None, None)
 
 
 def test_regret_is_compared_in_the_same_trials():

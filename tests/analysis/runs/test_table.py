@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
-from analysis.runs.table import COLUMNS, RunTable, read_runs
+from analysis.runs.columns import COLUMNS
+from analysis.runs.table import RunTable, read_runs
 
 
 def test_three_columns_are_enough():

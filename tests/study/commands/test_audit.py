@@ -1,4 +1,4 @@
-"""`interplay audit`, and `interplay recommend --published-table`, as a user meets them."""
+"""`interplay audit`, and the errors that `interplay recommend` quotes, as a user meets them."""
 
 import json
 import math
@@ -180,26 +180,6 @@ def test_a_kind_of_model_the_law_does_not_know_is_refused(command, tmp_path):
     status, out, err = command("audit", "t5", "--json")
     assert (status, out) == (2, "")
     assert "--depth L --width D" in err
-
-
-def test_the_published_table_stands_beside_the_recomputed_one(command):
-    status, out, err = command("recommend", "--law", "levine2020", "--published-table", "--json")
-    assert (status, err) == (0, "")
-    rows = json.loads(out)
-    assert len(rows) == 9
-    assert [row["model"] for row in rows if not row["agrees"]] == [
-        "GPT-3 Medium",
-        "GPT-3 Large",
-        "Optimal 1-Trillion",
-    ]
-    status, out, _ = command("recommend", "--published-table")
-    assert status == 0
-    assert "38 × 1220" in out
-    assert "37 × 1237" in out
-    assert "recalled" in out
-    status, _, err = command("recommend", "--published-table", "--params", "1e9")
-    assert status == 2
-    assert "--published-table" in err
 
 
 def test_a_recommendation_says_which_error_it_quotes(command):

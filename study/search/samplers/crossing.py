@@ -289,7 +289,7 @@ class Crossing(Sampler):
         ]
 
     def make_search(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys, workers: int) -> Search:
-        """Return the search of one Optuna study, whose trials are cells."""
+        """Return the search that proposes single cells."""
         from study.search.crossing_search import CrossingSearch
 
         return CrossingSearch(plan, spec, known, begun, workers, self.max_cells, self.max_flops)

@@ -48,10 +48,10 @@ class Candidates(Sampler):
         raise NotImplementedError
 
     def make_search(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys, workers: int) -> Search:
-        """Return the search of one Optuna study per budget."""
-        from study.search.optuna_search import FrontierSearch
+        """Return the search of candidates of each budget."""
+        from study.search.optuna_search import CandidateSearch
 
-        return FrontierSearch(plan, known, begun, self.seed, self.candidates, self.optuna_sampler)
+        return CandidateSearch(plan, known, begun, self.seed, self.candidates, self.optuna_sampler)
 
 
 @register

@@ -384,4 +384,4 @@ def test_early_stopping_hears_of_earlier_cells_in_the_order_they_ended_and_of_no
         for p in cells
     }  # fmt: skip
     policy = make_policy(spec, plan, rows)
-    assert list(policy._ended) == [p.cell.key for p in cells if p is not sensitivity_run]
+    assert list(policy._done) == [p.cell.key for p in cells if p is not sensitivity_run]

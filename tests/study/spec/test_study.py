@@ -276,25 +276,12 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
             ["`target_params` is for the objective depth, and the objective is b"],
         ),
         (
-            "search={sampler: crossing, max_cells: 9, limits: {min: 9e3, max: 2e3}}",
+            "search={sampler: crossing, max_cells: 9, new_budgets: beyond}",
+            ["`search.new_budgets` is 'beyond'", "none, between"],
+        ),
+        (
+            "frontier.budgets={min: 9e3, max: 2e3, points: 3}",
             ["`min` 9000 is not below `max` 2000; swap them"],
-        ),
-        ("search={sampler: crossing, max_cells: 9, new_budgets: beyond}", ["needs `limits`"]),
-        (
-            "search={sampler: crossing, max_cells: 9, new_budgets: beyond, limits: {max: 20e3}}",
-            ["leaves nothing beyond the budgets, which go from 1600 to 24000", "choose `between`"],
-        ),
-        (
-            "search={sampler: crossing, max_cells: 9, new_budgets: beyond, limits: {}}",
-            ["leaves nothing beyond"],
-        ),
-        (
-            "search={sampler: crossing, max_cells: 9, limits: {min: 30e3}}",
-            ["`search.limits` from 30000 to 24000 has none of the budgets", "widen it, or take it out"],
-        ),
-        (
-            "search={sampler: crossing, max_cells: 9, new_budgets: none, limits: {max: 1e5}}",
-            ["`new_budgets` is none"],
         ),
         ("search={sampler: crossing, max_cells: 9, max_seeds: 2}", ["`search.max_seeds` is 2", "the 3 of"]),
         (

@@ -14,10 +14,8 @@ from trainables.errors import did_you_mean, near_misses
 MOST_MISTAKES = 5
 #: What a value should be, where pydantic names a type of Python.
 _IN_YAML = {
-    "tuple_type": "a list such as [1, 2]",
-    "dict_type": "a section with keys",
-    "model_type": "a section with keys",
-    "model_attributes_type": "a section with keys",
+    "tuple_type": "it should be a list such as [1, 2]",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "it should be a section with keys"),
 }
 
 
@@ -68,8 +66,7 @@ def _place(
     parts: list[str] = []
     holders = [model]
     for index, part in enumerate(details["loc"]):
-        is_mapping = isinstance(here, Mapping)
-        if is_mapping and here is not named and part in (here.get("kind"), here.get("rule")):
+        if isinstance(here, Mapping) and here is not named and part in (here.get("kind"), here.get("rule")):
             # The name of a member, which may also be a key: the task `hops` has a key `hops`.
             named = here
             holders = [
@@ -78,12 +75,11 @@ def _place(
                 if any(part in get_args(field.annotation) for field in one.model_fields.values())
             ]
             continue
-        if (is_mapping and part in here) or (
-            isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
-        ):
+        try:
             here = here[part]
-        elif index < len(details["loc"]) - 1 or details["type"] not in {"missing", "extra_forbidden"}:
-            continue
+        except (LookupError, TypeError):
+            if index < len(details["loc"]) - 1 or details["type"] not in {"missing", "extra_forbidden"}:
+                continue
         parts.append(str(part))
         fields = [one.model_fields[str(part)] for one in holders if part in one.model_fields]
         holders = [inner for field in fields for inner in _models(field.annotation)] or holders
@@ -117,8 +113,8 @@ def _mistake(
     subject = f"`{path or 'the spec'}` is {show(value)}"
     expected = context.get("expected", context.get("expected_tags"))
     if expected is None:
-        message = details["msg"].removeprefix("Input should be ").removeprefix("String should ")
-        return subject, f"it should be {_IN_YAML.get(kind, message)}"
+        message = _IN_YAML.get(kind, details["msg"]).replace("Input should be", "it should be")
+        return subject, message[0].lower() + message[1:]
     words = str(expected).replace("'", "").replace(" or ", ", ")
     return subject, f"allowed: {words}{did_you_mean(str(value), words.split(', '))}"
 

@@ -24,7 +24,6 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     "frontier.head_dim": ("frontier.heads",),
     "frontier.budgets": ("frontier.widths",),
     "frontier.widths": ("frontier.budgets", "frontier.depths"),
-    "resources.device": ("resources.gpus_per_trial",),
 }
 
 #: Keys that name files, in `vary`; a mixture has some in its parts.

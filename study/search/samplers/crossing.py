@@ -116,11 +116,6 @@ class Crossing(Sampler):
         return self.objective or (self.stop_when.objective if self.stop_when else "depth")
 
     @property
-    def projected_params(self) -> float | None:
-        """The N at which the best depth is projected; None for ten times the largest budget."""
-        return self.target_params
-
-    @property
     def wanted_halfwidth(self) -> float | None:
         """Relative half-width of the interval at which the search ends; None if it does not end by one."""
         return self.stop_when.halfwidth if self.stop_when else None
@@ -196,7 +191,7 @@ class Crossing(Sampler):
     def plan_json(self) -> dict[str, Any]:
         """The limits of the search, as keys of the plan's JSON."""
         return {
-            "candidates": None,
+            **super().plan_json(),
             "stop_when": self.stop_when.words if self.stop_when else None,
             "max_flops": self.max_flops,
             "max_cells": self.max_cells,
@@ -213,10 +208,6 @@ class Crossing(Sampler):
         """Return how many cells the limits allow, all of the cheapest."""
         spent = accumulate(sorted(p.flops for p in plan.main)[: self.max_cells])
         return sum(cost <= (self.max_flops or math.inf) for cost in spent)
-
-    def token_count(self, plan: Plan) -> float:
-        """Return the training tokens of `cell_count` cells: every cell reads the same number."""
-        return float(plan.cell_count * plan.planner.recipe.tokens)
 
     def plan_notes(self, plan: Plan) -> list[str]:
         """Return the number of cells to choose from, and the limits of the search."""

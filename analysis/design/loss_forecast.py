@@ -6,8 +6,7 @@ seed informs most about the next. The interval comes from leaving out single cel
 of their forecasts set its scale.
 
 Stopping a cell by its loss at the step does not bias the regression, which is conditional on that loss (missing at
-random, Rubin 1976). If cells are stopped at several steps, the finished ones were also selected by their losses after
-the first. The forecast then goes from each step to the next, over all cells that reached it (`LossForecast.then`).
+random, Rubin 1976).
 """
 
 import math
@@ -64,27 +63,6 @@ class LossForecast:
         constant, linear, square = self.variance
         variance = constant + linear * away + square * away**2
         return self.loss + self.slope * away, math.sqrt(max(variance, 0.0))
-
-    def then(self, later: "LossForecast") -> "LossForecast":
-        """Combine with the line of a later step, if this one forecasts the loss at that step."""
-        start = self.loss - later.centre
-        constant, linear, square = later.variance
-        passed = (
-            constant + linear * start + square * start**2,
-            (linear + 2 * square * start) * self.slope,
-            square * self.slope**2,
-        )
-        ours, theirs, both = (
-            own * later.slope**2 + on for own, on in zip(self.variance, passed, strict=True)
-        )
-        return LossForecast(
-            step=self.step,
-            centre=self.centre,
-            loss=later.loss + later.slope * start,
-            slope=self.slope * later.slope,
-            variance=(ours, theirs, both),
-            runs=min(self.runs, later.runs),
-        )
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,6 @@ class Plan:
         """The sampler that chooses among the cells."""
         return self.planner.spec.search
 
-    @property
-    def sampler(self) -> str:
-        """The name of the sampler."""
-        return self.search.sampler
-
     @cached_property
     def pool(self) -> tuple[PlannedCell, ...]:
         """All cells the study may train, with the known sensitivity runs."""
@@ -79,14 +74,7 @@ class Plan:
     def planned_for(
         self, shape: Shape, budget: float, lr_factor: float, seed: int, purpose: str = ""
     ) -> PlannedCell:
-        """Plan a cell that need not be listed.
-
-        Args:
-            shape: any depth and width.
-            budget: the budget it counts for.
-            lr_factor: multiple of the rule's learning rate.
-            seed: of the cell.
-            purpose: see `PlannedCell.purpose`.
+        """Plan a cell that need not be listed; `budget` is the one it counts for.
 
         Raises:
             SpecError: the learning-rate rule has no rate for the shape, or it fits no layout.
@@ -110,7 +98,7 @@ class Plan:
     @property
     def tokens(self) -> float:
         """Training tokens of all cells that are trained."""
-        return self.search.token_count(self)
+        return float(self.cell_count * self.planner.recipe.tokens)
 
     @property
     def flops(self) -> float:
@@ -161,7 +149,7 @@ class Plan:
             "precision": self.precision,
             "vocabulary": self.vocabulary,
             "entropy": self.entropy,
-            "sampler": self.sampler,
+            "sampler": self.search.sampler,
             **self.search.plan_json(),
             "totals": {
                 "cells": self.cell_count,
@@ -176,10 +164,10 @@ class Plan:
             "more_cells": [planned.row() for planned in self.more],
             "misses": [
                 {
-                    **{
-                        name: getattr(miss, name)
-                        for name in ("budget", "depth", "nearest_width", "deviation")
-                    },
+                    "budget": miss.budget,
+                    "depth": miss.depth,
+                    "nearest_width": miss.nearest_width,
+                    "deviation": miss.deviation,
                     "reason": miss.reason,
                 }
                 for miss in self.misses

@@ -7,7 +7,7 @@ from pathlib import Path
 from study.plan.cells import PlannedCell
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner
 from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
-from study.spec.frontier import FrontierShape, bottlenecked
+from study.spec.frontier import FrontierShape
 from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec
 from trainables.cell import Cell, Recipe, Shape
@@ -37,7 +37,9 @@ class Planner:
         choice = self._known[shape]
         cost, flags = choice.cost, choice.flags
         vocabulary = self.layouts.vocabulary
-        if bottlenecked(shape, vocabulary):
+        # The rank of the embedding is at most the vocabulary, so that more width adds less than its parameters suggest
+        # (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
+        if shape.width > vocabulary:
             flags = (f"width above the vocabulary of {vocabulary}", *flags)
         seconds = cost.seconds(resources.evaluations, self.spec.data.held_out_tokens(self.recipe.context))
         price = resources.price_per_hour

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
-from trainables.layout import Layout
 
 
 def plan_table(plan: Plan) -> Group:
@@ -53,6 +52,7 @@ def plan_table(plan: Plan) -> Group:
 def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_budget: bool) -> list[str]:
     first = group[0]
     shape = first.cell.shape
+    groups = f"x{first.layout.data_parallel}" if first.layout.data_parallel > 1 else ""
     marks = ",".join(flags.setdefault(flag, _mark(len(flags))) for flag in first.flags)
     row = [
         short(first.budget) if is_new_budget else "",
@@ -63,7 +63,7 @@ def _row(plan: Plan, group: list[PlannedCell], flags: dict[str, str], *, is_new_
         str(len(group)),
         short(first.flops),
         f"{short(first.memory_bytes)}B",
-        _degrees(first.layout),
+        f"{first.layout.tensor_parallel}{groups}",
         duration(first.seconds),
     ]
     if plan.cost is not None:
@@ -103,12 +103,6 @@ def _mark(number: int) -> str:
     """Return a, b, … z, aa, ab and so on."""
     above, letter = divmod(number, 26)
     return (_mark(above - 1) if above else "") + chr(ord("a") + letter)
-
-
-def _degrees(layout: Layout) -> str:
-    """Return the tensor-parallel degree and the number of such groups if there are several: 4, or 4x2."""
-    groups = f"x{layout.data_parallel}" if layout.data_parallel > 1 else ""
-    return f"{layout.tensor_parallel}{groups}"
 
 
 def _rates(rates: Iterable[float]) -> str:

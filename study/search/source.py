@@ -39,11 +39,10 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class SearchEnd:
-    """The limit that ended a search."""
+    """The limit that ended a search, and a sentence about it."""
 
     limit: Literal["stop_when", "max_flops", "max_cells", "options"]
     words: str
-    """One sentence for people."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,10 @@ class SearchState:
 class Search(Source):
     """The `Source` of a sampler, with what is reported of it."""
 
+    total: int
+    """Cells of the whole search at most, those already known included."""
     ending: SearchEnd | None = None
     """The limit that ended the search; None for a search without limits."""
-
-    @property
-    @abstractmethod
-    def total(self) -> int:
-        """Cells of the whole search at most, those already known included."""
 
     def news(self) -> SearchState | None:
         """Return the state if a check was due after the last ended cell, else None."""
@@ -79,6 +75,16 @@ class Search(Source):
     def state(self) -> SearchState | None:
         """Return the state now; None for a search that estimates nothing."""
         return None
+
+
+def seed_by_seed(plan: Plan) -> list[PlannedCell]:
+    """Return the cells of a plan in the order of a grid.
+
+    All shapes of one seed come before the next, so that an unfinished study has whole curves. The longest of a seed
+    come first, so that no worker is left with a long cell at the end.
+    """
+    seeds = list(dict.fromkeys(planned.cell.seed for planned in plan.cells))
+    return sorted(plan.cells, key=lambda planned: (seeds.index(planned.cell.seed), -planned.flops))
 
 
 def make_search(

@@ -19,7 +19,8 @@ def objective_of(spec: StudySpec) -> Objective:
     name = spec.search.objective_name
     if name != "depth":
         return Objective(name)
-    return Objective("depth", spec.search.projected_params or AHEAD * max(spec.frontier.budget_values))
+    wanted = getattr(spec.search, "target_params", None)
+    return Objective("depth", wanted or AHEAD * max(spec.frontier.budget_values))
 
 
 def checks(count: int) -> list[int]:
@@ -29,12 +30,8 @@ def checks(count: int) -> list[int]:
     """
     found = [1]
     while found[-1] <= count:
-        found.append(_after(found[-1]))
+        found.append(found[-1] + max(1, math.floor(found[-1] * CHECK_SHARE)))
     return found[:-1]
-
-
-def _after(check: int) -> int:
-    return check + max(1, math.floor(check * CHECK_SHARE))
 
 
 class StoppingRule:
@@ -51,14 +48,10 @@ class StoppingRule:
         self._found: dict[int, Estimate] = {}
         self._judged = 0
         """Checks at which the half-width was not reached."""
-        self._due, self._last = {1}, 1
 
     def is_due(self, count: int) -> bool:
         """Whether there is an estimate after exactly this number of ended cells."""
-        while self._last < count:
-            self._last = _after(self._last)
-            self._due.add(self._last)
-        return count in self._due
+        return checks(count)[-1:] == [count]
 
     def latest(self, rows: pd.DataFrame) -> Estimate | None:
         """Return the estimate at the last check; None before the first."""

@@ -1,14 +1,14 @@
 """The section `frontier`: which shapes are compared, from budgets of N = 12·L·d² parameters or from widths."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from study.spec.section import Budget, Depth, Section, Width, check_range, refuse_repeats
+from study.spec.section import Budget, Depth, Section, Width, refuse_repeats
 from trainables.cell import Shape
 
 #: Neighbouring budgets that a search may add are at most this factor apart, about a quarter in width.
@@ -21,11 +21,6 @@ class FrontierShape:
 
     budget: float
     shape: Shape
-
-    @property
-    def deviation(self) -> float:
-        """Relative difference between N = 12·L·d² of the shape and the budget."""
-        return self.shape.budget_params / self.budget - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,8 @@ class BudgetRange(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        check_range(self.min, self.max)
+        if self.min >= self.max:
+            raise ValueError(f"`min` {self.min:g} is not below `max` {self.max:g}; swap them")
         return self
 
     @property
@@ -201,50 +197,27 @@ def shapes(frontier: FrontierSection) -> list[FrontierShape]:
     return _resolve(frontier)[0]
 
 
-def added_shapes(
-    frontier: FrontierSection, *, beyond: bool = False, low: float | None = None, high: float | None = None
-) -> list[FrontierShape]:
+def added_shapes(frontier: FrontierSection) -> list[FrontierShape]:
     """Return the shapes a search may add to the frontier, by budget and depth, by the frontier's own rules.
 
-    The budgets are log-midpoints of those given, halved until neighbours are at most a factor of `SPACING` apart.
-
-    Args:
-        frontier: the given shapes, which are not returned.
-        beyond: whether to add budgets below the smallest and above the largest, in steps of at most `SPACING`.
-        low: smallest added budget; None for the smallest given.
-        high: largest added budget; None for the largest given.
+    The budgets are log-midpoints of those given (with hand-written widths, of those of each depth), halved until
+    neighbours are at most a factor of `SPACING` apart.
     """
+    given = {
+        depth: frontier.budget_values
+        if frontier.widths is None
+        else sorted(12.0 * depth * width**2 for width in frontier.widths[depth])
+        for depth in frontier.depth_values
+    }
     pairs = [
         (budget, depth)
-        for depth in frontier.depth_values
-        for budget in _budgets_to_try(_budgets_of(frontier, depth), beyond=beyond, low=low, high=high)
+        for depth, budgets in given.items()
+        for neighbours in itertools.pairwise(budgets)
+        for budget in _between(*neighbours)
     ]
     taken = {(found.shape.depth, found.shape.width) for found in shapes(frontier)}
-    nearest, owner = _nearest_widths(sorted(pairs), width_step(frontier))
-    return [
-        FrontierShape(budget, Shape(depth=depth, width=width, heads=heads_of(frontier, width)))
-        for (budget, depth), width in nearest.items()
-        if (depth, width) not in taken
-        and owner[depth, width] == budget
-        and abs(12 * depth * width**2 / budget - 1) <= frontier.tolerance * (1 + 1e-12)
-    ]
-
-
-def _budgets_of(frontier: FrontierSection, depth: int) -> Sequence[float]:
-    """Return the budgets of a depth in ascending order; with hand-written widths those of this depth."""
-    if frontier.widths is None:
-        return frontier.budget_values
-    return sorted(12.0 * depth * width**2 for width in frontier.widths[depth])
-
-
-def _budgets_to_try(
-    given: Sequence[float], *, beyond: bool, low: float | None, high: float | None
-) -> list[float]:
-    ends = [low] if beyond and low is not None and low < given[0] else []
-    ends += [high] if beyond and high is not None and high > given[-1] else []
-    between = [value for pair in pairwise(sorted({*given, *ends})) for value in _between(*pair)]
-    least, most = -math.inf if low is None else low, math.inf if high is None else high
-    return [value for value in (*ends, *between) if least <= value <= most]
+    found, _ = _fitting(frontier, sorted(pairs))
+    return [one for one in found if (one.shape.depth, one.shape.width) not in taken]
 
 
 def _between(low: float, high: float) -> list[float]:
@@ -271,15 +244,6 @@ def heads_of(frontier: FrontierSection, width: int) -> int:
     return frontier.heads if frontier.heads is not None else width // (frontier.head_dim or 1)
 
 
-def bottlenecked(shape: Shape, vocabulary: int) -> bool:
-    """Whether the width is above the vocabulary V.
-
-    The embedding then has rank at most V, and extra width adds less than its parameters suggest. This favours depth for
-    another reason than the depth-to-width interplay (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
-    """
-    return shape.width > vocabulary
-
-
 def _resolve(frontier: FrontierSection) -> tuple[list[FrontierShape], list[Miss]]:
     if frontier.widths is not None:
         found = [
@@ -290,8 +254,24 @@ def _resolve(frontier: FrontierSection) -> tuple[list[FrontierShape], list[Miss]
         own = [FrontierShape(float(shape.budget_params), shape) for shape in found]
         return sorted(own, key=lambda f: (f.budget, f.shape.depth)), []
 
-    pairs = [(budget, depth) for budget in frontier.budget_values for depth in frontier.depth_values]
-    nearest, owner = _nearest_widths(pairs, width_step(frontier))
+    return _fitting(frontier, itertools.product(frontier.budget_values, frontier.depth_values))
+
+
+def _fitting(
+    frontier: FrontierSection, pairs: Iterable[tuple[float, int]]
+) -> tuple[list[FrontierShape], list[Miss]]:
+    """Return the shape nearest to each (budget, depth) within the tolerance, and the pairs that have none.
+
+    Of budgets with one nearest shape, the nearest to it keeps it, so that close budgets never train a shape twice.
+    """
+    step = width_step(frontier)
+    nearest = {(budget, depth): _nearest_width(budget, depth, step) for budget, depth in pairs}
+    owner: dict[tuple[int, int], float] = {}
+    for (budget, depth), width in nearest.items():
+        taken = owner.get((depth, width))
+        params = 12 * depth * width**2
+        if taken is None or abs(params / budget - 1) < abs(params / taken - 1):
+            owner[depth, width] = budget
     result: list[FrontierShape] = []
     missed: list[Miss] = []
     for (budget, depth), width in nearest.items():
@@ -304,25 +284,6 @@ def _resolve(frontier: FrontierSection) -> tuple[list[FrontierShape], list[Miss]
             shape = Shape(depth=depth, width=width, heads=heads_of(frontier, width))
             result.append(FrontierShape(budget, shape))
     return result, missed
-
-
-def _nearest_widths(
-    pairs: Sequence[tuple[float, int]], step: int
-) -> tuple[dict[tuple[float, int], int], dict[tuple[int, int], float]]:
-    """Return the width nearest to each (budget, depth), and the budget nearest to each (depth, width).
-
-    The latter keeps two close budgets from training one shape twice.
-    """
-    nearest: dict[tuple[float, int], int] = {}
-    owner: dict[tuple[int, int], float] = {}
-    for budget, depth in pairs:
-        width = _nearest_width(budget, depth, step)
-        nearest[budget, depth] = width
-        taken = owner.get((depth, width))
-        params = 12 * depth * width**2
-        if taken is None or abs(params / budget - 1) < abs(params / taken - 1):
-            owner[depth, width] = budget
-    return nearest, owner
 
 
 def _nearest_width(budget: float, depth: int, step: int) -> int:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticKnownError
 
 from study.spec.devices import DEVICES
@@ -22,35 +22,18 @@ def _known_device(name: str) -> str:
 class MinWidth(Section):
     """A degree by the width of the shape."""
 
-    min_width: dict[Degree, Width] = Field(
-        description="least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1"
+    min_width: dict[Degree, Annotated[Width, Field(strict=True)]] = Field(
+        min_length=1,
+        description="least width of each degree, such as {2: 2048, 4: 8192}; narrower shapes have 1",
     )
 
     def degree(self, width: int) -> int:
         """Return the largest degree that a width allows."""
         return max((degree for degree, least in self.min_width.items() if width >= least), default=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values and all(isinstance(key, int) for key in values):
-            table = ", ".join(f"{degree}: {width}" for degree, width in values.items())
-            raise ValueError(f"degrees by width belong under `min_width`; write {{min_width: {{{table}}}}}")
-        return values
-
-    @field_validator("min_width", mode="before")
-    @classmethod
-    def _no_true_widths(cls, table: Any) -> Any:
-        if isinstance(table, Mapping) and any(isinstance(width, bool) for width in table.values()):
-            raise ValueError("a width is true or false; give the least width of each degree as a number")
-        return table
-
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if not self.min_width:
-            raise ValueError("`min_width` is empty; write {2: 2048, 4: 8192}, or a degree alone, or auto")
-        steps = sorted(self.min_width.items())
-        for (low, narrow), (high, wide) in pairwise(steps):
+        for (low, narrow), (high, wide) in pairwise(sorted(self.min_width.items())):
             if wide <= narrow:
                 raise ValueError(
                     f"`min_width` gives degree {high} from width {wide} on, and degree {low} from {narrow}, so no "
@@ -88,9 +71,6 @@ class ResourcesSection(Section):
         "for device cpu any is the pool without GPUs",
     )
     cpus_per_trial: float = Field(default=1, gt=0, description="CPU cores of each rank of a trial")
-    gpus_per_trial: int = Field(
-        default=0, ge=0, le=1, description="GPUs of each rank of a trial; by default 1 unless on cpu"
-    )
     tensor_parallel: DegreeRule = Field(
         default="auto",
         description="ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a "
@@ -153,26 +133,13 @@ class ResourcesSection(Section):
         description="share of the device's peak that plans assume, instead of the built-in one",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _gpu_by_device(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and "gpus_per_trial" not in values:
-            device = DEVICES.get(str(values.get("device", "cpu")))
-            return {**values, "gpus_per_trial": int(device is not None and device.is_gpu)}
-        return values
+    @property
+    def gpus_per_trial(self) -> int:
+        """GPUs of each rank of a trial: 1 unless on a CPU."""
+        return int(DEVICES[self.device].is_gpu)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        is_gpu = DEVICES[self.device].is_gpu
-        if self.gpus_per_trial and not is_gpu:
-            raise ValueError(
-                f"`gpus_per_trial` is {self.gpus_per_trial}, but `device` is {self.device}; take `gpus_per_trial` out, "
-                f"or name the GPU: {', '.join(name for name in DEVICES if DEVICES[name].is_gpu)}"
-            )
-        if is_gpu and not self.gpus_per_trial:
-            raise ValueError(
-                f"`gpus_per_trial` is 0, but `device` is {self.device}, a GPU; set it to 1, or `device: cpu`"
-            )
+    def _no_secret(self) -> Self:
         parts = urlsplit(self.storage)
         # The spec is written to disk and to MLflow, so a secret in it would leak.
         if "@" in parts.netloc or any(SECRET.search(key) for key, _ in parse_qsl(parts.query, True)):

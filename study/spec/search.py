@@ -3,7 +3,6 @@
 import importlib
 import math
 import pkgutil
-from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -25,8 +24,8 @@ class Sampler(Section):
     """The choice of cells to train, their order, and the multiples of the rule's learning rate.
 
     A subclass is one sampler: its keys of the section `search`, their checks, its text in the plan, and its search.
-    It has a default for `sampler`, its name. The defaults are those of a sampler that picks candidates
-    (a depth and a learning rate) within each budget. A plan is a `study.plan.Plan`, a spec a `StudySpec`.
+    It has a default for `sampler`, its name. The defaults are those of a sampler that trains every cell. A plan is a
+    `study.plan.Plan`, a spec a `StudySpec`.
     """
 
     is_grid: ClassVar[bool] = False
@@ -77,18 +76,8 @@ class Sampler(Section):
         return "depth"
 
     @property
-    def projected_params(self) -> float | None:
-        """The N at which the best depth is projected; None for ten times the largest budget."""
-        return None
-
-    @property
     def wanted_halfwidth(self) -> float | None:
         """Relative half-width of the interval at which the search ends; None if it does not end by one."""
-        return None
-
-    @property
-    def candidates_per_budget(self) -> int | None:
-        """Number of candidates of each budget that are trained; None for all."""
         return None
 
     def more_cells(self, planner: Any, listed: Any) -> tuple[list[Any], list[str]]:
@@ -100,48 +89,23 @@ class Sampler(Section):
 
     def plan_json(self) -> dict[str, Any]:
         """The limits of the search, as keys of the plan's JSON."""
-        return {
-            "candidates": self.candidates_per_budget,
-            "stop_when": None,
-            "max_flops": None,
-            "max_cells": None,
-        }
+        return {"candidates": None, "stop_when": None, "max_flops": None, "max_cells": None}
 
     def trained_shares(self, plan: Any) -> dict[float, float]:
-        """Return the expected share of each budget's candidates that is trained."""
-        budgets = [one[0] for one in {(p.budget, p.cell.shape.depth, p.lr_factor) for p in plan.cells}]
-        picked = self.candidates_per_budget
-        return {
-            budget: 1.0 if picked is None else min(1.0, picked / count)
-            for budget, count in Counter(budgets).items()
-        }
+        """Return the expected share of each budget's cells that is trained."""
+        return dict.fromkeys((planned.budget for planned in plan.cells), 1.0)
 
     def cell_count(self, plan: Any) -> int:
         """Return how many cells are trained, at most."""
         return round(math.fsum(plan.trained_shares[planned.budget] for planned in plan.cells))
 
-    def token_count(self, plan: Any) -> float:
-        """Return the training tokens of all cells that are trained."""
-        tokens: float = plan.expected("tokens")
-        return tokens
-
     def plan_notes(self, plan: Any) -> list[str]:
         """Return the lines below the table of the plan that describe the search."""
-        if self.candidates_per_budget is None:
-            return []
-        return [
-            f"the search ({self.sampler}) tries {self.candidates_per_budget} candidates per budget: {plan.cell_count} "
-            f"of the {len(plan.cells)} cells listed; totals are for an average choice"
-        ]
+        return []
 
     def power_notes(self) -> list[str]:
         """Return how a simulated study of all listed cells differs from this search."""
-        if self.candidates_per_budget is None:
-            return []
-        return [
-            f"The search ({self.sampler}) trains only some of the cells listed; the simulation trains all of them, so "
-            "its intervals are too narrow."
-        ]
+        return []
 
     def make_search(self, plan: Any, spec: Any, known: Any, begun: Any, workers: int) -> Any:
         """Return the `study.search.Search` of a plan; `study.search.make_search` describes the arguments."""

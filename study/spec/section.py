@@ -54,12 +54,6 @@ def refuse_repeats(name: str, values: Sequence[float] | Sequence[str]) -> None:
         raise ValueError(f"`{name}` has {', '.join(shown)} more than once; write each value once")
 
 
-def check_range(low: float | None, high: float | None) -> None:
-    """Raise a `ValueError` if `min` is not below `max`."""
-    if low is not None and high is not None and low >= high:
-        raise ValueError(f"`min` {low:g} is not below `max` {high:g}; swap them")
-
-
 def from_environment(variable: str, section: type[Section], key: str) -> str | None:
     """Return an environment variable that replaces a key of a spec; None if it is unset or empty.
 

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from study.errors import SpecError
 from study.spec import yaml_file
 from study.spec.devices import DEVICES
-from study.spec.early_stopping import EarlyStopping
+from study.spec.early_stopping import EarlyStoppingSection
 from study.spec.frontier import FrontierSection, shapes
 from study.spec.messages import explain
 from study.spec.resources import ResourcesSection, TrackingSection
@@ -52,7 +52,7 @@ class StudySpec(Section):
     frontier: FrontierSection
     training: TrainingSection
     search: SearchSection = Field(default_factory=lambda: parse_search({}))
-    early_stopping: EarlyStopping | None = Field(
+    early_stopping: EarlyStoppingSection | None = Field(
         default=None, description="when cells may end before their last step; by default never"
     )
     sensitivity: SensitivitySection | None = Field(
@@ -117,7 +117,7 @@ class StudySpec(Section):
             )
         refuse_repeats("diagnostics", self.diagnostics)
         if self.early_stopping is not None:
-            self.early_stopping.check(self.training.step_count, self.resources.evaluations)
+            self.early_stopping.steps(self.training.step_count, self.resources.evaluations)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
             raise ValueError(
                 f"`sensitivity` trains at other learning rates, but `search.lr_factors` already has "

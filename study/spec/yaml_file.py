@@ -24,7 +24,6 @@ _REPLACES: dict[str, tuple[str, ...]] = {
     "frontier.head_dim": ("frontier.heads",),
     "frontier.budgets": ("frontier.widths",),
     "frontier.widths": ("frontier.budgets", "frontier.depths"),
-    "resources.device": ("resources.gpus_per_trial",),
 }
 
 #: Keys that name files, in `vary`; a mixture has some in its parts.
@@ -77,12 +76,6 @@ def preset_names() -> list[str]:
     )
 
 
-def preset(name: str) -> dict[str, Any]:
-    """Return a preset as nested mappings."""
-    text = (resources.files("study") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    return _parse(text, f"preset {name}")
-
-
 def read(source: str) -> tuple[str, dict[str, Any]]:
     """Return the name of a preset or YAML file as used in errors, and its content as nested mappings.
 
@@ -91,7 +84,8 @@ def read(source: str) -> tuple[str, dict[str, Any]]:
     """
     names = preset_names()
     if source in names:
-        return f"preset {source}", preset(source)
+        text = (resources.files("study") / "presets" / f"{source}.yaml").read_text(encoding="utf-8")
+        return f"preset {source}", _parse(text, f"preset {source}")
     path = Path(source)
     if not path.is_file():
         raise SpecError(_no_such_spec(source, path, names))
@@ -156,8 +150,7 @@ def changed(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
     changes = dict(values)
     result: dict[str, Any] = copy.deepcopy(dict(raw))
     _follow_data(result, changes)
-    _follow_rule(result, changes)
-    _follow_search(result, changes)
+    _follow_names(result, changes)
     replaces = dict(_REPLACES)
     for sampler in samplers().values():
         replaces.update({f"search.{key}": gone for key, gone in sampler.replaces.items()})
@@ -229,27 +222,22 @@ def _follow_data(result: dict[str, Any], changes: dict[str, Any]) -> None:
     data = result.get("data")
     if not isinstance(data, dict) or "data" in changes:
         return
-    kinds = KINDS
-    here = kinds.get(str(data.get("kind")))
+    here = KINDS.get(str(data.get("kind")))
     if "data.path" in changes and "data.kind" not in changes and here and "path" not in here.model_fields:
         changes["data.kind"] = "files"
-    there = kinds.get(str(changes.get("data.kind")))
+    there = KINDS.get(str(changes.get("data.kind")))
     if here and there and here is not there:
         # Kinds of text share tokenizer and limits. The `vocabulary` of the grammar is not that of a tokenizer.
         are_text = "tokenizer" in here.model_fields and "tokenizer" in there.model_fields
         result["data"] = {k: v for k, v in data.items() if are_text and k in there.model_fields}
 
 
-def _follow_rule(result: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Remove the keys of the old learning-rate rule if an override names another one."""
+def _follow_names(result: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Remove the keys of the old learning-rate rule or sampler if an override names another one."""
     training, rule = result.get("training"), changes.get("training.lr.rule")
     lr = training.get("lr") if isinstance(training, dict) else None
-    if isinstance(training, dict) and isinstance(lr, dict) and rule not in (None, lr.get("rule")):
-        training["lr"] = {}
-
-
-def _follow_search(result: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Remove the keys of the old sampler if an override names another one."""
+    if isinstance(lr, dict) and rule not in (None, lr.get("rule")):
+        lr.clear()
     search, name = result.get("search"), changes.get("search.sampler")
     new = samplers().get(name) if isinstance(name, str) else None
     if isinstance(search, dict) and new:

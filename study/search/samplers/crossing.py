@@ -15,7 +15,7 @@ from study.plan.table import short
 from study.search.source import Keys, Known, Search
 from study.spec.frontier import FrontierShape, added_shapes
 from study.spec.search import ObjectiveName, Sampler, register
-from study.spec.section import Budget, Section, check_range
+from study.spec.section import Budget, Section
 from study.spec.study import StudySpec
 from study.spec.training import TableRate
 
@@ -69,18 +69,6 @@ class StopWhenSection(Section):
         return self
 
 
-class LimitsSection(Section):
-    """Bounds of N for the shapes a search may add."""
-
-    min: Budget | None = Field(default=None, description="smallest N; by default the smallest budget")
-    max: Budget | None = Field(default=None, description="largest N; by default the largest budget")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        check_range(self.min, self.max)
-        return self
-
-
 @register
 class Crossing(Sampler):
     """Choose one cell after the other, until a limit is reached."""
@@ -118,21 +106,14 @@ class Crossing(Sampler):
         le=1000,
         description="seeds per shape at most, those of `training.seeds` first; by default 8, or as many as these are",
     )
-    new_budgets: Literal["none", "between", "beyond"] | None = Field(
-        default=None,
-        description="shapes at budgets between those given (the default), also beyond them up to `limits`, or none",
+    new_budgets: Literal["none", "between"] | None = Field(
+        default=None, description="shapes at budgets between those given (the default), or none"
     )
-    limits: LimitsSection | None = Field(default=None, description="bounds of new budgets")
 
     @property
     def objective_name(self) -> ObjectiveName:
         """The quantity that the search estimates: `objective`, else that of `stop_when`, else the projected depth."""
         return self.objective or (self.stop_when.objective if self.stop_when else "depth")
-
-    @property
-    def projected_params(self) -> float | None:
-        """The N at which the best depth is projected; None for ten times the largest budget."""
-        return self.target_params
 
     @property
     def wanted_halfwidth(self) -> float | None:
@@ -157,13 +138,6 @@ class Crossing(Sampler):
             raise ValueError(
                 f"`target_params` is for the objective depth, and the objective is {self.objective_name}; take it out"
             )
-        if self.new_budgets == "beyond" and self.limits is None:
-            raise ValueError(
-                "`new_budgets: beyond` needs `limits`: how small or how large a shape may be, for example "
-                "`limits: {max: 1e6}`"
-            )
-        if self.new_budgets == "none" and self.limits is not None:
-            raise ValueError("`limits` bounds new budgets, and `new_budgets` is none; take one of them out")
         return self
 
     def check(self, spec: StudySpec) -> None:
@@ -176,8 +150,6 @@ class Crossing(Sampler):
                 f"`frontier.depths` has {len(depths)}; add depths"
                 + (", or set `search.objective: crossings`" if len(depths) == 2 else "")
             )
-        if self.limits is not None:
-            self._check_limits(self.limits, spec.frontier.budget_values)
         if self.max_seeds is not None and self.max_seeds < len(seeds):
             raise ValueError(
                 f"`search.max_seeds` is {self.max_seeds}, fewer than the {len(seeds)} of `training.seeds`; raise the "
@@ -187,23 +159,6 @@ class Crossing(Sampler):
             raise ValueError(
                 "`training.lr` is a table of the frontier's shapes, which has no rate for shapes the search may add; "
                 "set `search.new_budgets: none`, or use `rule: width`"
-            )
-
-    def _check_limits(self, limits: LimitsSection, budgets: Sequence[float]) -> None:
-        least, most = budgets[0], budgets[-1]
-        low = least if limits.min is None else limits.min
-        high = most if limits.max is None else limits.max
-        given = f"the budgets, which go from {least:g} to {most:g}"
-        beyond = self.new_budgets == "beyond"
-        if beyond and low >= least and high <= most:
-            raise ValueError(
-                f"`search.new_budgets` is beyond, but `search.limits` leaves nothing beyond {given}; give a `min` "
-                "below or a `max` above these, or choose `between`"
-            )
-        if not beyond and (low >= most or high <= least):
-            raise ValueError(
-                f"`search.limits` from {low:g} to {high:g} has none of {given}; widen it, or take it out and choose "
-                "`new_budgets: none`"
             )
 
     def more_cells(
@@ -216,14 +171,8 @@ class Crossing(Sampler):
         cells = [planned for found in listed for planned in planner.cells(found, others)]
         if self.new_budgets == "none":
             return cells, []
-        added = added_shapes(
-            planner.spec.frontier,
-            beyond=self.new_budgets == "beyond",
-            low=self.limits.min if self.limits else None,
-            high=self.limits.max if self.limits else None,
-        )
         refused = []
-        for found in added:
+        for found in added_shapes(planner.spec.frontier):
             try:
                 cells += planner.cells(found, (*given, *others))
             except SpecError as error:
@@ -242,7 +191,7 @@ class Crossing(Sampler):
     def plan_json(self) -> dict[str, Any]:
         """The limits of the search, as keys of the plan's JSON."""
         return {
-            "candidates": None,
+            **super().plan_json(),
             "stop_when": self.stop_when.words if self.stop_when else None,
             "max_flops": self.max_flops,
             "max_cells": self.max_cells,
@@ -259,10 +208,6 @@ class Crossing(Sampler):
         """Return how many cells the limits allow, all of the cheapest."""
         spent = accumulate(sorted(p.flops for p in plan.main)[: self.max_cells])
         return sum(cost <= (self.max_flops or math.inf) for cost in spent)
-
-    def token_count(self, plan: Plan) -> float:
-        """Return the training tokens of `cell_count` cells: every cell reads the same number."""
-        return float(plan.cell_count * plan.planner.recipe.tokens)
 
     def plan_notes(self, plan: Plan) -> list[str]:
         """Return the number of cells to choose from, and the limits of the search."""
@@ -289,7 +234,7 @@ class Crossing(Sampler):
         ]
 
     def make_search(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys, workers: int) -> Search:
-        """Return the search of one Optuna study, whose trials are cells."""
+        """Return the search that proposes single cells."""
         from study.search.crossing_search import CrossingSearch
 
         return CrossingSearch(plan, spec, known, begun, workers, self.max_cells, self.max_flops)

@@ -1,9 +1,9 @@
 """The samplers `tpe` and `gp`: Optuna picks depths and learning rates within each budget."""
 
-from collections.abc import Mapping
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from study.plan.plan import Plan
 from study.search.source import Keys, Known, Search
@@ -19,24 +19,32 @@ class Candidates(Sampler):
 
     candidates: int = Field(
         ge=1,
-        description="for tpe and gp: how many pairs of depth and learning rate to try at each budget, each with every "
-        "seed",
+        description="how many pairs of depth and learning rate to try at each budget, each with every seed",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _needs_candidates(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and "candidates" not in values:
-            raise ValueError(
-                f"the sampler `{values.get('sampler')}` needs `candidates`: how many pairs of depth and learning rate "
-                "to try at each budget, for example `candidates: 8`"
-            )
-        return values
+    def plan_json(self) -> dict[str, Any]:
+        """The limits of the search, as keys of the plan's JSON."""
+        return {**super().plan_json(), "candidates": self.candidates}
 
-    @property
-    def candidates_per_budget(self) -> int:
-        """Number of candidates of each budget that are trained."""
-        return self.candidates
+    def trained_shares(self, plan: Plan) -> dict[float, float]:
+        """Return the share of each budget's candidates that is trained."""
+        pairs = {(p.budget, p.cell.shape.depth, p.lr_factor) for p in plan.cells}
+        counts = Counter(budget for budget, *_ in pairs)
+        return {budget: min(1.0, self.candidates / count) for budget, count in counts.items()}
+
+    def plan_notes(self, plan: Plan) -> list[str]:
+        """Return the number of candidates, and of their cells."""
+        return [
+            f"the search ({self.sampler}) tries {self.candidates} candidates per budget: {plan.cell_count} of the "
+            f"{len(plan.cells)} cells listed; totals are for an average choice"
+        ]
+
+    def power_notes(self) -> list[str]:
+        """Return that the simulation trains more cells."""
+        return [
+            f"The search ({self.sampler}) trains only some of the cells listed; the simulation trains all of them, so "
+            "its intervals are too narrow."
+        ]
 
     def optuna_sampler(self, seed: int, startup: int) -> "BaseSampler":
         """Return a new sampler of Optuna.
@@ -48,10 +56,10 @@ class Candidates(Sampler):
         raise NotImplementedError
 
     def make_search(self, plan: Plan, spec: StudySpec, known: Known, begun: Keys, workers: int) -> Search:
-        """Return the search of one Optuna study per budget."""
-        from study.search.optuna_search import FrontierSearch
+        """Return the search of candidates of each budget."""
+        from study.search.optuna_search import CandidateSearch
 
-        return FrontierSearch(plan, known, begun, self.seed, self.candidates, self.optuna_sampler)
+        return CandidateSearch(plan, known, begun, self.seed, self.candidates, self.optuna_sampler)
 
 
 @register

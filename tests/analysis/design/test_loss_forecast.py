@@ -97,39 +97,6 @@ def test_selection_by_the_loss_so_far_does_not_bias_the_forecasts():
     assert abs(np.mean(errors)) < 4 * 0.02 / math.sqrt(60)
 
 
-def test_cells_selected_at_two_steps_are_forecast_from_step_to_step():
-    """Independent steps of 0.02: at each of two rungs half of the cells end, by their losses there."""
-    straight, chained = [], []
-    for seed in range(60):
-        generator = np.random.default_rng([3, seed])
-        depth, params = np.tile([1, 2, 4], 40), np.repeat(np.geomspace(1e3, 1e5, 40), 3)
-        losses = 3 - 0.2 * np.log(params) + np.cumsum(0.02 * generator.standard_normal((3, 120)), axis=0)
-        frame = pd.DataFrame(
-            {"run": run, "depth": depth[run], "params": params[run], "step": step, "loss": losses[i, run]}
-            for run in range(120)
-            for i, step in enumerate((250, 500, LAST))
-        )
-        level = 3 - 0.2 * np.log(params)
-        first = losses[0] - level < np.median(losses[0] - level)
-        second = first & (losses[1] - level < np.median((losses[1] - level)[first]))
-        seen = frame[
-            (frame["step"] == 250) | first[frame["run"]] & (frame["step"] == 500) | second[frame["run"]]
-        ]
-        (whole,) = fit_forecasts(seen, [250], LAST)
-        (one,), (two,) = fit_forecasts(seen, [250], 500), fit_forecasts(seen, [500], LAST)
-        for run in np.flatnonzero(~first):
-            shape = int(depth[run]), float(params[run])
-            straight.append(whole.line(*shape).at(losses[0, run])[0] - losses[2, run])
-            value, error = one.line(*shape).then(two.line(*shape)).at(losses[0, run])
-            chained.append((value - losses[2, run], error))
-    moved, errors = np.array(chained).T
-    assert abs(np.mean(moved)) < 0.004
-    assert np.mean(straight) < -0.01, (
-        "runs that finished fell by more than others after the first rung, by luck"
-    )
-    assert 0.4 < np.mean((moved / errors) ** 2) < 1.1
-
-
 def test_too_few_cells_give_no_forecast():
     assert fit_forecasts(study(9), [500], LAST) == ()
     assert len(fit_forecasts(study(10), [500], LAST)) == 1

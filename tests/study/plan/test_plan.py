@@ -245,7 +245,7 @@ def test_a_search_lists_all_candidates_and_counts_those_it_tries() -> None:
     plan = plan_of(SMALL, *overrides)
     assert len(plan.cells) == 5 * 3 * 3 * 3
     assert plan.cell_count == 5 * 4 * 3
-    assert plan.search.candidates_per_budget == 4
+    assert plan.to_json()["candidates"] == 4
     full = plan_of(SMALL, overrides[0])
     assert plan.tokens == pytest.approx(full.tokens * 4 / 9)
     more = plan_of(SMALL, *overrides[:2], "search.candidates=100")

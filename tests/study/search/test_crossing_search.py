@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import optuna
 import pytest
 
 from analysis.design.candidates import LOST_RUNS
@@ -16,7 +15,7 @@ from study.run.runner import make_policy
 from study.search import Outcome, make_search
 from study.search import crossing_search as crossing
 from study.search import stopping_rule as stop_when
-from study.search.crossing_search import CrossingSampler, Trials, distributions, group_of
+from study.search.crossing_search import group_of
 from study.search.stopping_rule import checks
 from study.spec.study import load_spec
 from study.tracking.rows import Row, StudyUpdate
@@ -69,10 +68,6 @@ def drain(search, workers, outcome=outcome_of, stop=None, order=()):
 
 def keys(cells):
     return [planned.cell.key for planned in cells]
-
-
-def by_name(plan):
-    return {(p.cell.shape.depth, p.cell.shape.width, p.lr_factor, p.cell.seed): p for p in plan.pool}
 
 
 def counted(monkeypatch, module, name):
@@ -228,10 +223,9 @@ def test_only_cells_that_diverged_give_their_shape_up(bad, kind):
 
     given, _, _ = drain(search, 1, outcome)
     assert len({first.cell.key, *keys(given)}) == 24, "none is given twice"
-    trials = search.study.get_trials()
-    assert all(trial.state.is_finished() for trial in trials)
-    lost = [trial for trial in trials if trial.user_attrs["status"] != "done"]
-    assert {(trial.state.name, trial.user_attrs["status"]) for trial in lost} == {("FAIL", kind)}
+    lost = [row for row in search._rows if row.status != "done"]
+    assert {row.status for row in lost} == {kind}
+    assert all(math.isnan(row.loss) for row in lost)
     if kind == "diverged":
         assert len(lost) == LOST_RUNS
     else:
@@ -268,12 +262,7 @@ def test_how_a_cell_ended_reaches_the_estimate(outcome, kind):
     search = make_search(spec, plan, {})
     planned = search.take()
     search.tell(planned.cell.key, outcome)
-    (trial,) = search.study.trials
-    assert trial.user_attrs["status"] == kind
-    assert trial.state.name == ("COMPLETE" if outcome.loss and math.isfinite(outcome.loss) else "FAIL")
-    trials = Trials(search.study, by_name(plan))
-    trials.update()
-    (row,) = trials.frame().to_dict("records")
+    (row,) = crossing.frame(search._rows).to_dict("records")
     assert row["status"] == kind
     assert math.isnan(row["loss"]) == (outcome.loss is None or math.isinf(outcome.loss))
     assert row["loss_se"] == (outcome.loss_se or 0.0)
@@ -321,32 +310,13 @@ def test_how_often_a_search_plans_follows_from_its_workers(workers, most, monkey
 
 def test_what_a_cell_costs_a_search_does_not_grow_with_the_cells(monkeypatch):
     spec, plan = study_of("max_cells: 100, stop_when: {crossing_halfwidth: 1e-6}")
-    read, judged = counted(monkeypatch, crossing, "name_of"), counted(monkeypatch, stop_when, "reached")
-    lines, estimates = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, stop_when, "estimate")
+    lines, judged = counted(monkeypatch, crossing, "row_of"), counted(monkeypatch, stop_when, "reached")
+    estimates = counted(monkeypatch, stop_when, "estimate")
     search = make_search(spec, plan, {}, workers=16)
     given, _, _ = drain(search, 16)
     search.state()
     assert len(given) == len(lines) == 100, "a row is made once"
-    assert len(read) == 100, "a trial is read once for its name"
     assert max(len(estimates), len(judged)) <= len(checks(100)), "a check is made once"
-
-
-def test_looks_now_and_then_see_what_one_look_at_all_trials_sees():
-    spec, plan = study_of("max_cells: 20")
-    search = make_search(spec, plan, {}, workers=3)
-    kept, running = Trials(search.study, by_name(plan)), []
-    for count in range(18):
-        running += [search.take() for _ in range(3 - len(running))]
-        planned = running.pop(count % 3)
-        search.tell(planned.cell.key, Outcome(None) if count == 5 else outcome_of(planned))
-        if count % 4 == 1:
-            kept.update()
-            anew = Trials(search.study, by_name(plan))
-            anew.update()
-            assert (kept.tried, kept.running, kept.ended) == (anew.tried, anew.running, anew.ended)
-            assert kept.frame().equals(anew.frame())
-            assert kept.spent == anew.spent
-            assert len(kept.ended) == count + 1
 
 
 def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_stays_finished():
@@ -363,17 +333,6 @@ def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_sta
         assert again.done
         assert again.ending == search.ending
     assert_it_goes_on(spec, plan, 4, outcome, (len(ended) - 9, len(ended) - 3))
-
-
-def test_the_sampler_refuses_a_parameter_that_is_no_cells():
-    _, plan = study_of("max_cells: 9")
-    cells = by_name(plan)
-    study = optuna.create_study(sampler=CrossingSampler(cells, None, 1))
-    study.sampler.max_flops = 0.0
-    with pytest.raises(LookupError, match="no cell"):
-        study.ask(distributions(cells))
-    with pytest.raises(ValueError, match="no parameter of a cell"):
-        study.sampler.sample_independent(study, None, "dropout", optuna.distributions.FloatDistribution(0, 1))
 
 
 class Heard:
@@ -425,4 +384,4 @@ def test_early_stopping_hears_of_earlier_cells_in_the_order_they_ended_and_of_no
         for p in cells
     }  # fmt: skip
     policy = make_policy(spec, plan, rows)
-    assert list(policy._ended) == [p.cell.key for p in cells if p is not sensitivity_run]
+    assert list(policy._done) == [p.cell.key for p in cells if p is not sensitivity_run]

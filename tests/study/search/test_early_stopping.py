@@ -10,7 +10,7 @@ from analysis.design.loss_forecast import LossForecast
 from study.errors import SpecError
 from study.run.trial import TrialSettings, trial_config
 from study.search.early_stopping import EvaluationRule, Judge, Policy, is_whole
-from study.spec.early_stopping import AshaStopping, ForecastStopping
+from study.spec.early_stopping import EarlyStoppingSection
 from study.spec.study import load_spec
 from tests.study.learning_curves import Setting, planned
 from tests.study.small import SMALL
@@ -50,30 +50,10 @@ def test_a_judge_ends_a_cell_where_its_forecast_is_sure_enough():
     assert judge(at(5, 0.7)) is None, "a forecast below zero is none"
 
 
-def test_a_judge_ends_a_cell_that_is_not_among_the_best_with_its_forecast_where_there_is_one():
-    judge = Judge(
-        steps=10,
-        rules=(EvaluationRule(step=5, line=SURE, worst=3.5), EvaluationRule(step=8, line=None, worst=2.5)),
-    )
-    assert judge(at(5, 3.5)) is None
-    ending = judge(at(5, 3.6))
-    assert ending.loss == pytest.approx(2.54)
-    assert "is not among the best of its budget (up to 3.5000)" in ending.reason
-    without = judge(at(8, 2.6))
-    assert (without.loss, without.loss_se) == (None, None)
-    assert without.reason.endswith("too few cells of its kind are done for a forecast")
-
-
 def test_a_judge_is_sent_to_a_trial_as_it_is():
-    line = dataclasses.replace(SURE, loss=1 / 3)
-    judge = Judge(
-        steps=10,
-        rules=(
-            EvaluationRule(step=5, line=line, worst=math.inf),
-            EvaluationRule(step=8, line=None, worst=1.0),
-        ),
-    )
-    _, plan = planned(Setting({"rule": "asha"}))
+    line = dataclasses.replace(SURE, loss=1 / 3, variance=(math.inf, 0.0, 0.01))
+    judge = Judge(steps=10, rules=(EvaluationRule(step=5, line=line, halfwidth=0.1),))
+    _, plan = planned(Setting({"rule": "forecast"}))
     cell = plan.cells[0]
     settings = TrialSettings(data_root="a", checkpoint_root="b", checkpoint_every=1, evaluations=4)
     config = trial_config(cell.cell, cell.layout, settings, judge)
@@ -125,51 +105,16 @@ def test_forecasts_follow_from_what_ended_and_not_from_when():
     assert policy.judge(mine) == once.judge(mine)
 
 
-def test_halving_looks_at_cells_of_the_same_budget_and_lets_the_best_go_on():
-    policy, cells, curves = study(rule="asha", reduction=3, grace=0.3)
-    mine = free(policy, cells)[0]
-    same = [cell for cell in cells if cell.budget == mine.budget and cell is not mine]
-    other = [cell for cell in cells if cell.budget != mine.budget]
-    told(policy, other[:9] + same[:2], curves)
-    assert policy.judge(mine) is None
-    policy.ended(same[2], "diverged", ())
-    (watch,) = policy.judge(mine).rules
-    losses = sorted(curves[cell.cell.key][1].loss for cell in same[:2])
-    assert (watch.step, watch.worst, watch.line) == (400, losses[1], None)
-    told(policy, other[9:], curves)
-    (watch,) = policy.judge(mine).rules
-    assert watch.line.step == 400
-    many, cells, curves = study(rule="asha", reduction=2, grace=0.4)
-    mine, *others = free(many, cells)
-    told(many, others[:20], curves)
-    for cell in others[20:35]:
-        many.ended(cell, "stopped", curves[cell.cell.key][:2])
-    first, last = many.judge(mine).rules
-    assert (first.step, last.step) == (400, 800)
-    assert (first.line.runs, last.line.runs) == (20, 20)
-    alone, *_ = study(rule="asha", reduction=2, grace=0.4)
-    told(alone, others[:20], curves)
-    assert alone.judge(mine).rules[1].line == last.line
-    before = first.line
-    for cell in others[35:40]:
-        many.ended(cell, "stopped", curves[cell.cell.key][:4])
-    assert many.judge(mine).rules[0].line != before, "who came to the next rung tells of the way there"
-
-
-def test_where_rules_may_stop():
-    every = tuple(range(100, 1000, 100))
-    assert ForecastStopping(rule="forecast").steps(every, 1000) == (300, 400, 500, 600, 700, 800, 900)
-    assert AshaStopping(rule="asha").steps(every, 1000) == (300, 800)
-    assert AshaStopping(rule="asha", grace=0.1, reduction=2).steps(every, 1000) == (100, 200, 400, 800)
-    assert AshaStopping(rule="asha").steps((250, 500, 750), 1000) == (250, 750)
+def test_where_a_cell_may_be_stopped():
+    section = EarlyStoppingSection()
+    assert section.steps(1000, 10) == (300, 400, 500, 600, 700, 800, 900)
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("early_stopping={}", "`early_stopping.rule` is missing; allowed: forecast, asha"),
-        ("early_stopping.rule=median", "allowed: forecast, asha"),
-        ("early_stopping={rule: asha, halfwidth: 0.1}", "`early_stopping.halfwidth` is not a key"),
+        ("early_stopping.rule=asha", "`early_stopping.rule` is 'asha'"),
+        ("early_stopping={rule: forecast, grace: 0.1}", "`early_stopping.grace` is not a key"),
         ("early_stopping={rule: forecast, finished: 3}", "`early_stopping.finished`"),
         ("early_stopping={rule: forecast, whole_share: 0}", "`early_stopping.whole_share`"),
         ("early_stopping={rule: forecast, least_share: 0.8}", "puts none there; take 10 or more"),

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.extended
 
 #: Of each setting, a tenth of a second each.
 STUDIES = 80
-#: Share of the FLOPs that each saves, at least, and of the intervals that hold the truth, at most. In the last setting
-#: nine cells in ten may end after a fifth of their steps, where little can be forecast: its intervals are wide, and are
-#: only asked not to be too narrow.
+#: Share of the FLOPs that each saves, at least, and of the intervals that hold the truth, at most.
 SETTINGS = {
     "forecast": (Setting({"rule": "forecast", "halfwidth": 0.01}), 0.1, 0.99),
     "forecast, noisy, uneven shapes": (
@@ -28,12 +26,6 @@ SETTINGS = {
         ),
         0.15,
         0.99,
-    ),
-    "asha": (Setting({"rule": "asha"}), 0.05, 0.99),
-    "asha, three rungs, few whole": (
-        Setting({"rule": "asha", "reduction": 2, "grace": 0.2, "whole_share": 0.1}, evaluations=5),
-        0.15,
-        1.0,
     ),
 }
 

@@ -101,16 +101,10 @@ class StudyPaths:
         return self.folder / "runs.csv"
 
     @property
-    def artifacts(self) -> Path:
-        """Files that a local MLflow store keeps."""
-        return self.results / "mlartifacts"
-
-    @property
     def outputs(self) -> list[Path]:
         """The files and folders that a finished study has written for its user."""
-        return [
-            self.folder / name for name in ("spec.yaml", "runs.csv", "fit.json", "report.html", "figures")
-        ]
+        names = ("spec.yaml", "runs.csv", "fit.json", "report.html", "figures")
+        return [self.folder / name for name in names]
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -49,14 +49,7 @@ class Viewer:
     """
 
     def __init__(self, plan: Plan, slots: int, total: int, console: Console) -> None:
-        """Begin without finished cells; nothing is drawn before `live` is entered.
-
-        Args:
-            plan: the cells.
-            slots: how many run at once.
-            total: cells that will have ended at the end.
-            console: where they are shown.
-        """
+        """Begin without finished cells, of which there will be `total`; `live` draws the table."""
         self.plan, self.slots, self.total, self.console = plan, slots, total, console
         self.losses: dict[str, float | None] = {}
         self.running: dict[str, _Running] = {}

@@ -39,7 +39,7 @@ class HeartbeatMonitor:
         return self._last.pop(trial_id, None)
 
     def overdue(self, now: float) -> list[str]:
-        """Return the trials that have become overdue, each once; called many times per second with a steady clock."""
+        """Return the trials that have become overdue, each once; `now` is on a steady clock."""
         self._clock += min(now - self._checked, AWAKE_SECONDS)
         self._checked = now
         late = [name for name, beat in self._last.items() if self._clock > beat.due and not beat.overdue]

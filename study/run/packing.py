@@ -40,7 +40,6 @@ def shown(console: Console) -> Iterator[OnProgress]:
     """Yield an `OnProgress` that shows one line: updated in a terminal, else printed every half minute."""
     began = printed = time.monotonic()
     current, first = "", (began, 0.0)
-
     with console.status("packing the data") as status:
 
         def show(stage: str, share: float | None) -> None:

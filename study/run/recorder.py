@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from typing import Any
 
 from analysis.runs.mlflow import MEASURE
 from study.plan import Plan, PlannedCell
@@ -19,7 +20,7 @@ from trainables.storage.storage import discard, under
 
 
 class Recorder:
-    """A `study.run.tuner.CellCallback` that makes rows of events, and passes these on to the tracker and the screen."""
+    """A `study.run.tuner.CellCallback` that makes rows of events for ledger, tracker and screen."""
 
     def __init__(
         self,
@@ -60,16 +61,14 @@ class Recorder:
         if not lost and row and LOST_TRIALS in row.tags:
             lost = row.tags[LOST_TRIALS].split(" | ")
         self.unfinished.start(key, lost)
-        self._send(planned)
+        self._send(planned, tags=self._lost_tags(key))
         if self.viewer:
             self.viewer.started(planned)
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         """Send a part of a running cell's curve."""
         points, evaluations = list(progress.points), list(progress.evaluations)
-        params = cell_params(self.plan, planned)
-        key, title = planned.cell.key, planned.title
-        self.mirror.put(CurveUpdate(key, title, params, points, evaluations, progress.start))
+        self._send(planned, points=points, evaluations=evaluations, start=progress.start)
         if self.viewer:
             self.viewer.progress(planned, progress)
 
@@ -93,13 +92,13 @@ class Recorder:
     def retried(self, planned: PlannedCell, reason: str) -> None:
         """Record that a trial of a cell was lost, at once: the driver may be stopped before the cell ends."""
         self.unfinished.lose(planned.cell.key, reason)
-        self._send(planned)
+        self._send(planned, tags=self._lost_tags(planned.cell.key))
         if self.viewer:
             self.viewer.retried(planned, reason)
 
-    def _send(self, planned: PlannedCell) -> None:
-        key, params = planned.cell.key, cell_params(self.plan, planned)
-        self.mirror.put(CurveUpdate(key, planned.title, params, tags=self._lost_tags(key)))
+    def _send(self, planned: PlannedCell, **parts: Any) -> None:
+        params = cell_params(self.plan, planned)
+        self.mirror.put(CurveUpdate(planned.cell.key, planned.title, params, **parts))
 
     def _lost_tags(self, key: str) -> dict[str, str]:
         reasons = self.unfinished.lost_trials(key)

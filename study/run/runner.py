@@ -158,16 +158,10 @@ class _Run:
             self.mirror.finish(status, paths.outputs)
             copy = copy_results(paths, paths.outputs, self.console) if paths.is_shared else None
         if self.mirror.problem:
-            self._warn(
-                f"{self.mirror.problem}. All rows are in {paths.ledger.name}; the next run sends the missing ones."
-            )
+            kept = f"All rows are in {paths.ledger.name}; the next run sends the missing ones."
+            self._warn(f"{self.mirror.problem}. {kept}")
         failed = {key: row.reason or "" for key, row in self.rows.items() if row.status == "failed"}
         return Summary(recorder, failed, finished, fit, report, copy)
-
-    @property
-    def _ending(self) -> str:
-        """Why the search has ended, a sentence."""
-        return self.search.ending.words if self.search.ending else ""
 
     def _source(self) -> Source:
         """The cells of the search, and after them those of the sensitivity runs, if the study has any."""
@@ -184,8 +178,9 @@ class _Run:
     def _answer(self, finished: bool) -> tuple[Fit | None, Path | None]:
         """Write the run table; of a finished study with losses also the fit and the report."""
         rows, paths = self.rows, self.paths
-        if finished and self._ending:
-            self.console.print(Text(f"The search has ended: {self._ending}"))
+        ending = self.search.ending.words if self.search.ending else ""
+        if finished and ending:
+            self.console.print(Text(f"The search has ended: {ending}"))
         if not rows:
             return None, None
         table = run_table(self.plan, rows)
@@ -194,7 +189,7 @@ class _Run:
         if finished and any(row.loss is not None for row in rows.values()):
             curves, layers = curve_table(rows), layer_table(self.plan, rows)
             with self.console.status("fitting"):
-                fit, report = answer(self.spec, self.plan, table, paths, curves, self._ending, layers)
+                fit, report = answer(self.spec, self.plan, table, paths, curves, ending, layers)
         if finished:
             self.console.print(_tally(self.recorder, self.plan.slots))
         return fit, report
@@ -229,15 +224,9 @@ class _Run:
             began = time.monotonic()
             try:
                 return run_cells(
-                    source,
-                    slots,
-                    self._settings(),
-                    resources.max_retries,
-                    self.recorder,
-                    self.paths.folder / "tune",
-                    one_machine=cluster is None,
-                    judge=self.recorder.judge,
-                )
+                    source, slots, self._settings(), resources.max_retries, self.recorder,
+                    scratch=self.paths.folder / "tune", one_machine=cluster is None, judge=self.recorder.judge,
+                )  # fmt: skip
             finally:
                 self.recorder.wall_seconds = time.monotonic() - began
 
@@ -319,11 +308,7 @@ class _Cluster:
 
 @contextmanager
 def _cluster(spec: StudySpec, console: Console) -> Iterator[_Cluster]:
-    """Join the cluster this process belongs to, and find what it has for the study.
-
-    Raises:
-        SpecError: none of its machines holds a rank, or it has no such pool or GPU.
-    """
+    """Join the cluster this process belongs to, and find what it has for the study, which must hold a rank."""
     resources = spec.resources
     with ExitStack() as stack:
         with console.status("joining the cluster"):

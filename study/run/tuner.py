@@ -68,16 +68,10 @@ def run_cells(
 ) -> bool:
     """Run all cells of a source; return False if the user stopped it (Ctrl-C or SIGTERM) before the end.
 
-    Args:
-        source: of the cells, which gets their outcomes.
-        slots: how many devices at once, and their resources.
-        settings: passed to every trial.
-        retries: how often a cell whose process died is tried again, each time from its checkpoint.
-        callback: called with the events of cells.
-        scratch: folder for Tune's own files, removed at the end.
-        trainable: run by each trial; benchmarks of the scheduling alone pass another.
-        one_machine: whether Ray has only this machine; else the ranks that share matrices are kept on one.
-        judge: returns the rule by which a cell that starts now may end before its last step.
+    A cell whose process died is tried again, from its checkpoint, up to `retries` times. The folder `scratch`
+    is for Tune's own files and removed at the end. Unless Ray has only `one_machine`, the ranks that share
+    matrices are kept on one. `judge` returns the rule by which a cell that starts now may end before its last
+    step. Benchmarks of the scheduling alone pass another `trainable`.
     """
     from ray import tune
 
@@ -128,10 +122,9 @@ def run_cells(
 class Trials:
     """Maps Tune's trial ids to cells, and starts no cell before its whole gang has devices.
 
-    Left to Tune, a gang would wait for as long as there are narrower cells to take each free device, and would count
-    as a running trial meanwhile. Even if enough devices are free, they may be on several machines, without room for
-    ranks that must be on one. So nothing is started while such a gang waits, unless it waits for machines that are
-    still to come.
+    Left to Tune, a gang would wait for as long as there are narrower cells to take each free device. Even if enough
+    are free, they may be on several machines, without room for ranks that must be on one. So nothing is started while
+    such a gang waits, unless it waits for machines that are still to come.
     """
 
     def __init__(

@@ -40,11 +40,7 @@ class Mirror:
         self._stuck = False
 
     def open(self) -> str | None:
-        """Open the tracker; return why it cannot be used now, None if it can.
-
-        Raises:
-            SpecError: retrying does not help.
-        """
+        """Open the tracker; return why it cannot be used now. After a SpecError it never can."""
         self.problem = self.tracker.problem()
         if self.problem is None:
             try:

@@ -46,11 +46,7 @@ class MlflowTracker:
         return Experiment(self.uri, self.name, self.artifacts)
 
     def open(self) -> None:
-        """Open the experiment, made if it is missing.
-
-        Raises:
-            SpecError: it is deleted, or the store is no server and cannot be opened.
-        """
+        """Open the experiment, made if it is missing; a SpecError if a retry cannot open it."""
         _ = self._experiment
 
     def recorded(self) -> dict[str, str] | None:

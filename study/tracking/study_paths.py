@@ -108,11 +108,7 @@ class StudyPaths:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the study for this process: two drivers would train the same cells twice.
-
-        Raises:
-            SpecError: another process runs the study; its id is in the message.
-        """
+        """Hold the study, or raise a SpecError: two drivers would train the same cells twice."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / "run.lock", timeout=0)
         owner = self.folder / "run.pid"

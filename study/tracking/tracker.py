@@ -24,11 +24,7 @@ class Tracker(Protocol):
         """Return within seconds why it cannot be used now, in one sentence; None if it can."""
 
     def open(self) -> None:
-        """Create what the study needs.
-
-        Raises:
-            SpecError: the spec names a place that cannot be used, and retrying does not help.
-        """
+        """Create what the study needs; a SpecError means that retrying does not help."""
 
     def recorded(self) -> Mapping[str, str] | None:
         """Return the tag `ENDED` of each cell with a complete row; None without the study. Changes nothing."""

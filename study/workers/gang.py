@@ -84,16 +84,9 @@ def train_gang(
 ) -> Result:
     """Train a cell over all ranks of its layout and return rank 0's result.
 
-    After a failure no peer is left, and the trial's process must not be used again.
-
-    Args:
-        train: trains as one rank.
-        cell: what to train.
-        layout: its ranks, as many in each bundle of the trial's placement group.
-        options: what every rank passes to `train`, the layout among it.
-        timeout: seconds that a rank waits for the others before a missing one counts as hanging.
-        report: called in this thread with rank 0's progress.
-        alive: called in this thread with the seconds within which the next call is due.
+    Every rank passes `options`, the layout among them, to `train`. A rank that others wait for longer than `timeout`
+    seconds hangs. `report` and `alive` are called in this thread: with rank 0's progress, and with the seconds within
+    which the next call is due. After a failure no peer is left, and the trial's process must not be used again.
 
     Raises:
         InputError: a rank found something wrong with the input.
@@ -130,8 +123,7 @@ def train_gang(
             failure = verdict(futures, places, timeout)
             if failure is not None:
                 _disband()
-                # After a wrong input the trial's process is used for the next cell, so it must be free. Rank 0's
-                # collective fails when its peers are killed.
+                # After a wrong input the trial's process is used for the next cell, so it must be free.
                 if isinstance(failure, InputError) and wait([leader], timeout + GRACE_SECONDS).not_done:
                     raise GangError(f"{failure} Rank 0 does not end after that.")
                 raise failure
@@ -148,8 +140,7 @@ def train_gang(
 def seating(places: Sequence[Place], tensor_parallel: int) -> list[int]:
     """Return the order of the ranks: the trial's process first, and the ranks of each machine side by side.
 
-    Raises:
-        GangError: a tensor-parallel group would be on two machines, where each layer would wait for the network.
+    A tensor-parallel group on two machines, where each layer would wait for the network, is a GangError.
     """
     first = places[0].node
     order = sorted(range(len(places)), key=lambda i: (places[i].node != first, places[i].node, i))
@@ -173,13 +164,8 @@ def watch(
 ) -> None:
     """Return when all ranks have ended, or when no better cause of a failure is to be expected.
 
-    Args:
-        futures: how each rank ends, by rank.
-        events: rank 0's progress, and the ranks that end.
-        report: called with the progress.
-        lost: called with each rank that failed.
-        timeout: seconds the others may take once a rank has ended well.
-        alive: called every `BEAT_SECONDS`.
+    Once a rank has ended well, the others may take `timeout` seconds. Rank 0 puts its progress into `events`, which
+    is passed to `report`; `lost` is called with each rank that failed, `alive` every `BEAT_SECONDS`.
     """
 
     def put(rank: int, _: Future[Any]) -> None:
@@ -246,7 +232,7 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an exception, of the ranks, torch or gloo, only reports that another rank failed, was lost or is late."""
+    """Whether an exception, ours or gloo's, only reports that another rank failed or is late."""
     import torch.distributed as dist
 
     from trainables.ranks.collective import PeerError
@@ -299,7 +285,7 @@ def _warm() -> None:
 
 
 def _peers(ranks: int) -> list[Place]:
-    """Return the places of the peers kept from the last trial, or of new ones in this trial's placement group."""
+    """Return the places of the peers kept from the last trial, or of new ones in this placement group."""
     import ray
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

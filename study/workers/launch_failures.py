@@ -48,13 +48,7 @@ class LaunchFailures:
     def update(
         self, now: float, failures: Mapping[str, str], nodes: Mapping[str, str]
     ) -> dict[str, LaunchFailure]:
-        """Add what the autoscaler reports now; return the types that are due to be reported to the user.
-
-        Args:
-            now: seconds of a clock that does not jump back.
-            failures: the reason by type of each recent failed launch.
-            nodes: the type by id of each machine that runs or is starting.
-        """
+        """Add what `autoscaler_status` returns `now`, on a steady clock; return the types to report."""
         for name in {kind for node, kind in nodes.items() if node not in self._nodes}:
             self.failing.pop(name, None)
         self._nodes = set(nodes)

@@ -141,8 +141,7 @@ def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, .
     """
     result = []
     if pool != "any":
-        pools = sorted({name for machine in found for name in _own_names(machine)})
-        if pool not in pools:
+        if pool not in (pools := _pools(found)):
             raise SpecError(
                 f"`resources.pool` is {pool!r}, and no machine of this Ray cluster has, or may be started with, a "
                 f"resource of that name; it has {', '.join(pools) or 'no pools'}. Name one of these, or `any`."
@@ -172,10 +171,8 @@ def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, .
 def room(found: Collection[Machine], slots: Slots) -> ClusterCapacity:
     """Return how many ranks a cluster holds, the least memory of a rank, and the ranks of the largest machine.
 
-    Machines without a known memory, such as those that KubeRay may start, do not count for the memory.
-
-    Raises:
-        SpecError: no machine holds a rank.
+    Machines without a known memory, such as those that KubeRay may start, do not count for the memory. It is a
+    SpecError if no machine holds a rank.
     """
     check_one(slots, [machine.resources for machine in found])
     ranks = [slots.ranks_on(machine.resources) for machine in found]
@@ -185,11 +182,7 @@ def room(found: Collection[Machine], slots: Slots) -> ClusterCapacity:
 
 
 def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -> None:
-    """Refuse what this machine does not have: Ray would not check the GPUs, and the trials would use the CPU.
-
-    Raises:
-        SpecError: more GPUs are planned than there are, or a gang needs more devices than the study may use.
-    """
+    """Refuse what this machine does not have: Ray does not check GPUs, and trials would use the CPU."""
     cpus, needed = math.ceil(slots.devices * slots.cpus), math.ceil(slots.devices * slots.gpus)
     if needed and needed > (found := local_gpus()):
         raise SpecError(
@@ -216,11 +209,7 @@ def check_one(slots: Slots, machines: Collection[Mapping[str, float]]) -> None:
 def check_capacity(
     slots: Slots, layouts: Collection[Layout], machines: Collection[Mapping[str, float]]
 ) -> None:
-    """Refuse a trial that machines of these resources could never hold; Tune would wait for it silently.
-
-    Raises:
-        SpecError: no machine holds a rank or a tensor-parallel group, or all together do not hold the gang.
-    """
+    """Refuse a trial that machines of these resources could never hold; Tune would wait for it silently."""
     check_one(slots, machines)
     rooms = [slots.ranks_on(machine) for machine in machines]
     rooms = [room for room in rooms if room] or [0]
@@ -256,11 +245,10 @@ def check_capacity(
 
 
 def _plain_pool(found: Collection[Machine]) -> str | None:
-    """Return the only pool without GPUs, if the autoscaler could also start machines with GPUs for their CPUs."""
+    """Return the pool without GPUs, if the autoscaler might start machines with GPUs for their CPUs."""
     if not any(machine.node is None and machine.resources.get("GPU") for machine in found):
         return None
-    plain = [m for m in found if m.resources.get("CPU") and not m.resources.get("GPU")]
-    pools = sorted({name for machine in plain for name in _own_names(machine)})
+    pools = _pools([m for m in found if m.resources.get("CPU") and not m.resources.get("GPU")])
     if len(pools) > 1:
         raise SpecError(
             f"`resources.device` is cpu and `resources.pool` any, so this cluster might start machines with GPUs for "
@@ -269,7 +257,8 @@ def _plain_pool(found: Collection[Machine]) -> str | None:
     return pools[0] if pools else None
 
 
-def _own_names(machine: Machine) -> set[str]:
-    """Return resources of a machine that are not Ray's own, which are pools."""
+def _pools(found: Collection[Machine]) -> list[str]:
+    """Return the resources of machines that are not Ray's own, which are pools."""
     known = ("CPU", "GPU", "memory", "object_store_memory", "head")
-    return {name for name, n in machine.resources.items() if n and name not in known and ":" not in name}
+    names = {name for machine in found for name, amount in machine.resources.items() if amount}
+    return sorted(name for name in names if name not in known and ":" not in name)

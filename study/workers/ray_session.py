@@ -46,18 +46,14 @@ def joins() -> bool:
 
 @contextmanager
 def joined_cluster(*, on_gpu: bool) -> Iterator[None]:
-    """Join the cluster this process belongs to, with the authentication that the environment sets.
-
-    Raises:
-        SpecError: RAY_ADDRESS is no address of a cluster, or nothing answers there.
-    """
+    """Join the cluster this process belongs to, with the authentication that the environment sets."""
     check_address(os.environ["RAY_ADDRESS"])
     with _connected({}, on_gpu=on_gpu):
         yield
 
 
 def check_address(address: str) -> None:
-    """Refuse, by a SpecError, an address for which Ray would print a traceback, or that it would try for minutes."""
+    """Refuse an address for which Ray would print a traceback, or that it would try for minutes."""
     way_out = "Unset RAY_ADDRESS to train on this machine, or send the study to the cluster with `interplay submit`."
     if "://" in address:
         raise SpecError(

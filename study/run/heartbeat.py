@@ -1,12 +1,12 @@
 """Heartbeats of trial processes: a process that is stopped as a whole can report nothing itself."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 #: Seconds between two checks, 0.1 when all is well, beyond which the driver itself was suspended.
 AWAKE_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Heartbeat:
     """The last heartbeat of a trial's process."""
 
@@ -39,14 +39,10 @@ class HeartbeatMonitor:
         return self._last.pop(trial_id, None)
 
     def overdue(self, now: float) -> list[str]:
-        """Return the trials that have become overdue, each once.
-
-        Args:
-            now: in seconds, of a clock that does not jump back; asked many times per second while the driver runs.
-        """
+        """Return the trials that have become overdue, each once; `now` is on a steady clock."""
         self._clock += min(now - self._checked, AWAKE_SECONDS)
         self._checked = now
         late = [name for name, beat in self._last.items() if self._clock > beat.due and not beat.overdue]
         for name in late:
-            self._last[name] = replace(self._last[name], overdue=True)
+            self._last[name].overdue = True
         return late

@@ -18,24 +18,8 @@ from trainables.data.store.open import is_packed, open_store
 LINE_SECONDS = 30.0
 
 
-def packed(
-    data: DataSpec,
-    context: int,
-    *,
-    root: str | Path,
-    key: str,
-    base: Path,
-    console: Console,
-) -> None:
-    """Pack the data of a study below `root`, unless it is packed already.
-
-    Args:
-        data: data of the study.
-        context: tokens per sequence.
-        root: folder or URI of all stores.
-        key: the `data_key` that was planned with.
-        base: folder that relative paths of the data start from.
-        console: shows the progress and the time left.
+def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Console) -> None:
+    """Pack the data of a study below `root`, a folder or URI, unless it is there under its `data_key` already.
 
     Raises:
         DataError: the data cannot be used, or the disk is full.
@@ -46,7 +30,7 @@ def packed(
         if is_packed(data, context, root, key):
             return
         with shown(console) as show:
-            open_store(data, context=context, root=root, key=key, base=base, on_progress=show)
+            open_store(data, context=context, root=root, key=key, on_progress=show)
     except ConnectionError as error:
         raise SpecError(str(error)) from error
 
@@ -56,7 +40,6 @@ def shown(console: Console) -> Iterator[OnProgress]:
     """Yield an `OnProgress` that shows one line: updated in a terminal, else printed every half minute."""
     began = printed = time.monotonic()
     current, first = "", (began, 0.0)
-
     with console.status("packing the data") as status:
 
         def show(stage: str, share: float | None) -> None:

@@ -3,30 +3,24 @@
 import json
 import math
 import time
+from typing import Any
 
 from analysis.runs.mlflow import MEASURE
 from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
 from study.search import Search
-from study.search.crossing_search import next_words
 from study.search.early_stopping import Judge, Policy
 from study.tracking.mirror import Mirror
 from study.tracking.provenance import revision
-from study.tracking.rows import ENDED, LOST_TRIALS, PURPOSE, START, CurveUpdate, Row, StudyUpdate
+from study.tracking.rows import ENDED, LOST_TRIALS, PURPOSE, START, CurveUpdate, Row
 from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import identity
 from trainables.progress import Progress, Result
 from trainables.storage.storage import discard, under
 
-#: Tags of a study's run: which cells a search trains next and why, and which limit ended it.
-NEXT, SEARCH_ENDED = "interplay.next", "interplay.search_ended"
-
 
 class Recorder:
-    """Turns the events of cells into rows, and passes them on to the tracker and the screen.
-
-    A `study.run.tuner.CellCallback`.
-    """
+    """A `study.run.tuner.CellCallback` that makes rows of events for ledger, tracker and screen."""
 
     def __init__(
         self,
@@ -44,7 +38,10 @@ class Recorder:
         self.sensitivity_cells = 0
         self.revision = revision()
         self.trained = 0
-        self.wall_seconds = self.train_seconds = 0.0
+        self.wall_seconds = 0.0
+        """Seconds from the start of Ray to the end of the last trial."""
+        self.train_seconds = 0.0
+        """Sum over the ranks of all trials of the time in their own training steps and evaluations."""
         self._last_end = max((row.ended for row in rows.values()), default=0.0)
 
     def judge(self, planned: PlannedCell) -> Judge | None:
@@ -55,7 +52,7 @@ class Recorder:
         """Add the cells of the sensitivity runs to the total, once they are decided."""
         self.sensitivity_cells = count
         if self.viewer:
-            self.viewer.board.total += count
+            self.viewer.total += count
 
     def started(self, planned: PlannedCell) -> None:
         """Record that a cell has started, or starts again after its trial was lost."""
@@ -64,22 +61,14 @@ class Recorder:
         if not lost and row and LOST_TRIALS in row.tags:
             lost = row.tags[LOST_TRIALS].split(" | ")
         self.unfinished.start(key, lost)
-        self._send(planned)
+        self._send(planned, tags=self._lost_tags(key))
         if self.viewer:
             self.viewer.started(planned)
 
     def progress(self, planned: PlannedCell, progress: Progress) -> None:
         """Send a part of a running cell's curve."""
-        self.mirror.put(
-            CurveUpdate(
-                planned.cell.key,
-                planned.title,
-                cell_params(self.plan, planned),
-                list(progress.points),
-                list(progress.evaluations),
-                progress.start,
-            )
-        )
+        points, evaluations = list(progress.points), list(progress.evaluations)
+        self._send(planned, points=points, evaluations=evaluations, start=progress.start)
         if self.viewer:
             self.viewer.progress(planned, progress)
 
@@ -87,83 +76,47 @@ class Recorder:
         """Record the row of a cell that is done, was stopped, or diverged."""
         self.trained += 1
         self.train_seconds += (result.train_seconds - result.resumed_seconds) * planned.layout.ranks
-        tags = {
-            "interplay.device": result.device,
-            "interplay.resumed_from": str(result.resumed_from or ""),
-            "interplay.notes": " ".join(result.notes),
-        }
-        self._record(planned, result.status, result.reason, metrics_of(planned, result), tags, result)
+        self._record(planned, result.status, result.reason, result)
         if self.policy and not planned.purpose:
             self.policy.ended(planned, result.status, result.evaluations)
         discard(under(self.paths.checkpoints, planned.cell.key))
-        if not planned.purpose:
-            self.report_search()
         if self.viewer:
             self.viewer.ended(planned, result)
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         """Record the row of a cell that failed and is not tried again in this run."""
-        self._record(planned, "failed", reason, {}, {}, None)
-        if not planned.purpose:
-            self.report_search()
+        self._record(planned, "failed", reason, None)
         if self.viewer:
             self.viewer.failed(planned, reason)
 
     def retried(self, planned: PlannedCell, reason: str) -> None:
         """Record that a trial of a cell was lost, at once: the driver may be stopped before the cell ends."""
         self.unfinished.lose(planned.cell.key, reason)
-        self._send(planned)
+        self._send(planned, tags=self._lost_tags(planned.cell.key))
         if self.viewer:
             self.viewer.retried(planned, reason)
 
-    def report_search(self, *, last: bool = False) -> None:
-        """Send the estimate of a search, if it has a new one; the last one in any case."""
-        if self.search is None:
-            return
-        state = self.search.state() if last else self.search.news()
-        if state is None:
-            return
-        known = state.estimate
-        values: dict[str, float | None] = {"flops": state.flops}
-        if known:
-            values |= {
-                "value": known.value,
-                "low": known.low,
-                "high": known.high,
-                "halfwidth": known.halfwidth,
-            }
-        metrics = {
-            f"search.{name}": value
-            for name, value in values.items()
-            if value is not None and math.isfinite(value)
-        }
-        tags = {NEXT: next_words(state), SEARCH_ENDED: state.ending.words if state.ending else ""}
-        self.mirror.put(StudyUpdate(state.cells, metrics, tags))
-        if self.viewer:
-            self.viewer.board.note = known.words if known else ""
-
-    def _send(self, planned: PlannedCell) -> None:
-        tags = self._lost_tags(planned.cell.key)
-        self.mirror.put(
-            CurveUpdate(planned.cell.key, planned.title, cell_params(self.plan, planned), tags=tags)
-        )
+    def _send(self, planned: PlannedCell, **parts: Any) -> None:
+        params = cell_params(self.plan, planned)
+        self.mirror.put(CurveUpdate(planned.cell.key, planned.title, params, **parts))
 
     def _lost_tags(self, key: str) -> dict[str, str]:
         reasons = self.unfinished.lost_trials(key)
         return {LOST_TRIALS: " | ".join(reasons)} if reasons else {}
 
-    def _record(
-        self,
-        planned: PlannedCell,
-        status: str,
-        reason: str | None,
-        metrics: dict[str, float],
-        tags: dict[str, str],
-        result: Result | None,
-    ) -> None:
+    def _record(self, planned: PlannedCell, status: str, reason: str | None, result: Result | None) -> None:
         # In milliseconds, and never the same twice: a search resumes from the rows in this order.
         self._last_end = max(round(time.time(), 3), round(self._last_end + 0.001, 3))
-        own = {ENDED: f"{self._last_end:.3f}", **({PURPOSE: planned.purpose} if planned.purpose else {})}
+        tags = {ENDED: f"{self._last_end:.3f}", "interplay.revision": self.revision}
+        tags |= self._lost_tags(planned.cell.key)
+        if planned.purpose:
+            tags[PURPOSE] = planned.purpose
+        if result:
+            tags |= {
+                "interplay.device": result.device,
+                "interplay.resumed_from": str(result.resumed_from or ""),
+                "interplay.notes": " ".join(result.notes),
+            }
         row = Row.model_validate(
             {
                 "cell": planned.cell.key,
@@ -173,13 +126,8 @@ class Recorder:
                 "status": status,
                 "reason": reason,
                 "params": cell_params(self.plan, planned),
-                "metrics": metrics,
-                "tags": {
-                    **tags,
-                    **self._lost_tags(planned.cell.key),
-                    **own,
-                    "interplay.revision": self.revision,
-                },
+                "metrics": metrics_of(planned, result) if result else {},
+                "tags": tags,
                 "points": result.points if result else (),
                 "evaluations": result.evaluations if result else (),
             }
@@ -188,6 +136,8 @@ class Recorder:
         self.mirror.ended(row)
         self.unfinished.end(row.cell)
         self.rows[row.cell] = row.without_curves()
+        if self.viewer and self.search and not planned.purpose and (state := self.search.news()):
+            self.viewer.note = state.estimate.words if state.estimate else ""
 
 
 def cell_params(plan: Plan, planned: PlannedCell) -> dict[str, str | int | float | None]:

@@ -17,7 +17,7 @@ from study.plan import Plan, make_plan
 from study.plan.layouts import ClusterCapacity
 from study.plan.table import duration
 from study.results.answer import answer
-from study.run.console import Board, Viewer
+from study.run.console import Viewer
 from study.run.interrupts import remembered_interrupt, term_is_interrupt
 from study.run.packing import packed
 from study.run.recorder import Recorder
@@ -47,7 +47,6 @@ from study.workers.machines import (
 )
 from study.workers.ray_session import joined_cluster, joins, private_ray
 from trainables.errors import InputError
-from trainables.progress import Evaluation
 from trainables.storage.storage import copy_into, discard, open_storage, reason, shown, under
 
 #: How long the machines that a cluster always has may take to join it.
@@ -56,15 +55,12 @@ JOIN_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended; seconds are of the cells trained in this run."""
+    """How a run ended."""
 
-    plan: Plan
-    wall_seconds: float
-    """Seconds from the start of Ray to the end of the last trial."""
-    train_seconds: float
-    """Sum over the ranks of all trials of the time in their own training steps and evaluations."""
-    trained: int
+    recorder: Recorder
+    """Has counted the trained cells and their seconds."""
     failed: Mapping[str, str]
+    """Reasons by key."""
     finished: bool
     fit: Fit | None
     report: Path | None
@@ -72,7 +68,7 @@ class Summary:
     """The place of a copy of the results that outlives this machine."""
 
 
-def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Path()) -> Summary:
+def run_study(spec: StudySpec, results: Path, console: Console) -> Summary:
     """Run the missing cells of a study, then fit and write the report.
 
     Ctrl-C or SIGTERM at any stage ends it cleanly: finished cells are on record, and `Summary.finished` is False.
@@ -91,14 +87,13 @@ def run_study(spec: StudySpec, results: Path, console: Console, base: Path = Pat
         open_storage(paths.checkpoints).check()
     with ExitStack() as stack:
         cluster = stack.enter_context(_cluster(spec, console)) if joins() else None
-        plan = make_plan(spec, base=base, room=cluster.capacity if cluster else None)
+        plan = make_plan(spec, room=cluster.capacity if cluster else None)
         stack.enter_context(paths.locked())
         check = stack.enter_context(remembered_interrupt())
         stack.enter_context(term_is_interrupt())
         (paths.folder / "spec.yaml").write_text(spec.to_yaml())
         paths.write_storage()
-        run = _Run(spec, plan, paths, base, cluster, console, check)
-        return run.to_the_end()
+        return _Run(spec, plan, paths, cluster, console, check).to_the_end()
 
 
 class _Run:
@@ -109,15 +104,23 @@ class _Run:
         spec: StudySpec,
         plan: Plan,
         paths: StudyPaths,
-        base: Path,
         cluster: "_Cluster | None",
         console: Console,
         check_interrupt: Callable[[], None],
     ) -> None:
-        self.spec, self.paths, self.base, self.cluster, self.console = spec, paths, base, cluster, console
+        self.spec, self.paths, self.cluster, self.console = spec, paths, cluster, console
         self.check_interrupt = check_interrupt
         recorded = paths.ledger.rows()
-        self.mirror = self._make_mirror(plan, [row for row in recorded.values() if row.study == spec.name])
+        tags = {
+            "interplay.revision": revision(),
+            "interplay.protocol": plan.protocol,
+            "interplay.spec": spec.to_yaml(),
+            **{f"interplay.version.{name}": version for name, version in versions().items()},
+        }
+        own = [row for row in recorded.values() if row.study == spec.name]
+        self.mirror = Mirror(make_tracker(spec, paths, tags), paths.ledger, own)
+        if problem := self.mirror.open():
+            self._warn(f"{problem}. Rows are kept in {paths.ledger.name} until it can be used.")
         rows = study_rows(plan, recorded)
         if spec.early_stopping is None:
             # Cells that an earlier run stopped early are trained to their end.
@@ -133,19 +136,8 @@ class _Run:
         self.search = make_search(spec, self.plan, outcomes(rows), unfinished)
         self.recorder.search = self.search
 
-    def _make_mirror(self, plan: Plan, rows: Sequence[Row]) -> Mirror:
-        tags = {
-            "interplay.revision": revision(),
-            "interplay.protocol": plan.protocol,
-            "interplay.spec": self.spec.to_yaml(),
-            **{f"interplay.version.{name}": version for name, version in versions().items()},
-        }
-        tracker = make_tracker(self.spec, self.paths, tags)
-        mirror = Mirror(tracker, self.paths.ledger, rows)
-        if problem := mirror.open():
-            text = f"{problem}. Rows are kept in {self.paths.ledger.name} until it can be used."
-            self.console.print(Text(text, style="yellow"))
-        return mirror
+    def _warn(self, text: str) -> None:
+        self.console.print(Text(text, style="yellow"))
 
     def to_the_end(self) -> Summary:
         """Train what is missing, then fit and report; record how it ended whatever happens."""
@@ -156,7 +148,6 @@ class _Run:
         try:
             self.check_interrupt()
             finished = self._train()
-            recorder.report_search(last=True)
             self.mirror.close()
             fit, report = self._answer(finished)
             status = "FINISHED" if finished else "KILLED"
@@ -167,25 +158,10 @@ class _Run:
             self.mirror.finish(status, paths.outputs)
             copy = copy_results(paths, paths.outputs, self.console) if paths.is_shared else None
         if self.mirror.problem:
-            text = f"{self.mirror.problem}. All rows are in {paths.ledger.name}; the next run sends the missing ones."
-            self.console.print(Text(text, style="yellow"))
+            kept = f"All rows are in {paths.ledger.name}; the next run sends the missing ones."
+            self._warn(f"{self.mirror.problem}. {kept}")
         failed = {key: row.reason or "" for key, row in self.rows.items() if row.status == "failed"}
-        return Summary(
-            plan=self.plan,
-            wall_seconds=recorder.wall_seconds,
-            train_seconds=recorder.train_seconds,
-            trained=recorder.trained,
-            failed=failed,
-            finished=finished,
-            fit=fit,
-            report=report,
-            copy=copy,
-        )
-
-    @property
-    def _ending(self) -> str:
-        """Why the search has ended, a sentence."""
-        return self.search.ending.words if self.search.ending else ""
+        return Summary(recorder, failed, finished, fit, report, copy)
 
     def _source(self) -> Source:
         """The cells of the search, and after them those of the sensitivity runs, if the study has any."""
@@ -202,24 +178,18 @@ class _Run:
     def _answer(self, finished: bool) -> tuple[Fit | None, Path | None]:
         """Write the run table; of a finished study with losses also the fit and the report."""
         rows, paths = self.rows, self.paths
-        if finished and self._ending:
-            self.console.print(Text(f"The search has ended: {self._ending}"))
+        ending = self.search.ending.words if self.search.ending else ""
+        if finished and ending:
+            self.console.print(Text(f"The search has ended: {ending}"))
         if not rows:
             return None, None
         table = run_table(self.plan, rows)
         table.write_csv(paths.runs)
         fit, report = None, None
         if finished and any(row.loss is not None for row in rows.values()):
+            curves, layers = curve_table(rows), layer_table(self.plan, rows)
             with self.console.status("fitting"):
-                fit, report = answer(
-                    self.spec,
-                    self.plan,
-                    table,
-                    paths,
-                    curve_table(rows),
-                    ended=self._ending,
-                    measures=layer_table(self.plan, rows),
-                )
+                fit, report = answer(self.spec, self.plan, table, paths, curves, ending, layers)
         if finished:
             self.console.print(_tally(self.recorder, self.plan.slots))
         return fit, report
@@ -233,44 +203,30 @@ class _Run:
         spec, resources, cluster = self.spec, self.spec.resources, self.cluster
         slots = self._slots()
         total = self.search.total + self.recorder.sensitivity_cells
-        board = Board(self.plan, slots.devices, total)
-        # Of sensitivity runs the total has only those that are still to run.
-        done = {
-            k: row.loss for k, row in self.rows.items() if row.status != "failed" and PURPOSE not in row.tags
-        }
-        board.add_finished(done)
+        viewer = Viewer(self.plan, slots.devices, total, self.console)
+        viewer.add_finished(self._done())
         with ExitStack() as stack:
             if cluster:
                 # From here on machines are requested, by the packing before all trials.
                 show = functools.partial(self.console.print, style="yellow", markup=False, soft_wrap=True)
                 stack.enter_context(report_launch_failures(resources, show))
-            packed(
-                spec.data,
-                spec.training.context,
-                root=self.paths.data,
-                # Trials open the store by its key alone: a relative path may mean nothing where they run.
-                key=self.plan.cells[0].cell.data_key,
-                base=self.base,
-                console=self.console,
-            )
+            # Trials open the store by its key alone: a relative path may mean nothing where they run.
+            key = self.plan.cells[0].cell.data_key
+            packed(spec.data, spec.training.context, self.paths.data, key, self.console)
             self.check_interrupt()
             if cluster is None:
                 with self.console.status("starting Ray"):
                     stack.enter_context(private_ray(slots))
             self.check_interrupt()
-            self.recorder.viewer = stack.enter_context(Viewer(board, self.console))
+            self.recorder.viewer = viewer
+            if self.console.is_terminal:
+                stack.enter_context(viewer.live)
             began = time.monotonic()
             try:
                 return run_cells(
-                    source,
-                    slots,
-                    self._settings(),
-                    resources.max_retries,
-                    self.recorder,
-                    self.paths.folder / "tune",
-                    one_machine=cluster is None,
-                    judge=self.recorder.judge,
-                )
+                    source, slots, self._settings(), resources.max_retries, self.recorder,
+                    scratch=self.paths.folder / "tune", one_machine=cluster is None, judge=self.recorder.judge,
+                )  # fmt: skip
             finally:
                 self.recorder.wall_seconds = time.monotonic() - began
 
@@ -299,9 +255,13 @@ class _Run:
             gang_timeout=resources.gang_timeout_seconds,
         )
 
+    def _done(self) -> dict[str, float | None]:
+        """The losses of ended cells; of sensitivity runs the total has only those that are still to run."""
+        ended = {key: row for key, row in self.rows.items() if row.status != "failed"}
+        return {key: row.loss for key, row in ended.items() if PURPOSE not in row.tags}
+
     def _announce(self) -> None:
-        plan, total = self.plan, self.search.total + self.recorder.sensitivity_cells
-        done = sum(row.status != "failed" and PURPOSE not in row.tags for row in self.rows.values())
+        plan, total, done = self.plan, self.search.total + self.recorder.sensitivity_cells, len(self._done())
         failed = sum(row.status == "failed" for row in self.rows.values())
         most = "at most " if plan.search.chooses_cells else ""
         again = f", {failed} failed before and tried again" if failed else ""
@@ -332,11 +292,7 @@ def make_policy(spec: StudySpec, plan: Plan, rows: Mapping[str, Row]) -> Policy 
     for key, row in rows.items():
         planned = plan.by_key(key)
         if planned and not planned.purpose:
-            finite = tuple(
-                Evaluation(step=e.step, loss=e.loss)
-                for e in sorted(row.evaluations, key=lambda e: e.step)
-                if math.isfinite(e.loss)
-            )
+            finite = tuple(e for e in row.evaluations if math.isfinite(e.loss))
             policy.ended(planned, row.status, finite)
     return policy
 
@@ -352,11 +308,7 @@ class _Cluster:
 
 @contextmanager
 def _cluster(spec: StudySpec, console: Console) -> Iterator[_Cluster]:
-    """Join the cluster this process belongs to, and find what it has for the study.
-
-    Raises:
-        SpecError: none of its machines holds a rank, or it has no such pool or GPU.
-    """
+    """Join the cluster this process belongs to, and find what it has for the study, which must hold a rank."""
     resources = spec.resources
     with ExitStack() as stack:
         with console.status("joining the cluster"):

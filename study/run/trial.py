@@ -25,15 +25,14 @@ class TrialSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_root: str | Path
-    """Folder or URI of the packed data, by key."""
+    """Folder or URI of the packed data, by key; those of checkpoints and weights are alike."""
     checkpoint_root: str | Path
-    """Folder or URI of the checkpoints, by key."""
     checkpoint_every: float
     evaluations: int
     diagnostics: tuple[Diagnostic, ...] = ()
     needs_gpu: bool = False
     model_root: str | Path | None = None
-    """Folder or URI of the final weights, by key; None keeps none."""
+    """For the final weights; None keeps none."""
     revision: str | None = None
     """Revision of the code, recorded with the weights."""
     gang_timeout: float = 300.0
@@ -71,7 +70,7 @@ def run_trial(config: dict[str, Any]) -> None:
 
 
 def _train(cell: Cell, **options: Any) -> Result:
-    """Call `trainables.train.loop.train`, imported here so that the ranks of a gang import it at the same time."""
+    # Imported here so that the ranks of a gang import it at the same time.
     from trainables.train.loop import train
 
     return train(cell, **options)
@@ -88,14 +87,10 @@ def _train_on_gpu(train: Callable[..., Result], cell: Cell, **options: Any) -> R
 
 
 def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
-    """Train the cell of a configuration by a function, over as many ranks as its layout has, and report.
+    """Train the cell of a `trial_config` over as many ranks as its layout has, each by `train`, and report.
 
     An error in the input is reported as a failure, because a retry cannot help. Every other error is raised, and Tune
     tries the cell again from its checkpoint.
-
-    Args:
-        train: trains as one rank; `trainables.train.loop.train`, or a test's own.
-        config: from `trial_config`.
     """
     from ray import tune
 
@@ -111,19 +106,15 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         "checkpoint_every": settings.checkpoint_every,
         "evaluations": settings.evaluations,
         "diagnostics": settings.diagnostics,
-        "weights": (
-            Keep(under(settings.model_root, cell.key), settings.revision) if settings.model_root else None
-        ),
     }
+    if settings.model_root:
+        options["weights"] = Keep(under(settings.model_root, cell.key), settings.revision)
 
     def send(**content: Any) -> None:
         tune.report({"report": Report(**content).model_dump_json()})
 
     def show(progress: Progress) -> None:
         send(progress=progress)
-
-    def beat(seconds: float) -> None:
-        send(alive=seconds)
 
     if "judge" in config:
         # Imports what fits forecasts, which the trials of most studies do not need.
@@ -136,9 +127,8 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         if layout.ranks == 1:
             result = train(cell, **options, report=show)
         else:
-            result = train_gang(
-                train, cell, layout, options, timeout=settings.gang_timeout, report=show, alive=beat
-            )
+            limit = settings.gang_timeout
+            result = train_gang(train, cell, layout, options, limit, show, lambda due: send(alive=due))
     except InputError as error:
         send(failure=str(error))
     else:

@@ -17,7 +17,7 @@ from study.run.trial import Report, TrialSettings, run_trial, trial_config
 from study.search import Outcome, Source
 from study.search.early_stopping import Judge
 from study.workers.gang import GangError
-from study.workers.machines import Slots, live_machines, placement
+from study.workers.machines import Slots, live_machines
 from study.workers.process_loss import LossCause, loss_cause
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
@@ -68,30 +68,24 @@ def run_cells(
 ) -> bool:
     """Run all cells of a source; return False if the user stopped it (Ctrl-C or SIGTERM) before the end.
 
-    Args:
-        source: of the cells, which gets their outcomes.
-        slots: how many devices at once, and their resources.
-        settings: passed to every trial.
-        retries: how often a cell whose process died is tried again, each time from its checkpoint.
-        callback: called with the events of cells.
-        scratch: folder for Tune's own files, removed at the end.
-        trainable: run by each trial; benchmarks of the scheduling alone pass another.
-        one_machine: whether Ray has only this machine; else the ranks that share matrices are kept on one.
-        judge: returns the rule by which a cell that starts now may end before its last step.
+    A cell whose process died is tried again, from its checkpoint, up to `retries` times. The folder `scratch`
+    is for Tune's own files and removed at the end. Unless Ray has only `one_machine`, the ranks that share
+    matrices are kept on one. `judge` returns the rule by which a cell that starts now may end before its last
+    step. Benchmarks of the scheduling alone pass another `trainable`.
     """
     from ray import tune
+
+    from study.workers.placement import placement
 
     def live_ranks() -> int:
         return sum(slots.ranks_on(machine.resources) for machine in live_machines())
 
-    trials = Trials(source, settings, slots.devices, live_ranks, judge)
-
     def resources(config: dict[str, Any]) -> Any:
         return placement(Layout.model_validate_json(config["layout"]), slots, one_machine=one_machine)
 
-    sized = tune.with_resources(trainable, resources)
+    trials = Trials(source, settings, slots.devices, live_ranks, judge)
     tuner = tune.Tuner(
-        sized,
+        tune.with_resources(trainable, resources),
         tune_config=tune.TuneConfig(
             search_alg=_searcher(trials),
             scheduler=make_scheduler(),
@@ -128,10 +122,9 @@ def run_cells(
 class Trials:
     """Maps Tune's trial ids to cells, and starts no cell before its whole gang has devices.
 
-    Left to Tune, a gang would wait for as long as there are narrower cells to take each free device, and would count
-    as a running trial meanwhile. Even if enough devices are free, they may be on several machines, without room for
-    ranks that must be on one. So nothing is started while such a gang waits, unless it waits for machines that are
-    still to come.
+    Left to Tune, a gang would wait for as long as there are narrower cells to take each free device. Even if enough
+    are free, they may be on several machines, without room for ranks that must be on one. So nothing is started while
+    such a gang waits, unless it waits for machines that are still to come.
     """
 
     def __init__(
@@ -142,15 +135,7 @@ class Trials:
         live_ranks: Callable[[], int] = lambda: 0,
         judge: Callable[[PlannedCell], Judge | None] = lambda _: None,
     ) -> None:
-        """Begin with no trial.
-
-        Args:
-            source: of the cells.
-            settings: passed to every trial.
-            devices: used at a time.
-            live_ranks: returns how many ranks the live machines hold.
-            judge: of a cell that starts now; see `run_cells`.
-        """
+        """Begin with no trial; see `run_cells`. `live_ranks` returns how many ranks the live machines hold."""
         self.source, self.settings, self.devices = source, settings, devices
         self.live_ranks, self.judge = live_ranks, judge
         self.held: PlannedCell | None = None
@@ -203,23 +188,15 @@ def _searcher(trials: Trials) -> Any:
     class CellSearcher(_NotPickled, Searcher):  # type: ignore[misc, unused-ignore]
         """Passes the cells of a source to Tune. It follows from the rows, so there is nothing to save."""
 
-        def __init__(self) -> None:
-            super().__init__()
-
         def suggest(self, trial_id: str) -> dict[str, str] | str | None:
             return trials.suggest(trial_id)
 
-        def on_trial_complete(
-            self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
-        ) -> None:
+        def on_trial_complete(self, *_: Any, **__: Any) -> None:
             # The callback has passed the outcome on, from the full report.
             return
 
         def save(self, checkpoint_path: str) -> None:
             Path(checkpoint_path).touch()
-
-        def restore(self, checkpoint_path: str) -> None:
-            return
 
     return CellSearcher()
 
@@ -259,6 +236,7 @@ def make_scheduler() -> Any:
 
 def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
     """Return a Tune callback that passes Tune's events on as those of cells, and ends gangs without a heartbeat."""
+    import ray
     from ray.tune import Callback
 
     class TuneCallback(_NotPickled, Callback):  # type: ignore[misc, unused-ignore]
@@ -272,7 +250,8 @@ def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
             late = self.heartbeats.overdue(time.monotonic())
             for trial in trials if late else ():
                 if trial.trial_id in late and trial.temporary_state.ray_actor:
-                    _kill(trial.temporary_state.ray_actor)
+                    # A stopped process cannot answer; Ray (2.60) ends it with SIGKILL after five seconds.
+                    ray.kill(trial.temporary_state.ray_actor)
 
         def on_trial_start(self, trial: Any, **info: Any) -> None:
             trials.waiting.pop(trial.trial_id, None)
@@ -292,9 +271,10 @@ def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
                 self.notify(callback.progress, planned, report.progress)
             if report.result or report.failure:
                 self.heartbeats.remove(trial.trial_id)
-            if report.result:
-                trials.end(trial.trial_id, outcome_of(report.result, planned))
-                self.notify(callback.ended, planned, report.result)
+            if ended := report.result:
+                share = ended.step / planned.cell.recipe.steps
+                trials.end(trial.trial_id, Outcome(ended.loss, ended.loss_se, share, ended.status))
+                self.notify(callback.ended, planned, ended)
             if report.failure:
                 trials.end(trial.trial_id)
                 self.notify(callback.failed, planned, report.failure)
@@ -332,13 +312,6 @@ def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
     return TuneCallback()
 
 
-def _kill(actor: Any) -> None:
-    import ray
-
-    # A stopped process cannot answer; Ray (2.60) ends it with SIGKILL after five seconds.
-    ray.kill(actor)
-
-
 def _silent_reporter() -> Any:
     """Return a reporter that prints nothing; without one, Tune adds its own, which is never quite silent."""
     from ray.tune.progress_reporter import TrialProgressCallback
@@ -347,18 +320,9 @@ def _silent_reporter() -> Any:
         def on_trial_result(self, *_: Any, **__: Any) -> None:
             return
 
-        def on_trial_complete(self, *_: Any, **__: Any) -> None:
-            return
-
-        def on_trial_error(self, *_: Any, **__: Any) -> None:
-            return
+        on_trial_complete = on_trial_error = on_trial_result
 
     return SilentReporter()
-
-
-def outcome_of(result: Result, planned: PlannedCell) -> Outcome:
-    """Return the outcome, for the search, of a cell that ended with a result."""
-    return Outcome(result.loss, result.loss_se, result.step / planned.cell.recipe.steps, result.status)
 
 
 def read_report(text: str) -> Report:
@@ -386,10 +350,7 @@ def trial_error(trial: Any) -> BaseException | None:
 def failure_reason(error: BaseException | None, ranks: int = 1, heartbeat: Heartbeat | None = None) -> str:
     """Return one line on why a trial was lost: how its process was lost, or the exception that it raised.
 
-    Args:
-        error: see `trial_error`; None if there is no trace of one.
-        ranks: of the cell.
-        heartbeat: the last one of the trial's process.
+    The error is that of `trial_error`, the heartbeat the last one of the trial's process; each may be missing.
     """
     name, cause = type(error).__name__, loss_cause(error)
     if cause is None and "OutOfMemory" in name:

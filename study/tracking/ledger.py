@@ -5,11 +5,13 @@ import logging
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from analysis.files import write_text
 from study.plan import Outcome, Plan, PlannedCell
 from study.spec.frontier import heads_of
 from study.tracking.rows import PURPOSE, Row
@@ -36,6 +38,10 @@ class Ledger:
         """The place for messages, without anything secret."""
         return shown(str(self.place))
 
+    @cached_property
+    def _storage(self) -> Folder:
+        return open_storage(self.place)
+
     def put(self, row: Row) -> None:
         """Write a row, so that a kill or a power cut leaves either all of it or what was there before.
 
@@ -43,8 +49,7 @@ class Ledger:
             OSError: the disk is full, or the store is unreachable for minutes.
             InputError: the store refuses the file.
         """
-        storage = open_storage(self.place)
-        content = row.model_dump_json().encode()
+        storage, content = self._storage, row.model_dump_json().encode()
 
         def write() -> None:
             try:
@@ -60,23 +65,7 @@ class Ledger:
 
     def get(self, cell: str) -> Row | None:
         """Return a row with its curves; None, with a warning for a damaged file, if there is none."""
-        return self._read(open_storage(self.place), cell)
-
-    def rows(self) -> dict[str, Row]:
-        """Return all rows by cell key, without training curves."""
-        storage = open_storage(self.place)
-
-        def read(cell: str) -> Row | None:
-            row = self._read(storage, cell)
-            return row.without_curves() if row else None
-
-        cells = sorted(name.removesuffix(".json") for name in storage.names() if name.endswith(".json"))
-        with ThreadPoolExecutor(READERS) as pool:
-            return {row.cell: row for row in pool.map(read, cells) if row}
-
-    @staticmethod
-    def _read(storage: Folder, cell: str) -> Row | None:
-        content = storage.read("", f"{cell}.json")
+        content = self._storage.read("", f"{cell}.json")
         if content is None:
             return None
         try:
@@ -84,6 +73,17 @@ class Ledger:
         except ValidationError:
             _LOG.warning("The row file %s.json is damaged; its cell will be trained again.", cell)
             return None
+
+    def rows(self) -> dict[str, Row]:
+        """Return all rows by cell key, without training curves."""
+
+        def read(cell: str) -> Row | None:
+            row = self.get(cell)
+            return row.without_curves() if row else None
+
+        cells = sorted(name.removesuffix(".json") for name in self._storage.names() if name.endswith(".json"))
+        with ThreadPoolExecutor(READERS) as pool:
+            return {row.cell: row for row in pool.map(read, cells) if row}
 
 
 class UnfinishedCells:
@@ -138,9 +138,7 @@ class UnfinishedCells:
             self._write()
 
     def _write(self) -> None:
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self._cells))
-        part.replace(self.path)
+        write_text(self.path, json.dumps(self._cells))
 
 
 def study_rows(plan: Plan, rows: Mapping[str, Row]) -> dict[str, Row]:

@@ -10,31 +10,25 @@ from pathlib import Path
 from study.errors import SpecError
 from study.tracking.ledger import Ledger
 from study.tracking.mlflow_client import first_line
-from study.tracking.rows import ENDED, CurveUpdate, Row, StudyUpdate
+from study.tracking.rows import ENDED, CurveUpdate, Row
 from study.tracking.tracker import Tracker
 
 #: Seconds between two batches of live curves, and between two attempts to reach an unreachable server.
 BATCH_SECONDS = 5.0
 
-#: An item that the driver queues: the key of a cell whose row is in the ledger, a live curve, metrics of the study.
-Item = str | CurveUpdate | StudyUpdate
+#: An item that the driver queues: the key of a cell whose row is in the ledger, or a live curve.
+Item = str | CurveUpdate
 
 
 class Mirror:
-    """Sends rows, live curves and metrics of the study to a tracker, and at the start the rows that it lacks.
+    """Sends rows and live curves to a tracker, and at the start the rows that it lacks.
 
     Every error of the tracker is kept in `problem`. Live curves may be lost, because the row has the whole curve, and
     rows that cannot be sent are sent at the next start.
     """
 
     def __init__(self, tracker: Tracker, ledger: Ledger, rows: Iterable[Row]) -> None:
-        """Begin a mirror.
-
-        Args:
-            tracker: where to.
-            ledger: where from.
-            rows: the study's rows from earlier runs.
-        """
+        """Begin with the study's `rows` from earlier runs."""
         self.tracker, self.ledger = tracker, ledger
         self.problem: str | None = None
         self._ended = {row.cell: row.tags.get(ENDED, "") for row in rows}
@@ -46,11 +40,7 @@ class Mirror:
         self._stuck = False
 
     def open(self) -> str | None:
-        """Open the tracker; return why it cannot be used now, None if it can.
-
-        Raises:
-            SpecError: retrying does not help.
-        """
+        """Open the tracker; return why it cannot be used now. After a SpecError it never can."""
         self.problem = self.tracker.problem()
         if self.problem is None:
             try:
@@ -66,12 +56,11 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._thread.start()
 
-    def put(self, item: CurveUpdate | StudyUpdate) -> None:
-        """Queue a live curve or metrics of the study."""
-        if isinstance(item, CurveUpdate):
-            # A cell that failed is trained again, so its old row must not be sent.
-            self._ended.pop(item.cell, None)
-        self._queue.put(item)
+    def put(self, update: CurveUpdate) -> None:
+        """Queue a live curve."""
+        # A cell that failed is trained again, so its old row must not be sent.
+        self._ended.pop(update.cell, None)
+        self._queue.put(update)
 
     def ended(self, row: Row) -> None:
         """Queue the row of a finished cell, which is in the ledger."""
@@ -103,7 +92,7 @@ class Mirror:
         closing = False
         while not closing:
             items: list[Item | None] = [self._queue.get()]
-            if isinstance(items[0], CurveUpdate | StudyUpdate):
+            if isinstance(items[0], CurveUpdate):
                 time.sleep(BATCH_SECONDS)
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -126,17 +115,12 @@ class Mirror:
         for update in _merged(items, skip=set(cells)):
             if not self._attempt(self.tracker.log_curve, update):
                 return
-        if of_study := [item for item in items if isinstance(item, StudyUpdate)]:
-            self._attempt(self.tracker.log_study, of_study)
 
     def _connect(self) -> None:
         ended = dict(self._ended)
         recorded = self.tracker.connect()
-        self._missing = [
-            cell
-            for cell in sorted(ended, key=lambda cell: (ended[cell], cell))
-            if recorded.get(cell) != ended[cell]
-        ]
+        missing = [cell for cell in ended if recorded.get(cell) != ended[cell]]
+        self._missing = sorted(missing, key=lambda cell: (ended[cell], cell))
 
     def _attempt(self, send: Callable[..., None], *arguments: object) -> bool:
         """Whether a call succeeds. After an error the mirror connects again, and reads which rows the tracker has."""

@@ -92,17 +92,11 @@ class Experiment:
     """An MLflow experiment. Every method calls MLflow at once and raises what it raises."""
 
     def __init__(self, uri: str, name: str, artifacts: Path | None = None, *, create: bool = True) -> None:
-        """Open the experiment.
-
-        Args:
-            uri: of the store.
-            name: of the experiment.
-            artifacts: where a new experiment of a local store keeps files.
-            create: whether a missing experiment, and the file of a local store, is made.
+        """Open the experiment; a new one of a local store keeps files in `artifacts`.
 
         Raises:
             SpecError: it is deleted, or the store cannot be opened and retrying does not help.
-            LookupError: it is missing and not to be made.
+            LookupError: it, or the file of a local store, is missing and not to be made.
         """
         silence_mlflow()
         from mlflow.tracking import MlflowClient

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 from study.tracking.mlflow_client import Experiment, server_problem
-from study.tracking.rows import ENDED, TAG_CHARACTERS, CurveUpdate, Params, Row, Status, StudyUpdate
+from study.tracking.rows import ENDED, TAG_CHARACTERS, CurveUpdate, Params, Row, Status
 from trainables.storage.storage import shown
 
 #: Most metrics, parameters and tags of one batch (the limit of MLflow's REST API).
@@ -26,7 +27,6 @@ class MlflowTracker:
         self.uri, self.name, self.study, self.artifacts = uri, experiment, study, artifacts
         self.tags = {name: value[:TAG_CHARACTERS] for name, value in tags.items()}
         self.address = shown(uri)
-        self._experiment: Experiment | None = None
         self._study_run = ""
         self._runs: dict[str, str] = {}
         """The run of each cell."""
@@ -41,38 +41,36 @@ class MlflowTracker:
         # The address may hold a password, if it comes from the environment.
         return problem and problem.replace(self.uri, self.address)
 
-    def open(self) -> None:
-        """Open the experiment, made if it is missing.
+    @cached_property
+    def _experiment(self) -> Experiment:
+        return Experiment(self.uri, self.name, self.artifacts)
 
-        Raises:
-            SpecError: it is deleted, or the store is no server and cannot be opened.
-        """
-        self._experiment = self._experiment or Experiment(self.uri, self.name, self.artifacts)
+    def open(self) -> None:
+        """Open the experiment, made if it is missing; a SpecError if a retry cannot open it."""
+        _ = self._experiment
 
     def recorded(self) -> dict[str, str] | None:
         """Return the tag `ENDED` of each cell with a complete row; None if there is no such experiment."""
         try:
-            experiment = self._experiment or Experiment(self.uri, self.name, create=False)
+            return _recorded(Experiment(self.uri, self.name, create=False).runs())
         except LookupError:
             return None
-        return {_cell(run): ended for run in experiment.runs() if (ended := _ended(run))}
 
     def connect(self) -> dict[str, str]:
         """Set the study's run running, end the runs that a killed driver has left, and return what `recorded` does."""
-        self.open()
         self._study_run = self._begin_study()
         open_cells = set(self._steps)
         # After an error the last answer may have been lost: ask for the steps again.
         self._steps.clear()
-        runs = list(self._in_experiment.runs())
+        runs = list(self._experiment.runs())
         self._runs = {_cell(run): str(run.info.run_id) for run in runs}
         self._without_params = {_cell(run) for run in runs if not run.data.params}
         self._end_stale(run for run in runs if _cell(run) not in open_cells)
-        return {_cell(run): ended for run in runs if (ended := _ended(run))}
+        return _recorded(runs)
 
     def log_curve(self, update: CurveUpdate) -> None:
         """Add the new parts of a curve to the run of a cell, made if it is missing."""
-        self._log_curve(update, update.start)
+        self._log_curve(update)
         if update.tags:
             self._write(self._runs[update.cell], [], update.tags)
 
@@ -80,7 +78,7 @@ class MlflowTracker:
         """Write the curve past the steps already there, the final metrics and tags, and end the run of the cell."""
         from mlflow.entities import Metric
 
-        self._log_curve(row, row.start)
+        self._log_curve(row)
         # With a fixed time, the same metric written twice is one.
         when = int(row.ended * 1000)
         tags = {
@@ -94,24 +92,14 @@ class MlflowTracker:
         # The tags go last: with them the row is complete.
         self._write(run_id, [Metric(name, value, when, 0) for name, value in row.metrics.items()], tags)
         status = "FAILED" if row.status == "failed" else "FINISHED"
-        self._in_experiment.client.set_terminated(run_id, status=status)
+        self._experiment.client.set_terminated(run_id, status=status)
         self._steps.pop(row.cell, None)
-
-    def log_study(self, updates: Sequence[StudyUpdate]) -> None:
-        """Write metrics of the study's run by step, and the last value of each tag."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, u.step) for u in updates for name, value in u.metrics.items()]
-        self._write(self._study_run, metrics, {k: v for u in updates for k, v in u.tags.items()})
 
     def finish(self, status: str, artifacts: Iterable[Path]) -> None:
         """End the runs of cells that have not finished, attach the files and end the study's run."""
-        if not self._study_run:
-            self.open()
-            self._study_run = self._begin_study()
-        self._end_stale(self._in_experiment.runs())
-        client = self._in_experiment.client
+        self._study_run = self._study_run or self._begin_study()
+        self._end_stale(self._experiment.runs())
+        client = self._experiment.client
         for path in artifacts:
             if path.is_dir():
                 client.log_artifacts(self._study_run, str(path), path.name)
@@ -119,57 +107,50 @@ class MlflowTracker:
                 client.log_artifact(self._study_run, str(path))
         client.set_terminated(self._study_run, status=status)
 
-    @property
-    def _in_experiment(self) -> Experiment:
-        assert self._experiment is not None
-        return self._experiment
-
     def _begin_study(self) -> str:
         """Return the study's run, made or found by its name, and set it running."""
-        client = self._in_experiment.client
+        client = self._experiment.client
         tags = {"interplay.kind": "study", "interplay.study": self.study, **self.tags}
         condition = f"tags.`interplay.kind` = 'study' AND tags.`interplay.study` = '{self.study}'"
-        for run in self._in_experiment.runs(condition):
+        for run in self._experiment.runs(condition):
             run_id = str(run.info.run_id)
             client.update_run(run_id, status="RUNNING")
             self._write(run_id, [], tags)
             return run_id
-        made = client.create_run(self._in_experiment.experiment_id, run_name=self.study, tags=tags)
+        made = client.create_run(self._experiment.experiment_id, run_name=self.study, tags=tags)
         return str(made.info.run_id)
 
     def _end_stale(self, runs: Iterable[Any]) -> None:
         for run in runs:
             if run.info.status == "RUNNING" and run.data.tags.get("mlflow.parentRunId") == self._study_run:
-                self._in_experiment.client.set_terminated(run.info.run_id, status="KILLED")
+                self._experiment.client.set_terminated(run.info.run_id, status="KILLED")
 
     def _run_of(self, cell: str, name: str, params: Params) -> str:
         """Return the one run of a cell, set running when it is used first after `connect`."""
         from mlflow.entities import Param
 
-        client = self._in_experiment.client
+        client = self._experiment.client
         run_id = self._runs.get(cell)
-        if run_id is not None and cell not in self._steps:
-            client.update_run(run_id, status="RUNNING")
-            self._steps[cell] = (
-                self._last_step(run_id, "train_loss"),
-                self._last_step(run_id, "validation_loss"),
-            )
         if run_id is None:
             tags = {"interplay.kind": "trial", "interplay.cell": cell, "mlflow.parentRunId": self._study_run}
-            made = client.create_run(self._in_experiment.experiment_id, run_name=name, tags=tags)
+            made = client.create_run(self._experiment.experiment_id, run_name=name, tags=tags)
             run_id = self._runs[cell] = str(made.info.run_id)
             self._steps[cell] = -1, -1
             self._without_params.add(cell)
+        elif cell not in self._steps:
+            client.update_run(run_id, status="RUNNING")
+            points, evaluations = (self._last_step(run_id, n) for n in ("train_loss", "validation_loss"))
+            self._steps[cell] = points, evaluations
         if cell in self._without_params:
             client.log_batch(run_id, params=[Param(k, str(v)) for k, v in params.items() if v is not None])
             self._without_params.discard(cell)
         return run_id
 
     def _last_step(self, run_id: str, name: str) -> int:
-        history = self._in_experiment.client.get_metric_history(run_id, name)
+        history = self._experiment.client.get_metric_history(run_id, name)
         return max((metric.step for metric in history), default=-1)
 
-    def _log_curve(self, part: CurveUpdate | Row, start: Mapping[str, float]) -> None:
+    def _log_curve(self, part: CurveUpdate | Row) -> None:
         """Log the curve past the steps already there; measures of the start are step 0, with the first points."""
         from mlflow.entities import Metric
 
@@ -178,7 +159,7 @@ class MlflowTracker:
         metrics: list[Any] = []
         last_point, last_evaluation = self._steps[part.cell]
         if last_point < 0:
-            metrics += [Metric(f"validation_{name}", value, now, 0) for name, value in start.items()]
+            metrics += [Metric(f"validation_{name}", value, now, 0) for name, value in part.start.items()]
         for point in part.points:
             if point.step > last_point:
                 last_point = point.step
@@ -200,7 +181,7 @@ class MlflowTracker:
         """Log metrics and then tags, within the limits of a batch, which hold for both together."""
         from mlflow.entities import RunTag
 
-        client, rest = self._in_experiment.client, list(metrics)
+        client, rest = self._experiment.client, list(metrics)
         while len(rest) + len(tags) > METRICS_PER_BATCH:
             client.log_batch(run_id, metrics=rest[:METRICS_PER_BATCH])
             rest = rest[METRICS_PER_BATCH:]
@@ -213,8 +194,12 @@ def _cell(run: Any) -> str:
     return str(run.data.tags.get("interplay.cell", ""))
 
 
-def _ended(run: Any) -> str | None:
-    """Return when the cell of a run finished, if its row is complete."""
-    tags = run.data.tags
-    complete = tags.get("interplay.status") in get_args(Status) and run.info.status in ("FINISHED", "FAILED")
-    return str(tags[ENDED]) if complete and ENDED in tags else None
+def _recorded(runs: Iterable[Any]) -> dict[str, str]:
+    """Return when each cell finished whose row is complete."""
+    return {
+        _cell(run): str(run.data.tags[ENDED])
+        for run in runs
+        if run.info.status in ("FINISHED", "FAILED")
+        and run.data.tags.get("interplay.status") in get_args(Status)
+        and ENDED in run.data.tags
+    }

@@ -91,12 +91,3 @@ class CurveUpdate:
     evaluations: list[Evaluation] = field(default_factory=list)
     start: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class StudyUpdate:
-    """Metrics and tags of the study as a whole after `step` finished cells."""
-
-    step: int
-    metrics: dict[str, float]
-    tags: dict[str, str]

@@ -101,24 +101,14 @@ class StudyPaths:
         return self.folder / "runs.csv"
 
     @property
-    def artifacts(self) -> Path:
-        """Files that a local MLflow store keeps."""
-        return self.results / "mlartifacts"
-
-    @property
     def outputs(self) -> list[Path]:
         """The files and folders that a finished study has written for its user."""
-        return [
-            self.folder / name for name in ("spec.yaml", "runs.csv", "fit.json", "report.html", "figures")
-        ]
+        names = ("spec.yaml", "runs.csv", "fit.json", "report.html", "figures")
+        return [self.folder / name for name in names]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the study for this process: two drivers would train the same cells twice.
-
-        Raises:
-            SpecError: another process runs the study; its id is in the message.
-        """
+        """Hold the study, or raise a SpecError: two drivers would train the same cells twice."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / "run.lock", timeout=0)
         owner = self.folder / "run.pid"

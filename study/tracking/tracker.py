@@ -1,12 +1,12 @@
 """A tracker shows the rows and the curves of a study: MLflow, or whatever else has a class of this protocol."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from study.spec.study import StudySpec
 from study.tracking.mlflow_client import tracking_uri
-from study.tracking.rows import CurveUpdate, Row, StudyUpdate
+from study.tracking.rows import CurveUpdate, Row
 from study.tracking.study_paths import StudyPaths
 
 
@@ -24,11 +24,7 @@ class Tracker(Protocol):
         """Return within seconds why it cannot be used now, in one sentence; None if it can."""
 
     def open(self) -> None:
-        """Create what the study needs.
-
-        Raises:
-            SpecError: the spec names a place that cannot be used, and retrying does not help.
-        """
+        """Create what the study needs; a SpecError means that retrying does not help."""
 
     def recorded(self) -> Mapping[str, str] | None:
         """Return the tag `ENDED` of each cell with a complete row; None without the study. Changes nothing."""
@@ -42,23 +38,15 @@ class Tracker(Protocol):
     def log_row(self, row: Row) -> None:
         """Write a row with the whole curve and end the cell's run. May be called again with the same row."""
 
-    def log_study(self, updates: Sequence[StudyUpdate]) -> None:
-        """Write metrics and tags of the study as a whole."""
-
     def finish(self, status: str, artifacts: Iterable[Path]) -> None:
         """Attach files to the study and end it as FINISHED, KILLED or FAILED."""
 
 
 def make_tracker(spec: StudySpec, paths: StudyPaths, tags: Mapping[str, str]) -> Tracker:
-    """Return the tracker of a study; another kind is chosen here, by the scheme of `tracking.uri`.
-
-    Args:
-        spec: of the study.
-        paths: of the study.
-        tags: of the study's run: revision, versions, protocol.
-    """
+    """Return the tracker of a study, whose run has these tags; `tracking.uri` may choose another kind here."""
     from study.tracking.mlflow_tracker import MlflowTracker
 
     uri = tracking_uri(spec.tracking.uri, paths.results)
-    artifacts = paths.artifacts if spec.tracking.uri == "auto" and uri.startswith("sqlite") else None
+    local = spec.tracking.uri == "auto" and uri.startswith("sqlite")
+    artifacts = paths.results / "mlartifacts" if local else None
     return MlflowTracker(uri, spec.experiment, spec.name, tags, artifacts)

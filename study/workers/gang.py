@@ -1,7 +1,5 @@
 """A cell over several processes: rank 0 in the trial's own, the others in actors of its placement group.
 
-A bundle of the group holds one rank, or all ranks that share matrices.
-
 The trial is the supervisor: rank 0 trains in a thread of its process, so that the trial can report the failure of any
 rank, whichever hangs. The processes of the other ranks are kept for the next cell of the same trial process.
 """
@@ -13,9 +11,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,17 +68,9 @@ class Peer:
         train(cell, **options, rank_info=rank_info)
 
 
-@dataclass(frozen=True)
-class _Peers:
-    """Actors that have their imports, all of a trial's placement group but the trial itself."""
-
-    actors: tuple[Any, ...]
-    places: tuple[Place, ...]
-
-
 #: The warm peers of this process's placement group, from one trial to the next (`reuse_actors`). They end with their
 #: placement group, which Tune removes with the trial's process.
-_KEPT: list[_Peers] = []
+_KEPT: list[Any] = []
 
 
 def train_gang(
@@ -89,23 +78,15 @@ def train_gang(
     cell: Cell,
     layout: Layout,
     options: Mapping[str, Any],
-    *,
     timeout: float,
     report: Callable[[Progress], None],
-    alive: Callable[[float], None] = lambda _: None,
+    alive: Callable[[float], None],
 ) -> Result:
     """Train a cell over all ranks of its layout and return rank 0's result.
 
-    After a failure no peer is left, and the trial's process must not be used again.
-
-    Args:
-        train: trains as one rank; `trainables.train.loop.train`.
-        cell: what to train.
-        layout: its ranks, as many in each bundle of the trial's placement group.
-        options: what every rank passes to `train`, the layout among it.
-        timeout: seconds that a rank waits for the others before a missing one counts as hanging.
-        report: called in this thread with rank 0's progress.
-        alive: called in this thread with the seconds within which the next call is due.
+    Every rank passes `options`, the layout among them, to `train`. A rank that others wait for longer than `timeout`
+    seconds hangs. `report` and `alive` are called in this thread: with rank 0's progress, and with the seconds within
+    which the next call is due. After a failure no peer is left, and the trial's process must not be used again.
 
     Raises:
         InputError: a rank found something wrong with the input.
@@ -113,17 +94,16 @@ def train_gang(
     """
     from trainables.ranks.process_group import Rendezvous
 
-    with _disbanded_on_error():
+    try:
         # Its own imports, then those of the peers.
         alive(2 * START_SECONDS)
-        peers = _peers(layout.ranks)
-        mine = _place()
-        order = seating([mine, *peers.places], layout.tensor_parallel)
-        places = [[mine, *peers.places][i] for i in order]
+        seats = [_place(), *_peers(layout.ranks)]
+        order = seating(seats, layout.tensor_parallel)
+        places = [seats[i] for i in order]
         alone = len({place.node for place in places}) == 1
-        rendezvous = Rendezvous("127.0.0.1" if alone else mine.address)
+        rendezvous = Rendezvous("127.0.0.1" if alone else places[0].address)
         rank_infos = [rendezvous.rank_info(rank, layout.ranks, timeout) for rank in range(layout.ranks)]
-        actors = [None, *(peers.actors[i - 1] for i in order[1:])]
+        actors = [None, *(_KEPT[i - 1] for i in order[1:])]
         events: queue.Queue[int | Progress] = queue.Queue()
         leader = _lead(
             lambda: train(cell, **options, rank_info=rank_infos[0], rendezvous=rendezvous, report=events.put)
@@ -143,21 +123,24 @@ def train_gang(
             failure = verdict(futures, places, timeout)
             if failure is not None:
                 _disband()
-                if isinstance(failure, InputError) and not _ends(leader, timeout + GRACE_SECONDS):
-                    # After a wrong input the trial's process is used for the next cell, so it must be free.
+                # After a wrong input the trial's process is used for the next cell, so it must be free.
+                if isinstance(failure, InputError) and wait([leader], timeout + GRACE_SECONDS).not_done:
                     raise GangError(f"{failure} Rank 0 does not end after that.")
                 raise failure
         finally:
             rendezvous.close()
         result: Result = leader.result()
         return result
+    except BaseException:
+        # A peer of a gang that failed may hang, or hold memory of the failed cell.
+        _disband()
+        raise
 
 
 def seating(places: Sequence[Place], tensor_parallel: int) -> list[int]:
     """Return the order of the ranks: the trial's process first, and the ranks of each machine side by side.
 
-    Raises:
-        GangError: a tensor-parallel group would be on two machines, where each layer would wait for the network.
+    A tensor-parallel group on two machines, where each layer would wait for the network, is a GangError.
     """
     first = places[0].node
     order = sorted(range(len(places)), key=lambda i: (places[i].node != first, places[i].node, i))
@@ -181,16 +164,15 @@ def watch(
 ) -> None:
     """Return when all ranks have ended, or when no better cause of a failure is to be expected.
 
-    Args:
-        futures: how each rank ends, by rank.
-        events: rank 0's progress, and the ranks that end.
-        report: called with the progress.
-        lost: called with each rank that failed.
-        timeout: seconds the others may take once a rank has ended well.
-        alive: called every `BEAT_SECONDS`.
+    Once a rank has ended well, the others may take `timeout` seconds. Rank 0 puts its progress into `events`, which
+    is passed to `report`; `lost` is called with each rank that failed, `alive` every `BEAT_SECONDS`.
     """
+
+    def put(rank: int, _: Future[Any]) -> None:
+        events.put(rank)
+
     for rank, future in enumerate(futures):
-        future.add_done_callback(functools.partial(_put, events, rank))
+        future.add_done_callback(functools.partial(put, rank))
     waiting, deadline, beat = set(range(len(futures))), float("inf"), 0.0
     while waiting:
         if time.monotonic() >= beat:
@@ -216,17 +198,10 @@ def watch(
         deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
 
 
-def _put(events: "queue.Queue[int | Progress]", rank: int, _: Future[Any]) -> None:
-    events.put(rank)
-
-
 def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: float) -> Exception | None:
     """Return why a gang failed, or None if it did not; a rank's own error goes before those of its peers.
 
-    Args:
-        futures: of each rank, by rank; one that has not ended hangs.
-        places: of each rank.
-        timeout: seconds it was waited for.
+    A rank that has not ended after `timeout` seconds hangs.
     """
     from trainables.ranks.collective import PeerError
 
@@ -257,10 +232,7 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an exception only reports that another rank failed, was lost or is late.
-
-    These are `PeerError`, and the communication errors of torch and gloo.
-    """
+    """Whether an exception, ours or gloo's, only reports that another rank failed or is late."""
     import torch.distributed as dist
 
     from trainables.ranks.collective import PeerError
@@ -312,16 +284,20 @@ def _warm() -> None:
     importlib.import_module("trainables.ranks.process_group").import_deepspeed()
 
 
-def _peers(ranks: int) -> _Peers:
-    """Return the peers kept from the last trial, or new ones in this trial's placement group."""
+def _peers(ranks: int) -> list[Place]:
+    """Return the places of the peers kept from the last trial, or of new ones in this placement group."""
     import ray
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    for kept in _KEPT:
+    def places(seconds: float) -> list[Place]:
+        ready = [actor.ready.remote() for actor in _KEPT]
+        _warm()
+        return list(ray.get(ready, timeout=seconds))
+
+    if _KEPT:
         try:
-            ray.get([actor.ready.remote() for actor in kept.actors], timeout=WARM_SECONDS)
-            return kept
+            return places(WARM_SECONDS)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             # One died or froze between two cells, which is not the fault of this one.
             _disband()
@@ -329,31 +305,20 @@ def _peers(ranks: int) -> _Peers:
     if group is None or ranks % group.bundle_count:
         found = 0 if group is None else group.bundle_count
         raise GangError(f"a gang of {ranks} ranks was started in a placement group of {found} bundles")
+    # A bundle of the group holds one rank, or all ranks that share matrices.
     together = ranks // group.bundle_count
-    actors: list[Any] = []
+    for rank in range(1, ranks):
+        index = rank // together
+        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        bundle = group.bundle_specs[index]
+        share = {"num_cpus": bundle.get("CPU", 0) / together, "num_gpus": bundle.get("GPU", 0) / together}
+        _KEPT.append(ray.remote(Peer).options(scheduling_strategy=where, **share).remote())
     try:
-        for rank in range(1, ranks):
-            index = rank // together
-            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-            bundle = group.bundle_specs[index]
-            share = {
-                "num_cpus": bundle.get("CPU", 0) / together,
-                "num_gpus": bundle.get("GPU", 0) / together,
-            }
-            actors.append(ray.remote(Peer).options(scheduling_strategy=where, **share).remote())
-        ready = [actor.ready.remote() for actor in actors]
-        _warm()
-        peers = _Peers(tuple(actors), tuple(ray.get(ready, timeout=START_SECONDS)))
-    except BaseException as error:
-        for actor in actors:
-            _kill(actor)
-        if isinstance(error, ray.exceptions.RayActorError):
-            raise _lost(f"a rank of {ranks}", error, " while it was started") from error
-        if isinstance(error, ray.exceptions.GetTimeoutError):
-            raise GangError(f"not all of {ranks} ranks have started within {START_SECONDS:g} s") from error
-        raise
-    _KEPT.append(peers)
-    return peers
+        return places(START_SECONDS)
+    except ray.exceptions.RayActorError as error:
+        raise _lost(f"a rank of {ranks}", error, " while it was started") from error
+    except ray.exceptions.GetTimeoutError as error:
+        raise GangError(f"not all of {ranks} ranks have started within {START_SECONDS:g} s") from error
 
 
 def _kill(actor: Any) -> None:
@@ -364,18 +329,7 @@ def _kill(actor: Any) -> None:
 
 def _disband() -> None:
     while _KEPT:
-        for actor in _KEPT.pop().actors:
-            _kill(actor)
-
-
-@contextmanager
-def _disbanded_on_error() -> Iterator[None]:
-    """Keep no peer of a gang that failed: it may hang, or hold memory of the failed cell."""
-    try:
-        yield
-    except BaseException:
-        _disband()
-        raise
+        _kill(_KEPT.pop())
 
 
 def _lead(work: Callable[[], Result]) -> Future[Any]:
@@ -394,12 +348,3 @@ def _lead(work: Callable[[], Result]) -> Future[Any]:
 
     threading.Thread(target=run, name="rank 0", daemon=True).start()
     return future
-
-
-def _ends(future: Future[Any], seconds: float) -> bool:
-    """Wait for rank 0's thread, whose collective fails when its peers are killed."""
-    try:
-        future.exception(timeout=seconds)
-    except TimeoutError:
-        return False
-    return True

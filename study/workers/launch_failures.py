@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,15 @@ TAIL_BYTES = 1 << 18
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class LaunchFailure:
     """A machine type whose launches fail; times are in seconds of the clock of `LaunchFailures.update`."""
 
     since: float
-    last: float
-    reason: str
-    reported: float | None = None
+    due: float
+    """When it is reported next."""
+    last: float = 0.0
+    reason: str = ""
 
 
 class LaunchFailures:
@@ -47,23 +48,17 @@ class LaunchFailures:
     def update(
         self, now: float, failures: Mapping[str, str], nodes: Mapping[str, str]
     ) -> dict[str, LaunchFailure]:
-        """Add what the autoscaler reports now; return the types that are due to be reported to the user.
-
-        Args:
-            now: seconds of a clock that does not jump back.
-            failures: the reason by type of each recent failed launch.
-            nodes: the type by id of each machine that runs or is starting.
-        """
+        """Add what `autoscaler_status` returns `now`, on a steady clock; return the types to report."""
         for name in {kind for node, kind in nodes.items() if node not in self._nodes}:
             self.failing.pop(name, None)
         self._nodes = set(nodes)
         for name, reason in failures.items():
-            before = self.failing.get(name, LaunchFailure(now, now, reason))
-            self.failing[name] = replace(before, last=now, reason=reason or before.reason)
+            failing = self.failing.setdefault(name, LaunchFailure(now, now + self.patience))
+            failing.last, failing.reason = now, reason or failing.reason
         self.failing = {n: f for n, f in self.failing.items() if now - f.last <= QUIET_SECONDS}
-        due = {n: f for n, f in self.failing.items() if now - (f.reported or f.since) >= self.patience}
-        for name, failing in due.items():
-            self.failing[name] = replace(failing, reported=now)
+        due = {n: f for n, f in self.failing.items() if now >= f.due}
+        for failing in due.values():
+            failing.due = now + self.patience
         return due
 
 
@@ -103,27 +98,18 @@ def cloud_errors(log: Path) -> dict[str, str]:
 
 
 @contextmanager
-def report_launch_failures(
-    resources: ResourcesSection,
-    show: Callable[[str], None],
-    status: Callable[[], tuple[dict[str, str], dict[str, str]]] | None = None,
-) -> Iterator[None]:
-    """Watch the autoscaler of the joined cluster in a thread, and report pools whose machines cannot be started.
+def report_launch_failures(resources: ResourcesSection, show: Callable[[str], None]) -> Iterator[None]:
+    """Watch the autoscaler of the joined cluster in a thread, and `show` which machines cannot be started.
 
     A cluster without an autoscaler reports nothing. If the head does not answer, this is logged once.
-
-    Args:
-        resources: of the study.
-        show: called with each paragraph.
-        status: returns recent failures and machines, see `LaunchFailures.update`; by default Ray's.
     """
-    over, ask = threading.Event(), status or autoscaler_status
+    over = threading.Event()
 
     def watch() -> None:
         known, promise, warned = LaunchFailures(resources.capacity_timeout_seconds), promised(), False
         while not over.wait(POLL_SECONDS):
             try:
-                failures, nodes = ask()
+                failures, nodes = autoscaler_status()
             except Exception as error:  # noqa: BLE001 - the head may be busy; cells are still trained
                 if not warned:
                     _LOG.warning("Ray's autoscaler cannot be asked which machines are missing: %s", error)

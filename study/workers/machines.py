@@ -76,13 +76,9 @@ class Promised:
     """Largest number of workers of all types together."""
 
 
-def promised(path: Path | None = None) -> Promised:
-    """Read the cluster file on the head; without one, no further machine is expected.
-
-    Args:
-        path: of the file; by default INTERPLAY_CLUSTER_FILE, else where `ray up` writes it.
-    """
-    path = path or Path(os.environ.get("INTERPLAY_CLUSTER_FILE", CLUSTER_FILE)).expanduser()
+def promised() -> Promised:
+    """Read the cluster file on the head; without one, no further machine is expected."""
+    path = Path(os.environ.get("INTERPLAY_CLUSTER_FILE", CLUSTER_FILE)).expanduser()
     if not path.is_file():
         return Promised()
     raw = yaml.safe_load(path.read_text()) or {}
@@ -123,8 +119,7 @@ def live_machines() -> list[Machine]:
 def cluster_machines(patience: float = 0.0) -> list[Machine]:
     """Return the machines of the joined Ray cluster, those that its autoscaler may start included.
 
-    Args:
-        patience: seconds to wait for the file's `min_workers`, which join after the head.
+    The file's `min_workers`, which join after the head, are waited for at most `patience` seconds.
     """
     promise = promised()
     always = sum(int(kind.get("min_workers", 0)) for kind in promise.kinds.values())
@@ -146,8 +141,7 @@ def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, .
     """
     result = []
     if pool != "any":
-        pools = sorted({name for machine in found for name in _own_names(machine)})
-        if pool not in pools:
+        if pool not in (pools := _pools(found)):
             raise SpecError(
                 f"`resources.pool` is {pool!r}, and no machine of this Ray cluster has, or may be started with, a "
                 f"resource of that name; it has {', '.join(pools) or 'no pools'}. Name one of these, or `any`."
@@ -155,7 +149,11 @@ def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, .
         result.append(pool)
     elif not device.is_gpu and (plain := _plain_pool(found)):
         result.append(plain)
-    kinds = [_accelerators(machine) for machine in found if machine.resources.get("GPU")]
+    kinds = [
+        {name for name in machine.resources if name.startswith(ACCELERATOR)}
+        for machine in found
+        if machine.resources.get("GPU")
+    ]
     # KubeRay's machines that are still to come do not name their GPUs.
     if device.is_gpu and kinds and all(kinds):
         wanted = ACCELERATOR + str(device.accelerator)
@@ -173,47 +171,30 @@ def marks(device: Device, pool: str, found: Collection[Machine]) -> tuple[str, .
 def room(found: Collection[Machine], slots: Slots) -> ClusterCapacity:
     """Return how many ranks a cluster holds, the least memory of a rank, and the ranks of the largest machine.
 
-    Machines without a known memory, such as those that KubeRay may start, do not count for the memory.
-
-    Raises:
-        SpecError: no machine holds a rank.
+    Machines without a known memory, such as those that KubeRay may start, do not count for the memory. It is a
+    SpecError if no machine holds a rank.
     """
     check_one(slots, [machine.resources for machine in found])
-    holding = [(machine, slots.ranks_on(machine.resources)) for machine in found]
-    holding = [(machine, ranks) for machine, ranks in holding if ranks]
-    shares = [
-        int(memory / ranks) for machine, ranks in holding if (memory := machine.resources.get("memory"))
-    ]
-    ranks_of = [ranks for _, ranks in holding]
-    return ClusterCapacity(sum(ranks_of), min(shares, default=0), max(ranks_of))
+    ranks = [slots.ranks_on(machine.resources) for machine in found]
+    memory = [machine.resources.get("memory", 0) for machine in found]
+    shares = [int(size / count) for size, count in zip(memory, ranks, strict=True) if size and count]
+    return ClusterCapacity(sum(ranks), min(shares, default=0), max(ranks))
 
 
 def check_devices(slots: Slots, device: str, layouts: Collection[Layout] = ()) -> None:
-    """Refuse what this machine does not have: Ray would not check the GPUs, and the trials would use the CPU.
-
-    Raises:
-        SpecError: more GPUs are planned than there are, or a gang needs more devices than the study may use.
-    """
-    needed = math.ceil(slots.devices * slots.gpus)
+    """Refuse what this machine does not have: Ray does not check GPUs, and trials would use the CPU."""
+    cpus, needed = math.ceil(slots.devices * slots.cpus), math.ceil(slots.devices * slots.gpus)
     if needed and needed > (found := local_gpus()):
         raise SpecError(
             f"`resources.device` {device} with {slots.devices} slots needs {needed} GPUs, and this machine has "
             f"{found}. Set {f'`resources.slots` to {found} or fewer, or ' if found else ''}`resources.device: cpu`, or "
             "join a cluster that has them (RAY_ADDRESS)."
         )
-    check_capacity(
-        slots,
-        layouts,
-        [{"CPU": math.ceil(slots.devices * slots.cpus), "GPU": math.ceil(slots.devices * slots.gpus)}],
-    )
+    check_capacity(slots, layouts, [{"CPU": cpus, "GPU": needed}])
 
 
 def check_one(slots: Slots, machines: Collection[Mapping[str, float]]) -> None:
-    """Refuse a rank that no machine holds.
-
-    Raises:
-        SpecError: names the resource and the largest machine.
-    """
+    """Refuse a rank that no machine holds by a SpecError, which names the resource and the largest machine."""
     marked = [machine for machine in machines if slots.may_use(machine)]
     which = f" with {' and '.join(slots.marks)}" if slots.marks else ""
     for name, needed in (("CPU", slots.cpus), ("GPU", slots.gpus)):
@@ -228,16 +209,7 @@ def check_one(slots: Slots, machines: Collection[Mapping[str, float]]) -> None:
 def check_capacity(
     slots: Slots, layouts: Collection[Layout], machines: Collection[Mapping[str, float]]
 ) -> None:
-    """Refuse a trial that the cluster could never hold; Tune would wait for it silently.
-
-    Args:
-        slots: resources of a rank, and how many ranks the study may use.
-        layouts: of the cells to train.
-        machines: the resources of each machine, by Ray's names.
-
-    Raises:
-        SpecError: no machine holds a rank or a tensor-parallel group, or all together do not hold the gang.
-    """
+    """Refuse a trial that machines of these resources could never hold; Tune would wait for it silently."""
     check_one(slots, machines)
     rooms = [slots.ranks_on(machine) for machine in machines]
     rooms = [room for room in rooms if room] or [0]
@@ -272,35 +244,11 @@ def check_capacity(
             )
 
 
-def placement(layout: Layout, slots: Slots, *, one_machine: bool) -> Any:
-    """Return Tune's resource request of a trial: the first bundle holds the trial's own process.
-
-    Ranks that share matrices exchange activations in every layer. They must be on one machine, so they are in one
-    bundle, which Ray does not divide. Groups that only share batches may be spread (PACK). No machine is named, because
-    it may be lost, and machines that are still to come have no name.
-
-    Args:
-        layout: of the trial's cell.
-        slots: resources of a rank.
-        one_machine: whether Ray has, and will have, a single machine. With one bundle per rank, layouts of as many
-            ranks then request the same and share their processes.
-    """
-    from study.workers.placement import SharedBundles
-
-    together = 1 if one_machine else layout.tensor_parallel
-    return SharedBundles(slots.bundle(together), layout.ranks // together, slots.bundle())
-
-
 def _plain_pool(found: Collection[Machine]) -> str | None:
-    """Return the pool without GPUs, if the autoscaler could start machines with GPUs too, to train on their CPUs.
-
-    Raises:
-        SpecError: there are several.
-    """
+    """Return the pool without GPUs, if the autoscaler might start machines with GPUs for their CPUs."""
     if not any(machine.node is None and machine.resources.get("GPU") for machine in found):
         return None
-    plain = [m for m in found if m.resources.get("CPU") and not m.resources.get("GPU")]
-    pools = sorted({name for machine in plain for name in _own_names(machine)})
+    pools = _pools([m for m in found if m.resources.get("CPU") and not m.resources.get("GPU")])
     if len(pools) > 1:
         raise SpecError(
             f"`resources.device` is cpu and `resources.pool` any, so this cluster might start machines with GPUs for "
@@ -309,12 +257,8 @@ def _plain_pool(found: Collection[Machine]) -> str | None:
     return pools[0] if pools else None
 
 
-def _accelerators(machine: Machine) -> set[str]:
-    """Return Ray's resources for the GPUs of a machine."""
-    return {name for name in machine.resources if name.startswith(ACCELERATOR)}
-
-
-def _own_names(machine: Machine) -> set[str]:
-    """Return resources of a machine that are not Ray's own, which are pools."""
+def _pools(found: Collection[Machine]) -> list[str]:
+    """Return the resources of machines that are not Ray's own, which are pools."""
     known = ("CPU", "GPU", "memory", "object_store_memory", "head")
-    return {name for name, n in machine.resources.items() if n and name not in known and ":" not in name}
+    names = {name for machine in found for name, amount in machine.resources.items() if amount}
+    return sorted(name for name in names if name not in known and ":" not in name)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 from ray.tune import PlacementGroupFactory
 
+from study.workers.machines import Slots
+from trainables.layout import Layout
+
 
 class SharedBundles(PlacementGroupFactory):  # type: ignore[misc, unused-ignore]
     """Bundles of several ranks each; the trial's own process takes the resources of one rank.
@@ -21,3 +24,15 @@ class SharedBundles(PlacementGroupFactory):  # type: ignore[misc, unused-ignore]
     def bundles(self) -> list[dict[str, float]]:
         """The resources of a process in each bundle."""
         return [dict(self._share) for _ in self._bundles]
+
+
+def placement(layout: Layout, slots: Slots, *, one_machine: bool) -> SharedBundles:
+    """Return Tune's resource request of a trial: the first bundle holds the trial's own process.
+
+    Ranks that share matrices exchange activations in every layer. They must be on one machine, so they are in one
+    bundle, which Ray does not divide. Groups that only share batches may be spread (PACK). No machine is named, because
+    it may be lost, and machines that are still to come have no name. On `one_machine`, with one bundle per rank,
+    layouts of as many ranks request the same and share their processes.
+    """
+    together = 1 if one_machine else layout.tensor_parallel
+    return SharedBundles(slots.bundle(together), layout.ranks // together, slots.bundle())

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -47,26 +46,14 @@ def joins() -> bool:
 
 @contextmanager
 def joined_cluster(*, on_gpu: bool) -> Iterator[None]:
-    """Join the cluster this process belongs to, with the authentication that the environment sets.
-
-    Args:
-        on_gpu: whether trials are planned for GPUs.
-
-    Raises:
-        SpecError: RAY_ADDRESS is no address of a cluster, or nothing answers there.
-    """
+    """Join the cluster this process belongs to, with the authentication that the environment sets."""
     check_address(os.environ["RAY_ADDRESS"])
-    _prepare()
     with _connected({}, on_gpu=on_gpu):
         yield
 
 
 def check_address(address: str) -> None:
-    """Refuse an address for which Ray would print a traceback, or that it would try for minutes.
-
-    Raises:
-        SpecError: it is that of the job server or of Ray's client, or nothing listens there.
-    """
+    """Refuse an address for which Ray would print a traceback, or that it would try for minutes."""
     way_out = "Unset RAY_ADDRESS to train on this machine, or send the study to the cluster with `interplay submit`."
     if "://" in address:
         raise SpecError(
@@ -86,20 +73,10 @@ def check_address(address: str) -> None:
 
 @contextmanager
 def private_ray(slots: Slots) -> Iterator[None]:
-    """Start Ray on this machine, on loopback and with token authentication.
+    """Start Ray with the slots' resources on this machine, on loopback and with token authentication.
 
     The token is in a file of this session, so that the user's own token and any running cluster stay untouched.
-
-    Args:
-        slots: the resources that the study takes of this machine.
     """
-    _prepare()
-    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
-    scratch = Path(tempfile.mkdtemp(prefix="interplay-"))
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(scratch / "token")
-    with open_private(scratch / "token") as file:
-        file.write(_token())
     options: dict[str, Any] = {
         "address": "local",
         "num_cpus": math.ceil(slots.devices * slots.cpus),
@@ -108,24 +85,25 @@ def private_ray(slots: Slots) -> Iterator[None]:
     }
     if slots.gpus:
         options["num_gpus"] = math.ceil(slots.devices * slots.gpus)
-    try:
-        with _connected(options, on_gpu=bool(slots.gpus)):
-            yield
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        for name, value in before.items():
-            if value is None:
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    with tempfile.TemporaryDirectory(prefix="interplay-", ignore_cleanup_errors=True) as scratch:
+        token = Path(scratch, "token")
+        with open_private(token) as file:
+            file.write(_token())
+        os.environ.update(zip(names, ("token", str(token)), strict=True))
+        try:
+            with _connected(options, on_gpu=bool(slots.gpus)):
+                yield
+        finally:
+            for name in names:
                 os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _prepare() -> None:
-    os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
+            os.environ.update(before)
 
 
 @contextmanager
 def _connected(options: Mapping[str, Any], *, on_gpu: bool) -> Iterator[None]:
+    os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
     # Imported here: Ray's C++ core reads the mode of authentication once, at import.
     import ray
 

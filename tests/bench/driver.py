@@ -138,5 +138,7 @@ def measure(
         console = Console(file=nowhere, force_terminal=True, width=120, height=50)
         summary = run_study(spec, folder, console)
     (meter,) = meters
-    assert summary.trained == len(meter.ends) >= cells, f"{summary.trained} of {cells} cells were run"
+    assert summary.recorder.trained == len(meter.ends) >= cells, (
+        f"{summary.recorder.trained} of {cells} cells were run"
+    )
     return meter.figures(workers)

@@ -42,7 +42,8 @@ def measure(folder: Path) -> list[Figure]:
     wall = time.monotonic() - start
     watch.stopped.set()
     watch.join()
-    tax = summary.wall_seconds * summary.plan.slots / summary.train_seconds
+    spent = summary.recorder
+    tax = spent.wall_seconds * spent.plan.slots / spent.train_seconds
     return [
         Figure("quickstart: wall time x slots over training time", tax, "ratio", 1.15),
         Figure("quickstart: peak memory of all processes", watch.peak / 2**30, "GiB", 6.0),

@@ -18,7 +18,8 @@ from study.plan.plan import make_plan
 from study.run.trial import TrialSettings, run_with
 from study.run.tuner import run_cells
 from study.spec.study import load_spec
-from study.workers.machines import Slots, live_machines, placement
+from study.workers.machines import Slots, live_machines
+from study.workers.placement import placement
 from tests.stubs import Cells, stub_result
 from tests.study.run.test_tuner import Recorder
 from tests.study.small import SMALL

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from study.plan.plan import make_plan
-from study.run.console import Board, Viewer
+from study.run.console import Viewer
 from study.spec.study import load_spec
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -18,7 +18,7 @@ def plan():
 
 def viewer(plan, **options):
     console = Console(file=io.StringIO(), width=120, force_terminal=False, **options)
-    return Viewer(Board(plan, 2, len(plan.cells)), console)
+    return Viewer(plan, 2, len(plan.cells), console)
 
 
 def text_of(shown):
@@ -50,12 +50,9 @@ def test_the_table_shows_means_counts_and_running_cells(plan):
 
 def test_without_a_terminal_each_ended_cell_is_one_line(plan):
     shown = viewer(plan)
-    with shown:
-        shown.ended(plan.cells[0], stub_result(loss=0.9, train_seconds=4.5))
-        shown.ended(
-            plan.cells[1], stub_result(status="diverged", loss=None, reason="the training loss is nan")
-        )
-        shown.failed(plan.cells[2], "out of memory [rank0]")
+    shown.ended(plan.cells[0], stub_result(loss=0.9, train_seconds=4.5))
+    shown.ended(plan.cells[1], stub_result(status="diverged", loss=None, reason="the training loss is nan"))
+    shown.failed(plan.cells[2], "out of memory [rank0]")
     lines = shown.console.file.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("[1/30] L1-d12-s0")
@@ -65,40 +62,36 @@ def test_without_a_terminal_each_ended_cell_is_one_line(plan):
 
 
 def test_time_left_is_the_plans_corrected_by_what_was_measured(plan):
-    board = viewer(plan).board
-    assert board.seconds_left() is None
+    shown = viewer(plan)
+    assert shown.seconds_left() is None
     half = plan.cells[: len(plan.cells) // 2]
     for planned in half:
-        board.end(planned, 1.0)
-        board.measured += 3 * planned.seconds
-        board.estimated += planned.seconds
+        shown.ended(planned, stub_result(train_seconds=3 * planned.seconds))
     rest = sum(p.seconds for p in plan.cells[len(half) :])
-    assert board.seconds_left() == pytest.approx(3 * rest / 2)
+    assert shown.seconds_left() == pytest.approx(3 * rest / 2)
 
 
 def test_time_left_counts_every_rank_of_a_cell():
     plan = make_plan(load_spec(SMALL, ["resources.slots=2", "resources.tensor_parallel=2"]))
-    board = Board(plan, plan.slots, len(plan.cells))
+    shown = viewer(plan)
     first = plan.cells[0]
-    board.end(first, 1.0)
-    board.measured = board.estimated = first.seconds
+    shown.ended(first, stub_result(train_seconds=first.seconds))
     # A cell takes both slots, so the cells come one after another.
-    assert board.seconds_left() == pytest.approx(sum(p.seconds for p in plan.cells[1:]))
+    assert shown.seconds_left() == pytest.approx(sum(p.seconds for p in plan.cells[1:]))
 
 
 def test_time_left_of_a_search_counts_only_the_cells_it_will_try(plan):
-    board = Board(plan, 1, total=10)
+    shown = Viewer(plan, 1, 10, Console(file=io.StringIO()))
     planned = plan.cells[0]
-    board.end(planned, 1.0)
-    board.measured = board.estimated = planned.seconds
+    shown.ended(planned, stub_result(train_seconds=planned.seconds))
     rest = [p.seconds for p in plan.cells[1:]]
-    assert board.seconds_left() == pytest.approx(9 * sum(rest) / len(rest))
+    assert shown.seconds_left() == pytest.approx(9 * sum(rest) / len(rest))
 
 
 def test_time_left_counts_a_cell_once_however_it_went(plan):
     shown = viewer(plan)
     first, second, third, fourth = plan.cells[:4]
-    shown.board.add_finished({first.cell.key: 0.9})
+    shown.add_finished({first.cell.key: 0.9})
     shown.started(second)
     shown.retried(second, "the process died")
     shown.started(second)
@@ -108,8 +101,8 @@ def test_time_left_counts_a_cell_once_however_it_went(plan):
     shown.started(fourth)
     rest = sum(p.seconds for p in plan.cells[3:])
     # Two slots share what is left; the cell that has just begun has measured nothing to speak of.
-    assert shown.board.seconds_left() == pytest.approx(rest / 2, rel=1e-3)
-    assert shown.board.ended == 3
+    assert shown.seconds_left() == pytest.approx(rest / 2, rel=1e-3)
+    assert shown.count == 3
 
 
 def test_the_table_of_a_search_has_the_cells_it_tried_and_that_of_a_grid_all():
@@ -134,7 +127,7 @@ def test_what_ends_of_an_arm_is_in_no_mean(plan):
     shown.started(sensitivity_run)
     shown.ended(sensitivity_run, stub_result(loss=0.1))
     assert "0.9000 1/2" in text_of(shown)
-    assert shown.board.ended == 2
+    assert shown.count == 2
 
 
 def test_of_many_running_cells_the_first_are_shown_and_the_others_counted(plan):

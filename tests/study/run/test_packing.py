@@ -23,17 +23,18 @@ CONTEXT = 64
 def test_data_is_packed_once(tmp_path, monkeypatch, data):
     texts = tmp_path / "texts"
     texts.mkdir()
+    monkeypatch.chdir(texts)
     (texts / "a.txt").write_text(prose())
-    key = data_key(data, CONTEXT, texts)
+    key = data_key(data, CONTEXT)
     console = Console(file=io.StringIO())
     for _ in range(2):
-        packed(data, CONTEXT, root=tmp_path, key=key, base=texts, console=console)
+        packed(data, CONTEXT, tmp_path, key, console)
         assert (tmp_path / key / "manifest.json").is_file()
         # Packed is packed: the second time nothing is opened.
         monkeypatch.setattr(packing, "open_store", lambda *_, **__: pytest.fail("packed again"))
 
 
-def test_a_storage_out_of_reach_is_an_error_of_the_study(tmp_path, monkeypatch):
+def test_a_storage_out_of_reach_is_an_error_of_the_study(monkeypatch):
     def gone(*_):
         raise OSError(5, "AWS Error NETWORK_CONNECTION")
 
@@ -41,7 +42,7 @@ def test_a_storage_out_of_reach_is_an_error_of_the_study(tmp_path, monkeypatch):
     data = HierarchyData(sequences=300, validation_sequences=40)
     key = data_key(data, CONTEXT)
     with pytest.raises(SpecError, match=r"memory://gone/data cannot be reached: .*NETWORK_CONNECTION"):
-        packed(data, CONTEXT, root="memory://gone/data", key=key, base=tmp_path, console=Console())
+        packed(data, CONTEXT, "memory://gone/data", key, Console())
 
 
 def test_one_line_says_how_far_it_is_and_how_long_it_takes(monkeypatch):

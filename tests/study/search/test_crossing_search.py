@@ -18,7 +18,7 @@ from study.search import stopping_rule as stop_when
 from study.search.crossing_search import group_of
 from study.search.stopping_rule import checks
 from study.spec.study import load_spec
-from study.tracking.rows import Row, StudyUpdate
+from study.tracking.rows import Row
 from study.tracking.study_paths import StudyPaths
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -336,39 +336,42 @@ def test_flops_that_running_cells_leave_over_are_spent_and_a_finished_search_sta
 
 
 class Heard:
-    """A tracker that sends nothing and remembers all."""
+    """A tracker that sends nothing and remembers all rows."""
 
     def __init__(self):
-        self.rows, self.told = [], []
+        self.rows = []
 
     def ended(self, row):
         self.rows.append(row)
 
-    def put(self, item):
-        if isinstance(item, StudyUpdate):
-            self.told.append(item)
+
+class Shown:
+    """A display that keeps what it shows of the search, by the number of ended cells."""
+
+    def __init__(self):
+        self.notes, self.cells = {}, 0
+
+    def ended(self, planned, result):
+        self.cells += 1
+
+    note = property(fset=lambda self, text: self.notes.__setitem__(self.cells + 1, text))
 
 
-def test_the_studys_run_hears_what_is_known_what_comes_next_and_which_limit_ended_the_search(tmp_path):
+def test_the_screen_shows_each_new_estimate_of_a_search_and_rows_have_an_order(tmp_path):
     spec, plan = study_of("max_cells: 22")
-    search, heard = make_search(spec, plan, {}), Heard()
+    search, heard, shown = make_search(spec, plan, {}), Heard(), Shown()
     paths = StudyPaths(tmp_path, "small")
     paths.folder.mkdir()
     listener = Recorder(plan, {}, heard, paths)
-    listener.search = search
+    listener.search, listener.viewer = search, shown
     while planned := search.take():
         result = stub_result(loss=loss_of(planned))
         search.tell(planned.cell.key, outcome_of(planned))
         listener.ended(planned, result)
-    listener.report_search(last=True)
-    assert [news.step for news in heard.told] == [*checks(22), 22]
-    first, last = heard.told[0], heard.told[-1]
-    assert first.tags["interplay.search_ended"] == ""
-    assert first.tags["interplay.next"].startswith("L")
-    assert first.metrics["search.flops"] > 0
-    assert last.tags == {"interplay.search_ended": "the limit of 22 cells is reached.", "interplay.next": ""}
+    assert list(shown.notes) == list(checks(22))
+    assert shown.notes[22] == search.state().estimate.words
     ends = [float(row.tags["interplay.ended"]) for row in heard.rows]
-    assert ends == sorted(set(ends)), "rows have an order"
+    assert ends == sorted(set(ends))
 
 
 def test_early_stopping_hears_of_earlier_cells_in_the_order_they_ended_and_of_no_arm():

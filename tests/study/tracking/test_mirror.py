@@ -14,7 +14,7 @@ from study.run.recorder import Recorder
 from study.spec.study import load_spec
 from study.tracking.ledger import Ledger
 from study.tracking.mirror import Mirror
-from study.tracking.rows import CurveUpdate, StudyUpdate
+from study.tracking.rows import CurveUpdate
 from study.tracking.study_paths import StudyPaths
 from tests.stubs import stub_result
 from tests.study.small import SMALL
@@ -27,7 +27,7 @@ class MemoryTracker:
     address = "memory"
 
     def __init__(self):
-        self.away, self.ended, self.curves, self.study, self.status = False, {}, [], [], None
+        self.away, self.ended, self.curves, self.status = False, {}, [], None
         self.broken = set()
 
     def _check(self):
@@ -56,10 +56,6 @@ class MemoryTracker:
         if row.cell in self.broken:
             raise ValueError("refused")
         self.ended[row.cell] = row.tags["interplay.ended"]
-
-    def log_study(self, updates):
-        self._check()
-        self.study += updates
 
     def finish(self, status, artifacts):
         self._check()
@@ -247,23 +243,6 @@ def test_a_driver_killed_at_any_call_of_mlflow_loses_and_doubles_nothing(uri, tm
     assert [step for step, _ in history(uri, "aaaa")] == [10, 20]
     assert history(uri, "aaaa", "loss") == [(0, 0.5)]
     assert len(runs(uri, "tags.`interplay.kind` = 'study'")) == 1
-
-
-def test_metrics_of_the_study_are_written_to_its_run_by_step(uri, ledger):
-    mirror = Mirror(mlflow_tracker(uri), ledger, [])
-    mirror.open()
-    mirror.start()
-    mirror.put(StudyUpdate(3, {"search.flops": 3.0}, {"interplay.next": "L1-d8-s0"}))
-    mirror.put(StudyUpdate(5, {"search.flops": 5.0, "search.value": 2.5}, {"interplay.next": ""}))
-    mirror.close()
-    (study,) = runs(uri)
-    client = mirror.tracker._experiment.client
-    assert [(m.step, m.value) for m in client.get_metric_history(study.info.run_id, "search.flops")] == [
-        (3, 3.0),
-        (5, 5.0),
-    ]
-    assert study.data.metrics["search.value"] == 2.5
-    assert study.data.tags["interplay.next"] == ""
 
 
 def test_causes_of_lost_trials_are_there_before_the_cell_ends_and_stay_in_later_runs(uri, tmp_path):

@@ -47,7 +47,7 @@ def test_failures_that_stop_are_forgotten():
 
 def test_a_person_is_told_which_pool_why_and_what_to_change():
     kinds = {"spot": {"node_config": {"InstanceType": "g6.xlarge"}}, "on_demand": {}, "wide": {}}
-    text = message("spot", LaunchFailure(0, 700, REASON), 720, Promised(kinds, 5), "spot")
+    text = message("spot", LaunchFailure(0, 800, 700, REASON), 720, Promised(kinds, 5), "spot")
     assert "No machine of type spot (g6.xlarge) could be started for 12 min: An error" in text
     assert "InsufficientInstanceCapacity" in text
     assert "`resources.pool` is 'spot'" in text
@@ -103,10 +103,11 @@ def test_the_watch_says_it_while_it_lasts_and_survives_a_head_that_does_not_answ
             raise answer
         return answer
 
+    monkeypatch.setattr("study.workers.launch_failures.autoscaler_status", asked)
     monkeypatch.setattr("study.workers.launch_failures.POLL_SECONDS", 0.01)
     monkeypatch.setattr("study.workers.launch_failures.time.monotonic", iter(range(1000)).__next__)
     resources = load_spec(SMALL, ["resources.capacity_timeout_seconds=1", "resources.pool=spot"]).resources
-    with report_launch_failures(resources, said.append, asked):
+    with report_launch_failures(resources, said.append):
         for _ in range(500):
             if said:
                 break

@@ -20,10 +20,10 @@ from study.workers.machines import (
     cluster_machines,
     machines,
     marks,
-    placement,
     promised,
     room,
 )
+from study.workers.placement import placement
 from tests.environment import environment_without
 from trainables.layout import Layout
 
@@ -158,8 +158,9 @@ def test_a_cluster_has_what_lives_and_what_may_be_started_beside_it(promise):
     assert found[-1].resources["GPU"] == 8
 
 
-def test_nothing_is_promised_where_no_cluster_file_is(tmp_path):
-    assert promised(tmp_path / "none.yaml") == Promised()
+def test_nothing_is_promised_where_no_cluster_file_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("INTERPLAY_CLUSTER_FILE", str(tmp_path / "none.yaml"))
+    assert promised() == Promised()
     live = [Machine({"CPU": 2}, "a")]
     assert machines(live, Promised()) == live
 

@@ -177,17 +177,16 @@ def submit(
     """Run a study on a cluster, as a Ray job, and follow its log."""
     from study.submit.job import submit as send
 
-    console = Console(highlight=False)
-    status = send(
-        spec,
-        overrides or (),
-        console,
-        file=cluster,
-        address=address,
-        submission=submission_id,
-        wait=not no_wait,
+    raise typer.Exit(
+        send(
+            spec,
+            overrides or (),
+            file=cluster,
+            address=address,
+            submission=submission_id,
+            wait=not no_wait,
+        )
     )
-    raise typer.Exit(status)
 
 
 @app.command()
@@ -335,16 +334,13 @@ def export(
         str | None, typer.Option("--study", metavar="SPEC", help="look for the cell in this study only")
     ] = None,
     results: ResultsOption = RESULTS,
-    mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="also log it as an MLflow model of the cell's run")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained cell as a HuggingFace folder: safetensors, config, tokenizer, model card."""
     from study.results.export import export_cell, export_text
 
-    written = export_cell(cell, out, results, study=study, mlflow=mlflow)
-    show(written.to_json(), export_text(written), as_json=as_json)
+    written = export_cell(cell, out, results, study)
+    show(written, export_text(written), as_json=as_json)
 
 
 @app.command()

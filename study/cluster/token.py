@@ -1,12 +1,11 @@
 """The token of a cluster. Its holder can run programs on every machine, so it is never printed."""
 
 import secrets
-import shlex
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from study.cluster.cluster_file import ADDRESS, TOKEN, ClusterFile
+from study.cluster.cluster_file import TOKEN, ClusterFile
 from study.errors import SpecError
 from study.private_file import open_private
 
@@ -14,24 +13,13 @@ from study.private_file import open_private
 BYTES = 32
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A token's file, and whether it was made or its mode corrected."""
 
     path: Path
     made: bool
     corrected: bool
     """Other users could read the file until now."""
-
-    @property
-    def exports(self) -> tuple[str, ...]:
-        """Shell commands after which Ray's own commands use the token."""
-        return (
-            "export RAY_AUTH_MODE=token",
-            f"export RAY_AUTH_TOKEN_PATH={shlex.quote(str(self.path))}",
-            # Without it, `ray job` looks for a cluster on this machine instead of the tunnel (ray 2.60).
-            f"export RAY_API_SERVER_ADDRESS={ADDRESS}",
-        )
 
 
 def make_token(cluster: ClusterFile) -> Token:

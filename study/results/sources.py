@@ -12,7 +12,7 @@ from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
 from study.tracking.ledger import study_rows
-from study.tracking.mlflow_client import Experiment, server_problem, silence_mlflow, sqlite_file, tracking_uri
+from study.tracking.mlflow_client import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
 
@@ -169,17 +169,6 @@ def existing(uri: str) -> str:
         raise SpecError(f"{problem.replace(uri, shown(uri))}; start it, or name another with --uri.")
     silence_mlflow()
     return uri
-
-
-def existing_experiment(spec: StudySpec, results: Path) -> tuple[Experiment | None, str | None]:
-    """Return a study's MLflow experiment, and why its server cannot be used; None without one. Makes nothing."""
-    uri = tracking_uri(spec.tracking.uri, results)
-    if problem := server_problem(uri):
-        return None, problem.replace(uri, shown(uri))
-    try:
-        return Experiment(uri, spec.experiment, create=False), None
-    except LookupError:
-        return None, None
 
 
 def shown(uri: str) -> str:

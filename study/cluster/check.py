@@ -39,12 +39,7 @@ class Checked:
 
 
 def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> Checked:
-    """Check a cluster file, and whether a study fits its machines.
-
-    Args:
-        name: the file.
-        spec: a preset's name or a YAML file; None for the machines alone.
-        overrides: `section.key=value` for the spec.
+    """Check a cluster file, and whether a study fits its machines if a spec is given.
 
     Raises:
         SpecError: the file cannot be read or has another provider, or the spec is wrong.

@@ -44,16 +44,8 @@ def price_study(
 ) -> StudyPrice | None:
     """Plan a study for the machines of a file as its driver does on the head, and price it.
 
-    A series is priced as the sum of its studies. If the study does not fit, the report gets an error.
-
-    Args:
-        report: of the file.
-        pools: its pools; empty for existing machines.
-        name: a preset's name or a YAML file.
-        overrides: `section.key=value` for it.
-
-    Returns:
-        None if it does not fit, or the machines are not in the price table.
+    A series is priced as the sum of its studies. If the study does not fit, the report gets an error. Returns None
+    then, and if the machines are not in the price table.
 
     Raises:
         SpecError: the spec itself is wrong.

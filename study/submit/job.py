@@ -61,10 +61,10 @@ class Cluster:
 def submit(
     source: str,
     overrides: Sequence[str],
-    *,
     file: str | None,
     address: str | None,
     submission: str | None,
+    *,
     wait: bool,
 ) -> int:
     """Send a study to a cluster and follow it; the options are those of `interplay submit`.

@@ -39,11 +39,7 @@ class Checked:
 
 
 def check(name: str, spec: str | None = None, overrides: Sequence[str] = ()) -> Checked:
-    """Check a cluster file, and whether a study fits its machines if a spec is given.
-
-    Raises:
-        SpecError: the file cannot be read or has another provider, or the spec is wrong.
-    """
+    """Check a cluster file and, with a spec, whether it fits; SpecError if one cannot be read."""
     if overrides and spec is None:
         raise SpecError("--set changes a spec, and none is given; write the spec after the file.")
     file = read(name)

@@ -44,11 +44,7 @@ class Report:
 
 
 def need(purpose: str, module: str) -> None:
-    """Check that a library of the extra `cluster` is installed; `purpose`, a gerund, needs it.
-
-    Raises:
-        SpecError: it is missing; the message contains the command that installs it.
-    """
+    """Raise a SpecError with the command that installs a library of the extra `cluster`, if it is missing."""
     try:
         import_module(module)
     except ImportError as error:

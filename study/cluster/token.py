@@ -23,11 +23,7 @@ class Token(NamedTuple):
 
 
 def make_token(cluster: ClusterFile) -> Token:
-    """Make the token that a cluster file mounts, or keep an existing one.
-
-    Raises:
-        SpecError: the file mounts none, or the existing file holds no token.
-    """
+    """Make the token that a cluster file mounts, or keep an existing one; SpecError if it mounts none."""
     path = cluster.token
     if path is None:
         raise SpecError(
@@ -50,11 +46,7 @@ def make_token(cluster: ClusterFile) -> Token:
 
 
 def read_token(path: Path, cluster: str = "FILE") -> str:
-    """Return the token in a file; messages name the cluster file.
-
-    Raises:
-        SpecError: there is no such file, or it does not hold one word.
-    """
+    """Return the token in a file; SpecError, with the cluster file, if it is missing or not one word."""
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise SpecError(f"the token {path} {what}; make it with `interplay cluster token {cluster}`.")

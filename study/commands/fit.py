@@ -15,13 +15,9 @@ if TYPE_CHECKING:
 
 
 def fit(reading: Reading, draws: int, out: Path | None, *, as_json: bool) -> None:
-    """Fit a run table or every study of a series, print the fit and write it to a file.
+    """Fit a run table or every study of a series, print the fit and write it to `out`.
 
-    Args:
-        reading: the run table, and how it is fitted.
-        draws: how often the pipeline is repeated on simulated losses.
-        out: a file for the fit as JSON.
-        as_json: whether to print JSON.
+    `draws` is how often the pipeline is repeated on simulated losses.
     """
     from analysis.files import write_json
     from study.results.tables import bootstrap_text, fit_table

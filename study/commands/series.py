@@ -90,11 +90,7 @@ def plan(spec: StudySpec) -> tuple[dict[str, Any], RenderableType]:
 
 
 def read_series(spec: StudySpec, results: Path, **options: Any) -> list[FittedMember]:
-    """Fit the members of a series that have rows; the options are those of `analysis.fit.document.fit`.
-
-    Raises:
-        SpecError: no member has rows.
-    """
+    """Fit the members that have rows, with options of `analysis.fit.document.fit`; SpecError if none has."""
     from analysis.fit.document import fit
     from study.results.sources import NoRowsError, study_runs
 

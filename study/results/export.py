@@ -86,10 +86,7 @@ def export_text(written: dict[str, Any]) -> Text:
 def find(cell: str, results: Path, study: str | None = None) -> Kept:
     """Return the kept weights of a cell by its key, its first digits, or its name such as L2-d16-s0.
 
-    Args:
-        cell: key, digits or name.
-        results: root of the results.
-        study: a study's name, preset or YAML file; None searches all studies.
+    `study` is a name, preset or YAML file; None searches all studies.
 
     Raises:
         InputError: the weights are damaged. Unreadable records of other cells are ignored.

@@ -101,11 +101,7 @@ class Reading:
 
 
 def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> StudyRuns:
-    """Return the run table of a study, and what a report can add; errors name the spec as `source`.
-
-    Raises:
-        SpecError: the study has no rows.
-    """
+    """Return the run table of a study, and what a report can add; NoRowsError, which names `source`, without rows."""
     plan = make_plan(spec, to_read=True)
     ledger = study_paths(spec, results.resolve()).ledger
     rows = study_rows(plan, ledger.rows())

@@ -69,10 +69,8 @@ def submit(
 ) -> int:
     """Send a study to a cluster and follow it; the options are those of `interplay submit`.
 
-    Without an address, a tunnel to the head of the cluster file is opened.
-
-    Returns:
-        The exit status of the study: 0, 1 or 2 as of `interplay run`, 130 if the job or the following was stopped.
+    Without an address, a tunnel to the head of the cluster file is opened. Returns the exit status of the study: 0, 1
+    or 2 as of `interplay run`, 130 if the job or the following was stopped.
 
     Raises:
         SpecError: the spec is wrong or does not fit the cluster, the cluster does not answer or refuses the token, the

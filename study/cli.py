@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -16,9 +16,6 @@ from study.commands.output import show
 from study.commands.theory import app as theory_app
 from study.errors import SpecError
 from trainables.errors import InputError
-
-if TYPE_CHECKING:
-    from study.commands.fit import Reading
 
 #: Exit status for wrong input; `study.commands.run` has those of a run.
 WRONG = 2
@@ -47,26 +44,20 @@ RunsArgument = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a key: training.seeds=5")
 ]
-ResultsOption = Annotated[
-    Path, typer.Option("--results", envvar="INTERPLAY_RESULTS", help="folder of all results")
-]
+ResultsOption = Annotated[Path, typer.Option(envvar="INTERPLAY_RESULTS", help="folder of all results")]
 UriOption = Annotated[
-    str | None,
-    typer.Option("--uri", help="MLflow store; default: MLFLOW_TRACKING_URI, else the results folder"),
+    str | None, typer.Option(help="MLflow store; default: MLFLOW_TRACKING_URI, else the results folder")
 ]
-LevelOption = Annotated[float, typer.Option("--level", help="level of all intervals, between 0 and 1")]
+LevelOption = Annotated[float, typer.Option(help="level of all intervals, between 0 and 1")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document only")]
 ColumnOption = Annotated[
-    list[str] | None,
-    typer.Option("--column", metavar="OURS=THEIRS", help="name of a column in a foreign table"),
+    list[str] | None, typer.Option(metavar="OURS=THEIRS", help="name of a column in a foreign table")
 ]
 CountOption = Annotated[
-    Literal["nonembedding", "table"],
-    typer.Option("--count", help="N is 12·L·d², or the column params of a table"),
+    Literal["nonembedding", "table"], typer.Option(help="N is 12·L·d², or the column params of a table")
 ]
 TokensOption = Annotated[
-    float | None,
-    typer.Option("--tokens", help="compare at these training tokens; default: the most all shapes have"),
+    float | None, typer.Option(help="compare at these training tokens; default: the most all shapes have")
 ]
 FitOption = Annotated[Path | None, typer.Option("--fit", help="the fit.json of a study")]
 
@@ -102,8 +93,7 @@ def plan(
     overrides: SetOption = None,
     as_json: JsonOption = False,
     cell: Annotated[
-        str | None,
-        typer.Option("--cell", metavar="KEY", help="print one cell as JSON, for `python -m trainables`"),
+        str | None, typer.Option(metavar="KEY", help="print one cell as JSON, for `python -m trainables`")
     ] = None,
     power: Annotated[
         bool, typer.Option("--power", help="also simulate how wide the intervals will be")
@@ -111,16 +101,14 @@ def plan(
     assume: Annotated[
         list[str] | None,
         typer.Option(
-            "--assume",
-            metavar="NAME=VALUE",
-            help="with --power: a, b, noise, slope, exponent, shared, misfit_sd or loss",
+            metavar="NAME=VALUE", help="with --power: a, b, noise, slope, exponent, shared, misfit_sd or loss"
         ),
     ] = None,
     pilot: Annotated[
         Path | None, typer.Option("--from", help="with --power: assume the fit.json of a pilot study")
     ] = None,
     studies: Annotated[
-        int | None, typer.Option("--studies", help="with --power: number of simulated studies (72)")
+        int | None, typer.Option(help="with --power: number of simulated studies (72)")
     ] = None,
 ) -> None:
     """Show every cell of a study: parameters, tokens, FLOPs, memory, time and cost. Trains nothing."""
@@ -162,32 +150,20 @@ def submit(
     spec: SpecArgument,
     overrides: SetOption = None,
     cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="FILE", help="the cluster file, such as cluster/aws.yaml"),
+        str | None, typer.Option(metavar="FILE", help="the cluster file, such as cluster/aws.yaml")
     ] = None,
     address: Annotated[
-        str | None,
-        typer.Option("--address", metavar="URL", help="a reachable dashboard, instead of a tunnel"),
+        str | None, typer.Option(metavar="URL", help="a reachable dashboard, instead of a tunnel")
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="do not follow the log")] = False,
     submission_id: Annotated[
-        str | None, typer.Option("--submission-id", metavar="ID", help="ID of the job; default: generated")
+        str | None, typer.Option(metavar="ID", help="ID of the job; default: generated")
     ] = None,
 ) -> None:
     """Run a study on a cluster, as a Ray job, and follow its log."""
     from study.submit.job import submit as send
 
-    console = Console(highlight=False)
-    status = send(
-        spec,
-        overrides or (),
-        console,
-        file=cluster,
-        address=address,
-        submission=submission_id,
-        wait=not no_wait,
-    )
-    raise typer.Exit(status)
+    raise typer.Exit(send(spec, overrides or (), cluster, address, submission_id, wait=not no_wait))
 
 
 @app.command()
@@ -198,18 +174,13 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show which cells of a study are done, running, failed (and why) or missing."""
-    from study.results.status import status_json, status_table, study_status
+    from study.commands.series import status as of_series
+    from study.results.status import status as of_study
     from study.spec.study import load_spec
 
     loaded = load_spec(spec, overrides or ())
-    if loaded.vary is None:
-        state = study_status(loaded, results)
-        show(status_json(state), status_table(state), as_json=as_json)
-        return
-    from study.commands import series
-
-    found = series.statuses(loaded, results)
-    show(series.status_json(loaded, found), series.status_view(found), as_json=as_json)
+    document, view = (of_study if loaded.vary is None else of_series)(loaded, results)
+    show(document, view, as_json=as_json)
 
 
 @app.command()
@@ -223,18 +194,16 @@ def fit(
     uri: UriOption = None,
     level: LevelOption = 0.95,
     parametric_bootstrap: Annotated[
-        int,
-        typer.Option(
-            "--parametric-bootstrap", metavar="K", help="repeat the whole pipeline on K simulated studies"
-        ),
+        int, typer.Option(metavar="K", help="repeat the whole pipeline on K simulated studies")
     ] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="also write the fit to this file")] = None,
+    out: Annotated[Path | None, typer.Option(help="also write the fit to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the crossings of a run table and fit the threshold law."""
     from study.commands import fit as verb
+    from study.results.sources import Reading
 
-    reading = _reading(runs, overrides, column, count, tokens, results, uri, level)
+    reading = Reading(runs, overrides or (), column or (), count, tokens, results, uri, level)
     verb.fit(reading, parametric_bootstrap, out, as_json=as_json)
 
 
@@ -252,30 +221,16 @@ def report(
 ) -> None:
     """Write `report.html`, figures, CSVs and `fit.json` of a run table."""
     from study.commands import fit as verb
+    from study.results.sources import Reading
 
-    verb.report(_reading(runs, overrides, column, count, tokens, results, uri, level), out)
-
-
-def _reading(
-    runs: str,
-    overrides: list[str] | None,
-    column: list[str] | None,
-    count: Literal["nonembedding", "table"],
-    tokens: float | None,
-    results: Path,
-    uri: str | None,
-    level: float,
-) -> "Reading":
-    from study.commands.fit import Reading
-
-    return Reading(runs, overrides or (), column or (), count, tokens, results, uri, level)
+    reading = Reading(runs, overrides or (), column or (), count, tokens, results, uri, level)
+    verb.report(reading, out)
 
 
 @app.command()
 def recommend(
     params: Annotated[
-        list[float] | None,
-        typer.Option("--params", metavar="N ...", help="sizes in non-embedding parameters: 1e9 7e9"),
+        list[float] | None, typer.Option(metavar="N ...", help="sizes in non-embedding parameters: 1e9 7e9")
     ] = None,
     more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
     fit_file: FitOption = None,
@@ -296,15 +251,13 @@ def audit(
         list[Path] | None,
         typer.Argument(metavar="[CONFIG]...", help="HuggingFace config.json files, or their folders"),
     ] = None,
-    depth: Annotated[int | None, typer.Option("--depth", help="layers, instead of a config")] = None,
-    width: Annotated[int | None, typer.Option("--width", help="width, instead of a config")] = None,
-    vocabulary: Annotated[
-        int | None, typer.Option("--vocabulary", help="with --depth and --width: number of tokens")
-    ] = None,
-    law: Annotated[str | None, typer.Option("--law", help="a published law; default: levine2020")] = None,
+    depth: Annotated[int | None, typer.Option(help="layers, instead of a config")] = None,
+    width: Annotated[int | None, typer.Option(help="width, instead of a config")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="with --depth and --width: number of tokens")] = None,
+    law: Annotated[str | None, typer.Option(help="a published law; default: levine2020")] = None,
     fit_file: FitOption = None,
     count: Annotated[
-        str, typer.Option("--count", help="N of the law: nonembedding (12·L·d²) or exact")
+        str, typer.Option(help="N of the law: nonembedding (12·L·d²) or exact")
     ] = "nonembedding",
     as_json: JsonOption = False,
 ) -> None:
@@ -325,16 +278,13 @@ def export(
         str | None, typer.Option("--study", metavar="SPEC", help="look for the cell in this study only")
     ] = None,
     results: ResultsOption = RESULTS,
-    mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="also log it as an MLflow model of the cell's run")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained cell as a HuggingFace folder: safetensors, config, tokenizer, model card."""
     from study.results.export import export_cell, export_text
 
-    written = export_cell(cell, out, results, study=study, mlflow=mlflow)
-    show(written.to_json(), export_text(written), as_json=as_json)
+    written = export_cell(cell, out, results, study)
+    show(written, export_text(written), as_json=as_json)
 
 
 @app.command()
@@ -343,7 +293,7 @@ def ui(
     host: Annotated[
         str, typer.Option(help="address to bind; anything but loopback opens it to others")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port of the page")] = 5000,
+    port: Annotated[int, typer.Option(help="port of the page", min=1, max=65535)] = 5000,
     uri: UriOption = None,
 ) -> None:
     """Open MLflow's web page on the studies of a results folder or another store."""

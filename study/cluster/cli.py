@@ -1,6 +1,7 @@
 """`interplay cluster`: check a cluster file and make its token, before `ray up`."""
 
 import json
+import shlex
 from typing import Annotated
 
 import typer
@@ -47,20 +48,21 @@ def check_verb(
 @app.command("token")
 def token_verb(file: FileArgument) -> None:
     """Make the token of a cluster, readable by you alone; an existing one is kept."""
-    from study.cluster.cluster_file import read
+    from study.cluster.cluster_file import ADDRESS, read
     from study.cluster.token import make_token
 
     token = make_token(read(file))
-    console = Console(highlight=False)
-    done = "Made" if token.made else "Kept"
-    console.print(f"{done} the token {token.path}.", markup=False, soft_wrap=True)
+    lines = [f"{'Made' if token.made else 'Kept'} the token {token.path}."]
     if token.corrected:
-        console.print(
-            "Other users could read it until now. If one of them may have, delete it, make a new one and run "
-            "`ray up` again.",
-            markup=False,
-            soft_wrap=True,
+        lines.append(
+            "Other users could read it until now. If one of them may have, delete it, make a new one and run `ray up` "
+            "again."
         )
-    console.print("For Ray's own commands (`ray job`, `ray status`) in this shell:", soft_wrap=True)
-    for line in token.exports:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+    lines += [
+        "For Ray's own commands (`ray job`, `ray status`) in this shell:",
+        "  export RAY_AUTH_MODE=token",
+        f"  export RAY_AUTH_TOKEN_PATH={shlex.quote(str(token.path))}",
+        # Without it, `ray job` looks for a cluster on this machine instead of the tunnel (ray 2.60).
+        f"  export RAY_API_SERVER_ADDRESS={ADDRESS}",
+    ]
+    print("\n".join(lines))

@@ -55,7 +55,7 @@ class ClusterFile:
         return found if isinstance(found, dict) else {}
 
     def sequence(self, *path: str | int) -> list[Any]:
-        """The list at a path; empty if the value has another type, which the schema reports."""
+        """As `mapping`, of a list."""
         found = self.get(*path)
         return found if isinstance(found, list) else []
 
@@ -70,9 +70,10 @@ class ClusterFile:
         return str(self.get("head_node_type"))
 
     @property
-    def workers(self) -> list[str]:
-        """Names of the node types of workers."""
-        return [name for name in self.mapping("available_node_types") if name != self.head]
+    def most(self) -> int:
+        """Maximum number of workers of all types together; without one, Ray's default."""
+        found = self.get("max_workers")
+        return found if isinstance(found, int) else 2
 
     @property
     def token(self) -> FilePath | None:
@@ -118,12 +119,10 @@ def _lines(node: yaml.Node | None, path: Path) -> Iterator[tuple[Path, int]]:
             if key.tag == _MERGE:
                 merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
                 continue
-            problem = (
-                "is written twice; remove one" if key.value in seen else "is not text; write it in quotes"
-            )
             if key.value in seen or key.tag != "tag:yaml.org,2002:str":
+                wrong = "written twice; remove one" if key.value in seen else "not text; write it in quotes"
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key `{key.value}` {problem}", problem_mark=key.start_mark
+                    problem=f"the key `{key.value}` is {wrong}", problem_mark=key.start_mark
                 )
             seen.add(key.value)
             here = (*path, str(key.value))

@@ -1,16 +1,10 @@
 """Findings about a cluster file, each with its line, key and message."""
 
-import re
 from dataclasses import dataclass, field
 from importlib import import_module
 
 from study.cluster.cluster_file import ClusterFile, Path
 from study.errors import SpecError
-
-#: Values that a user has not edited yet.
-PLACEHOLDER = re.compile(
-    r"<|>|\.\.\.|change.?me|replace|your|todo|fixme|xxx+|^(ami|sg|subnet)-0+$", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, order=True)
@@ -42,27 +36,15 @@ class Report:
         self._add(self.warnings, path, message)
 
     def _add(self, findings: list[Finding], path: Path, message: str) -> None:
-        line = self.file.line(path)
+        dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+        found = Finding(self.file.line(path), dotted.removeprefix("."), message)
         # An anchor repeats one line in several node types: report it once.
-        if not any((found.line, found.message) == (line, message) for found in findings):
-            findings.append(Finding(line, dotted(path), message))
-
-
-def dotted(path: Path) -> str:
-    """Write a path as `file_mounts.a.b` or `worker_ips[0]`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+        if (found.line, message) not in {(other.line, other.message) for other in findings}:
+            findings.append(found)
 
 
 def need(purpose: str, module: str) -> None:
-    """Check that a library of the extra `cluster` is installed.
-
-    Args:
-        purpose: the task that needs it, as the start of a sentence.
-        module: its import name.
-
-    Raises:
-        SpecError: it is missing; the message contains the command that installs it.
-    """
+    """Raise a SpecError with the command that installs a library of the extra `cluster`, if it is missing."""
     try:
         import_module(module)
     except ImportError as error:

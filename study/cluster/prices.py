@@ -25,7 +25,6 @@ class Machine(BaseModel):
     gpus: int = 0
     device: str = "cpu"
     """Name of its GPU in `resources.device` of a spec."""
-    efa_cards: int | None = None
     hour: float | None = None
     """Dollars per hour on demand; None if it is sold by reservation only."""
 
@@ -40,7 +39,6 @@ class Prices(BaseModel):
     page: str
     spot_share: float
     gp3_gb_month: float
-    s3_gb_month: float
     types: dict[str, Machine]
 
 
@@ -70,24 +68,43 @@ class Pool:
 
     def to_json(self) -> dict[str, Any]:
         """Return the pool as a record."""
-        return {
-            "pool": self.name,
-            "machine": self.machine,
-            "most": self.most,
-            "spot": self.spot,
-            "hour": self.hour,
-            "holds": None if self.what is None else self.what.model_dump(exclude={"hour"}),
-        }
+        record = {name: getattr(self, name) for name in ("machine", "most", "spot", "hour")}
+        holds = None if self.what is None else self.what.model_dump(exclude={"hour"})
+        return {"pool": self.name, **record, "holds": holds}
 
 
 def pools(file: ClusterFile) -> list[Pool]:
     """Return the pools of a file for AWS; existing machines have no price and no pools."""
-    return [_pool(file, name) for name in file.workers] if file.provider == "aws" else []
+    workers = [name for name in file.mapping("available_node_types") if name != file.head]
+    return [_pool(file, name) for name in workers] if file.provider == "aws" else []
+
+
+def _pool(file: ClusterFile, name: str) -> Pool:
+    place, machine = ("available_node_types", name), instance_type(file, name)
+    own = file.get(*place, "max_workers")
+    return Pool(
+        name=str(file.get(*place, "labels", "pool") or name),
+        node_type=name,
+        machine=machine,
+        most=min(own, file.most) if isinstance(own, int) else file.most,
+        spot=is_spot(file, name),
+        what=prices().types.get(machine),
+        hour=_hour(file, name),
+    )
 
 
 def head_hour(file: ClusterFile) -> float | None:
     """Dollars per hour of the head with its disk; None if it has no known price."""
     return _hour(file, file.head) if file.provider == "aws" else None
+
+
+def _hour(file: ClusterFile, name: str) -> float | None:
+    table = prices()
+    what = table.types.get(instance_type(file, name))
+    if what is None or what.hour is None:
+        return None
+    share = table.spot_share if is_spot(file, name) else 1.0
+    return what.hour * share + sum(disk_sizes(file, name)) * table.gp3_gb_month / MONTH_HOURS
 
 
 def disk_sizes(file: ClusterFile, node_type: str) -> list[int]:
@@ -106,26 +123,3 @@ def is_spot(file: ClusterFile, node_type: str) -> bool:
 def instance_type(file: ClusterFile, node_type: str) -> str:
     """The instance type of a node type."""
     return str(file.get("available_node_types", node_type, "node_config", "InstanceType"))
-
-
-def _pool(file: ClusterFile, name: str) -> Pool:
-    bounds = [file.get("available_node_types", name, "max_workers"), file.get("max_workers")]
-    machine = instance_type(file, name)
-    return Pool(
-        name=str(file.get("available_node_types", name, "labels", "pool") or name),
-        node_type=name,
-        machine=machine,
-        most=min((count for count in bounds if isinstance(count, int)), default=0),
-        spot=is_spot(file, name),
-        what=prices().types.get(machine),
-        hour=_hour(file, name),
-    )
-
-
-def _hour(file: ClusterFile, name: str) -> float | None:
-    table = prices()
-    what = table.types.get(instance_type(file, name))
-    if what is None or what.hour is None:
-        return None
-    share = table.spot_share if is_spot(file, name) else 1.0
-    return what.hour * share + sum(disk_sizes(file, name)) * table.gp3_gb_month / MONTH_HOURS

@@ -4,14 +4,24 @@ import re
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 
-from study.cluster.cluster_file import TOKEN
-from study.cluster.findings import PLACEHOLDER, Report
+from study.cluster.cluster_file import TOKEN, Path
+from study.cluster.findings import Report
+from study.cluster.prices import disk_sizes, instance_type, is_spot, prices
+from study.cluster.schema import check_node_configs, regions
 from study.cluster.token import open_to_others, read_token
 from study.errors import SpecError
+from trainables.errors import did_you_mean
 
-#: Above this many minutes, idle machines cost more than a new start would.
-LONG_IDLE_MINUTES = 60
+#: Values that a user has not edited yet.
+PLACEHOLDER = re.compile(
+    r"<|>|\.\.\.|change.?me|replace|your|todo|fixme|xxx+|^(ami|sg|subnet)-0+$", re.IGNORECASE
+)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: ASSUMPTION: an image with NVIDIA's driver takes 45 to 65 GB, the environment with CUDA's libraries 8; the rest must
+#: hold tokens and checkpoints of running cells.
+LEAST_DISK_GB = 80
+#: Ray's services on a head take 1.2 GiB and MLflow's server 0.7, measured on a simulated cluster; drivers add to it.
+LEAST_HEAD_GIB = 4
 
 #: Keys of `metadata` that a user edits: the form of the value, and what to give.
 AWS_METADATA = {
@@ -33,7 +43,15 @@ AWS_METADATA = {
     ),
 }
 LOCAL_METADATA = {"storage": (r".+", "a folder or URI that all machines reach")}
+#: Keys of each `node_config`, and what Ray would do without them.
+REQUIRED = {
+    "ImageId": "Ray's default is an image of Ubuntu 18.04 with old drivers; give one",
+    "IamInstanceProfile": "the head would get a role with all rights on EC2 and S3, and workers could not reach "
+    "the bucket; write {Name: …}",
+    "SecurityGroupIds": "Ray would make a group that opens port 22 to everyone; give your own",
+}
 
+_TYPES = "available_node_types"
 _SECRET = re.compile(
     r"AKIA[0-9A-Z]{16}|aws_(secret_)?access_key|(PASSWORD|AUTH_TOKEN|ACCESS_KEY)=[^\s$]", re.IGNORECASE
 )
@@ -53,7 +71,7 @@ def check_metadata(report: Report, forms: Mapping[str, tuple[str, str]]) -> None
 
 
 def check_any(report: Report) -> None:
-    """Apply the rules for any provider: token, access, secrets, mounted files, idle machines."""
+    """Apply the rules for any provider: token, access, secrets and mounted files."""
     _token(report)
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
         _start(report, key)
@@ -70,11 +88,6 @@ def check_any(report: Report) -> None:
                 ("file_mounts", remote),
                 f"there is no {local} here; run from the top of the repository, or correct the path",
             )
-    minutes = report.file.get("idle_timeout_minutes")
-    if isinstance(minutes, int | float) and minutes > LONG_IDLE_MINUTES:
-        report.warning(
-            ("idle_timeout_minutes",), f"idle machines cost money for {minutes:g} minutes; 5 to 15 are enough"
-        )
 
 
 def check_local(report: Report) -> None:
@@ -85,6 +98,16 @@ def check_local(report: Report) -> None:
         report.error(
             ("auth", "ssh_private_key"), f"there is no {key} here; give the path of your private SSH key"
         )
+
+
+def check_aws(report: Report) -> None:
+    """Apply every rule for machines of AWS."""
+    check_metadata(report, AWS_METADATA)
+    check_node_configs(report)
+    _region(report)
+    _head(report)
+    for name in report.file.mapping(_TYPES):
+        _machine(report, name)
 
 
 def _token(report: Report) -> None:
@@ -128,3 +151,65 @@ def _start(report: Report, key: str) -> None:
                 f"the dashboard listens on {host[1]} and accepts jobs; write --dashboard-host=127.0.0.1 and use "
                 "`ray dashboard`",
             )
+
+
+def _region(report: Report) -> None:
+    region = str(report.file.get("provider", "region"))
+    if region not in regions():
+        hint = did_you_mean(region, regions()) or "; give yours"
+        report.error(("provider", "region"), f"AWS has no region {region}{hint}")
+    zones = report.file.get("provider", "availability_zone") or region
+    for zone in str(zones).split(","):
+        if not zone.strip().startswith(region):
+            report.error(
+                ("provider", "availability_zone"),
+                f"the zone {zone.strip()} is not in the region {region}; write zones as {region}a,{region}b",
+            )
+
+
+def _head(report: Report) -> None:
+    place: Path = (_TYPES, report.file.head)
+    if not report.file.mapping(*place):
+        return
+    if report.file.get(*place, "resources", "CPU") != 0:
+        report.error(
+            (*place, "resources"),
+            "the head offers its CPUs to trials, which would starve the driver, Ray and MLflow; write "
+            "`resources: {CPU: 0, head: 1}`",
+        )
+    if is_spot(report.file, report.file.head):
+        report.error(
+            (*place, "node_config", "InstanceMarketOptions"),
+            "AWS may take a spot head away at any time, with the driver and MLflow; remove this",
+        )
+    machine = instance_type(report.file, report.file.head)
+    known = prices().types.get(machine)
+    if known is not None and known.memory_gib < LEAST_HEAD_GIB:
+        report.error(
+            (*place, "node_config", "InstanceType"),
+            f"{machine} has {known.memory_gib} GiB for Ray, MLflow and one driver per study; use a type with "
+            f"{LEAST_HEAD_GIB} or more, such as m7i.xlarge",
+        )
+
+
+def _machine(report: Report, name: str) -> None:
+    """Rules against old images, too many rights, open ports and small disks."""
+    place: Path = (_TYPES, name, "node_config")
+    config = report.file.mapping(*place)
+    for key, reason in REQUIRED.items():
+        if not config.get(key):
+            report.error(place, f"`{key}` is missing: {reason}")
+    if report.file.get(*place, "MetadataOptions", "HttpTokens") != "required":
+        report.error(
+            (*place, "MetadataOptions") if "MetadataOptions" in config else place,
+            "`MetadataOptions: {HttpTokens: required}` is missing: without it, any program that can be made to fetch "
+            "an address on the machine can take its rights",
+        )
+    sizes = disk_sizes(report.file, name)
+    if max(sizes, default=0) < LEAST_DISK_GB:
+        found = f"the disk has {max(sizes)} GB" if sizes else "no disk is given, so the image's own is used"
+        report.error(
+            (*place, "BlockDeviceMappings"),
+            f"{found}, too little for image, environment, tokens and checkpoints; write `[{{DeviceName: /dev/sda1, "
+            f"Ebs: {{VolumeSize: {2 * LEAST_DISK_GB}, VolumeType: gp3}}}}]`",
+        )

@@ -7,14 +7,12 @@ import json
 import re
 from functools import cache
 from pathlib import Path as FilePath
-from typing import Any
 
 from study.cluster.cluster_file import Path
 from study.cluster.findings import Report
 from trainables.errors import did_you_mean
 
-#: Keys that Ray sets for every machine, and its own key for a choice of subnets.
-_RAY_KEYS = {"MinCount": 1, "MaxCount": 1}
+#: Ray's own key in a `node_config`, for a choice of subnets.
 _RAY_ONLY = "SubnetIds"
 
 
@@ -26,7 +24,6 @@ def check_schema(report: Report) -> None:
     """
     import jsonschema
     import ray.autoscaler
-    from ray.autoscaler._private.cli_logger import SilentClickException
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     document = copy.deepcopy(report.file.document)
@@ -37,35 +34,20 @@ def check_schema(report: Report) -> None:
         known = error.schema.get("properties", {}) if error.validator == "additionalProperties" else ()
         unknown = [key for key in error.instance if key not in known] if known else []
         for key in unknown:
-            report.error(
-                (*path, key), f"`{key}` is not a key here{did_you_mean(key, known) or '; remove it'}"
-            )
+            hint = did_you_mean(key, known) or "; remove it"
+            report.error((*path, key), f"`{key}` is not a key here{hint}")
         if not unknown:
             report.error(path, f"Ray's schema refuses this value: {error.message}")
     if mistakes:
         return
     output = io.StringIO()
     try:
-        # Ray prints its reason and then raises an exception without it.
+        # Ray also prints the reason that it raises.
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             validate_config(prepare_config(document))
     except Exception as error:  # noqa: BLE001 - report any exception that would end `ray up`
-        text = (
-            output.getvalue()
-            if isinstance(error, SilentClickException)
-            else str(error) or type(error).__name__
-        )
-        plain = re.sub(r"\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", text)).strip().rstrip(".")
-        report.error((), f"`ray up` would refuse it: {plain}")
-
-
-@cache
-def ec2() -> Any:
-    """Return botocore's description of EC2."""
-    from botocore.loaders import Loader
-    from botocore.model import ServiceModel
-
-    return ServiceModel(Loader().load_service_model("ec2", "service-2"))
+        reason = " ".join(str(error).split()) or type(error).__name__
+        report.error((), f"`ray up` would refuse it: {reason.rstrip('.')}")
 
 
 @cache
@@ -78,14 +60,19 @@ def regions() -> frozenset[str]:
 
 def check_node_configs(report: Report) -> None:
     """Check each `node_config` by botocore's own parameter validation, which Ray's schema does not do."""
+    from botocore.loaders import Loader
+    from botocore.model import ServiceModel
     from botocore.validate import ParamValidator
 
-    types = ec2().shape_for("InstanceType").enum
-    shape = ec2().operation_model("RunInstances").input_shape
+    ec2 = ServiceModel(Loader().load_service_model("ec2", "service-2"))
+    types = ec2.shape_for("InstanceType").enum
+    shape = ec2.operation_model("RunInstances").input_shape
     for name in report.file.mapping("available_node_types"):
         place: Path = ("available_node_types", name, "node_config")
-        config = {key: value for key, value in report.file.mapping(*place).items() if key != _RAY_ONLY}
-        for reason, where, details in ParamValidator().validate({**config, **_RAY_KEYS}, shape)._errors:
+        # Ray sets both counts itself.
+        config = {**report.file.mapping(*place), "MinCount": 1, "MaxCount": 1}
+        config.pop(_RAY_ONLY, None)
+        for reason, where, details in ParamValidator().validate(config, shape)._errors:
             parts = re.findall(r"\w+", where)
             path = (*place, *(int(part) if part.isdecimal() else part for part in parts))
             if reason == "unknown field":
@@ -99,6 +86,6 @@ def check_node_configs(report: Report) -> None:
                 fix = f"; EC2 requires {wanted}" if wanted else ""
                 report.error(path, f"`{path[-1]}` has an {reason}: {details.get('param')!r}{fix}")
         kind = config.get("InstanceType")
-        if "LaunchTemplate" not in config and kind not in types:
+        if kind not in types:
             hint = did_you_mean(str(kind), types) or "; give a type such as g6.xlarge"
             report.error((*place, "InstanceType"), f"EC2 has no instance type {kind}{hint}")

@@ -9,7 +9,7 @@ from study.cluster.findings import Report
 from study.cluster.prices import Pool, head_hour, prices
 from study.plan.plan import Plan, make_plan, wall_seconds
 from study.spec.devices import DEVICES
-from study.spec.study import StudySpec, load_spec, members
+from study.spec.study import StudySpec, load_spec, studies
 from study.workers.machines import ACCELERATOR, Promised, Slots, check_capacity, machines, marks, room
 from trainables.errors import InputError
 
@@ -37,10 +37,6 @@ class StudyPrice:
     cells: int
     device_hours: float
     options: tuple[Option, ...]
-    stored_gb: float
-    """Final weights, if `resources.keep_weights` keeps them."""
-    stored_month: float
-    """Dollars per month for these in the bucket."""
 
 
 def price_study(
@@ -48,60 +44,44 @@ def price_study(
 ) -> StudyPrice | None:
     """Plan a study for the machines of a file as its driver does on the head, and price it.
 
-    A series is priced as the sum of its studies. If the study does not fit, the report gets an error.
-
-    Args:
-        report: of the file.
-        pools: its pools; empty for existing machines.
-        name: a preset's name or a YAML file.
-        overrides: `section.key=value` for it.
-
-    Returns:
-        None if it does not fit, or the machines are not in the price table.
+    A series is priced as the sum of its studies. If the study does not fit, the report gets an error. Returns None
+    then, and if the machines are not in the price table.
 
     Raises:
         SpecError: the spec itself is wrong.
     """
     spec = load_spec(name, overrides)
-    if spec.vary is None:
-        return _price(report, pools, spec)
-    each = [_price(report, pools, member.spec) for member in members(spec)]
-    known = [price for price in each if price is not None]
-    return _sum(spec.name, known) if len(known) == len(each) else None
-
-
-def _sum(series: str, each: Sequence[StudyPrice]) -> StudyPrice:
-    """The price of studies that run one after the other."""
-    options = []
-    by_pool = [{option.pool: option for option in price.options} for price in each]
-    # A pool must be able to train every study of the series.
-    for pool in (name for name in by_pool[0] if all(name in one for one in by_pool)):
-        several = [one[pool] for one in by_pool]
-        costs = [option.dollars for option in several]
-        options.append(
-            replace(
-                several[0],
-                machines=max(option.machines for option in several),
-                hours=math.fsum(option.hours for option in several),
-                dollars=None if None in costs else math.fsum(cost or 0.0 for cost in costs),
-            )
-        )
-    return StudyPrice(
-        study=series,
-        cells=sum(price.cells for price in each),
-        device_hours=math.fsum(price.device_hours for price in each),
-        options=tuple(options),
-        stored_gb=math.fsum(price.stored_gb for price in each),
-        stored_month=math.fsum(price.stored_month for price in each),
-    )
-
-
-def _price(report: Report, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice | None:
     if report.file.provider == "local":
         report.notes.append(
             f"whether {spec.name} fits is not checked: the sizes of these machines are known once Ray runs there"
         )
         return None
+    each = [_price(report, pools, study) for study in studies(spec)]
+    known = [price for price in each if price is not None]
+    if len(known) < len(each):
+        return None
+    by_pool = [{option.pool: option for option in price.options} for price in known]
+    # A pool must be able to train every study of a series.
+    common = [pool for pool in by_pool[0] if all(pool in one for one in by_pool)]
+    return StudyPrice(
+        study=spec.name,
+        cells=sum(price.cells for price in known),
+        device_hours=math.fsum(price.device_hours for price in known),
+        options=tuple(_one_after_the_other([one[pool] for one in by_pool]) for pool in common),
+    )
+
+
+def _one_after_the_other(several: Sequence[Option]) -> Option:
+    costs = [option.dollars for option in several]
+    return replace(
+        several[0],
+        machines=max(option.machines for option in several),
+        hours=math.fsum(option.hours for option in several),
+        dollars=None if None in costs else math.fsum(cost or 0.0 for cost in costs),
+    )
+
+
+def _price(report: Report, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice | None:
     try:
         plan, slots = _plan(spec, report, [pool for pool in pools if pool.what is not None])
     except InputError as error:
@@ -115,19 +95,11 @@ def _price(report: Report, pools: Sequence[Pool], spec: StudySpec) -> StudyPrice
                 ("available_node_types",), f"the study {spec.name} does not fit: {str(error).rstrip('.')}"
             )
         return None
-    usable = [pool for pool in pools if _ranks(pool, slots)]
-    _check_devices(report, spec, usable)
-    tried = math.fsum(plan.trained_shares[p.budget] * p.parameters.total for p in plan.main)
-    kept = tried * (2 if plan.precision == "bf16" else 4)
-    stored = kept / 1e9 if spec.resources.keep_weights == "final" else 0.0
-    return StudyPrice(
-        study=spec.name,
-        cells=plan.cell_count,
-        device_hours=plan.device_hours,
-        options=tuple(_option(report, plan, slots, pool) for pool in usable),
-        stored_gb=stored,
-        stored_month=stored * prices().s3_gb_month,
-    )
+    usable = [(pool, ranks) for pool in pools if (ranks := _ranks(pool, slots))]
+    for pool, _ in usable:
+        _check_device(report, spec, pool)
+    options = tuple(_option(report, plan, slots, pool, ranks) for pool, ranks in usable)
+    return StudyPrice(spec.name, plan.cell_count, plan.device_hours, options)
 
 
 def resources(pool: Pool, file_resources: Mapping[str, Any]) -> dict[str, float]:
@@ -150,8 +122,7 @@ def _plan(spec: StudySpec, report: Report, pools: Sequence[Pool]) -> tuple[Plan,
         }
         for pool in pools
     }
-    most = report.file.get("max_workers")
-    found = machines([], Promised(kinds, most if isinstance(most, int) else sum(pool.most for pool in pools)))
+    found = machines([], Promised(kinds, report.file.most))
     wanted = spec.resources
     marked = marks(DEVICES[wanted.device], wanted.pool, found)
     asked = 0 if wanted.slots == "auto" else wanted.slots
@@ -169,37 +140,26 @@ def _plan(spec: StudySpec, report: Report, pools: Sequence[Pool]) -> tuple[Plan,
     return plan, slots
 
 
-def _check_devices(report: Report, spec: StudySpec, usable: Sequence[Pool]) -> None:
-    """Compare the GPUs of the pools with the planned device, which Ray does not do."""
-    wanted = spec.resources
-    taken = [pool for pool in usable if wanted.pool in ("any", pool.name)]
-    other = [pool for pool in taken if pool.what and pool.what.gpus and pool.what.device != wanted.device]
-    if wanted.device == "cpu":
-        if other and wanted.pool == "any":
-            report.warning(
-                ("available_node_types",),
-                f"the study {spec.name} trains on CPUs, and only machines with GPUs can take it "
-                f"({' and '.join(sorted({pool.name for pool in other}))}), at a higher price; add a pool without GPUs",
-            )
-        return
-    for pool in other:
-        held = pool.what.device if pool.what else ""
-        having = [name for name, machine in prices().types.items() if machine.device == wanted.device]
-        fix = f" or use a machine with {wanted.device} ({', '.join(having[:3])})" if having else ""
-        report.error(
-            ("available_node_types", pool.node_type, "node_config", "InstanceType"),
-            f"the study {spec.name} is planned for {wanted.device}, and {pool.machine} has {held}, which Ray cannot "
-            f"distinguish; add `--set resources.device={held}`{fix}",
-        )
-
-
 def _ranks(pool: Pool, slots: Slots) -> int:
     """Number of ranks on one machine of a pool; 0 if the study does not use the pool."""
     return 0 if pool.what is None else slots.ranks_on(resources(pool, {pool.name: 1}))
 
 
-def _option(report: Report, plan: Plan, slots: Slots, pool: Pool) -> Option:
-    ranks = _ranks(pool, slots)
+def _check_device(report: Report, spec: StudySpec, pool: Pool) -> None:
+    """Compare the GPU of a pool with the planned device, which Ray does not do."""
+    planned, held = spec.resources.device, pool.what.device if pool.what else "cpu"
+    if planned == "cpu" or held in ("cpu", planned):
+        return
+    having = [name for name, machine in prices().types.items() if machine.device == planned]
+    fix = f" or use a machine with {planned} ({', '.join(having[:3])})" if having else ""
+    report.error(
+        ("available_node_types", pool.node_type, "node_config", "InstanceType"),
+        f"the study {spec.name} is planned for {planned}, and {pool.machine} has {held}, which Ray cannot "
+        f"distinguish; add `--set resources.device={held}`{fix}",
+    )
+
+
+def _option(report: Report, plan: Plan, slots: Slots, pool: Pool, ranks: int) -> Option:
     count = min(pool.most, math.ceil(slots.devices / ranks))
     work = [(plan.trained_shares[p.budget] * p.seconds, p.layout.ranks) for p in plan.main]
     longest = max((p.seconds for p in plan.main), default=0.0)

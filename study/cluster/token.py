@@ -1,12 +1,11 @@
 """The token of a cluster. Its holder can run programs on every machine, so it is never printed."""
 
 import secrets
-import shlex
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from study.cluster.cluster_file import ADDRESS, TOKEN, ClusterFile
+from study.cluster.cluster_file import TOKEN, ClusterFile
 from study.errors import SpecError
 from study.private_file import open_private
 
@@ -14,8 +13,7 @@ from study.private_file import open_private
 BYTES = 32
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A token's file, and whether it was made or its mode corrected."""
 
     path: Path
@@ -23,23 +21,9 @@ class Token:
     corrected: bool
     """Other users could read the file until now."""
 
-    @property
-    def exports(self) -> tuple[str, ...]:
-        """Shell commands after which Ray's own commands use the token."""
-        return (
-            "export RAY_AUTH_MODE=token",
-            f"export RAY_AUTH_TOKEN_PATH={shlex.quote(str(self.path))}",
-            # Without it, `ray job` looks for a cluster on this machine instead of the tunnel (ray 2.60).
-            f"export RAY_API_SERVER_ADDRESS={ADDRESS}",
-        )
-
 
 def make_token(cluster: ClusterFile) -> Token:
-    """Make the token that a cluster file mounts, or keep an existing one.
-
-    Raises:
-        SpecError: the file mounts none, or the existing file holds no token.
-    """
+    """Make the token that a cluster file mounts, or keep an existing one; SpecError if it mounts none."""
     path = cluster.token
     if path is None:
         raise SpecError(
@@ -62,11 +46,7 @@ def make_token(cluster: ClusterFile) -> Token:
 
 
 def read_token(path: Path, cluster: str = "FILE") -> str:
-    """Return the token in a file; messages name the cluster file.
-
-    Raises:
-        SpecError: there is no such file, or it does not hold one word.
-    """
+    """Return the token in a file; SpecError, with the cluster file, if it is missing or not one word."""
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise SpecError(f"the token {path} {what}; make it with `interplay cluster token {cluster}`.")

@@ -13,8 +13,7 @@ from study.plan.table import duration
 
 def check_view(checked: Checked) -> RenderableType:
     """Lay out the findings, one per line, then the prices."""
-    lines: list[RenderableType] = []
-    lines += [_line("error", "bold red", found) for found in checked.errors]
+    lines: list[RenderableType] = [_line("error", "bold red", found) for found in checked.errors]
     lines += [_line("warning", "yellow", found) for found in checked.warnings]
     lines += [Text.assemble(("note: ", "bold"), f"{note}.") for note in checked.notes]
     if checked.pools or checked.head_hour:
@@ -30,11 +29,9 @@ def check_view(checked: Checked) -> RenderableType:
                 style="dim",
             )
         )
-    count = len(checked.errors)
-    if count:
+    verdict = Text(f"{checked.file} can be used.", style="bold green")
+    if count := len(checked.errors):
         verdict = Text(f"{checked.file} has {count} error{'s' if count > 1 else ''}.", style="bold red")
-    else:
-        verdict = Text(f"{checked.file} can be used.", style="bold green")
     return Group(*lines, Text(), verdict)
 
 
@@ -79,7 +76,4 @@ def _study(study: StudyPrice) -> list[Text]:
         f"{study.study}: {study.cells} cells, {study.device_hours:,.3g} device-hours in total (estimated)"
     ]
     lines += [f"  {option_text(option)}" for option in study.options]
-    if study.stored_gb >= 1:
-        month = about(study.stored_month)
-        lines.append(f"  final weights in the bucket: {study.stored_gb:,.0f} GB, about {month} per month")
     return [Text(line) for line in lines]

@@ -22,8 +22,8 @@ def show_plan(spec: str, overrides: Sequence[str], *, as_json: bool) -> None:
         return
     from study.commands import series
 
-    plans = series.plans(loaded)
-    show(series.plan_json(loaded, plans), series.plan_view(loaded, plans), as_json=as_json)
+    document, view = series.plan(loaded)
+    show(document, view, as_json=as_json)
 
 
 def show_cell(spec: str, overrides: Sequence[str], cell: str) -> None:

@@ -11,21 +11,17 @@ from rich.console import Console
 from rich.text import Text
 
 from study.commands.output import refuse_file, relative, say
-from study.spec.study import StudySpec, load_spec
+from study.errors import SpecError
+from study.plan.plan import make_plan
+from study.spec.study import StudySpec, load_spec, members, varied
+from study.tracking.study_paths import SERIES, study_paths
 
 #: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
 FAILED, STOPPED = 1, 130
 
 
 def run(spec: str, overrides: Sequence[str], results: Path, default_results: Path) -> int:
-    """Run a study or series and return the exit status.
-
-    Args:
-        spec: name of a preset or a YAML file.
-        overrides: of the spec.
-        results: folder of the results.
-        default_results: the folder that need not be named in a command.
-    """
+    """Run a study or series and return the exit status; printed commands name another than the default folder."""
     from study.tracking.mlflow_client import tracking_uri
 
     loaded = load_spec(spec, overrides)
@@ -68,20 +64,45 @@ def _run_study(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None
 
 
 def _run_series(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None, bool]:
-    """As `_run_study`, for all studies of a series."""
-    from study.commands.series import page_words, run_series
+    """As `_run_study` for each study of a series, one after the other; then write the page of the series."""
+    from study.commands.series import FittedMember, page_words, text, write_page
+    from study.results.sources import study_runs
+    from study.run.runner import copy_results, run_study
+    from study.workers.ray_session import joins
 
     console = Console(highlight=False)
-    summaries, page, copy = run_series(spec, results, console)
-    if not all(summary.finished for summary in summaries):
-        return None, False
-    if page:
-        for line in page_words(page):
-            console.print(Text(line))
-        say("Series: ", relative(page))
-        if copy:
-            say("A copy of its page: ", copy)
-    return {key: reason for summary in summaries for key, reason in summary.failed.items()}, not page
+    listed = members(spec)
+    for member in listed:
+        # Refuse what cannot run before hours of training; a cluster's machines are known only after joining it.
+        make_plan(member.spec, to_read=joins())
+    paths = study_paths(spec, results.resolve())
+    folder = paths.folder
+    if (folder / "spec.yaml").is_file():
+        raise SpecError(
+            f"{folder} is the folder of a study, whose report the page of the series {spec.name!r} would replace; give "
+            "the series another name with `--set name=NAME`."
+        )
+    failed: dict[str, str] = {}
+    fitted = []
+    for number, member in enumerate(listed, 1):
+        title = f"{varied(spec)[0]} {text(member.value)} ({number} of {len(listed)})"
+        console.print(Text(title, style="bold"))
+        summary = run_study(member.spec, results, console)
+        if not summary.finished:
+            return None, False
+        failed.update(summary.failed)
+        fitted.append(FittedMember(member, study_runs(member.spec, results), summary.fit, summary.report))
+    page = write_page(spec, fitted, folder)
+    if page is None:
+        return failed, True
+    written = [folder / name for name in (SERIES, "series.json", "report.html", "figures")]
+    copy = copy_results(paths, written, console) if paths.is_shared else None
+    for line in page_words(page):
+        console.print(Text(line))
+    say("Series: ", relative(page))
+    if copy:
+        say("A copy of its page: ", copy)
+    return failed, False
 
 
 def program() -> list[str]:

@@ -21,18 +21,11 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 def serve(results: Path, host: str, port: int, console: Console, uri: str | None = None) -> None:
     """Run MLflow's server until Ctrl-C or SIGTERM; of a tracking server, print the address of its page.
 
-    Args:
-        results: the results folder, whose store is served by default.
-        host: address to bind.
-        port: port to bind.
-        console: where the page's address is printed.
-        uri: of another store; see `study.results.sources.named_store`.
+    The store is that of the results folder unless `uri` names another; see `study.results.sources.named_store`.
 
     Raises:
         SpecError: there is no such store, or the port cannot be used.
     """
-    if not 0 < port < 65536:
-        raise SpecError(f"--port {port} is no port; give a number from 1 to 65535, such as --port 5000.")
     store = named_store(uri, results)
     scheme = store.partition(":")[0].partition("+")[0]
     if scheme in ("http", "https"):

@@ -26,14 +26,8 @@ def answer(
 ) -> "tuple[Fit, Path]":
     """Fit a study's run table and write `report.html`, `fit.json`, `runs.csv` and the figures.
 
-    Args:
-        spec: of the study.
-        plan: of the study.
-        runs: its rows.
-        where: its paths.
-        curves: validation losses by cell and step.
-        ended: why the search ended, a sentence.
-        measures: diagnostics of the layers, by cell and step.
+    Curves are validation losses, measures diagnostics of the layers, both by cell and step; `ended` is why the search
+    ended, a sentence.
     """
     from analysis.fit.document import fit
     from analysis.report.study_page import write_report
@@ -84,7 +78,9 @@ def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:
         "study": spec.description or spec.name,
         **({"claim": spec.claim} if spec.claim else {}),
         "data": f"{spec.data.kind}, vocabulary {plan.vocabulary}, content {plan.cells[0].cell.data_key}",
-        "training": f"{recipe.tokens:,} tokens per cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context})",
+        "training": f"{recipe.tokens:,} tokens per cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context}), "
+        f"precision {recipe.precision}",
+        "seeds": ", ".join(map(str, spec.training.seed_values)),
         "protocol": plan.protocol,
         "revision": revision(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),

@@ -13,7 +13,6 @@ from typing import Any
 from rich.text import Text
 
 from study.errors import SpecError
-from study.results.mlflow_model import find_run, log_model
 from study.results.model_card import CARD, loading, model_card
 from study.spec.study import load_spec
 from study.tracking.study_paths import StudyPaths, study_paths_of
@@ -35,86 +34,59 @@ class Kept:
 
     study: StudyPaths
     folder: Path
-    loaded: Record | RecordError
-
-    @property
-    def record(self) -> Record:
-        """The record of the weights.
-
-        Raises:
-            RecordError: it cannot be read.
-        """
-        if isinstance(self.loaded, RecordError):
-            raise self.loaded
-        return self.loaded
+    record: Record | None
+    problem: str = ""
+    """Why the record cannot be read."""
 
     @property
     def name(self) -> str:
-        """The cell's name; empty if the record cannot be read."""
-        return "" if isinstance(self.loaded, RecordError) else self.loaded.cell.name
+        """The cell's name; empty without a record."""
+        return self.record.cell.name if self.record else ""
 
     def __str__(self) -> str:
-        if isinstance(self.loaded, RecordError):
+        if self.record is None:
             return f"{self.folder.name} (of {self.study.name}, its record cannot be read)"
-        return f"{self.folder.name} ({self.name} of {self.study.name}, loss {self.loaded.loss:.4f})"
+        return f"{self.folder.name} ({self.name} of {self.study.name}, loss {self.record.loss:.4f})"
 
 
-@dataclass(frozen=True)
-class Exported:
-    """An exported model."""
-
-    kept: Kept
-    folder: Path
-    mlflow_model: str | None
-    """MLflow's address of the model, `models:/…`; None without --mlflow."""
-
-    @property
-    def loading(self) -> tuple[str, str]:
-        """Two lines of Python that load the model."""
-        return loading(self.kept.record, str(self.folder))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON document of `interplay export --json`."""
-        record = self.kept.record
-        copied = ("loss", "step", "tokens", "params", "total_params", "vocabulary", "tokenizer", "revision")
-        return {
-            "cell": record.key,
-            "name": record.cell.name,
-            "study": self.kept.study.name,
-            "folder": str(self.folder),
-            "files": sorted(path.name for path in self.folder.iterdir()),
-            **{name: getattr(record, name) for name in copied},
-            "mlflow_model": self.mlflow_model,
-            "python": list(self.loading),
-        }
-
-
-def export_cell(
-    cell: str, out: Path, results: Path, *, study: str | None = None, mlflow: bool = False
-) -> Exported:
-    """Copy the weights of a cell (see `find`) to an empty or new folder, and log them to MLflow on request.
+def export_cell(cell: str, out: Path, results: Path, study: str | None = None) -> dict[str, Any]:
+    """Copy the weights of a cell (see `find`) to an empty or new folder; return the document of `--json`.
 
     Raises:
-        SpecError: no cell, or several, match `cell`, its weights were not kept, or MLflow has no run of it.
+        SpecError: no cell, or several, match `cell`, or its weights were not kept.
         InputError: `out` holds files, or the kept folder is damaged.
     """
     refuse_filled(out, "--out")
-    results = results.resolve()
-    kept = find(cell, results, study)
-    run = find_run(kept.study.name, kept.record.key, results) if mlflow else None
+    kept = find(cell, results.resolve(), study)
     # `out` may be a link, also one whose target does not exist yet.
-    _copy(kept, Path(os.path.realpath(out)))
-    model = log_model(*run, kept.record, kept.study.name, out) if run else None
-    return Exported(kept, out, model)
+    record = _copy(kept, Path(os.path.realpath(out)))
+    copied = ("loss", "step", "tokens", "params", "total_params", "vocabulary", "tokenizer", "revision")
+    return {
+        "cell": record.key,
+        "name": record.cell.name,
+        "study": kept.study.name,
+        "folder": str(out),
+        "files": sorted(path.name for path in out.iterdir()),
+        **{name: getattr(record, name) for name in copied},
+        "python": list(loading(record, str(out))),
+    }
+
+
+def export_text(written: dict[str, Any]) -> Text:
+    """Return the message of `interplay export`; its last two lines load the model."""
+    lines = [
+        "Wrote {study} {name} ({cell}) to {folder}.".format(**written),
+        "Validation loss {loss:.6f} nats per token after {tokens:,} tokens.".format(**written),
+    ]
+    if written["tokenizer"] is None:
+        lines.append("Its tokens are symbols, not text: there is no tokenizer.")
+    return Text.assemble("\n".join(lines), "\n\n", ("\n".join(written["python"]), "bold"))
 
 
 def find(cell: str, results: Path, study: str | None = None) -> Kept:
     """Return the kept weights of a cell by its key, its first digits, or its name such as L2-d16-s0.
 
-    Args:
-        cell: key, digits or name.
-        results: root of the results.
-        study: a study's name, preset or YAML file; None searches all studies.
+    `study` is a name, preset or YAML file; None searches all studies.
 
     Raises:
         InputError: the weights are damaged. Unreadable records of other cells are ignored.
@@ -128,70 +100,49 @@ def find(cell: str, results: Path, study: str | None = None) -> Kept:
         folders = [results / name]
         where = f"study {name!r} in {results}"
     studies = [study_paths_of(folder) for folder in folders]
-    kept = [Kept(paths, path, _load(path)) for paths in studies for path in _model_folders(paths)]
-    found = [one for one in kept if answers(cell, one.folder.name, one.name)]
+    kept = [_load(paths, folder) for paths in studies for folder in _model_folders(paths)]
+    found = [one for one in kept if _is_asked(cell, one.folder.name, one.name)]
     keys = {one.folder.name for one in found}
-    if len(keys) == 1:
-        return _first_intact(found)
-    if keys:
+    if len(keys) > 1:
         raise SpecError(
             f"{len(keys)} cells of the {where} match {cell!r}: {_list(found)}. Give the key or its first digits"
             + ("." if study else ", or choose a study with --study SPEC.")
         )
-    reason = next(filter(None, (_why_not_kept(cell, paths) for paths in studies)), None)
-    if reason:
-        raise SpecError(reason)
-    raise SpecError(
-        f"the {where} has no weights of a cell {cell!r}. It has weights of {_list(kept) or 'no cell'}; cells in "
-        "training have none. `interplay status SPEC --json` lists the keys of a study's cells; --results DIR names "
-        "another folder."
+    if not found:
+        raise SpecError(
+            next(filter(None, (_why_not_kept(cell, paths) for paths in studies)), None)
+            or f"the {where} has no weights of a cell {cell!r}. It has weights of {_list(kept) or 'no cell'}; cells in "
+            "training have none. `interplay status SPEC --json` lists the keys of a study's cells; --results DIR names "
+            "another folder."
+        )
+    problems = []
+    # Several studies may have a copy.
+    for one in found:
+        problem = _problem(one)
+        if problem is None:
+            return one
+        problems.append(problem)
+    first = found[0]
+    raise InputError(
+        f"the weights of cell {first.folder.name} of the study {first.study.name!r} are damaged: "
+        f"{'; '.join(problems)}. {_train_again(first.study, first.folder.name)}"
     )
 
 
-def answers(asked: str, key: str, name: str) -> bool:
-    """Whether a cell is the requested one: by its key, at least four first digits of it, or its name."""
-    return asked in (key, name) or (len(asked) >= SHORTEST and key.startswith(asked))
+def _is_asked(cell: str, key: str, name: str) -> bool:
+    return cell in (key, name) or (len(cell) >= SHORTEST and key.startswith(cell))
 
 
-def export_text(written: Exported) -> Text:
-    """Return the message of `interplay export`; its last two lines load the model."""
-    record = written.kept.record
-    lines = [
-        f"Wrote {written.kept.study.name} {record.cell.name} ({record.key}) to {written.folder}.",
-        f"Validation loss {record.loss:.6f} nats per token after {record.tokens:,} tokens.",
-    ]
-    if record.tokenizer is None:
-        lines.append("Its tokens are symbols, not text: there is no tokenizer.")
-    if written.mlflow_model:
-        lines.append(f"MLflow model: {written.mlflow_model}.")
-    return Text.assemble("\n".join(lines), "\n\n", ("\n".join(written.loading), "bold"))
+def _list(kept: Sequence[Kept]) -> str:
+    more = f" and {len(kept) - LISTED} more" if len(kept) > LISTED else ""
+    return "; ".join(map(str, kept[:LISTED])) + more
 
 
-def _copy(kept: Kept, out: Path) -> None:
-    """Copy the kept files and add the card; on an error remove what was copied.
-
-    An existing folder is filled, not replaced, because it may be a mount or a shell's working directory. The config
-    comes last: without it nothing loads a copy that was killed.
-    """
-    made = not out.is_dir()
-    out.mkdir(parents=True, exist_ok=True)
+def _load(study: StudyPaths, folder: Path) -> Kept:
     try:
-        (out / CARD).write_text(model_card(kept.record, kept.study.name), encoding="utf-8")
-        for path in sorted(kept.folder.iterdir(), key=lambda path: path.name == CONFIG):
-            shutil.copy2(path, out / path.name)
-    except OSError:
-        for path in out.iterdir():
-            path.unlink()
-        if made:
-            out.rmdir()
-        raise
-
-
-def _load(folder: Path) -> Record | RecordError:
-    try:
-        return read_record(folder)
+        return Kept(study, folder, read_record(folder))
     except RecordError as error:
-        return error
+        return Kept(study, folder, None, error.what)
 
 
 def _model_folders(study: StudyPaths) -> list[Path]:
@@ -217,47 +168,35 @@ def _model_folders(study: StudyPaths) -> list[Path]:
     return folders
 
 
-def _first_intact(copies: Sequence[Kept]) -> Kept:
-    """Return the first undamaged copy of a cell; several studies may have one.
-
-    Raises:
-        InputError: all are damaged.
-    """
-    problems = []
-    for kept in copies:
-        if isinstance(kept.loaded, RecordError):
-            problems.append(kept.loaded.what)
-            continue
-        storage = open_storage(kept.study.models)
-        if storage.is_remote:
-            storage.local = kept.folder.parent
-            # `damage` reports a missing file by its name.
-            with contextlib.suppress(FileNotFoundError):
-                storage.fetch(kept.folder.name, kept.record.files)
-        problem = damage(kept.folder, kept.record)
-        if problem is None:
-            return kept
-        problems.append(problem)
-    study, key = copies[0].study, copies[0].folder.name
-    raise InputError(
-        f"the weights of cell {key} of the study {study.name!r} are damaged: {'; '.join(problems)}. "
-        f"{_train_again(study, key)}"
-    )
+def _problem(kept: Kept) -> str | None:
+    """Return how a folder is damaged; of an object store, download it first."""
+    if kept.record is None:
+        return kept.problem
+    storage = open_storage(kept.study.models)
+    if storage.is_remote:
+        storage.local = kept.folder.parent
+        # `damage` reports a missing file by its name.
+        with contextlib.suppress(FileNotFoundError):
+            storage.fetch(kept.folder.name, kept.record.files)
+    return damage(kept.folder, kept.record)
 
 
 def _why_not_kept(cell: str, study: StudyPaths) -> str | None:
-    """Return why a cell of a study has no weights; None if the study has no such cell."""
-    spec = study.folder / "spec.yaml"
-    for row in _read_table(study.runs):
-        key, name = row["cell"], _name(row)
-        if not answers(cell, key, name):
+    """Return why a finished cell of a study has no weights; None if the study has no such row."""
+    if not study.runs.is_file():
+        return None
+    with study.runs.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        key, name = row["cell"], f"L{row['depth']}-d{row['width']}-s{row['seed']}"
+        if not _is_asked(cell, key, name):
             continue
         subject = f"cell {key} ({name}) of the study {study.name!r}"
         if row["status"] != "done":
             return (
                 f"{subject} is {row['status']} and has no weights: {row.get('reason') or 'no reason given'}"
             )
-        recipe = load_spec(str(spec)).recipe
+        recipe = load_spec(str(study.folder / "spec.yaml")).recipe
         if not family(recipe.network).is_huggingface(recipe):
             return (
                 f"{subject} has no weights: HuggingFace has no class for a model with its `training.network` or "
@@ -267,13 +206,6 @@ def _why_not_kept(cell: str, study: StudyPaths) -> str | None:
             f"the weights of {subject} were not kept (`resources.keep_weights` was none, the disk was full, or they "
             f"were removed). {_train_again(study, key)}"
         )
-    checkpoints = open_storage(study.checkpoints)
-    for key in sorted(() if checkpoints.is_remote else checkpoints.tags()):
-        if answers(cell, key, ""):
-            return (
-                f"cell {key} of the study {study.name!r} is not finished, and only finished cells have weights; "
-                f"resume with `interplay run {spec}`."
-            )
     return None
 
 
@@ -286,17 +218,23 @@ def _train_again(study: StudyPaths, key: str) -> str:
     )
 
 
-def _read_table(runs: Path) -> list[dict[str, str]]:
-    if not runs.is_file():
-        return []
-    with runs.open(newline="") as file:
-        return list(csv.DictReader(file))
+def _copy(kept: Kept, out: Path) -> Record:
+    """Copy the kept files, add the card and return the record; on an error remove what was copied.
 
-
-def _name(row: dict[str, str]) -> str:
-    return f"L{row['depth']}-d{row['width']}-s{row['seed']}"
-
-
-def _list(kept: Sequence[Kept]) -> str:
-    more = f" and {len(kept) - LISTED} more" if len(kept) > LISTED else ""
-    return "; ".join(map(str, kept[:LISTED])) + more
+    An existing folder is filled, not replaced, because it may be a mount or a shell's working directory. The config
+    comes last: without it nothing loads a copy that was killed.
+    """
+    assert kept.record is not None
+    made = not out.is_dir()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        (out / CARD).write_text(model_card(kept.record, kept.study.name), encoding="utf-8")
+        for path in sorted(kept.folder.iterdir(), key=lambda path: path.name == CONFIG):
+            shutil.copy2(path, out / path.name)
+    except OSError:
+        for path in out.iterdir():
+            path.unlink()
+        if made:
+            out.rmdir()
+        raise
+    return kept.record

@@ -67,22 +67,14 @@ def recommend(
 
 
 def published_law(name: str) -> Law:
-    """Return a published law.
-
-    Raises:
-        InputError: there is none of this name.
-    """
+    """Return a published law; InputError if there is none of this name."""
     if name not in PUBLISHED:
         raise InputError(f"There is no published law {name!r}; there is: {', '.join(PUBLISHED)}.")
     return PUBLISHED[name]
 
 
 def read_fit(path: Path) -> "Fit":
-    """Read a fit file.
-
-    Raises:
-        InputError: it is missing, no JSON, or no fit.
-    """
+    """Read a fit file; InputError if it is missing, no JSON, or no fit."""
     from analysis.fit.document import Fit
 
     try:
@@ -118,38 +110,28 @@ def _without_law(result: "Fit", surface: "SurfaceFit | None", params: float) -> 
     if not (math.isfinite(params) and params > 0):
         raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
     measured = _measured(result, params)
-    surfaced = None if surface is None else _by_surface(surface, params, result.level)
-    if surfaced is not None and (measured is None or None not in surfaced["depth_interval"]):
-        return {**surfaced, "measured": measured}
-    return None if measured is None else _by_measurement(params, measured)
-
-
-def _by_surface(surface: "SurfaceFit", params: float, level: float) -> dict[str, Any] | None:
-    """The best depth by the response surface in the form of a recommendation; None if it has none."""
-    exact = surface.best_depth(params)
-    if exact is None:
+    exact = None if surface is None else surface.best_depth(params)
+    if surface is not None and exact is not None:
+        interval = surface.best_depth_interval(params, result.level) or (None, None)
+        inside = surface.params_range and surface.params_range[0] <= params <= surface.params_range[1]
+        if measured is None or None not in interval:
+            return {
+                **_shape(params, max(1, round(exact)), interval),
+                "extrapolated": not inside,
+                "depth_exact": exact,
+                "level": result.level,
+                "law": "response surface: a quadratic in ln N and ln L",
+                "measured": measured,
+            }
+    if measured is None:
         return None
-    low, high = surface.best_depth_interval(params, level) or (None, None)
-    inside = surface.params_range is not None and surface.params_range[0] <= params <= surface.params_range[1]
+    # The interval spans the statistically tied depths.
+    near = measured["near"]
     return {
-        **_shape(params, max(1, round(exact)), (low, high)),
-        "extrapolated": not inside,
-        "depth_exact": exact,
-        "unbounded": low is None or high is None,
-        "level": level,
-        "law": "response surface: a quadratic in ln N and ln L",
-    }
-
-
-def _by_measurement(params: float, found: dict[str, Any]) -> dict[str, Any]:
-    """A measured shape in the form of a recommendation; its interval spans the statistically tied depths."""
-    near = found["near"]
-    return {
-        **_shape(params, found["depth"], (None, None) if near is None else (min(near), max(near))),
+        **_shape(params, measured["depth"], (min(near), max(near)) if near else (None, None)),
         "extrapolated": False,
-        "unbounded": near is None,
         "law": "the lowest loss measured near this size",
-        "measured": found,
+        "measured": measured,
     }
 
 
@@ -161,4 +143,5 @@ def _shape(params: float, depth: int, interval: tuple[float | None, float | None
         "width": max(1, round(math.sqrt(params / (12 * depth)))),
         "depth_interval": list(interval),
         "width_interval": [None if end is None else math.sqrt(params / (12 * end)) for end in interval[::-1]],
+        "unbounded": None in interval,
     }

@@ -13,7 +13,7 @@ from study.errors import SpecError
 from study.plan.plan import Plan, make_plan
 from study.spec.study import StudySpec, load_spec
 from study.tracking.ledger import study_rows
-from study.tracking.mlflow_client import Experiment, server_problem, silence_mlflow, sqlite_file, tracking_uri
+from study.tracking.mlflow_client import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
 
@@ -34,97 +34,75 @@ class Runs:
 class StudyRuns(Runs):
     """The run table of a spec."""
 
-    spec: StudySpec
     plan: Plan
 
 
-def read_source(
-    source: str,
-    overrides: Sequence[str],
-    columns: Sequence[str],
-    results: Path,
-    uri: str | None = None,
-    count: Count = "nonembedding",
-) -> Runs:
-    """Return the run table of RUNS, and for a spec what a report can add.
+@dataclass(frozen=True)
+class Reading:
+    """RUNS of `fit` and `report`, with the options that both verbs share.
 
-    Args:
-        source: `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.table.SUFFIXES`, else a spec.
-        overrides: `key=value` texts; for a spec only.
-        columns: `ours=theirs` texts; for a table only.
-        results: the root of the results; for a spec or an experiment.
-        uri: of the MLflow store, see `named_store`; for an experiment only.
-        count: how N is counted; `table` for a table only, a study counts 12·L·d².
-
-    Raises:
-        SpecError: an option that does not go with the source, or a study without rows.
+    RUNS is `mlflow:EXPERIMENT`, a file with an ending of `analysis.runs.table.SUFFIXES`, else a spec. The properties
+    raise a SpecError if an option does not go with it.
     """
-    if _is_spec(source):
-        _refuse_for_a_spec(source, columns, uri, count)
-        return study_runs(load_spec(source, overrides), results, source)
-    if overrides:
-        raise SpecError(f"--set changes a spec, but {source} is a run table; leave it out.")
-    store = None
-    if source.startswith("mlflow:"):
-        store = existing(named_store(uri, results))
-    else:
-        _refuse_store(source, uri)
-    return Runs(read_runs(source, mapping(columns), tracking_uri=store, count=count), {})
 
+    runs: str
+    overrides: Sequence[str]
+    """`key=value`; for a spec only."""
+    columns: Sequence[str]
+    """`ours=theirs`; for a table only."""
+    count: Count
+    """How N is counted; `table` for a table only, a study counts 12·L·d²."""
+    tokens: float | None
+    results: Path
+    """Root of the results; for a spec or an experiment."""
+    uri: str | None
+    """Of the MLflow store, see `named_store`; for an experiment only."""
+    level: float
 
-def series_of(
-    source: str,
-    overrides: Sequence[str],
-    columns: Sequence[str] = (),
-    uri: str | None = None,
-    count: str = "nonembedding",
-) -> StudySpec | None:
-    """Return the spec that RUNS names if it is a series, else None.
+    @property
+    def spec(self) -> StudySpec | None:
+        """The spec that RUNS names, if it names one."""
+        if self.runs.startswith("mlflow:"):
+            return None
+        if self.uri:
+            raise SpecError(
+                f"--uri names the store of mlflow:EXPERIMENT, but {self.runs} is none; leave it out, or for a spec "
+                "write --set tracking.uri=URI."
+            )
+        if Path(self.runs).suffix.lower() in SUFFIXES:
+            return None
+        spec = load_spec(self.runs, self.overrides)
+        if self.count == "table":
+            raise SpecError(
+                f"--count table takes N from the column params of a table, but {self.runs} is a spec, whose N is "
+                "12·L·d²; leave it out."
+            )
+        if self.columns:
+            raise SpecError(
+                f"--column renames the columns of a table, but {self.runs} is a spec; leave it out."
+            )
+        return spec
 
-    Raises:
-        SpecError: an option that does not go with a spec.
-    """
-    spec = load_spec(source, overrides) if _is_spec(source) else None
-    if spec is None or spec.vary is None:
-        return None
-    _refuse_for_a_spec(source, columns, uri, count)
-    return spec
-
-
-def _is_spec(source: str) -> bool:
-    return not source.startswith("mlflow:") and Path(source).suffix.lower() not in SUFFIXES
-
-
-def _refuse_store(source: str, uri: str | None) -> None:
-    if uri:
-        raise SpecError(
-            f"--uri names the store of mlflow:EXPERIMENT, but {source} is none; leave it out, or for a spec write "
-            "--set tracking.uri=URI."
-        )
-
-
-def _refuse_for_a_spec(source: str, columns: Sequence[str], uri: str | None, count: str) -> None:
-    _refuse_store(source, uri)
-    if count == "table":
-        raise SpecError(
-            f"--count table takes N from the column params of a table, but {source} is a spec, whose N is 12·L·d²; "
-            "leave it out."
-        )
-    if columns:
-        raise SpecError(f"--column renames the columns of a table, but {source} is a spec; leave it out.")
+    @property
+    def source(self) -> Runs:
+        """The run table, and for a spec what a report can add."""
+        if spec := self.spec:
+            return study_runs(spec, self.results, self.runs)
+        if self.overrides:
+            raise SpecError(f"--set changes a spec, but {self.runs} is a run table; leave it out.")
+        names = {}
+        for text in self.columns:
+            ours, _, theirs = text.partition("=")
+            if not (ours and theirs):
+                raise SpecError(f"--column {text!r} is not OURS=THEIRS, such as --column loss=final_loss.")
+            names[ours] = theirs
+        is_experiment = self.runs.startswith("mlflow:")
+        store = existing(named_store(self.uri, self.results)) if is_experiment else None
+        return Runs(read_runs(self.runs, names, tracking_uri=store, count=self.count), {})
 
 
 def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> StudyRuns:
-    """Return the run table of a study, and what a report can add.
-
-    Args:
-        spec: the study.
-        results: the root of the results.
-        source: the spec as the user named it; by default its name.
-
-    Raises:
-        SpecError: the study has no rows.
-    """
+    """Return the run table of a study, and what a report can add; NoRowsError, which names `source`, without rows."""
     plan = make_plan(spec, to_read=True)
     ledger = study_paths(spec, results.resolve()).ledger
     rows = study_rows(plan, ledger.rows())
@@ -144,7 +122,7 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
         "spec_text": spec.to_yaml(),
         "search": search_info(spec, plan),
     }
-    return StudyRuns(run_table(plan, rows), known, spec, plan)
+    return StudyRuns(run_table(plan, rows), known, plan)
 
 
 def named_store(uri: str | None, results: Path) -> str:
@@ -172,32 +150,6 @@ def existing(uri: str) -> str:
     return uri
 
 
-def existing_experiment(spec: StudySpec, results: Path) -> tuple[Experiment | None, str | None]:
-    """Return a study's MLflow experiment, and why its server cannot be used; None without one. Makes nothing."""
-    uri = tracking_uri(spec.tracking.uri, results)
-    if problem := server_problem(uri):
-        return None, problem.replace(uri, shown(uri))
-    try:
-        return Experiment(uri, spec.experiment, create=False), None
-    except LookupError:
-        return None, None
-
-
 def shown(uri: str) -> str:
     """Return a URI without user, password and options, for messages."""
     return re.sub(r"//[^/]*@", "//", uri.partition("?")[0])
-
-
-def mapping(columns: Sequence[str]) -> dict[str, str]:
-    """Turn `ours=theirs` texts into a mapping.
-
-    Raises:
-        SpecError: a text without `=`.
-    """
-    result = {}
-    for text in columns:
-        ours, sign, theirs = text.partition("=")
-        if not (sign and ours and theirs):
-            raise SpecError(f"--column {text!r} is not OURS=THEIRS, such as --column loss=final_loss.")
-        result[ours] = theirs
-    return result

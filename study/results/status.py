@@ -1,6 +1,8 @@
-"""`interplay status`: which cells are done, running, failed (and why) or missing."""
+"""`interplay status`: which cells are done, running, failed (and why) or missing, and what a study knows so far."""
 
+import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,47 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from analysis.design.next_cells import Choice
+from analysis.design.objective import Estimate, estimate
+from analysis.files import to_json
 from study.plan import Plan, PlannedCell, make_plan
-from study.results.search_state import Knowledge, knowledge
+from study.search import make_search
+from study.search.crossing_search import frame, next_words, row_of
+from study.search.source import SearchEnd
+from study.search.stopping_rule import objective_of
 from study.spec.study import StudySpec
-from study.tracking.ledger import study_rows, unfinished_cells, with_recorded
+from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
 from study.tracking.rows import ENDED, Row
 from study.tracking.study_paths import study_paths
 from study.tracking.tracker import make_tracker
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """The estimate of a study's objective from all rows, for every sampler, and the state of the search."""
+
+    cells: int
+    flops: float
+    """Training FLOPs of the finished cells."""
+    estimate: Estimate
+    next: tuple[Choice, ...] = ()
+    """The next cells, best first; empty without a search or after its end."""
+    next_words: str = ""
+    ended: SearchEnd | None = None
+    """The limit that ended the search."""
+
+    def document(self) -> dict[str, Any]:
+        """The key `known` of the JSON document."""
+        chosen = [
+            {
+                **{name: getattr(choice.option, name) for name in ("depth", "width", "seed", "lr_factor")},
+                "gain": choice.gain,
+                "reason": choice.reason,
+            }
+            for choice in self.next
+        ]
+        counts = {"cells": self.cells, "flops": self.flops}
+        return {**counts, **vars(self.estimate), "next": chosen, "ended": self.ended}
 
 
 @dataclass(frozen=True)
@@ -35,8 +71,8 @@ class StudyStatus:
     """Why the tracker cannot be used; None if it can."""
     stored: bool
     """Whether the tracker has the study."""
-    known: Knowledge | None = None
-    """The estimate of the study's objective so far."""
+    known: Knowledge | None
+    """None before the first cell has finished."""
 
     @property
     def cells(self) -> list[PlannedCell]:
@@ -44,8 +80,14 @@ class StudyStatus:
         return [planned for planned in self.plan.pool if planned.cell.key in self.states]
 
 
+def status(spec: StudySpec, results: Path) -> tuple[dict[str, Any], RenderableType]:
+    """The state of a study as a JSON document and for a terminal; changes nothing."""
+    state = study_status(spec, results)
+    return status_json(state), status_table(state)
+
+
 def study_status(spec: StudySpec, results: Path) -> StudyStatus:
-    """Read the state of a study from its ledger, and from the tracker which rows it has; changes nothing."""
+    """Read the state of a study from its ledger, and from the tracker which rows it has."""
     plan = make_plan(spec, to_read=True)
     paths = study_paths(spec, results.resolve())
     recorded = paths.ledger.rows()
@@ -65,32 +107,49 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     sent = None if problem else tracker.recorded()
     own = {key: row.tags.get(ENDED) for key, row in recorded.items() if row.study == spec.name}
     waiting = None if problem else sum((sent or {}).get(key) != ended for key, ended in own.items())
-    known = knowledge(spec, plan, rows, unfinished_cells(plan, rows, started, paths.checkpoints))
+    known = _knowledge(spec, plan, rows, unfinished_cells(plan, rows, started, paths.checkpoints))
     return StudyStatus(plan, rows, states, driver, waiting, problem, sent is not None, known)
+
+
+def _knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[str]) -> Knowledge | None:
+    """Estimate from rows in the order in which they finished; `begun` are keys of started cells without a row."""
+    ended = [(planned, rows[planned.cell.key]) for planned in plan.main if planned.cell.key in rows]
+    if not ended:
+        return None
+    rows_so_far = frame(row_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
+    known = estimate(rows_so_far, objective_of(spec))
+    flops = math.fsum(planned.flops * row.trained_share for planned, row in ended)
+    state = make_search(spec, plan, outcomes(rows), begun).state() if spec.search.chooses_cells else None
+    if state is None:
+        return Knowledge(len(ended), flops, known)
+    return Knowledge(len(ended), flops, known, state.next, next_words(state), state.ending)
 
 
 def status_json(state: StudyStatus) -> dict[str, Any]:
     """The state of a study as a JSON document."""
-    return {
-        "study": state.plan.name,
-        "driver": state.driver,
-        "online": state.problem is None,
-        "stored": state.stored,
-        "counts": dict(Counter(state.states.values())),
-        "waiting_for_mlflow": state.waiting,
-        "known": state.known.to_json() if state.known else None,
-        "cells": [
-            {
-                "cell": planned.cell.key,
-                "name": planned.title,
-                "budget": planned.budget,
-                "state": state.states[planned.cell.key],
-                "loss": row.loss if (row := state.rows.get(planned.cell.key)) else None,
-                "reason": row.reason if row else None,
-            }
-            for planned in state.cells
-        ],
-    }
+    document: dict[str, Any] = to_json(
+        {
+            "study": state.plan.name,
+            "driver": state.driver,
+            "online": state.problem is None,
+            "stored": state.stored,
+            "counts": Counter(state.states.values()),
+            "waiting_for_mlflow": state.waiting,
+            "known": state.known.document() if state.known else None,
+            "cells": [
+                {
+                    "cell": planned.cell.key,
+                    "name": planned.title,
+                    "budget": planned.budget,
+                    "state": state.states[planned.cell.key],
+                    "loss": row.loss if (row := state.rows.get(planned.cell.key)) else None,
+                    "reason": row.reason if row else None,
+                }
+                for planned in state.cells
+            ],
+        }
+    )
+    return document
 
 
 def status_table(state: StudyStatus) -> RenderableType:
@@ -98,32 +157,30 @@ def status_table(state: StudyStatus) -> RenderableType:
     shown = ("done", "stopped", "diverged", "failed", "running", "missing")
     kinds = [kind for kind in shown if kind != "stopped" or kind in state.states.values()]
     table = Table(box=None, header_style="dim")
-    table.add_column("depth", justify="right")
-    for kind in kinds:
-        table.add_column(kind, justify="right")
+    for name in ("depth", *kinds):
+        table.add_column(name, justify="right")
     for depth in sorted({p.cell.shape.depth for p in state.cells}):
         counts = Counter(state.states[p.cell.key] for p in state.cells if p.cell.shape.depth == depth)
         table.add_row(str(depth), *(str(counts[kind] or "-") for kind in kinds))
     total = Counter(state.states.values())
     table.add_row("all", *(str(total[kind] or "-") for kind in kinds), style="bold")
     driver = f"run by process {state.driver}" if state.driver else "not running"
-    lines = [Text(f"{state.plan.name}: {driver}")]
+    lines = []
     for planned in state.cells:
         row = state.rows.get(planned.cell.key)
         # Early stopping may end hundreds of cells, and none is a failure; the JSON has their reasons.
         if row and row.reason and row.status != "stopped":
-            lines.append(
-                Text(f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}", style="red")
-            )
+            text = f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}"
+            lines.append(Text(text, style="red"))
     if state.known:
         lines.append(Text(state.known.estimate.words))
         if state.known.next:
             lines.append(Text(f"next: {state.known.next_words}", style="dim"))
-        if state.known.ending:
-            lines.append(Text(f"the search has ended: {state.known.ending.words}"))
+        if state.known.ended:
+            lines.append(Text(f"the search has ended: {state.known.ended.words}"))
     if state.problem:
         lines.append(Text(f"{state.problem}; the rows above are still complete", style="yellow"))
     elif state.waiting:
         text = f"{state.waiting} rows are not in MLflow yet; `interplay run` sends them"
         lines.append(Text(text, style="yellow"))
-    return Group(lines[0], table, *lines[1:])
+    return Group(Text(f"{state.plan.name}: {driver}"), table, *lines)

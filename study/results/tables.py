@@ -29,14 +29,14 @@ def rich_table(table: Table) -> RenderableType:
         title=table.title or None, box=None, title_justify="left", header_style="dim", padding=(0, 1, 0, 0)
     )
     shown = [
-        index
+        (index, column)
         for index, column in enumerate(table.columns)
         if column.where != "page" and (not column.under or any(row[index] for row in table.rows))
     ]
-    for index in shown:
-        view.add_column(table.columns[index].name, justify="right" if table.columns[index].right else "left")
+    for _, column in shown:
+        view.add_column(column.name, justify="right" if column.right else "left")
     for row in table.rows:
-        view.add_row(*(_cell(table.columns[index], row[index]) for index in shown))
+        view.add_row(*(_cell(column, row[index]) for index, column in shown))
     return view
 
 
@@ -49,6 +49,7 @@ def _cell(column: Column, text: str | None) -> Text:
 def fit_table(result: "Fit") -> RenderableType:
     """Return crossings, law, rivals and best shapes as tables for a terminal."""
     from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
+    from analysis.report.extras.shifts import shift_sentence, shifts_table
     from analysis.report.tables import best_table, crossings_table, laws_table
 
     missing = [item for item in result.crossings if item.status == "insufficient"]
@@ -67,21 +68,14 @@ def fit_table(result: "Fit") -> RenderableType:
         parts.append(Text(disagreement_sentence(result)))
     if result.best:
         parts.append(rich_table(best_table(result)))
-    parts += _shifts(result)
+    if (shifts := shifts_table(result.shifts)) is not None:
+        parts += [rich_table(shifts), Text(shift_sentence(result.shifts))]
     parts += _dim([" ".join(text for text in (result.tokens.sentence, noise_sentence(result)) if text)])
     return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
 
 
 def _dim(texts: Sequence[str]) -> list[RenderableType]:
     return [Text(text, style="dim") for text in texts if text]
-
-
-def _shifts(result: "Fit") -> list[RenderableType]:
-    """Return how far the crossings move at other learning rates."""
-    from analysis.report.extras.shifts import shift_sentence, shifts_table
-
-    table = shifts_table(result.shifts)
-    return [] if table is None else [rich_table(table), Text(shift_sentence(result.shifts))]
 
 
 def bootstrap_text(result: "Fit") -> Text:

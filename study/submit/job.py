@@ -9,8 +9,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,16 +21,19 @@ from rich.text import Text
 
 from study.cluster.cluster_file import ADDRESS, ClusterFile, read
 from study.cluster.findings import Report, need
+from study.cluster.prices import pools
+from study.cluster.rules import AWS_METADATA, check_metadata
+from study.cluster.study_price import price_study
 from study.cluster.token import read_token
+from study.cluster.view import option_text
 from study.errors import SpecError
+from study.plan.plan import make_plan
 from study.spec.study import StudySpec, load_spec
 from study.submit.package import JobPackage, pack
-from study.submit.tunnel import Tunnel, answers, open_tunnel
+from study.submit.tunnel import answers, open_tunnel
 
 #: Key of the study's name in a job's metadata.
 STUDY_KEY = "interplay_study"
-#: Seconds after which following a job's log ends if the connection is lost.
-LOST_SECONDS = 60.0
 #: The token of this machine, used without a cluster file.
 TOKEN = Path("~/.ray/interplay-token")
 STOPPED = 130
@@ -43,7 +46,7 @@ class Cluster:
     address: str
     token: Path | None
     file: str | None
-    tunnel: Tunnel | None
+    by_tunnel: bool
 
     def command(self, verb: str, job: str) -> str:
         """A shell command of Ray about a job."""
@@ -51,44 +54,39 @@ class Cluster:
         if self.token is not None:
             token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={shlex.quote(str(self.token))} "
         # Without an address, Ray looks for a cluster on this machine instead of the tunnel (ray 2.60).
-        address = ADDRESS if self.tunnel else self.address
+        address = ADDRESS if self.by_tunnel else self.address
         return token + shlex.join(["ray", "job", *verb.split(), "--address", address, job])
 
 
 def submit(
     source: str,
     overrides: Sequence[str],
-    console: Console,
+    file: str | None,
+    address: str | None,
+    submission: str | None,
     *,
-    file: str | None = None,
-    address: str | None = None,
-    submission: str | None = None,
-    wait: bool = True,
+    wait: bool,
 ) -> int:
-    """Send a study to a cluster and follow it.
+    """Send a study to a cluster and follow it; the options are those of `interplay submit`.
 
-    Args:
-        source: a preset's name or a YAML file.
-        overrides: `section.key=value`.
-        console: for the messages of this command; the job's log goes to stdout.
-        file: the cluster file; without an address, a tunnel to its head is opened.
-        address: of a dashboard that can be reached.
-        submission: the job's id; by default Ray chooses one.
-        wait: whether to follow the log to the end.
-
-    Returns:
-        The exit status of the study: 0, 1 or 2 as of `interplay run`, 130 if the job or the following was stopped.
+    Without an address, a tunnel to the head of the cluster file is opened. Returns the exit status of the study: 0, 1
+    or 2 as of `interplay run`, 130 if the job or the following was stopped.
 
     Raises:
         SpecError: the spec is wrong or does not fit the cluster, the cluster does not answer or refuses the token, the
             study already runs there, or the package is too large.
     """
     need("submitting a study", "aiohttp")
+    console = Console(highlight=False)
     spec = load_spec(source, overrides)
     cluster_file = None if file is None else read(file)
     if cluster_file is None:
         address = address or os.environ.get("RAY_API_SERVER_ADDRESS")
-    _check(source, overrides, spec, cluster_file, opens_tunnel=address is None, console=console)
+    if cluster_file is not None and cluster_file.provider == "aws":
+        _check(source, overrides, cluster_file, opens_tunnel=address is None, console=console)
+    else:
+        # The sizes of the machines are unknown; data, shapes and options are checked.
+        make_plan(spec, to_read=True)
     token = cluster_file.token if cluster_file else _default_token()
     secret = None if token is None else read_token(token)
     with ExitStack() as stack:
@@ -111,32 +109,13 @@ def submit(
 
 
 def _check(
-    source: str,
-    overrides: Sequence[str],
-    spec: StudySpec,
-    file: ClusterFile | None,
-    *,
-    opens_tunnel: bool,
-    console: Console,
+    source: str, overrides: Sequence[str], file: ClusterFile, *, opens_tunnel: bool, console: Console
 ) -> None:
     """Refuse here what `ray dashboard` or the driver would refuse later; print warnings and the estimated price."""
-    from study.cluster.check import NO_CREDENTIALS, has_credentials
-    from study.cluster.prices import pools
-    from study.cluster.rules import AWS_METADATA, check_metadata
-    from study.cluster.study_price import price_study
-    from study.cluster.view import option_text
-    from study.plan.plan import make_plan
-
-    if file is None or file.provider != "aws":
-        # The sizes of the machines are unknown; data, shapes and options are checked.
-        make_plan(spec, to_read=True)
-        return
     report = Report(file)
     if opens_tunnel:
         need("opening a tunnel", "boto3")
         check_metadata(report, AWS_METADATA)
-        if not has_credentials():
-            report.error(("provider",), NO_CREDENTIALS)
     price = price_study(report, pools(file), source, overrides)
     if report.errors:
         found = "; ".join(f"line {one.line}, {one.path}: {one.message}" for one in report.errors)
@@ -159,8 +138,7 @@ def _connect(
 ) -> Cluster:
     if address is None and file is not None:
         with console.status(f"opening a tunnel to the head of {file}"):
-            tunnel = stack.enter_context(open_tunnel(file))
-        return Cluster(tunnel.address, token, file, tunnel)
+            return Cluster(stack.enter_context(open_tunnel(file)), token, file, by_tunnel=True)
     found = (address or ADDRESS).rstrip("/")
     if not re.fullmatch(r"https?://[^/\s]+", found):
         raise SpecError(f"--address {address} is not the address of a dashboard; write it as {ADDRESS}.")
@@ -169,7 +147,7 @@ def _connect(
             f"no cluster answers on {found}; give its file, as --cluster cluster/aws.yaml, to open a tunnel, or open "
             "one with `ray dashboard cluster/aws.yaml` in another window."
         )
-    return Cluster(found, token, file, None)
+    return Cluster(found, token, file, by_tunnel=False)
 
 
 def _send(client: Any, cluster: Cluster, spec: StudySpec, package: JobPackage, submission: str | None) -> str:
@@ -200,16 +178,25 @@ def _runs(job: Any, study: str) -> bool:
 
 
 def _follow(client: Any, cluster: Cluster, job: str, console: Console) -> int:
+    import aiohttp
+    import requests
+
     try:
-        info = asyncio.run(_tail(client, cluster, job, sys.stdout.write))
+        asyncio.run(_tail(client, job))
+        while not (info := client.get_job_info(job)).status.is_terminal():
+            time.sleep(1)
     except KeyboardInterrupt:
         console.print(Text(f"Stopped following; job {job} continues."), soft_wrap=True)
         _print_commands(console, cluster, job)
         return STOPPED
-    status = str(getattr(info.status, "value", info.status))
-    if status == "SUCCEEDED":
+    except (RuntimeError, ConnectionError, aiohttp.ClientError, requests.RequestException) as error:
+        raise SpecError(
+            f"lost the connection to the cluster ({type(error).__name__}); job {job} continues. Once it answers "
+            f"again, follow it: `{cluster.command('logs --follow', job)}`."
+        ) from error
+    if info.status == "SUCCEEDED":
         return 0
-    if status == "STOPPED":
+    if info.status == "STOPPED":
         console.print(Text(f"Job {job} was stopped. Submit again to continue."), soft_wrap=True)
         return STOPPED
     if info.driver_exit_code in (1, 2, STOPPED):
@@ -218,42 +205,14 @@ def _follow(client: Any, cluster: Cluster, job: str, console: Console) -> int:
     return 1
 
 
-async def _tail(client: Any, cluster: Cluster, job: str, write: Callable[[str], Any]) -> Any:
-    """Write the log of a job as it grows, across lost connections; return the job's final details."""
-    import aiohttp
-    import requests
-
-    written, lost = 0, None
-    while True:
-        try:
-            seen = 0
-            # Each connection gets the whole log from its start.
-            async for text in client.tail_job_logs(job):
-                lost = None
-                write(text[max(0, written - seen) :])
-                sys.stdout.flush()
-                seen += len(text)
-                written = max(written, seen)
-            info = client.get_job_info(job)
-            if info.status.is_terminal():
-                return info
-            lost = None
-        except (RuntimeError, ConnectionError, aiohttp.ClientError, requests.RequestException):
-            lost = lost or time.monotonic()
-            if time.monotonic() - lost > LOST_SECONDS:
-                raise SpecError(
-                    f"lost the connection to the cluster; job {job} continues. Once the cluster can be reached, follow "
-                    f"it: `{cluster.command('logs --follow', job)}`."
-                ) from None
-            if cluster.tunnel:
-                # Opening fails as long as this machine has no network.
-                with suppress(SpecError):
-                    cluster.tunnel.open()
-        await asyncio.sleep(1)
+async def _tail(client: Any, job: str) -> None:
+    async for text in client.tail_job_logs(job):
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def _print_commands(console: Console, cluster: Cluster, job: str) -> None:
-    if cluster.tunnel:
+    if cluster.by_tunnel:
         console.print(Text(f"With `ray dashboard {cluster.file}` open in another window:"), soft_wrap=True)
     for word, verb in (("follow it", "logs --follow"), ("stop it", "stop")):
         console.print(Text.assemble(f"  {word}: ", (cluster.command(verb, job), "bold")), soft_wrap=True)

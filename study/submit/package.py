@@ -2,7 +2,7 @@
 
 import shlex
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,17 +25,11 @@ class JobPackage:
 
 
 def pack(source: str, overrides: Sequence[str], spec: StudySpec, scratch: Path) -> JobPackage:
-    """Pack the files of a study.
+    """Pack the files of a study into an empty folder that outlives the sending.
 
     The archive has what `ray job submit --working-dir .` sends: the checkout without the files that `.gitignore` and
     `.rayignore` name. A preset is run by its name and overrides. Any other spec is written into the archive, with its
     `data.path` relative to the checkout.
-
-    Args:
-        source: a preset's name or a YAML file.
-        overrides: `section.key=value`.
-        spec: the checked spec of both.
-        scratch: an empty folder that outlives the sending.
 
     Raises:
         SpecError: the cluster would not have the data files, or the archive is too large.
@@ -49,20 +43,15 @@ def pack(source: str, overrides: Sequence[str], spec: StudySpec, scratch: Path) 
         excludes = get_runtime_env_default_excludes()
         create_package(str(folder), archive, include_gitignore=True, excludes=excludes)
     raw = spec.model_dump(mode="json")
-    paths: list[str] = []
-
-    def collect(path: str) -> str:
-        paths.append(path)
-        return path
-
-    _map_paths(raw, collect)
+    paths = list(_paths(raw))
     if source in yaml_file.preset_names() and not paths:
         name, sets = source, [word for text in overrides for word in ("--set", text)]
     else:
         name, sets = f"{spec.name}.submitted.yaml", []
         with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file:
             sent = set(file.namelist())
-            _map_paths(raw, lambda path: _inside(path, folder, sent))
+            for holder, key in paths:
+                holder[key] = _inside(holder[key], folder, sent)
             file.writestr(name, yaml.safe_dump(raw, sort_keys=False, allow_unicode=True))
     command = shlex.join(["python", "-m", "study", "run", name, *sets])
     if not archive.exists():
@@ -94,16 +83,17 @@ def checkout(start: Path) -> Path | None:
     return None
 
 
-def _map_paths(raw: dict[str, Any], change: Callable[[str], str]) -> None:
-    """Change every data file or pattern that a study names: in `data`, in the parts of a mixture, and in `vary`."""
-    data = raw["data"]
+def _paths(raw: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Every data file or pattern that a study names, as a mapping or list and the key of the path in it."""
+    data, vary = raw["data"], raw.get("vary") or {}
+    lists = [vary[key] for key in filter(yaml_file.VARIED_PATH.fullmatch, vary)]
     for source in (data, *(part["data"] for part in data.get("parts", ()))):
-        found = source.get("path")
-        if found:
-            source["path"] = change(found) if isinstance(found, str) else [change(path) for path in found]
-    vary = raw.get("vary") or {}
-    for key in filter(yaml_file.VARIED_PATH.fullmatch, vary):
-        vary[key] = [change(path) for path in vary[key]]
+        if isinstance(source.get("path"), list):
+            lists.append(source["path"])
+        elif source.get("path"):
+            yield source, "path"
+    for paths in lists:
+        yield from ((paths, index) for index in range(len(paths)))
 
 
 def _inside(path: str, folder: Path | None, sent: set[str]) -> str:

@@ -18,18 +18,20 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.job_submission import JobDetails
+from rich.console import Console
 
 from study import cli
 from study.errors import SpecError
 from study.spec.study import load_spec
 from study.submit import job as submitting
 from study.submit.package import pack
-from study.submit.tunnel import Tunnel, answers, open_tunnel
-from tests.cluster.files import aws
+from study.submit.tunnel import answers, open_tunnel
 from tests.environment import environment_without
 from tests.study.small import SMALL
 
 ROOT = Path(__file__).parents[2]
+CLUSTER = submitting.Cluster("http://10.0.0.1:8265", None, None, by_tunnel=False)
 
 
 def free_port():
@@ -343,7 +345,7 @@ def test_the_default_address_comes_from_the_environment(dashboard, capsys, monke
 
 
 def test_with_a_tunnel_the_printed_commands_have_the_address_of_ray_dashboard():
-    known = submitting.Cluster("http://127.0.0.1:40001", None, "file.yaml", Tunnel("file.yaml"))
+    known = submitting.Cluster("http://127.0.0.1:40001", None, "file.yaml", by_tunnel=True)
     assert known.command("stop", "x") == "ray job stop --address http://127.0.0.1:8265 x"
 
 
@@ -351,7 +353,7 @@ def test_with_a_tunnel_the_printed_commands_have_the_address_of_ray_dashboard():
 def test_the_commands_that_are_printed_can_be_copied_into_a_shell(token, tmp_path):
     (tmp_path / "ray").write_text('#!/bin/sh\necho "$RAY_AUTH_TOKEN_PATH|$*"\n')
     (tmp_path / "ray").chmod(0o755)
-    known = submitting.Cluster("http://10.0.0.1:8265", Path(token), None, None)
+    known = submitting.Cluster("http://10.0.0.1:8265", Path(token), None, by_tunnel=False)
     shell = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(
         known.command("logs --follow", "x"), shell=True, env=shell, capture_output=True, text=True
@@ -364,6 +366,34 @@ def test_another_web_server_is_not_a_dashboard(dashboard, capsys, monkeypatch):
     err = refused(capsys, monkeypatch, "quickstart", "--address", dashboard.address)
     assert "not a Ray dashboard" in err
     assert ".." not in err
+
+
+class FollowedJob:
+    """A client whose job has two lines of log, and ends later than its log or loses the connection."""
+
+    def __init__(self, *states, lost=False):
+        self.states, self.lost = list(states), lost
+
+    async def tail_job_logs(self, job):
+        yield "first\n"
+        if self.lost:
+            raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
+        yield "second\n"
+
+    def get_job_info(self, job):
+        return JobDetails(type="SUBMISSION", status=self.states.pop(0), entrypoint="", driver_exit_code=2)
+
+
+@pytest.mark.parametrize(("state", "status"), [("SUCCEEDED", 0), ("FAILED", 2), ("STOPPED", 130)])
+def test_the_log_is_written_and_the_status_of_the_job_is_returned(capsys, state, status):
+    client = FollowedJob("RUNNING", state)
+    assert submitting._follow(client, CLUSTER, "x", Console(quiet=True)) == status
+    assert capsys.readouterr().out == "first\nsecond\n"
+
+
+def test_a_lost_connection_is_an_error_with_the_command_that_follows_the_job():
+    with pytest.raises(SpecError, match=r"lost the connection.*job x continues.*ray job logs --follow .* x"):
+        submitting._follow(FollowedJob(lost=True), CLUSTER, "x", Console(quiet=True))
 
 
 # The tunnel
@@ -385,12 +415,6 @@ def test_a_file_that_is_not_edited_yet_opens_no_tunnel(no_tunnel, capsys, monkey
     err = refused(capsys, monkeypatch, "quickstart", "--cluster", "cluster/aws.yaml")
     assert "metadata.image: " in err
     assert "interplay cluster check cluster/aws.yaml" in err
-
-
-def test_without_credentials_no_tunnel_is_opened(no_tunnel, tmp_path, capsys, monkeypatch):
-    err = refused(capsys, monkeypatch, "quickstart", "--cluster", aws(tmp_path))
-    assert "no AWS credentials" in err
-    assert "aws configure" in err
 
 
 def test_a_tunnel_that_fails_reports_the_output_of_ray(tmp_path, monkeypatch):
@@ -415,10 +439,9 @@ def test_closing_a_tunnel_ends_all_its_processes(tmp_path, monkeypatch):
         "raise SystemExit(subprocess.call(serve))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with open_tunnel("file.yaml") as tunnel:
-        assert answers(tunnel.address)
-        assert isinstance(tunnel, Tunnel)
-    assert not answers(tunnel.address)
+    with open_tunnel("file.yaml") as address:
+        assert answers(address)
+    assert not answers(address)
 
 
 # A real head
@@ -477,49 +500,13 @@ def environment(head):
     return {name: head[name] for name in ("RAY_AUTH_TOKEN_PATH", "HOME")}
 
 
-class Relay:
-    """A relay to an address that cuts the connection once, after a given word of the log."""
-
-    def __init__(self, address, word):
-        self.target, self.word, self.cuts = address.removeprefix("http://").split(":"), word.encode(), 0
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self.server.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                near, _ = self.server.accept()
-            except OSError:
-                return
-            far = socket.create_connection((self.target[0], int(self.target[1])))
-            for source, sink, is_answer in ((near, far, False), (far, near, True)):
-                threading.Thread(target=self._copy, args=(source, sink, is_answer), daemon=True).start()
-
-    def _copy(self, source, sink, is_answer):
-        with suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-                if is_answer and not self.cuts and self.word in data:
-                    self.cuts += 1
-                    break
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-
 @pytest.mark.slow
 def test_a_study_is_sent_followed_and_its_status_returned(head):
-    """Through a relay that cuts the connection: the log is complete, without repetition."""
-    relay = Relay(head["address"], "[2/5]")
-    done = command("submit", SMALL, *TINY, "--address", relay.address, **environment(head))
-    relay.server.close()
+    done = command("submit", SMALL, *TINY, "--address", head["address"], **environment(head))
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"Job \w+ runs small on http", done.stdout)
     assert done.stdout.count("Running entrypoint for job") == 1
     assert "python -m study run small.submitted.yaml" in done.stdout
-    assert relay.cuts == 1
     assert [int(number) for number in re.findall(r"(?m)^\[(\d)/5\]", done.stdout)] == [1, 2, 3, 4, 5]
     assert done.stdout.count("Report: ") == 1
     assert done.stderr == "", "Ray's own words of packing are kept back"

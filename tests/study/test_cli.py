@@ -76,7 +76,7 @@ def test_plan_writes_one_cell_for_training_by_hand(command):
         (["run", "text", "--set", "data.path=absent.txt"], "absent.txt"),
         (["run", "quickstart", "--set", "tracking.uri=http://localhost:abc"], "port that is not a number"),
         (["run", "quickstart", "--results", "a?b"], "has a `?` or a `%` code in its path"),
-        (["ui", "--port", "70000"], "--port 70000 is no port"),
+        (["ui", "--port", "70000"], "less than or equal to 65535"),
         (["ui", "--uri", "sqlite:///absent.db"], "no MLflow store"),
         (["fit", "mlflow:x", "--uri", "sqlite:///absent.db"], "no MLflow store"),
         (["fit", "mlflow:x", "--uri", "http://127.0.0.1:9"], "does not answer"),

@@ -181,8 +181,8 @@ def test_the_members_are_fitted_with_the_entropy_of_their_data(tmp_path):
 def test_the_page_says_which_value_had_which_training(tmp_path):
     page = report_series(leave_rows(tmp_path), tmp_path, tmp_path / "out")
     facts = json.loads((page.parent / "series.json").read_text())["facts"]
-    assert facts["training"].startswith("300: 300 steps of 16 × 64 tokens per cell")
-    assert "; 1200: 1,200 steps" in facts["training"]
+    assert facts["training"].startswith("300: 307,200 tokens per cell (300 steps of 16 × 64)")
+    assert "; 1200: 1,228,800 tokens per cell (1,200 steps" in facts["training"]
     assert facts["seeds"] == "0, 1, 2"
 
 

@@ -1,4 +1,4 @@
-"""`interplay export`: a cell found by what a user types, and a folder that HuggingFace and MLflow load."""
+"""`interplay export`: a cell found by what a user types, and a folder that HuggingFace loads."""
 
 import copy
 import json
@@ -8,16 +8,12 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from study.plan.plan import make_plan
 from study.results.export import find
 from study.spec.study import load_spec
-from study.tracking.mlflow_client import Experiment
-from study.tracking.rows import Row
 from study.tracking.study_paths import StudyPaths, study_paths
-from study.tracking.tracker import make_tracker
 from tests.disks import small_disk
 from tests.environment import environment_without
 from tests.trainables.export.test_weights import TEXT, load, validation_loss
@@ -61,28 +57,6 @@ class Study:
                 f"{planned.cell.key},{shape.depth},{shape.width},{planned.cell.seed},{status},{reason}"
             )
         self.where.runs.write_text("\n".join(lines) + "\n")
-
-    def record(self):
-        """Send a row of each kept cell to MLflow."""
-        tracker = make_tracker(self.spec, self.where, {})
-        tracker.connect()
-        for planned in self.plan.cells:
-            key = planned.cell.key
-            if key in self.kept:
-                tracker.log_row(
-                    Row(
-                        cell=key,
-                        name=planned.cell.name,
-                        protocol="",
-                        status="done",
-                        reason=None,
-                        params={},
-                        metrics={"loss": self.kept[key]},
-                        tags={},
-                    )
-                )
-        experiment = Experiment(tracker.uri, self.spec.experiment)
-        return experiment, {run.data.tags["interplay.cell"]: run.info.run_id for run in experiment.runs()}
 
     def cell(self, index):
         return self.plan.cells[index].cell
@@ -128,7 +102,6 @@ def test_export_prints_one_json_document(command, study, tmp_path):
     assert document["cell"] == one.key
     assert document["loss"] == study.kept[one.key]
     assert document["tokenizer"] is None
-    assert document["mlflow_model"] is None
     assert document["revision"] == "abc123"
     assert sorted(document["files"]) == sorted(p.name for p in (tmp_path / "empty").iterdir())
 
@@ -376,16 +349,6 @@ def test_the_way_out_for_weights_that_were_not_kept_works(command, tmp_path):
     assert read_record(tmp_path / "new").key == one.key
 
 
-def test_a_cell_that_is_not_finished_is_told_so(command, tmp_path):
-    study = Study(tmp_path, "symbols", cells=slice(0))
-    key = study.cell(0).key
-    (study.where.checkpoints / key).mkdir(parents=True)
-    status, _, err = command("export", key, "--out", "new")
-    assert status == 2
-    assert "is not finished" in err
-    assert "interplay run" in err
-
-
 @pytest.mark.slow
 def test_weights_kept_where_this_machine_may_not_read_are_told_so(command, tmp_path):
     study = Study(tmp_path, "symbols", cells=slice(0))
@@ -396,57 +359,6 @@ def test_weights_kept_where_this_machine_may_not_read_are_told_so(command, tmp_p
     error = " ".join(err.split())
     assert "s3://nobody/has/symbols/models, which cannot be read:" in error
     assert "AWS_ACCESS_KEY_ID" in error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["symbols", "bytes"])
-def test_mlflow_gives_the_model_back(command, tmp_path, kind, monkeypatch):
-    """Against a real SQLite store: the model hangs on the cell's own run, which stays as it was."""
-    (tmp_path / "corpus.txt").write_text(TEXT)
-    data = SYMBOLS if kind == "symbols" else f"{{kind: files, path: {tmp_path}/corpus.txt}}"
-    study = Study(tmp_path, "logged", data, cells=slice(1))
-    store, runs = study.record()
-    one = study.cell(0)
-    status, out, err = command("export", one.key, "--out", "model", "--mlflow", "--json")
-    assert (status, err) == (0, "")
-    address = json.loads(out)["mlflow_model"]
-    run = store.client.get_run(runs[one.key])
-    assert run.info.status == "FINISHED"
-    assert [output.model_id for output in run.outputs.model_outputs] == [address.removeprefix("models:/")]
-    logged = store.client.get_logged_model(address.removeprefix("models:/"))
-    assert (logged.name, logged.source_run_id) == (one.name, runs[one.key])
-    assert logged.tags["interplay.cell"] == one.key
-
-    import mlflow
-
-    # Not set_tracking_uri, which would write to the environment of all tests that follow.
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
-    opened = mlflow.pyfunc.load_model(address)
-    if kind == "symbols":
-        model = opened.unwrap_python_model().model
-        chances = opened.predict([[8, 1, 2], [8, 3]])
-        assert [len(row) for row in chances] == [9, 9]
-        assert [sum(row) for row in chances] == pytest.approx([1, 1])
-        with torch.no_grad():
-            logits = model(torch.tensor([[8, 1, 2]])).logits[0, -1]
-        assert chances[0] == pytest.approx(logits.softmax(-1).tolist())
-    else:
-        pipeline = mlflow.transformers.load_model(address)
-        model = pipeline.model
-        assert pipeline.tokenizer.encode("é") == list("é".encode())
-        assert opened.predict("The 1")[0].startswith("The 1")
-    loss = validation_loss(model.eval(), one, study.where.data)
-    assert loss == pytest.approx(study.kept[one.key], rel=1e-6)
-
-
-def test_a_model_whose_run_mlflow_does_not_have_is_refused_before_anything_is_written(
-    command, study, tmp_path
-):
-    status, _, err = command("export", study.cell(0).key, "--out", "new", "--mlflow")
-    assert status == 2
-    assert "MLflow has no run of cell" in err
-    assert not (tmp_path / "new").exists()
-    assert not (study.results / "mlflow.db").exists()
 
 
 def test_the_plan_says_what_kept_weights_take_where_it_is_much():
@@ -487,7 +399,7 @@ def test_a_study_keeps_its_weights_and_exports_them(tmp_path):
     cells = make_plan(load_spec(str(where.folder / "spec.yaml"))).cells
     assert {path.name for path in where.models.iterdir()} == {planned.cell.key for planned in cells}
     assert {read_record(path).revision for path in where.models.iterdir()} != {None}
-    document = json.loads(interplay("export", "L2-d16-s0", "--out", "model", "--mlflow", "--json"))
+    document = json.loads(interplay("export", "L2-d16-s0", "--out", "model", "--json"))
     assert document["tokenizer"] == "bpe"
     record = read_record(tmp_path / "model")
     assert record.layout.tensor_parallel == 2

@@ -2,14 +2,12 @@
 
 import pytest
 
-from study.commands.series import plans
 from study.plan.plan import Plan, make_plan
-from study.spec.study import load_spec
+from study.spec.study import load_spec, studies
 
 
 def plans_of(preset: str) -> list[Plan]:
-    spec = load_spec(preset)
-    return [plan for _, plan in plans(spec)] if spec.vary else [make_plan(spec)]
+    return [make_plan(spec) for spec in studies(load_spec(preset))]
 
 
 @pytest.mark.parametrize("preset", ["induction", "hops", "connectivity", "one-wide-layer"])

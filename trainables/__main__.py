@@ -27,8 +27,7 @@ REFUSAL_SECONDS = 15.0
 
 
 def _parser() -> argparse.ArgumentParser:
-    description = "Train one cell and print its result."
-    parser = argparse.ArgumentParser(prog="python -m trainables", description=description)
+    parser = argparse.ArgumentParser("python -m trainables", description="Train a cell and print its result.")
     add = parser.add_argument
     add("cell", type=Path, help="a cell as JSON")
     add("--data", type=Path, default=Path("results/data"), help="folder of packed token stores")
@@ -36,14 +35,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--checkpoint-every", type=float, default=30.0, help="seconds between checkpoints")
     add("--weights", type=Path, help="folder to write the model to when it is done; none by default")
     add("--evaluations", type=int, default=4, help="evaluations during the cell")
-    measured = "what to measure before the first step and at each evaluation; nothing by default"
-    add("--diagnostics", nargs="*", choices=DIAGNOSTICS, default=(), help=measured)
+    add("--diagnostics", nargs="*", choices=DIAGNOSTICS, default=(), help="measures; none by default")
     add("--tensor-parallel", type=int, default=1, help="ranks that share each matrix")
     add("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage; by default the cheapest correct one")
     add("--micro-batch", type=int, help="sequences of a group at once; by default all of its share")
     add("--activation-checkpointing", action="store_true", help="keep no activations inside a layer")
-    vocabulary = "also share the embedding among tensor-parallel ranks"
-    add("--shard-vocabulary", action="store_true", help=vocabulary)
+    add("--shard-vocabulary", action="store_true", help="share the embedding as well as the matrices")
     return parser
 
 
@@ -130,8 +127,7 @@ def _show(progress: Progress) -> None:
 def end(status: int) -> NoReturn:
     """Flush the output and exit; with several ranks without Python's shutdown.
 
-    After ZeRO 3 torch 2.13 keeps gloo's threads, which race with the shutdown and sometimes raise SIGABRT ("terminate
-    called without an active exception") after the cell was trained.
+    After ZeRO 3 torch 2.13 keeps gloo's threads, which race with the shutdown and sometimes raise SIGABRT.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,6 @@
 """Cell: everything that can change a loss, and the key that hashes it."""
 
 import functools
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from trainables.data.packing.data_key import digest
 from trainables.data.spec import DataSpec
 from trainables.deepspeed_options import check_names
 
@@ -72,12 +71,8 @@ class RecipeFields(BaseModel):
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
-    min_lr_ratio: float = Field(
-        default=0.0, ge=0, le=1, description="end of the cosine, as a share of the peak rate"
-    )
-    grad_clip: float = Field(
-        default=1.0, ge=0, description="largest norm of the gradient; 0 switches clipping off"
-    )
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="share of the peak rate at the end")
+    grad_clip: float = Field(default=1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
     init: Initialisation = Field(
         default="fan_in",
         description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L), embeddings 0.02; gpt2: std 0.02",
@@ -121,9 +116,7 @@ class Recipe(Frozen, RecipeFields):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     precision: Precision = "fp32"
-    base: Base = Field(
-        default_factory=Base, description="shape at which mup and completep are the same as sp"
-    )
+    base: Base = Field(default_factory=Base, description="shape at which mup and completep equal sp")
 
     @model_validator(mode="before")
     @classmethod
@@ -173,9 +166,3 @@ class Cell(Frozen):
     def name(self) -> str:
         """A short name for people, such as `L2-d16-s0`; not unique, the key is."""
         return f"L{self.shape.depth}-d{self.shape.width}-s{self.seed}"
-
-
-def digest(value: object) -> str:
-    """Sixteen hex digits of the SHA-256 of a JSON value, independent of the order of its keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -16,9 +16,7 @@ class Layout(Frozen):
     Rank r is shard r mod `tensor_parallel` of group r div `tensor_parallel`.
     """
 
-    tensor_parallel: int = Field(
-        default=1, ge=1, description="ranks that share each matrix; divides the heads"
-    )
+    tensor_parallel: int = Field(default=1, ge=1, description="ranks that share each matrix; divides heads")
     data_parallel: int = Field(default=1, ge=1, description="groups that share each batch; divides it")
     zero: ZeroStage = Field(
         default=0, description="what the groups share of optimizer (1), gradients (2) and weights (3)"

@@ -27,16 +27,15 @@ class Point(FloatRecord):
 
 
 class Evaluation(FloatRecord):
-    """Loss on the validation set in nats per token, and other measures."""
+    """Loss on the validation set in nats per token, and other measures: `accuracy`, or `NAME/LAYER`, layers from 1."""
 
     step: int
     loss: float
     measures: dict[str, float] = {}
-    """By name, such as `accuracy`, or `NAME/LAYER` with layers from 1."""
 
 
 class Progress(FloatRecord):
-    """Progress since the last report."""
+    """Progress since the last report; `start`, in the first one, has the measures before the first step."""
 
     step: int
     steps: int
@@ -44,7 +43,6 @@ class Progress(FloatRecord):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     start: dict[str, float] = {}
-    """Measures before the first step, named as in `Evaluation`; only in the first report."""
 
 
 class Ending(FloatRecord):
@@ -58,7 +56,8 @@ class Ending(FloatRecord):
 class Result(FloatRecord):
     """The result of a cell: `done` with a finite loss, or `diverged` or `stopped` with a reason.
 
-    The loss of a stopped cell is a forecast, if any, with the standard error `loss_se`, both in nats per token.
+    The loss of a stopped cell is a forecast, if any, with the standard error `loss_se`, both in nats per token. `start`
+    has the measures before and of the first step.
     """
 
     status: Literal["done", "diverged", "stopped"]
@@ -84,4 +83,3 @@ class Result(FloatRecord):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     start: dict[str, float] = {}
-    """Measures before and of the first step, named as in `Evaluation`."""

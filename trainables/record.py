@@ -17,12 +17,10 @@ RECORD = "interplay.json"
 
 @dataclass(frozen=True)
 class Keep:
-    """Where to keep the final weights of a cell."""
+    """The folder or URI that the final weights of a cell replace atomically, and the revision of the code."""
 
     folder: str | Path
-    """Folder or URI; replaced atomically."""
     revision: str | None = None
-    """Revision of the code."""
 
 
 class FileSum(Frozen):
@@ -33,27 +31,27 @@ class FileSum(Frozen):
 
 
 class Record(Frozen):
-    """The contents of `interplay.json`: the cell and training that gave the weights."""
+    """The contents of `interplay.json`: the cell and training that gave the weights.
+
+    `loss` is theirs on the validation set, in nats per token; `params` is 12·L·d²; `tokenizer` is None if tokens are
+    symbols; `files` has all other files of the folder by name.
+    """
 
     key: str
     cell: Cell
     loss: float
-    """Validation loss of these weights, nats per token."""
     step: int
     tokens: int
     vocabulary: int
     params: int
-    """12·L·d²."""
     total_params: int
     entropy: float | None
     bytes_per_token: float | None
     tokenizer: Literal["bytes", "bpe"] | None
-    """None if tokens are symbols, not text."""
     layout: Layout
     revision: str | None
     versions: dict[str, str]
     files: Mapping[str, FileSum]
-    """All other files of the folder, by name."""
 
 
 class RecordError(InputError):

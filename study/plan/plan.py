@@ -15,7 +15,8 @@ from study.spec.devices import LINK_SHARE, Device, local_gpus
 from study.spec.frontier import FrontierShape, Miss, misses, shapes
 from study.spec.search import Sampler
 from study.spec.study import StudySpec
-from trainables.cell import Precision, Recipe, Shape, digest
+from trainables.cell import Precision, Recipe, Shape
+from trainables.data.packing.data_key import digest
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
 from trainables.errors import InputError

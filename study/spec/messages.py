@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from study.spec.search import Sampler, samplers
-from trainables.data.kind import KINDS, DataKind
+from trainables.data.kind import KINDS, DataKind, TextData
 from trainables.errors import did_you_mean, near_misses
 
 #: How many mistakes are listed at once.
@@ -127,7 +127,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     """Return all models an annotation mentions; for the base class of samplers or data kinds all of them."""
     if annotation is Sampler:
         return list(samplers().values())
-    if annotation is DataKind:
+    if annotation in (DataKind, TextData):
         return list(KINDS.values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]

@@ -110,7 +110,7 @@ class StudySpec(Section):
         misfit = self.data.misfit(self.training.context)
         if misfit:
             raise ValueError(f"`training.context` {self.training.context} does not fit `data`: {misfit}")
-        if self.data.measures_accuracy and self.resources.shard_vocabulary == "always":
+        if self.data.has_targets and self.resources.shard_vocabulary == "always":
             raise ValueError(
                 f"`resources.shard_vocabulary` is always, but the accuracy of the task `{self.data.kind}` is computed "
                 "from whole logits; set it to never: the vocabulary of a task is small"

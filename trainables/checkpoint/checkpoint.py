@@ -22,8 +22,8 @@ import torch.distributed as dist
 from filelock import FileLock
 from pydantic import Field
 
-from trainables.cell import digest
 from trainables.checkpoint import universal
+from trainables.data.packing.data_key import digest
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.progress import Evaluation, FloatRecord, Point

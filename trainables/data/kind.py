@@ -38,10 +38,8 @@ class DataKind(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: Whether a mixture may have this kind as a part; if so, `source` and `source_identity` are defined.
-    mixable: ClassVar[bool] = False
-    #: Whether the share of correct targets is measured (see `score`).
-    measures_accuracy: ClassVar[bool] = False
+    #: Whether rows are inputs and as many targets, the share of which that is correct is measured (see `score`).
+    has_targets: ClassVar[bool] = False
 
     kind: str
 
@@ -52,8 +50,8 @@ class DataKind(BaseModel):
 
     @property
     def stored_values(self) -> int:
-        """Number of different values in a packed file."""
-        return self.vocabulary_size
+        """Number of different values in a packed file: the ids and, with targets, a mark for those not scored."""
+        return self.vocabulary_size + self.has_targets
 
     @property
     def entropy(self) -> float | None:
@@ -69,16 +67,6 @@ class DataKind(BaseModel):
         """Return why sequences of `context` tokens cannot hold this data, and the fix; None if they can."""
         return None
 
-    def check(self, context: int) -> None:
-        """Refuse a context that does not fit.
-
-        Raises:
-            InputError: names the reason and the fix.
-        """
-        misfit = self.misfit(context)
-        if misfit:
-            raise InputError(misfit)
-
     @abstractmethod
     def training_tokens(self, context: int) -> int | None:
         """Return the most tokens of the training split; None if there is no limit."""
@@ -89,32 +77,25 @@ class DataKind(BaseModel):
 
     @abstractmethod
     def identity(self, context: int, base: Path | None) -> dict[str, Any]:
-        """Return everything that affects the packed data, for its key.
+        """Return everything that affects the packed data, for its key; without the content of files if `base` is None.
 
-        Args:
-            context: tokens per sequence.
-            base: folder that relative paths start from; None leaves out the content of files.
+        Raises:
+            InputError: the context does not fit.
         """
-
-    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
-        """Return the part of `identity` that describes the text, without tokenizer and limits."""
-        raise NotImplementedError(f"data of kind {self.kind} is not text")
-
-    def source(self, context: int, base: Path) -> Source:
-        """Return the text of this data, ready to be read."""
-        raise NotImplementedError(f"data of kind {self.kind} is not text")
 
     def score(self, context: int) -> "Score | None":
         """Return the counter of correct targets; None if only the loss is measured."""
         return None
 
-    @abstractmethod
     def describe(self) -> str:
         """Return a description of the data for a model card."""
+        return self.kind
 
     def describe_ids(self) -> str:
         """Return a description of the token ids, for a model without tokenizer."""
-        raise NotImplementedError(f"data of kind {self.kind} has a tokenizer")
+        start, _ = self.boundaries
+        words = "" if start is None else f" (a sequence begins with the id {start})"
+        return f"the ids 0 to {self.vocabulary_size - 1}{words}"
 
 
 def register(kind: type[Kind]) -> type[Kind]:
@@ -126,14 +107,10 @@ def register(kind: type[Kind]) -> type[Kind]:
     return kind
 
 
-def validate_kind(value: object) -> DataKind:
-    """Validate by the class that is registered for the key `kind`."""
-    return _adapter(tuple(KINDS.values())).validate_python(value)
-
-
-def validate_part(value: object) -> DataKind:
-    """Validate a part of a mixture."""
-    return _adapter(tuple(kind for kind in KINDS.values() if kind.mixable)).validate_python(value)
+def validate_kind(value: object, *, mixable: bool = False) -> DataKind:
+    """Validate by the class that is registered for the key `kind`; `mixable`: of those a mixture may have as parts."""
+    kinds = (kind for kind in KINDS.values() if not mixable or (issubclass(kind, TextData) and kind.mixable))
+    return _adapter(tuple(kinds)).validate_python(value)
 
 
 @functools.lru_cache(maxsize=8)
@@ -145,6 +122,7 @@ def _adapter(kinds: tuple[type[DataKind], ...]) -> TypeAdapter[DataKind]:
 class TextData(DataKind):
     """Base of the kinds that are text: it is split, tokenized and packed as one stream of tokens."""
 
+    #: Whether a mixture may have this kind as a part.
     mixable: ClassVar[bool] = True
 
     tokenizer: Literal["bytes", "bpe"] = Field(
@@ -153,12 +131,8 @@ class TextData(DataKind):
     )
     vocabulary: int | None = Field(default=None, ge=257, description="size of the BPE vocabulary")
     validation_fraction: float = Field(default=0.05, gt=0, lt=1, description="share of the text held out")
-    validation_tokens: int = Field(
-        default=65_536, ge=1, description="most tokens of the fixed validation set"
-    )
-    max_tokens: int | None = Field(
-        default=None, ge=1, description="stop packing after this many training tokens"
-    )
+    validation_tokens: int = Field(default=65_536, ge=1, description="most tokens of the validation set")
+    max_tokens: int | None = Field(default=None, ge=1, description="most training tokens that are packed")
 
     @model_validator(mode="after")
     def _vocabulary_fits_the_tokenizer(self) -> Self:
@@ -192,18 +166,20 @@ class TextData(DataKind):
 
     def identity(self, context: int, base: Path | None) -> dict[str, Any]:
         """The text, the tokenizer and the limits."""
-        return {
-            "source": self.source_identity(context, base),
-            "tokenizer": self.tokenizer,
-            "vocabulary": self.vocabulary_size,
-            "validation_fraction": self.validation_fraction,
-            "validation_tokens": self.validation_tokens,
-            "max_tokens": self.max_tokens,
-        }
+        own = self.model_dump(include={"tokenizer", "validation_fraction", "validation_tokens", "max_tokens"})
+        return {"source": self.source_identity(base), "vocabulary": self.vocabulary_size, **own}
 
-    def sources(self, context: int, base: Path) -> list[tuple[float, Source]]:
+    @abstractmethod
+    def source_identity(self, base: Path | None) -> dict[str, Any]:
+        """Return the part of `identity` that describes the text, without tokenizer and limits."""
+
+    def source(self, base: Path) -> Source:
+        """Return the text of this data, ready to be read."""
+        raise NotImplementedError(f"data of kind {self.kind} has several sources")
+
+    def sources(self, base: Path) -> list[tuple[float, Source]]:
         """Return the sources of the text with their shares of the tokens."""
-        return [(1.0, self.source(context, base))]
+        return [(1.0, self.source(base))]
 
 
 class RowData(DataKind):
@@ -227,21 +203,23 @@ class RowData(DataKind):
         return self.validation_sequences * context
 
     def identity(self, context: int, base: Path | None) -> dict[str, Any]:
-        """All fields and the context.
-
-        Raises:
-            InputError: the context does not fit.
-        """
-        self.check(context)
+        """All fields and the context."""
+        if misfit := self.misfit(context):
+            raise InputError(misfit)
         return {"source": {**self.model_dump(mode="json"), "context": context}}
 
-    @abstractmethod
-    def row_length(self, context: int) -> int:
-        """Return the packed values per row."""
+    def describe(self) -> str:
+        """The kind and its keys."""
+        keys = self.model_dump(exclude={"kind", "sequences", "validation_sequences"})
+        words = (
+            f"{key} {' and '.join(map(str, value)) if isinstance(value, tuple) else value}"
+            for key, value in keys.items()
+        )
+        return f"{self.kind} ({', '.join(words)})"
 
-    def row_manifest(self, context: int) -> dict[str, Any]:
-        """Return the fields of a store's manifest about its rows, apart from their length."""
-        return {}
+    def row_length(self, context: int) -> int:
+        """Return the packed values per row: inputs and targets, or one sequence whose targets are its next tokens."""
+        return 2 * context if self.has_targets else context + 1
 
     @abstractmethod
     def draw_piece(self, context: int, piece: int) -> "Symbols":
@@ -250,25 +228,26 @@ class RowData(DataKind):
         The first `context` columns are what the hash is computed from.
         """
 
-    def rows(self, context: int) -> tuple[Iterator["Symbols"], Iterator["Symbols"]]:
-        """Return training and validation rows, in pieces of int64 [n, row_length(context)].
+    def rows(self, context: int, *, validation: bool) -> Iterator["Symbols"]:
+        """Yield the rows of one split, in pieces of int64 [n, row_length(context)].
 
         Raises:
-            InputError: the context does not fit; or, while rows are drawn, a split does not fill.
+            InputError: the split does not fill, because there are too few different rows.
         """
-        self.check(context)
-        return self._split(context, validation=False), self._split(context, validation=True)
+        from trainables.data.sources.random_rows import PATIENCE, ROWS_AT_A_TIME, held_out
 
-    def _split(self, context: int, *, validation: bool) -> Iterator["Symbols"]:
-        from trainables.data.sources.random_rows import one_split
-
-        sizes = (self.validation_sequences, self.sequences)
-        wanted, others = sizes if validation else sizes[::-1]
-        return one_split(
-            lambda piece: self.draw_piece(context, piece),
-            wanted,
-            others,
-            validation=validation,
-            content=context,
-            too_few=self.too_few,
+        total = self.sequences + self.validation_sequences
+        split, wanted = (
+            ("validation", self.validation_sequences) if validation else ("training", self.sequences)
         )
+        found, tried, piece = 0, 0, 0
+        while found < wanted:
+            if tried > PATIENCE * (total + ROWS_AT_A_TIME):
+                raise InputError(
+                    f"only {found} of the {wanted} {split} sequences were found in {tried} draws: {self.too_few}"
+                )
+            rows = self.draw_piece(context, piece)
+            held = held_out(rows[:, :context], self.validation_sequences / total)
+            chosen = rows[held == validation][: wanted - found]
+            yield chosen
+            found, tried, piece = found + len(chosen), tried + ROWS_AT_A_TIME, piece + 1

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 class Score:
     """Counts the targets asked for to which a model gives the highest probability.
 
-    `accuracy` is their share; if a task has several difficulties, `accuracy_hops_8` is the share among the sequences
-    of eight hops, and so on.
+    `accuracy` is their share and, with several difficulties, `accuracy_hops_8` that among sequences of eight hops.
 
     Args:
         asked: last targets of each sequence that count.
@@ -34,10 +33,7 @@ class Score:
     ) -> torch.Tensor:
         """Count the correct targets, then the targets asked for, per difficulty: float64 [numbers].
 
-        Args:
-            inputs: int64 [B, T].
-            targets: int64 [B, T].
-            first: the most probable ids, int64 [B, T].
+        Inputs, targets and the most probable ids `first` are int64 [B, T].
         """
         right = (first.cpu().numpy() == targets)[:, -self._asked :].sum(axis=1)
         part = inputs[:, 0] - self._first_start
@@ -51,10 +47,7 @@ class Score:
         """Return the accuracies; a difficulty that does not occur in the validation set has none."""
         right, asked = counted[: len(self._parts)], counted[len(self._parts) :]
         found = {"accuracy": sum(right) / sum(asked)}
-        if len(self._parts) > 1:
-            found |= {
-                f"accuracy_{self._graded_by}_{part}": hits / of
-                for part, hits, of in zip(self._parts, right, asked, strict=True)
-                if of
-            }
+        for part, hits, of in zip(self._parts, right, asked, strict=True):
+            if of and len(self._parts) > 1:
+                found[f"accuracy_{self._graded_by}_{part}"] = hits / of
         return found

@@ -7,7 +7,7 @@ the id one past the vocabulary marks a target that is not scored.
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,7 @@ class TaskData(RowData):
     A task of several difficulties is drawn in equal parts of each; the start token names the difficulty.
     """
 
-    measures_accuracy: ClassVar[bool] = True
+    has_targets: ClassVar[bool] = True
     too_few: ClassVar[str] = (
         "the task has too few different sequences for two separate splits; ask for fewer by `sequences` and "
         "`validation_sequences`, or make the task larger"
@@ -60,11 +60,6 @@ class TaskData(RowData):
         return self.vocabulary_size - len(self.parts)
 
     @property
-    def stored_values(self) -> int:
-        """The ids and the mark of targets that are not scored."""
-        return self.vocabulary_size + 1
-
-    @property
     def entropy(self) -> float:
         """0, because the targets follow from the inputs."""
         return 0.0
@@ -90,20 +85,15 @@ class TaskData(RowData):
             inputs and targets, int64 [n, context]; a target that is not scored is `UNSCORED`.
         """
 
-    def draw_rows(self, context: int, seed: str, count: int) -> "Symbols":
-        """Return at most `count` rows of inputs and targets, int64 [n, 2·context]; fixed by the seed."""
-        import numpy as np
-
-        from trainables.data.sources.random_rows import Draws
-
-        inputs, targets = self.draw(context, Draws(seed), count)
-        return np.concatenate([inputs, np.where(targets == UNSCORED, self.vocabulary_size, targets)], axis=1)
-
     def draw_piece(self, context: int, piece: int) -> "Symbols":
         """Rows of inputs and targets."""
-        from trainables.data.sources.random_rows import ROWS_AT_A_TIME
+        import numpy as np
 
-        return self.draw_rows(context, f"{self.kind} {self.draw_seed} {piece}", ROWS_AT_A_TIME)
+        from trainables.data.sources.random_rows import ROWS_AT_A_TIME, Draws
+
+        draws = Draws(f"{self.kind} {self.draw_seed} {piece}")
+        inputs, targets = self.draw(context, draws, ROWS_AT_A_TIME)
+        return np.concatenate([inputs, np.where(targets == UNSCORED, self.vocabulary_size, targets)], axis=1)
 
     def draw_parts(self, draws: "Draws", count: int) -> "Symbols":
         """Draw the index in `parts` of each of `count` sequences, int64 [count]; a single part takes no draw."""
@@ -113,21 +103,14 @@ class TaskData(RowData):
             return np.zeros(count, np.int64)
         return draws.below(len(self.parts), (count,))
 
-    def _split(self, context: int, *, validation: bool) -> Iterator["Symbols"]:
+    def rows(self, context: int, *, validation: bool) -> Iterator["Symbols"]:
+        """Rows of inputs and targets."""
         scored = self.scored(context)
-        for rows in super()._split(context, validation=validation):
+        for rows in super().rows(context, validation=validation):
             # Micro-batches and ranks weigh equally in a step, so each row must have as many targets as the others.
             if ((rows[:, context:] != self.vocabulary_size).sum(axis=1) != scored).any():
                 raise RuntimeError(f"a row of the task {self.kind} has other than {scored} scored targets")
             yield rows
-
-    def row_length(self, context: int) -> int:
-        """Inputs, then as many targets."""
-        return 2 * context
-
-    def row_manifest(self, context: int) -> dict[str, Any]:
-        """Rows hold targets, `scored` of which count."""
-        return {"targets": True, "scored": self.scored(context)}
 
     def score(self, context: int) -> "Score":
         """Count the targets asked for, per difficulty."""
@@ -135,19 +118,10 @@ class TaskData(RowData):
 
         return Score(self.asked(context), self.first_start, self.parts, self.graded_by)
 
-    def describe(self) -> str:
-        """The kind and its keys."""
-        keys = self.model_dump(exclude={"kind", "sequences", "validation_sequences"})
-        words = (
-            f"{key} {' and '.join(map(str, value)) if isinstance(value, tuple) else value}"
-            for key, value in keys.items()
-        )
-        return f"the task {self.kind} ({', '.join(words)})"
-
     def describe_ids(self) -> str:
-        """Symbols, then the start tokens."""
+        """Also which start token stands for which difficulty."""
         if len(self.parts) == 1:
-            return f"symbols 0 to {self.first_start - 1} of a task (a sequence begins with the id {self.first_start})"
+            return super().describe_ids()
         starts = (f"{self.first_start + place} for {part}" for place, part in enumerate(self.parts))
         return (
             f"the ids 0 to {self.first_start - 1} of a task (a sequence begins with the id of its {self.graded_by}: "

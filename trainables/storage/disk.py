@@ -8,11 +8,16 @@ from pathlib import Path
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def fsync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def fsync_files(folder: Path) -> None:
     """Sync every file of a folder to disk, so that a later rename cannot survive a power cut without its contents."""
     for path in folder.iterdir():
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync(path)

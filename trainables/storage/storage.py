@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -13,23 +14,19 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from trainables.errors import InputError
+from trainables.storage.disk import fsync
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger(__name__)
 #: Pyarrow file systems without folders, where a name with a slash is enough.
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 _COPY_BYTES = 8 << 20
 #: Seconds between attempts to reach a store.
 PAUSES = (2.0, 8.0, 30.0, 90.0, 170.0)
 #: Parts of Arrow's S3 errors that another attempt may resolve.
-_PASSING = (
-    "NETWORK_CONNECTION",
-    "curlCode",
-    "SLOW_DOWN",
-    "THROTTLING",
-    "SERVICE_UNAVAILABLE",
-    "INTERNAL_FAILURE",
-    "TIMEOUT",
+_PASSING = re.compile(
+    "NETWORK_CONNECTION|curlCode|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|TIMEOUT"
 )
 _WAY_OUT = (
     "Make sure that the bucket exists and that this machine may write to it (for S3 by AWS_ACCESS_KEY_ID and "
@@ -45,19 +42,15 @@ class Folder:
     is_remote = False
 
     def __init__(self, local: Path) -> None:
+        #: Where ranks write checkpoints, and read them after `fetch`.
         self.local = local
-        """Where ranks write checkpoints, and read them after `fetch`."""
+        #: Held by the one rank per machine that fetches.
         self.lock = local / "lock"
-        """Held by the one rank per machine that fetches."""
+        #: Name for messages, without secrets.
         self.name = str(local)
-        """Name for messages, without secrets."""
 
     def check(self) -> None:
-        """Check before training that files can be written.
-
-        Raises:
-            InputError: they cannot.
-        """
+        """Check before training that files can be written; an InputError if not."""
         try:
             self.local.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,9 +64,7 @@ class Folder:
 
     def tags(self) -> list[str]:
         """Return the names of all checkpoints, complete or not."""
-        if not self.local.is_dir():
-            return []
-        return [path.name for path in self.local.iterdir() if path.is_dir()]
+        return [path.name for path in self.local.iterdir() if path.is_dir()] if self.local.is_dir() else []
 
     def names(self) -> list[str]:
         """The names of the files that lie here and in no subfolder."""
@@ -87,15 +78,13 @@ class Folder:
     def write(self, tag: str, name: str, content: bytes) -> None:
         """Write a small file atomically, after everything else of the checkpoint is on disk."""
         target = self.local / tag
-        _sync(target)
+        fsync(target)
         part = target / (name + ".part")
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        part.write_bytes(content)
+        fsync(part)
         part.replace(target / name)
-        _sync(target)
-        _sync(self.local)
+        fsync(target)
+        fsync(self.local)
 
     def put(self, tag: str, name: str, source: Path) -> None:
         """Copy a file into the storage, replacing an older one."""
@@ -133,32 +122,20 @@ class Bucket(Folder):
         self.lock, self.name = own / "lock", shown(uri)
 
     def check(self) -> None:
-        """Check that files can be written, by writing one.
-
-        Raises:
-            InputError: access is denied, or the store does not exist.
-            ConnectionError: the store is unreachable.
-        """
-        probe = "writable"
+        """Write a file, to check that this is allowed; an error as of `unusable` if not."""
         try:
-            self.write("", probe, b"")
-            self.files.delete_file(self._path("", probe))
+            self.write("", "writable", b"")
+            self.files.delete_file(self._path("", "writable"))
         except (OSError, ValueError, ImportError) as error:
             raise unusable(self.name, error) from error
 
     def tags(self) -> list[str]:
         """Return the names of all checkpoints, complete or not."""
-        from pyarrow.fs import FileSelector, FileType
-
-        found = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
-        return [info.base_name for info in found if info.type == FileType.Directory]
+        return [info.base_name for info in self._entries() if not info.is_file]
 
     def names(self) -> list[str]:
         """The names of the files that lie here and in no subfolder."""
-        from pyarrow.fs import FileSelector, FileType
-
-        found = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
-        return [info.base_name for info in found if info.type == FileType.File]
+        return [info.base_name for info in self._entries() if info.is_file]
 
     def read(self, tag: str, name: str) -> bytes | None:
         """Return the contents of a small file of a checkpoint; None if it is missing."""
@@ -189,10 +166,8 @@ class Bucket(Folder):
         """Download files of a checkpoint to `local`."""
         (self.local / tag).mkdir(parents=True, exist_ok=True)
         for name in names:
-            with (
-                self.files.open_input_stream(self._path(tag, name)) as source,
-                (self.local / tag / name).open("wb") as target,
-            ):
+            path = self.local / tag / name
+            with self.files.open_input_stream(self._path(tag, name)) as source, path.open("wb") as target:
                 shutil.copyfileobj(source, target, _COPY_BYTES)
 
     def release(self, tag: str) -> None:
@@ -214,6 +189,11 @@ class Bucket(Folder):
             self.files.delete_dir(self.path)
         super().clear()
 
+    def _entries(self) -> Any:
+        from pyarrow.fs import FileSelector
+
+        return self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
+
     def _path(self, tag: str, name: str) -> str:
         return "/".join(filter(None, (self.path, tag, name)))
 
@@ -228,13 +208,10 @@ def located(where: str | Path) -> str | Path:
 
 
 def open_storage(where: str | Path) -> Folder:
-    """Return the storage of a path or URI.
+    """Return the storage of a path or `file://`, written in place, or of a URI, written through a local folder.
 
-    Paths and `file://` are written in place; all other URIs that `pyarrow.fs.FileSystem.from_uri` or fsspec support
-    through a local folder, such as `s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http`.
-
-    Raises:
-        InputError: no installed library supports the URI.
+    URIs are those that `pyarrow.fs.FileSystem.from_uri` or fsspec support, such as
+    `s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http`; for others an InputError is raised.
     """
     where = located(where)
     if isinstance(where, Path):
@@ -271,17 +248,14 @@ def shown(uri: str) -> str:
 
 def unusable(name: str, error: Exception) -> InputError | ConnectionError:
     """Return the error for a store that refuses files: a ConnectionError if another attempt may help."""
-    kind = ConnectionError if any(word in str(error) for word in _PASSING) else InputError
+    kind = ConnectionError if _PASSING.search(str(error)) else InputError
     return kind(f"Nothing can be written to {name}: {reason(error)} {_WAY_OUT}")
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Return the result of `work`; on a ConnectionError retry for five minutes.
+    """Return the result of `work`; on a ConnectionError retry for five minutes before it is raised.
 
     Otherwise a short outage would use up the retries of all cells that begin or end in it.
-
-    Raises:
-        ConnectionError: the store is still unreachable.
     """
     for pause in PAUSES:
         try:
@@ -296,7 +270,6 @@ def _open(uri: str, name: str) -> tuple[Any, str]:
     from pyarrow import ArrowInvalid
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
-    problem = ""
     try:
         files, path = FileSystem.from_uri(uri)
         return files, path.rstrip("/")
@@ -337,20 +310,9 @@ def discard(where: str | Path) -> None:
     try:
         open_storage(where).clear()
     except OSError as error:
-        logging.getLogger(__name__).warning(
-            "The checkpoints in %s could not be deleted: %s", shown(str(where)), reason(error)
-        )
+        _LOG.warning("The checkpoints in %s could not be deleted: %s", shown(str(where)), reason(error))
 
 
 def reason(error: Exception) -> str:
     """Return an object store's message as a sentence, without the request's id."""
     return str(error).partition(" (Request ID")[0].rstrip(".") + "."
-
-
-def _sync(folder: Path) -> None:
-    """Sync the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -82,7 +82,7 @@ def train(
     layout = layout or Layout(zero=default_zero(recipe.precision, 1))
     layout.check(cell.shape, recipe)
     check_diagnostics(diagnostics, layout, recipe)
-    if layout.shard_vocabulary and cell.data.measures_accuracy:
+    if layout.shard_vocabulary and cell.data.has_targets:
         raise InputError(
             f"the layout shards the vocabulary, and the accuracy of the task {cell.data.kind} is read off whole "
             "logits. Leave `shard_vocabulary` out: the vocabulary of a task is small."

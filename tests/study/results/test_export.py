@@ -156,7 +156,7 @@ def test_the_card_says_what_the_model_is(command, study, tmp_path):
         *(
             "192 tokens",
             one.data_key,
-            "a random hierarchy of 4 levels",
+            "levels 4",
             "no model can do better than",
             "fp32",
         ),

@@ -569,7 +569,7 @@ name: mine
 data: {kind: mixture, parts: [
   {weight: 1, data: {kind: files, path: a.txt}},
   {weight: 2, data: {kind: files, path: [sub/*.txt, ../up.txt, /b.txt, ~/c.txt]}},
-  {weight: 3, data: {kind: hierarchy}}]}
+  {weight: 3, data: {kind: python-source}}]}
 frontier: {budgets: [3000], depths: [1, 2], heads: 2, tolerance: 0.2}
 training: {steps: 10, batch: 4, context: 32, lr: {rule: fixed, value: 0.01}}
 """

@@ -10,10 +10,10 @@ from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import load_spec
 from tests.study.small import SMALL
-from trainables.data import open_store
 from trainables.data.kind import KINDS, RowData, TextData, register
 from trainables.data.kinds.mixture import MixtureData
 from trainables.data.sources.source import Source, Stretch
+from trainables.data.store.open import open_store
 from trainables.train.loop import train
 
 
@@ -33,9 +33,6 @@ class CountData(RowData):
     def boundaries(self):
         return None, None
 
-    def row_length(self, context):
-        return context + 1
-
     def draw_piece(self, context, piece):
         start = np.random.default_rng(piece).integers(0, self.size, (200, 1))
         return (start + np.arange(context + 1)) % self.size
@@ -50,10 +47,10 @@ class PoemData(TextData):
     kind: Literal["poem"] = "poem"
     lines: int = 2000
 
-    def source_identity(self, context, base):
+    def source_identity(self, base):
         return {"kind": self.kind, "lines": self.lines}
 
-    def source(self, context, base):
+    def source(self, base):
         text = "".join(f"verse {line} of a long poem\n" for line in range(self.lines))
         return Source("poem", lambda: iter([Stretch(text, last=True)]), len(text), {"kind": self.kind})
 
@@ -89,11 +86,15 @@ def test_a_new_kind_is_planned_packed_and_trained(tmp_path, overrides, vocabular
 
 
 def test_a_new_kind_of_text_may_be_a_part_of_a_mixture(tmp_path):
-    parts = [{"weight": weight, "data": {"kind": kind}} for weight, kind in ((3, "poem"), (1, "hierarchy"))]
+    parts = [
+        {"weight": weight, "data": {"kind": kind}} for weight, kind in ((3, "poem"), (1, "python-source"))
+    ]
     store = open_store(MixtureData(parts=parts), context=64, root=tmp_path)
-    assert store.manifest["sources"][0]["share"]["train"] == pytest.approx(0.75, abs=0.02)
-    with pytest.raises(ValidationError, match="count"):
-        MixtureData(parts=[{"weight": 1, "data": {"kind": "count"}}])
+    tokens = [part["tokens"]["train"] for part in store.manifest["sources"]]
+    assert tokens[0] / sum(tokens) == pytest.approx(0.75, abs=0.02)
+    for kind in ("count", "mixture"):
+        with pytest.raises(ValidationError, match=kind):
+            MixtureData(parts=[{"weight": 1, "data": {"kind": kind}}])
 
 
 def test_mistakes_in_a_new_kind_are_explained_and_a_name_is_registered_once():

@@ -44,7 +44,7 @@ def test_a_mixture_survives_being_written_out_with_all_defaults():
         vocabulary=300,
         parts=[
             {"weight": 1, "data": {"kind": "python-source"}},
-            {"weight": 2, "data": {"kind": "hierarchy"}},
+            {"weight": 2, "data": {"kind": "hub", "name": "owner/name"}},
         ],
     )
     assert MixtureData.model_validate_json(mixture.model_dump_json()) == mixture

@@ -36,9 +36,7 @@ class ConnectivityData(TaskData):
     graded_by: ClassVar[str | None] = "diameter"
 
     kind: Literal["connectivity"] = "connectivity"
-    vertices: int = Field(
-        default=24, ge=6, le=MOST_VERTICES, description="vertices, and edges, of each graph"
-    )
+    vertices: int = Field(default=24, ge=6, le=MOST_VERTICES, description="vertices and edges of each graph")
     diameter: Diameter | tuple[Diameter, ...] = Field(
         default=2,
         description="most edges between connected vertices, D, or a list of which each graph has one",
@@ -65,11 +63,8 @@ class ConnectivityData(TaskData):
 
     def _no_cycles(self, diameter: int) -> str:
         either = f"{2 * diameter + 1} or {2 * diameter}" if diameter > 1 else "3"
-        fitting = [
-            count
-            for count in range(6, MOST_VERTICES + 1)
-            if all(_cycle_length(count, part) for part in self.parts)
-        ]
+        counts = range(6, MOST_VERTICES + 1)
+        fitting = [count for count in counts if all(_cycle_length(count, part) for part in self.parts)]
         nearest = min(fitting, key=lambda count: abs(count - self.vertices), default=None)
         fix = f"take {nearest} vertices or other diameters" if nearest else "take other diameters"
         return (
@@ -132,7 +127,7 @@ class ConnectivityData(TaskData):
         found = []
         for diameter in self.parts:
             length = _cycle_length(self.vertices, diameter)
-            assert length is not None, "validated with the spec"
+            assert length, "validated with the spec"
             found.append(index - index % length + (index + 1) % length)
         return np.stack(found)
 
@@ -144,14 +139,10 @@ def _cycle_length(vertices: int, diameter: int) -> int | None:
 
 
 def _join(edges: "Symbols", names: int) -> "tuple[Symbols, Symbols]":
-    """Return the smallest name of each edge's component so far, and of each vertex's component in the end.
-
-    Args:
-        edges: int64 [n, edges, 2], names of vertices in the order in which they are joined.
-        names: number of names.
+    """Join edges, int64 [n, edges, 2] names of vertices, in their order.
 
     Returns:
-        int64 [n, edges] and [n, names].
+        the smallest name of each edge's component so far, int64 [n, edges], and of each name's in the end, [n, names].
     """
     import numpy as np
 

@@ -114,10 +114,6 @@ def _evaluate(operator: "Symbols", values: "Symbols", counts: "Symbols") -> "Sym
     # Absent arguments sort after all digits.
     ordered = np.sort(np.where(present, values, 10), axis=1)
     rows = np.arange(len(operator))
-    smallest, largest = ordered[:, 0], ordered[rows, counts - 1]
-    median = ordered[rows, (counts - 1) // 2]
-    total = np.where(present, values, 0).sum(axis=1) % 10
-    result: Symbols = np.select(
-        [operator == MIN, operator == MAX, operator == MED], [smallest, largest, median], total
-    )
-    return result
+    place = np.select([operator == MAX, operator == MED], [counts - 1, (counts - 1) // 2], 0)
+    total: Symbols = np.where(present, values, 0).sum(axis=1) % 10
+    return np.where(operator == SM, total, ordered[rows, place])

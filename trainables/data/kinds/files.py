@@ -13,8 +13,7 @@ from pydantic import Field
 from trainables.data.kind import TextData, register
 from trainables.data.sources.file_listing import ListedFile, list_files
 from trainables.data.sources.hashing import file_sha256, unreadable
-from trainables.data.sources.rows_of_text import check_field, rows_of_text
-from trainables.data.sources.source import Source, Stretch
+from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
 
 #: Bytes of a file read at once.
@@ -31,65 +30,40 @@ class FilesData(TextData):
     field: str = Field(default="text", description="the field that holds the text (JSONL, Parquet)")
 
     @property
-    def paths(self) -> tuple[str, ...]:
-        """The path or paths."""
+    def _paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else self.path
 
-    def list_files(self, base: Path) -> list[ListedFile]:
-        """Return the files in the order in which they are packed, see `list_files`."""
-        return list_files(self.paths, self.format, base)
-
-    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
+    def source_identity(self, base: Path | None) -> dict[str, Any]:
         """Format, field and SHA-256 of each file."""
         files = base and [
             [file.format, None if file.format == "text" else self.field, file_sha256(file.path)]
-            for file in self.list_files(base)
+            for file in list_files(self._paths, self.format, base)
         ]
         return {"kind": self.kind, "files": files}
 
-    def source(self, context: int, base: Path) -> Source:
-        """A text file is one document; in JSONL and Parquet each row is one.
-
-        Line ends become `\\n`, as in all text that Python reads.
+    def source(self, base: Path) -> Source:
+        """A text file is one document; in JSONL and Parquet each row is one. Line ends become `\\n`.
 
         Raises:
-            DataError: see `list_files`; or a file may not be read; later, from the stream, a file that is not UTF-8,
-                is not in its format, or lacks the field.
+            DataError: see `list_files`; or, from the stream, a file is not in its format or lacks the field.
         """
-        files = self.list_files(base)
-        _check_zstandard(files)
-        notes: list[str] = []
-        record = {
-            "kind": self.kind,
-            "files": [
-                {"path": str(f.path), "format": f.format, "sha256": file_sha256(f.path)} for f in files
-            ],
-        }
+        files = list_files(self._paths, self.format, base)
+        listed = [{"path": str(f.path), "format": f.format, "sha256": file_sha256(f.path)} for f in files]
         size = sum(f.path.stat().st_size for f in files)
 
         def stretches() -> Iterator[Stretch]:
             for file in files:
                 if file.path.stat().st_size:
-                    yield from _read(file, self.field, notes)
+                    yield from _read(file, self.field)
 
-        return Source(str(self.path), stretches, size, record, notes)
+        return Source(str(self.path), stretches, size, {"kind": self.kind, "files": listed})
 
     def describe(self) -> str:
         """File names only, because folders may name their owner."""
-        return "files " + ", ".join(Path(path).name for path in self.paths)
+        return "files " + ", ".join(Path(path).name for path in self._paths)
 
 
-def _check_zstandard(files: list[ListedFile]) -> None:
-    compressed = [f.path for f in files if f.path.suffix.lower() == ".zst"]
-    if compressed and importlib.util.find_spec("zstandard") is None:
-        raise DataError(
-            f"the file {compressed[0]} is compressed with Zstandard, which needs the package zstandard: "
-            "pip install zstandard, or decompress the file"
-        )
-
-
-def _read(file: ListedFile, field: str, notes: list[str]) -> Iterator[Stretch]:
-    where = str(file.path)
+def _read(file: ListedFile, field: str) -> Iterator[Stretch]:
     try:
         if file.format == "text":
             for text in _decoded(file.path):
@@ -97,33 +71,28 @@ def _read(file: ListedFile, field: str, notes: list[str]) -> Iterator[Stretch]:
             yield Stretch("", last=True)
         else:
             values = _json_values if file.format == "jsonl" else _parquet_values
-            yield from rows_of_text(values(file.path, field), field, where, notes)
+            yield from rows_of_text(values(file.path, field), field, str(file.path))
     except DataError:
         raise
-    except OSError as error:
+    except (OSError, ValueError, TypeError, EOFError, RuntimeError) as error:
         # An error of the decompressor has no number.
-        if error.errno is not None:
+        if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(file.path, error) from error
-        raise _malformed(file, error) from error
-    except (ValueError, TypeError, EOFError, RuntimeError) as error:
-        raise _malformed(file, error) from error
-
-
-def _malformed(file: ListedFile, error: Exception) -> DataError:
-    return DataError(
-        f"the file {file.path} cannot be read as {file.format}: {type(error).__name__}: {error}; repair the file, or "
-        "set data.format to its format"
-    )
+        raise DataError(
+            f"the file {file.path} cannot be read as {file.format}: {type(error).__name__}: {error}; repair the file, "
+            "or set data.format to its format"
+        ) from error
 
 
 def _decoded(path: Path) -> Iterator[str]:
-    """Yield the text of a file, decompressed by its suffix, in pieces.
-
-    Raises:
-        DataError: it is not UTF-8.
-    """
+    """Yield the text of a file, decompressed by its suffix, in pieces; a DataError if it is not UTF-8."""
     import fsspec
 
+    if path.suffix.lower() == ".zst" and importlib.util.find_spec("zstandard") is None:
+        raise DataError(
+            f"the file {path} is compressed with Zstandard, which needs the package zstandard: pip install zstandard, "
+            "or decompress the file"
+        )
     utf8 = codecs.getincrementaldecoder("utf-8")()
     decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
     done = 0

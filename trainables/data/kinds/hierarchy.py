@@ -2,21 +2,15 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from trainables.data.kind import RowData, register
-from trainables.data.sources.source import Source, Stretch
-from trainables.errors import InputError
 
 if TYPE_CHECKING:
     from trainables.data.sources.grammar import Grammar
     from trainables.data.sources.random_rows import Symbols
-
-#: The characters of the symbols if a hierarchy is part of a mixture.
-LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 @register
@@ -28,7 +22,6 @@ class HierarchyData(RowData):
     A sequence is a start token and as many strings of branching^levels symbols as fill `context` targets.
     """
 
-    mixable: ClassVar[bool] = True
     too_few: ClassVar[str] = (
         "the grammar has too few different sequences for two separate splits; raise levels, synonyms or vocabulary"
     )
@@ -37,9 +30,7 @@ class HierarchyData(RowData):
     vocabulary: int = Field(default=8, ge=2, description="symbols per level, v")
     branching: int = Field(default=2, ge=2, description="symbols that a rule writes, s")
     levels: int = Field(default=5, ge=1, description="rewritings from root to leaves")
-    synonyms: int = Field(
-        default=2, ge=1, description="rules per symbol, m; m*v <= v^s keeps parsing unambiguous"
-    )
+    synonyms: int = Field(default=2, ge=1, description="rules per symbol, m; at most v^(s-1)")
     grammar_seed: int = Field(default=0, ge=0)
 
     @property
@@ -61,11 +52,6 @@ class HierarchyData(RowData):
         section 2). The start token is given and not counted.
         """
         return (math.log(self.vocabulary) + self._inner_nodes * math.log(self.synonyms)) / self.length
-
-    @property
-    def distinct_strings(self) -> int:
-        """Different strings of the grammar, v·m^((s^levels - 1)/(s - 1)): one per choice of root and rules."""
-        return int(self.vocabulary * self.synonyms**self._inner_nodes)
 
     @property
     def _inner_nodes(self) -> int:
@@ -99,7 +85,9 @@ class HierarchyData(RowData):
                 f"{self.synonyms * self.vocabulary} different rules per level, but there are only "
                 f"{most * self.vocabulary} strings of {self.branching} symbols; take at most {most} synonyms"
             )
-        rows = self.distinct_strings ** (context // self.length)
+        # One string per choice of root and rules.
+        strings: int = self.vocabulary * self.synonyms**self._inner_nodes
+        rows = strings ** (context // self.length)
         if rows < self.sequences + self.validation_sequences:
             return (
                 f"the grammar has only {rows} different sequences of {context} tokens, fewer than the "
@@ -109,14 +97,10 @@ class HierarchyData(RowData):
         return None
 
     def grammar(self) -> "Grammar":
-        """Return the grammar of `grammar_seed`."""
+        """Return the rules of `grammar_seed`."""
         from trainables.data.sources.grammar import random_grammar
 
         return random_grammar(self.vocabulary, self.branching, self.levels, self.synonyms, self.grammar_seed)
-
-    def row_length(self, context: int) -> int:
-        """The start token and the symbols."""
-        return context + 1
 
     def draw_piece(self, context: int, piece: int) -> "Symbols":
         """Rows without their start token."""
@@ -126,49 +110,9 @@ class HierarchyData(RowData):
         count = ROWS_AT_A_TIME * (context // self.length)
         return sample(self.grammar(), count, f"rows {self.grammar_seed} {piece}").reshape(-1, context)
 
-    def _split(self, context: int, *, validation: bool) -> Iterator["Symbols"]:
+    def rows(self, context: int, *, validation: bool) -> Iterator["Symbols"]:
+        """Rows with their start token."""
         import numpy as np
 
-        for chosen in super()._split(context, validation=validation):
+        for chosen in super().rows(context, validation=validation):
             yield np.insert(chosen, 0, self.vocabulary, axis=1)
-
-    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
-        """The same as for rows."""
-        source: dict[str, Any] = self.identity(context, base)["source"]
-        return source
-
-    def source(self, context: int, base: Path) -> Source:
-        """Write each sequence as a document of letters a, b, c, …, without start token.
-
-        Raises:
-            InputError: the context does not fit, or there are more symbols than letters.
-        """
-        if self.vocabulary > len(LETTERS):
-            raise InputError(
-                f"a hierarchy in a mixture is written in letters and digits, at most {len(LETTERS)} of them, but its "
-                f"vocabulary is {self.vocabulary}; take a smaller one"
-            )
-        self.check(context)
-        count = self.sequences + self.validation_sequences
-
-        def stretches() -> Iterator[Stretch]:
-            left, piece = count, 0
-            while left > 0:
-                rows = self.draw_piece(context, piece)[:left].tolist()
-                for row in rows:
-                    yield Stretch("".join(map(LETTERS.__getitem__, row)), last=True)
-                left, piece = left - len(rows), piece + 1
-
-        return Source("hierarchy", stretches, count * (context + 1), self.model_dump(mode="json"))
-
-    def describe(self) -> str:
-        """The size of the grammar and its seed."""
-        return (
-            f"a random hierarchy of {self.levels} levels, {self.vocabulary} symbols, {self.synonyms} synonyms of "
-            f"{self.branching} symbols, grammar {self.grammar_seed}"
-        )
-
-    def describe_ids(self) -> str:
-        """Symbols, then the start token."""
-        start = self.vocabulary
-        return f"symbols 0 to {start - 1} of a random grammar (a sequence begins with the id {start})"

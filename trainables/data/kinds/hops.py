@@ -73,10 +73,7 @@ class HopsData(TaskData):
 def _follow(tokens: "Symbols", alphabet: int, hops: int) -> "Symbols":
     """Return the token that `hops` lookups from each position lead to, or `alphabet` where one of them finds nothing.
 
-    Args:
-        tokens: int64 [n, T], below `alphabet`.
-        alphabet: number of tokens.
-        hops: lookups.
+    The tokens are int64 [n, T], below `alphabet`.
     """
     import numpy as np
 

@@ -1,14 +1,12 @@
 """A data set of the Hugging Face hub, read through `datasets`."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from trainables.data.kind import TextData, register
 from trainables.data.sources.hashing import file_sha256
-from trainables.data.sources.rows_of_text import check_field, rows_of_text
-from trainables.data.sources.source import Source, Stretch
+from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
 from trainables.storage.disk import FULL
 
@@ -31,55 +29,50 @@ class HubData(TextData):
     revision: str | None = None
     streaming: bool = True
 
-    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
+    def source_identity(self, base: Path | None) -> dict[str, Any]:
         """Name, configuration, split, revision and field, without network; of a local folder also its files.
 
         Name a revision to fix the content.
         """
         names = {key: getattr(self, key) for key in ("name", "config", "split", "revision", "field")}
-        return {"kind": self.kind, **names, "local": base and self._local_files(base)}
+        files = None
+        # `datasets` also accepts a folder on this machine.
+        if base and (base / self.name).is_dir():
+            files = [file_sha256(p) for p in sorted((base / self.name).rglob("*")) if p.is_file()]
+        return {"kind": self.kind, **names, "local": files}
 
-    def _local_files(self, base: Path) -> list[str] | None:
-        """Hashes of the files if the name is a folder on this machine, which `datasets` also accepts; else None."""
-        folder = base / self.name
-        if not folder.is_dir():
-            return None
-        return [file_sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()]
-
-    def source(self, context: int, base: Path) -> Source:
+    def source(self, base: Path) -> Source:
         """Each row is a document. The network is not used before the text is read.
 
         The cache of `datasets` is used, so a data set can be downloaded in advance for machines without network.
         """
-        notes: list[str] = []
-
-        def stretches() -> Iterator[Stretch]:
-            yield from _rows(self, base, notes)
-
-        return Source(self.name, stretches, None, self.model_dump(mode="json"), notes)
+        return Source(self.name, lambda: _rows(self, base), None, self.model_dump(mode="json"))
 
     def describe(self) -> str:
         """Name, configuration, split and revision."""
         return " ".join(filter(None, (self.name, self.config, self.split, self.revision)))
 
 
-def _rows(data: HubData, base: Path, notes: list[str]) -> Iterator[Stretch]:
+def _rows(data: HubData, base: Path) -> Iterator[Stretch]:
     local = (base / data.name).is_dir()
     where = f"the data set {data.name!r}" + (f" ({data.config})" if data.config else "")
     if not local:
         _ask_hub(data, where)
+    import datasets
     import pyarrow
 
+    datasets.disable_progress_bars()
+    # Its loaders log an error and then raise it; the raised one is reported.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
-        with _quiet_datasets() as datasets:
-            rows = datasets.load_dataset(
-                str(base / data.name) if local else data.name,
-                data.config,
-                split=data.split,
-                revision=None if local else data.revision,
-                streaming=data.streaming,
-            )
-            yield from rows_of_text(_values(rows, data.field, where), data.field, where, notes)
+        rows = datasets.load_dataset(
+            str(base / data.name) if local else data.name,
+            data.config,
+            split=data.split,
+            revision=None if local else data.revision,
+            streaming=data.streaming,
+        )
+        yield from rows_of_text(_values(rows, data.field, where), data.field, where)
     except DataError:
         raise
     except ConnectionError as error:
@@ -93,42 +86,18 @@ def _rows(data: HubData, base: Path, notes: list[str]) -> Iterator[Stretch]:
         ) from error
 
 
-@contextlib.contextmanager
-def _quiet_datasets() -> Iterator[Any]:
-    """Yield the `datasets` module without progress bars and error logs; restore its settings afterwards."""
-    import datasets
-
-    bars = datasets.are_progress_bars_disabled()
-    level = datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    # Its loaders log an error and then raise it; the raised one is reported.
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
-        yield datasets
-    finally:
-        datasets.logging.set_verbosity(level)
-        if not bars:
-            datasets.enable_progress_bars()
-
-
 def _values(rows: Any, field: str, where: str) -> Iterator[object]:
     """Yield a field of all rows of a `datasets` data set."""
-    columns = rows.column_names
-    if columns is not None:
-        check_field(field, columns, where)
+    if rows.column_names is not None:
+        check_field(field, rows.column_names, where)
         rows = rows.select_columns([field])
     for piece in rows.iter(batch_size=ROWS):
-        if columns is None:
-            check_field(field, piece, where)
+        check_field(field, piece, where)
         yield from piece[field]
 
 
 def _ask_hub(data: HubData, where: str) -> None:
-    """Check within `TIMEOUT` that the hub can be reached and has the data set.
-
-    Raises:
-        DataError: no network, no such data set, no such revision, or no permission.
-    """
+    """Raise a DataError unless, within `TIMEOUT`, the hub answers that it has the data set and gives access to it."""
     import huggingface_hub
     from huggingface_hub import constants, errors
 
@@ -152,14 +121,10 @@ def _ask_hub(data: HubData, where: str) -> None:
         ) from error
     except Exception as error:
         # The HTTP library's own errors (the library changed between hub releases), and timeouts.
-        if _is_network(error):
+        names = {parent.__name__ for parent in type(error).__mro__}
+        if names & {"OSError", "TransportError", "HTTPError", "RequestException"}:
             raise _no_network(where, error) from error
         raise
-
-
-def _is_network(error: BaseException) -> bool:
-    names = {c.__name__ for c in type(error).__mro__}
-    return isinstance(error, OSError) or bool(names & {"TransportError", "HTTPError", "RequestException"})
 
 
 def _no_network(where: str, error: Any) -> DataError:

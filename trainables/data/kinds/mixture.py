@@ -1,11 +1,12 @@
 """A mixture of several sources of text."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, SerializeAsAny, model_validator
 
-from trainables.data.kind import DataKind, TextData, register, validate_part
+from trainables.data.kind import DataKind, TextData, register, validate_kind
 from trainables.data.sources.source import Source
 
 
@@ -15,7 +16,7 @@ class MixturePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     weight: float = Field(gt=0)
-    data: Annotated[SerializeAsAny[DataKind], PlainValidator(validate_part)]
+    data: Annotated[SerializeAsAny[TextData], PlainValidator(partial(validate_kind, mixable=True))]
 
 
 @register
@@ -31,7 +32,7 @@ class MixtureData(TextData):
     def _parts_have_no_limits_of_their_own(self) -> Self:
         limits = [name for name in TextData.model_fields if name not in DataKind.model_fields]
         for index, part in enumerate(self.parts):
-            for name in limits if isinstance(part.data, TextData) else ():
+            for name in limits:
                 own = getattr(part.data, name)
                 if own not in (None, TextData.model_fields[name].default, getattr(self, name)):
                     raise ValueError(
@@ -41,24 +42,18 @@ class MixtureData(TextData):
         return self
 
     @property
-    def _shares(self) -> list[tuple[float, DataKind]]:
+    def _shares(self) -> list[tuple[float, TextData]]:
         total = sum(part.weight for part in self.parts)
         return [(part.weight / total, part.data) for part in self.parts]
 
-    def misfit(self, context: int) -> str | None:
-        """The first part that does not fit."""
-        return next(filter(None, (part.data.misfit(context) for part in self.parts)), None)
-
-    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
+    def source_identity(self, base: Path | None) -> dict[str, Any]:
         """The shares and the identities of the parts."""
-        parts = [
-            {"share": share, "source": data.source_identity(context, base)} for share, data in self._shares
-        ]
+        parts = [{"share": share, "source": data.source_identity(base)} for share, data in self._shares]
         return {"kind": self.kind, "parts": parts}
 
-    def sources(self, context: int, base: Path) -> list[tuple[float, Source]]:
+    def sources(self, base: Path) -> list[tuple[float, Source]]:
         """One source per part."""
-        return [(share, data.source(context, base)) for share, data in self._shares]
+        return [(share, data.source(base)) for share, data in self._shares]
 
     def describe(self) -> str:
         """The parts with their shares."""

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +20,7 @@ SUFFIXES = (".py", ".rst", ".md", ".txt")
 #: Larger files are tables and generated code rather than written text.
 LARGEST = 1 << 20
 #: Folders that hold copies, caches or records rather than text.
-_SKIPPED = ("__pycache__", "site-packages", "dist-packages")
-_SKIPPED_ENDINGS = (".dist-info", ".egg-info")
+SKIPPED = re.compile(r"__pycache__|(site|dist)-packages|.*\.(dist|egg)-info", re.DOTALL)
 
 
 @register
@@ -30,22 +30,15 @@ class PythonSourceData(TextData):
     kind: Literal["python-source"] = "python-source"
     max_bytes: int = Field(default=20_000_000, ge=1, description="stop taking files after this many bytes")
 
-    def source_identity(self, context: int, base: Path | None) -> dict[str, Any]:
+    def source_identity(self, base: Path | None) -> dict[str, Any]:
         """The SHA-256 of each file taken."""
         files = base and [file.sha256 for file in take_files(self.max_bytes, roots())]
         return {"kind": self.kind, "max_bytes": self.max_bytes, "files": files}
 
-    def source(self, context: int, base: Path) -> Source:
-        """Each file is a document.
-
-        Raises:
-            DataError: there is none (a frozen interpreter).
-        """
+    def source(self, base: Path) -> Source:
+        """Each file is a document; a DataError if there is none (a frozen interpreter)."""
         files = take_files(self.max_bytes, roots())
-        record = {
-            "kind": self.kind,
-            "files": [{"path": f.name, "sha256": f.sha256, "bytes": f.size} for f in files],
-        }
+        listed = [{"path": f.name, "sha256": f.sha256, "bytes": f.size} for f in files]
 
         def stretches() -> Iterator[Stretch]:
             for file in files:
@@ -56,11 +49,7 @@ class PythonSourceData(TextData):
                     )
                 yield Stretch(content, last=True)
 
-        return Source(self.kind, stretches, sum(f.size for f in files), record)
-
-    def describe(self) -> str:
-        """The kind."""
-        return self.kind
+        return Source(self.kind, stretches, sum(f.size for f in files), {"kind": self.kind, "files": listed})
 
 
 @dataclass(frozen=True)
@@ -76,12 +65,8 @@ class SourceText:
 def roots() -> tuple[tuple[str, Path], ...]:
     """Return labels and folders to search: the standard library and the installed packages."""
     paths = sysconfig.get_paths()
-    found = {
-        Path(paths["stdlib"]): "stdlib",
-        Path(paths["purelib"]): "packages",
-        Path(paths["platlib"]): "packages",
-    }
-    return tuple((label, path) for path, label in found.items())
+    packages = dict.fromkeys((paths["purelib"], paths["platlib"]))
+    return ("stdlib", Path(paths["stdlib"])), *(("packages", Path(path)) for path in packages)
 
 
 @functools.lru_cache(maxsize=4)
@@ -121,19 +106,13 @@ def take_files(max_bytes: int, folders: tuple[tuple[str, Path], ...]) -> tuple[S
 
 def _walk(root: Path) -> Iterator[Path]:
     for folder, below, files in os.walk(root):
-        below[:] = [d for d in below if d not in _SKIPPED and not d.endswith(_SKIPPED_ENDINGS)]
-        for name in files:
-            if name.endswith(SUFFIXES):
-                yield Path(folder, name)
+        below[:] = [name for name in below if not SKIPPED.fullmatch(name)]
+        yield from (Path(folder, name) for name in files if name.endswith(SUFFIXES))
 
 
 def _read(path: Path) -> str | None:
-    """Return the text of a file, or None if it is not text that can be used here."""
+    """Return the text of a file, or None if it is too large, a broken link, not readable or not UTF-8."""
     try:
-        if path.stat().st_size > LARGEST:
-            return None
-        return path.read_text(encoding="utf-8")
+        return None if path.stat().st_size > LARGEST else path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
-        # A broken link, a file without read permission or another encoding: one of many, and the manifest lists
-        # exactly the files taken.
         return None

@@ -10,7 +10,7 @@ from trainables.data.kind import DataKind
 DATA_VERSION = 1
 
 
-def data_key(data: DataKind, context: int, base: Path = Path()) -> str:
+def data_key(data: DataKind, context: int, base: Path | None = Path()) -> str:
     """Return sixteen hex digits: the same content packed the same way has the same key, independent of its location.
 
     Files are hashed (streamed, and once per process while they do not change). A hub data set is identified by its
@@ -18,25 +18,18 @@ def data_key(data: DataKind, context: int, base: Path = Path()) -> str:
 
     Args:
         data: the data.
-        context: tokens per sequence; it matters only to the hierarchy and to tasks, whose rows depend on it.
-        base: folder that relative paths start from.
+        context: tokens per sequence; only rows (the hierarchy and tasks) depend on it.
+        base: folder that relative paths start from. None leaves out the content of files; specs whose keys then differ
+            never have the same key.
 
     Raises:
         DataError: files are missing or may not be read.
         InputError: the grammar is impossible, or it or the task does not fit the context.
     """
-    return _digest(data, context, base)
+    return digest({"version": DATA_VERSION, **data.identity(context, base)})
 
 
-def outline(data: DataKind, context: int) -> str:
-    """Return sixteen hex digits of the same identity without the content and path of files.
-
-    Two specs of different outline never have the same key.
-    """
-    return _digest(data, context, None)
-
-
-def _digest(data: DataKind, context: int, base: Path | None) -> str:
-    identity = {"version": DATA_VERSION, **data.identity(context, base)}
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+def digest(value: object) -> str:
+    """Sixteen hex digits of the SHA-256 of a JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

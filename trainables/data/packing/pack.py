@@ -5,21 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from trainables.data.kind import DataKind, RowData, TextData
-from trainables.data.packing.data_key import DATA_VERSION, outline
+from trainables.data.packing.data_key import DATA_VERSION, data_key
 from trainables.data.packing.pack_text import pack_text
-from trainables.data.packing.progress import OnProgress, Progress, ignore_progress
+from trainables.data.packing.progress import OnProgress, Progress
 from trainables.data.packing.token_file import TokenFile, token_type
-
-SPLITS = ("train", "validation")
 
 
 def pack(
-    data: DataKind,
-    context: int,
-    base: Path,
-    key: str,
-    folder: Path,
-    on_progress: OnProgress = ignore_progress,
+    data: DataKind, context: int, base: Path, key: str, folder: Path, on_progress: OnProgress | None = None
 ) -> None:
     """Write `train.bin`, `validation.bin`, `manifest.json` and, for BPE, `tokenizer.json` into an empty folder.
 
@@ -31,14 +24,14 @@ def pack(
         OSError: the folder cannot be written, for example because the disk is full.
     """
     if isinstance(data, TextData):
-        packed = pack_text(data, context, base, folder, Progress(on_progress))
+        packed = pack_text(data, base, folder, Progress(on_progress))
     else:
         assert isinstance(data, RowData), "every kind is text or rows"
         packed = _pack_rows(data, context, folder)
     manifest = {
         "version": DATA_VERSION,
         "key": key,
-        "outline": outline(data, context),
+        "outline": data_key(data, context, None),
         "spec": data.model_dump(mode="json"),
         "context": context,
         "vocabulary": data.vocabulary_size,
@@ -52,9 +45,9 @@ def pack(
 
 def _pack_rows(data: RowData, context: int, folder: Path) -> dict[str, Any]:
     counts, hashes = {}, {}
-    for split, pieces in zip(SPLITS, data.rows(context), strict=True):
+    for split in ("train", "validation"):
         with TokenFile(folder / f"{split}.bin", token_type(data.stored_values)) as file:
-            for piece in pieces:
+            for piece in data.rows(context, validation=split == "validation"):
                 file.add(piece.reshape(-1))
             hashes[split], counts[split] = file.close(), file.tokens
     return {
@@ -62,8 +55,7 @@ def _pack_rows(data: RowData, context: int, folder: Path) -> dict[str, Any]:
         "sha256": hashes,
         "row": data.row_length(context),
         "bytes_per_token": None,
-        "notes": [],
-        **data.row_manifest(context),
+        "targets": data.has_targets,
     }
 
 
@@ -73,7 +65,6 @@ def estimate_bytes(data: DataKind, context: int, base: Path) -> int | None:
     if isinstance(data, RowData):
         return (data.sequences + data.validation_sequences) * data.row_length(context) * item
     assert isinstance(data, TextData), "every kind is text or rows"
-    sizes = [source.bytes for _, source in data.sources(context, base)]
-    known = [size for size in sizes if size is not None]
+    sizes = [source.bytes for _, source in data.sources(base)]
     # The text itself, kept until it is packed, and at most one id per byte.
-    return sum(known) * (1 + item) if len(known) == len(sizes) else None
+    return None if None in sizes else sum(filter(None, sizes)) * (1 + item)

@@ -1,5 +1,6 @@
 """Tokenizers: bytes, or byte-level BPE trained on the training split. Both are lossless for any text."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,14 @@ from numpy.typing import NDArray
 
 from trainables.data.kind import BYTES_END, BYTES_VOCABULARY
 from trainables.data.packing.text_buffer import Piece
+from trainables.data.packing.token_file import Ids
 from trainables.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 #: Most bytes of training text, from its beginning, that a BPE vocabulary is learnt from.
 BPE_TEXT = 1 << 28
-#: Bytes encoded in one call of the BPE library.
-BATCH = 1 << 20
+#: Pieces encoded in one call of the BPE library: about a megabyte.
+BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -23,45 +25,36 @@ class Encoder:
     """Turns text into token ids.
 
     Attributes:
-        vocabulary: number of ids.
         end_of_text: id that ends a document.
         lengths: int64 [vocabulary], bytes of text per id; 0 for end of text.
         bpe: the `tokenizers.Tokenizer`, or None for bytes.
     """
 
-    vocabulary: int
     end_of_text: int
     lengths: NDArray[np.int64]
     bpe: Any = None
 
-    def encode(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint32]]:
+    def encode(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
         """Yield the ids of each piece, in order, with end of text where a document ends."""
-        if self.bpe is None:
-            for piece in pieces:
-                ids = np.frombuffer(piece.content, np.uint8)
-                yield self._ended(ids, piece)
-            return
-        for batch in _batches(pieces):
-            texts = [piece.content.decode() for piece in batch]
-            for piece, coded in zip(batch, self.bpe.encode_batch(texts), strict=True):
-                yield self._ended(np.array(coded.ids, np.uint32), piece)
-
-    def _ended(self, ids: NDArray[Any], piece: Piece) -> NDArray[np.uint32]:
-        whole = np.empty(len(ids) + piece.last, np.uint32)
-        whole[: len(ids)] = ids
-        if piece.last:
-            whole[-1] = self.end_of_text
-        return whole
+        waiting = iter(pieces)
+        while batch := list(itertools.islice(waiting, BATCH)):
+            if self.bpe is None:
+                coded: list[Ids] = [np.frombuffer(piece.content, np.uint8) for piece in batch]
+            else:
+                texts = [piece.content.decode() for piece in batch]
+                coded = [np.array(found.ids, np.uint32) for found in self.bpe.encode_batch(texts)]
+            for piece, ids in zip(batch, coded, strict=True):
+                yield np.append(ids, self.end_of_text) if piece.last else ids
 
 
 def bytes_encoder() -> Encoder:
     """Return the encoder in which each byte of the UTF-8 text is a token; id 256 is end of text."""
     lengths = np.ones(BYTES_VOCABULARY, np.int64)
     lengths[BYTES_END] = 0
-    return Encoder(BYTES_VOCABULARY, BYTES_END, lengths)
+    return Encoder(BYTES_END, lengths)
 
 
-def train_bpe(texts: Iterator[str], vocabulary: int) -> Encoder:
+def train_bpe(texts: Iterable[str], vocabulary: int) -> Encoder:
     """Train byte-level BPE of exactly `vocabulary` ids: end of text (id 0), 256 bytes, then merges.
 
     A pair is merged only if it occurs at least twice.
@@ -74,12 +67,11 @@ def train_bpe(texts: Iterator[str], vocabulary: int) -> Encoder:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=2,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=alphabet,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_limited(texts), trainer)
@@ -94,14 +86,14 @@ def train_bpe(texts: Iterator[str], vocabulary: int) -> Encoder:
 
 def bpe_encoder(tokenizer: Any) -> Encoder:
     """Return the encoder of a byte-level `tokenizers.Tokenizer` that has the end-of-text token."""
-    size = tokenizer.get_vocab_size()
     # In the byte-level alphabet one character encodes one byte.
-    lengths = np.array([len(tokenizer.id_to_token(i)) for i in range(size)], np.int64)
+    ids = range(tokenizer.get_vocab_size())
+    lengths = np.array([len(tokenizer.id_to_token(i)) for i in ids], np.int64)
     end = tokenizer.token_to_id(END_OF_TEXT)
     lengths[end] = 0
     # Text that merely spells the end-of-text token must stay text.
     tokenizer.encode_special_tokens = True
-    return Encoder(size, end, lengths, tokenizer)
+    return Encoder(end, lengths, tokenizer)
 
 
 def _limited(texts: Iterable[str]) -> Iterator[str]:
@@ -112,16 +104,3 @@ def _limited(texts: Iterable[str]) -> Iterator[str]:
             return
         size += len(text.encode())
         yield text
-
-
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.content)
-        if size >= BATCH or len(batch) >= 1024:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -24,16 +24,11 @@ class Block(NamedTuple):
 
 
 def split(stretches: Iterable[Stretch], fraction: float, largest: int = BLOCK) -> Iterator[Block]:
-    """Cut text into blocks at line breaks and assign each to a split by a hash of its content.
+    """Cut text into blocks at line breaks and hold out a fraction of them, chosen by a hash of their content.
 
     Equal blocks are in the same split wherever they occur, so no block of the validation text is in the training text,
     and the split depends only on the text. Blocks are 4096 characters and more; they are smaller in corpora below a few
     megabytes, where one split might otherwise be empty.
-
-    Args:
-        stretches: the documents.
-        fraction: share held out for validation.
-        largest: characters of a block in a large corpus.
     """
     stream = iter(stretches)
     head, size = _head(stream, fraction, largest)
@@ -54,12 +49,6 @@ def split(stretches: Iterable[Stretch], fraction: float, largest: int = BLOCK) -
             if rest:
                 yield _block(rest, fraction, last=True)
             rest = ""
-
-
-def held_out(content: bytes, fraction: float) -> bool:
-    """Return whether a block is validation text. White space at its ends is ignored."""
-    digest = hashlib.blake2b(content.strip(), digest_size=8).digest()
-    return int.from_bytes(digest) < fraction * 2**64
 
 
 def _head(stream: Iterator[Stretch], fraction: float, largest: int) -> tuple[list[Stretch], int]:
@@ -87,4 +76,6 @@ def _cut(text: str, start: int, size: int) -> int:
 
 def _block(text: str, fraction: float, *, last: bool) -> Block:
     content = text.encode()
-    return Block(content, held_out(content, fraction), last)
+    # White space at the ends does not count.
+    digest = hashlib.blake2b(content.strip(), digest_size=8).digest()
+    return Block(content, int.from_bytes(digest) < fraction * 2**64, last)

@@ -46,11 +46,16 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
 def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> list[ListedFile]:
     path = base / Path(name).expanduser()
     if path.is_dir():
-        below = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
-        known = [(p, _format(p) if form == "auto" else form) for p in below]
-        listed = [ListedFile(p, found) for p, found in known if found]
+        files = (p for p in path.rglob("*") if p.is_file())
+        seen = sorted(p for p in files if not any(part[0] == "." for part in p.relative_to(path).parts))
+        listed = [ListedFile(p, found) for p in seen if (found := _format(p) if form == "auto" else form)]
         if not listed:
-            raise DataError(_unusable(path, below))
+            suffixes = sorted({p.suffix or "no suffix" for p in seen})
+            holds = f"it holds {len(seen)} files with {', '.join(suffixes[:8])}" if seen else "it is empty"
+            raise DataError(
+                f"the folder {path} has no usable file: {holds}; usable are {', '.join(SUFFIXES)} (and "
+                f"{', '.join(COMPRESSIONS)} of them). Rename the files, name one, or set data.format"
+            )
         return listed
     if path.exists():
         named = [path]
@@ -70,20 +75,6 @@ def _format(path: Path) -> Format | None:
     while suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
     return SUFFIXES.get(suffixes[-1]) if suffixes else None
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _unusable(folder: Path, files: list[Path]) -> str:
-    suffixes = sorted({p.suffix or "no suffix" for p in files})
-    return (
-        f"the folder {folder} has no usable file: "
-        + (f"it holds {len(files)} files with {', '.join(suffixes[:8])}" if files else "it is empty")
-        + f"; usable are {', '.join(SUFFIXES)} (and {', '.join(COMPRESSIONS)} of them). Rename the files, name one, "
-        "or set data.format"
-    )
 
 
 def _missing(name: str, path: Path) -> str:

@@ -6,7 +6,6 @@ of its m strings of s symbols, all with probability 1/m.
 """
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,19 +15,8 @@ from trainables.data.sources.random_rows import Draws, Symbols
 LISTED_STRINGS = 1 << 20
 
 
-@dataclass(frozen=True)
-class Grammar:
-    """Rules of every level: `rules[level][symbol, rule]` is the string of s symbols that `rule` writes.
-
-    Each array is int64 of shape [v, m, s]; level 0 rewrites the root.
-    """
-
-    rules: tuple[Symbols, ...]
-
-    @property
-    def vocabulary(self) -> int:
-        """Symbols per level, v."""
-        return int(self.rules[0].shape[0])
+#: Rules of every level, the first of which rewrites the root: of the v symbols m strings of s symbols, int64 [v, m, s].
+Grammar = tuple[Symbols, ...]
 
 
 @functools.lru_cache(maxsize=4)
@@ -46,14 +34,14 @@ def random_grammar(vocabulary: int, branching: int, levels: int, synonyms: int, 
         else:
             strings = _distinct_rows(draws, needed, branching, vocabulary)
         rules.append(strings.reshape(vocabulary, synonyms, branching).astype(np.int64))
-    return Grammar(tuple(rules))
+    return tuple(rules)
 
 
 def sample(grammar: Grammar, count: int, seed: str) -> Symbols:
     """Return `count` independent strings, int64 [count, s^levels]; the same for the same seed on every machine."""
     draws = Draws(seed)
-    symbols = draws.below(grammar.vocabulary, (count, 1))
-    for level in grammar.rules:
+    symbols = draws.below(len(grammar[0]), (count, 1))
+    for level in grammar:
         rule = draws.below(level.shape[1], symbols.shape)
         symbols = level[symbols, rule].reshape(count, -1)
     return symbols

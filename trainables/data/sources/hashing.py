@@ -1,28 +1,29 @@
-"""SHA-256 of files, cached within the process while size and modification time stay the same."""
+"""SHA-256 of files."""
 
+import functools
 import hashlib
 from pathlib import Path
 
 from trainables.errors import DataError
 
-_KNOWN: dict[tuple[str, int, int], str] = {}
-
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hex.
+    """Return the SHA-256 of a file in hex, cached while its size and modification time stay the same.
 
     Raises:
         DataError: the file is missing or may not be read.
     """
     try:
         status = path.stat()
-        known = (str(path.resolve()), status.st_size, status.st_mtime_ns)
-        if known not in _KNOWN:
-            with path.open("rb") as file:
-                _KNOWN[known] = hashlib.file_digest(file, "sha256").hexdigest()
+        return _sha256(path.resolve(), status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise unreadable(path, error) from error
-    return _KNOWN[known]
+
+
+@functools.cache
+def _sha256(path: Path, _size: int, _mtime: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

@@ -1,13 +1,10 @@
-"""Rows drawn at random: reproducible numbers, and two splits that share no row."""
+"""Reproducible random numbers, and a hash that splits rows drawn from them."""
 
 import hashlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from trainables.errors import InputError
 
 Symbols = NDArray[np.int64]
 
@@ -38,41 +35,6 @@ class Draws:
     def orders(self, count: int, size: int) -> Symbols:
         """Return `count` permutations of the integers below `size`, int64 [count, size]."""
         return np.argsort(self.raw(count * size).reshape(count, size), axis=1, kind="stable")
-
-
-def one_split(
-    draw: Callable[[int], Symbols], wanted: int, others: int, *, validation: bool, content: int, too_few: str
-) -> Iterator[Symbols]:
-    """Yield the rows of one split. A hash of a row decides its split, so equal rows are in the same split.
-
-    Args:
-        draw: returns the rows of a piece by its number, int64 [n, columns], at most `ROWS_AT_A_TIME`; the same rows for
-            both splits.
-        wanted: rows of this split.
-        others: rows of the other split.
-        validation: whether this is the validation split.
-        content: the first columns, which are hashed; the others follow from them.
-        too_few: what is too few if the split does not fill, and the fix, for the error.
-
-    Yields:
-        pieces of int64 [n, columns], `wanted` rows in all.
-
-    Raises:
-        InputError: the split does not fill, because there are too few different rows.
-    """
-    total = wanted + others
-    share = (wanted if validation else others) / total
-    found, tried, piece = 0, 0, 0
-    while found < wanted:
-        if tried > PATIENCE * (total + ROWS_AT_A_TIME):
-            raise InputError(
-                f"only {found} of the {wanted} {'validation' if validation else 'training'} sequences were found in "
-                f"{tried} draws: {too_few}"
-            )
-        rows = draw(piece)
-        chosen = rows[held_out(rows[:, :content], share) == validation][: wanted - found]
-        yield chosen
-        found, tried, piece = found + len(chosen), tried + ROWS_AT_A_TIME, piece + 1
 
 
 def held_out(candidates: Symbols, share: float) -> NDArray[np.bool_]:

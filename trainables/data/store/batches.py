@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from trainables.data.store.permutation import mix, permute
 from trainables.data.store.token_store import Tokens, TokenStore
-from trainables.data.store.windows import too_short, window_count
-from trainables.errors import DataError
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -18,6 +16,11 @@ Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 IGNORED = -100
 #: Positions of the order computed at once: a few milliseconds of numpy, cached for many small steps.
 CHUNK = 4096
+
+
+def window_count(tokens: int, context: int, row: int | None) -> int:
+    """Return the windows of a split of `tokens` tokens; `row` is the length of a row if the split is made of rows."""
+    return tokens // row if row else max(0, tokens - 1) // context
 
 
 def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) -> Batch:
@@ -28,7 +31,7 @@ def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) 
     order; a batch may end one epoch and begin the next.
 
     Args:
-        store: the packed tokens.
+        store: the packed tokens, opened for this context.
         context: tokens of a sequence, T.
         batch: sequences, B.
         seed: seed of the order.
@@ -37,11 +40,8 @@ def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) 
     Returns:
         inputs and targets, int64 [B, T]; targets are inputs one token later or, if the store has targets, these,
         with `IGNORED` where none is scored.
-
-    Raises:
-        DataError: the training split is shorter than one window.
     """
-    windows = _windows(store, store.train, context, "train")
+    windows = _windows(store, store.train, context)
     position = step * batch
     chosen = np.empty(batch, np.int64)
     filled = 0
@@ -57,30 +57,18 @@ def validation_batches(store: TokenStore, *, context: int, batch: int) -> Iterat
     """Yield the whole validation set in order, each window once; the last batch may have fewer sequences.
 
     A tail of fewer than `context` targets is left out, so that all sequences have one length.
-
-    Raises:
-        DataError: the validation split is shorter than one window.
     """
-    windows = _windows(store, store.validation, context, "validation")
+    windows = _windows(store, store.validation, context)
     for start in range(0, len(windows), batch):
         yield _pair(windows[start : start + batch], store)
 
 
-def _windows(store: TokenStore, tokens: Tokens, context: int, split: str) -> Tokens:
+def _windows(store: TokenStore, tokens: Tokens, context: int) -> Tokens:
     """Return all windows as one view [windows, tokens per window] of the memory map, without reading it."""
-    row, width = store.row, 2 * context if store.targets else context + 1
-    if row is not None and row != width:
-        made = f"{row // 2} inputs and targets" if store.targets else f"{row - 1} + 1 tokens"
-        raise DataError(
-            f"the token store {store.path} has rows of {made} and cannot give a context of {context}; open a store "
-            "for that context"
-        )
-    count = window_count(len(tokens), context, row)
-    if not count:
-        raise too_short(store.path, split, len(tokens), context)
-    item = tokens.itemsize
+    shape = (window_count(len(tokens), context, store.row), store.row or context + 1)
+    strides = ((store.row or context) * tokens.itemsize, tokens.itemsize)
     # The constructor is several times cheaper than `as_strided`, and its bounds are checked against the buffer.
-    return np.ndarray((count, width), tokens.dtype, tokens, 0, ((row or context) * item, item))
+    return np.ndarray(shape, tokens.dtype, tokens, 0, strides)
 
 
 @functools.lru_cache(maxsize=16)

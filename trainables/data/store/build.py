@@ -3,38 +3,26 @@
 import contextlib
 import logging
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from trainables.data.kind import DataKind
 from trainables.data.packing.data_key import data_key
+from trainables.data.packing.progress import OnProgress
 from trainables.data.store.token_store import TokenStore, read_store
 from trainables.errors import DataError
 from trainables.storage.disk import FULL, fsync_files
 
-if TYPE_CHECKING:
-    from trainables.data.packing.progress import OnProgress
-
 _LOG = logging.getLogger(__name__)
 #: Folder of unfinished stores, below the root and so on the same file system: a finished store is renamed in one step.
 BUILDING = "tmp"
-
-
-def locked(root: Path, key: str) -> AbstractContextManager[object]:
-    """Acquire the lock of a store; the context manager returned releases it.
-
-    Raises:
-        OSError: the root cannot be written.
-    """
-    (root / BUILDING).mkdir(parents=True, exist_ok=True)
-    return FileLock(root / BUILDING / f"{key}.lock").acquire()
 
 
 @dataclass(frozen=True)
@@ -45,58 +33,63 @@ class StoreRequest:
     context: int
     base: Path
     key: str | None
-    on_progress: "OnProgress | None"
+    on_progress: OnProgress | None
 
     def read(self, path: Path, key: str) -> TokenStore | None:
         """Read the store if it exists."""
         return read_store(path, self.data, self.context, key)
 
+    def read_new(self, path: Path, key: str) -> TokenStore:
+        """Read a store that was just written; a DataError if it is damaged."""
+        store = self.read(path, key)
+        if store is None:
+            raise DataError(f"the store {path} was damaged just after it was written; check that disk")
+        return store
 
-def current_key(request: StoreRequest, root: str) -> str:
-    """Return the key of the data as it is now, which must be the one that was planned with.
-
-    Raises:
-        DataError: it is another, or the data cannot be read.
-    """
-    found, planned = data_key(request.data, request.context, request.base), request.key
-    if planned is not None and found != planned:
-        raise DataError(
-            f"the data changed since it was planned: its key was {planned} and is {found} now, and no store of the old "
-            f"content is in {root}; plan again (cells of the changed data are new cells), or restore the old data"
-        )
-    return found
+    def current_key(self, root: str) -> str:
+        """Return the key of the data as it is now; a DataError if it is not the one that was planned with."""
+        found, planned = data_key(self.data, self.context, self.base), self.key
+        if planned is not None and found != planned:
+            raise DataError(
+                f"the data changed since it was planned: its key was {planned} and is {found} now, and no store of the "
+                f"old content is in {root}; plan again (cells of the changed data are new cells), or restore the old "
+                "data"
+            )
+        return found
 
 
-def build(request: StoreRequest, root: Path, key: str, advice: str) -> None:
-    """Pack a store and move it into place. The caller holds its lock.
+def locked(root: Path, key: str) -> AbstractContextManager[object]:
+    """Acquire the lock of a store, which the context manager returned releases; an OSError if that is not allowed."""
+    (root / BUILDING).mkdir(parents=True, exist_ok=True)
+    return FileLock(root / BUILDING / f"{key}.lock").acquire()
 
-    Args:
-        request: the data, and how to pack it.
-        root: folder of all stores.
-        key: key of the store.
-        advice: how to choose another disk.
+
+def build(request: StoreRequest, root: Path, key: str, advice: str) -> TokenStore:
+    """Pack a store and move it into place. The caller holds its lock. The advice is how to choose another disk.
 
     Raises:
         DataError: the data cannot be used, or the disk is full or may not be written.
     """
     # Imported here: opening a store that exists needs no tokenizer.
     from trainables.data.packing.pack import estimate_bytes, pack
-    from trainables.data.packing.progress import ignore_progress
 
     data, context, base = request.data, request.context, request.base
     start = time.monotonic()
     _LOG.info("packing %s data into %s", data.kind, root / key)
     try:
         with new_store(root, key) as folder:
-            pack(data, context, base, key, folder, request.on_progress or ignore_progress)
+            pack(data, context, base, key, folder, request.on_progress)
             if data_key(data, context, base) != key:
                 raise DataError(
                     f"the data of {data.kind} changed while it was being packed; run again when nothing writes to it"
                 )
     except OSError as error:
-        needed = estimate_bytes(data, context, base) if error.errno in FULL else None
-        raise cannot_write(root, error, needed, advice) from error
+        needed = None
+        if error.errno in FULL:
+            needed, advice = estimate_bytes(data, context, base), f"set max_tokens, or {advice}"
+        raise DataError(disk_trouble(root, error, advice, needed)) from error
     _LOG.info("packed %s in %.1f s", root / key, time.monotonic() - start)
+    return request.read_new(root / key, key)
 
 
 @contextlib.contextmanager
@@ -109,45 +102,38 @@ def new_store(root: Path, key: str) -> Iterator[Path]:
         yield folder
         fsync_files(folder)
         if (root / key).exists():
-            (root / key).rename(root / BUILDING / f"{key}.{uuid.uuid4().hex[:8]}.damaged")
+            (root / key).rename(folder.with_suffix(".damaged"))
         folder.rename(root / key)
     finally:
         _remove_stale(root, key)
 
 
-def cannot_write(root: Path, error: OSError, needed: int | None, advice: str) -> DataError:
-    """Return the error for a folder of stores that is full or cannot be written."""
+def disk_trouble(folder: Path, error: OSError, advice: str, needed: int | None = None) -> str:
+    """Return the message for a folder of stores that is full or cannot be written; `needed` is in bytes."""
+    host = socket.gethostname()
     if error.errno in FULL:
-        need = f"about {size(needed)}" if needed is not None else "more than was free"
-        return DataError(
-            f"the disk is full: packing the data into {root} needs {need} there, and {size(room(root))} is free; "
-            f"make room, set max_tokens, or {advice}. Nothing half-built was left"
+        # A full disk may not even take the folder.
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        need = "more" if needed is None else _size(needed)
+        return (
+            f"the disk of {host} is full: the packed data needs {need} in {folder}, and "
+            f"{_size(shutil.disk_usage(there).free)} is free; make room, or {advice}"
         )
-    return DataError(
-        f"the data cannot be packed into {root}: {error.strerror or error}"
-        f"{f' ({error.filename})' if error.filename else ''}; check the folder and its permissions, or "
-        f"{advice}"
+    named = f" ({error.filename})" if error.filename else ""
+    return (
+        f"the packed data cannot be kept in {folder} on {host}: {error.strerror or error}{named}; check the folder and "
+        f"its permissions, or {advice}"
     )
 
 
-def room(folder: Path) -> int:
-    """Return the bytes free on the disk of a folder, which need not exist: a full disk may not even take the folder."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as text."""
+def _size(count: int) -> str:
     return f"{count / 1e6:.3g} MB" if count < 1e9 else f"{count / 1e9:.3g} GB"
 
 
 def _remove_stale(root: Path, key: str) -> None:
     """Remove what killed processes left: of this key, whose lock we hold, and of keys whose lock nobody holds."""
-    for left in (root / BUILDING).iterdir():
+    for left in filter(Path.is_dir, (root / BUILDING).iterdir()):
         owner = left.name.split(".")[0]
-        if not left.is_dir():
-            continue
         if owner == key:
             shutil.rmtree(left)
             continue

@@ -1,18 +1,17 @@
 """Opening the packed token store of a data set: local or shared, packed first if it does not exist."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trainables.data.kind import DataKind
-from trainables.data.store.build import StoreRequest, build, cannot_write, current_key, locked
+from trainables.data.packing.progress import OnProgress
+from trainables.data.store.batches import window_count
+from trainables.data.store.build import StoreRequest, build, disk_trouble, locked
 from trainables.data.store.remote_store import open_shared, published_manifest
 from trainables.data.store.token_store import TokenStore, read_store
-from trainables.data.store.windows import check_length
 from trainables.errors import DataError
 from trainables.storage.storage import Bucket, open_storage
-
-if TYPE_CHECKING:
-    from trainables.data.packing.progress import OnProgress
 
 #: How to choose another disk for local stores.
 ADVICE = "put the results on another disk (--results)"
@@ -25,7 +24,7 @@ def open_store(
     root: str | Path,
     key: str | None = None,
     base: Path = Path(),
-    on_progress: "OnProgress | None" = None,
+    on_progress: OnProgress | None = None,
 ) -> TokenStore:
     """Open the store of a data set below `root`; pack it first if it does not exist or is damaged.
 
@@ -55,7 +54,7 @@ def open_store(
     store = (
         open_shared(storage, request) if isinstance(storage, Bucket) else _open_local(storage.local, request)
     )
-    check_length(store.manifest, store.path, context)
+    _check_length(store.manifest, store.path, context)
     return store
 
 
@@ -73,25 +72,30 @@ def is_packed(data: DataKind, context: int, root: str | Path, key: str) -> bool:
         store = read_store(storage.local / key, data, context, key)
         manifest = store.manifest if store else None
     if manifest is not None:
-        check_length(manifest, f"{storage.name}/{key}", context)
+        _check_length(manifest, f"{storage.name}/{key}", context)
     return manifest is not None
+
+
+def _check_length(manifest: Mapping[str, Any], where: str | Path, context: int) -> None:
+    for split, tokens in manifest["tokens"].items():
+        if not window_count(tokens, context, manifest["row"]):
+            validation = split == "validation"
+            share = "data.validation_fraction" if validation else "max_tokens or the share kept for training"
+            raise DataError(
+                f"the {split} split in {where} has {tokens} tokens, fewer than one window of {context} + 1; give more "
+                f"text, raise {share}, or lower the context"
+            )
 
 
 def _open_local(root: Path, request: StoreRequest) -> TokenStore:
     store = request.read(root / request.key, request.key) if request.key else None
     if store is not None:
         return store
-    key = current_key(request, str(root))
+    key = request.current_key(str(root))
     try:
         lock = locked(root, key)
     except OSError as error:
-        raise cannot_write(root, error, None, ADVICE) from error
+        raise DataError(disk_trouble(root, error, ADVICE)) from error
     with lock:
         # Another process may have packed it meanwhile.
-        store = request.read(root / key, key)
-        if store is None:
-            build(request, root, key, ADVICE)
-            store = request.read(root / key, key)
-    if store is None:
-        raise DataError(f"the store {root / key} was damaged just after it was packed; check that disk")
-    return store
+        return request.read(root / key, key) or build(request, root, key, ADVICE)

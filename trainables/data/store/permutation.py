@@ -19,9 +19,6 @@ def permute(index: NDArray[np.uint64], size: int, keys: NDArray[np.uint64]) -> N
         index: [n], each below `size`.
         size: length of the permutation, at least 1.
         keys: [n], the key of each point's permutation.
-
-    Returns:
-        int64 [n], each below `size`; different points of one key have different images.
     """
     bits = max(2, (size - 1).bit_length())
     result = _feistel(index, bits, keys)

@@ -9,23 +9,22 @@ fetches while the others of that machine wait. A copy counts once every file has
 deletes old copies.
 """
 
-import errno
 import json
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from trainables.data.kind import DataKind
 from trainables.data.packing.data_key import data_key
 from trainables.data.sources.hashing import file_sha256
-from trainables.data.store.build import StoreRequest, build, current_key, locked, new_store, room, size
+from trainables.data.store.build import StoreRequest, build, disk_trouble, locked, new_store
 from trainables.data.store.token_store import FILES, TokenStore, describes
 from trainables.errors import DataError
-from trainables.storage.disk import FULL
 from trainables.storage.storage import Bucket, reason
 
 T = TypeVar("T")
@@ -76,21 +75,19 @@ def open_shared(bucket: Bucket, request: StoreRequest) -> TokenStore:
         # All machines of a study must train on the same bytes.
         if manifest and store and store.manifest["sha256"] == manifest["sha256"]:
             return store
-        if manifest and _fetch(bucket, cache, key, manifest):
-            return _read(cache, request, key)
-        if store is None:
-            _pack(bucket, cache, request, key)
-            store = _read(cache, request, key)
+        if manifest:
+            try:
+                _fetch(bucket, cache, key, manifest)
+                return request.read_new(cache / key, key)
+            except _DamagedError as error:
+                _LOG.warning("the store %s in %s is damaged (%s)", key, bucket.name, error)
+        store = store or _pack(bucket, cache, request, key)
         _publish(bucket, store, key)
         return store
 
 
 def published_manifest(bucket: Bucket, data: DataKind, context: int, key: str) -> dict[str, Any] | None:
-    """Return the manifest of a published store; None if there is none that describes the data.
-
-    Raises:
-        ConnectionError: the storage cannot be reached.
-    """
+    """Return the manifest of a published store, None if none describes the data; ConnectionError without network."""
     content = _reaching(bucket, lambda: bucket.read(key, "manifest.json"))
     if content is None:
         return None
@@ -102,49 +99,26 @@ def published_manifest(bucket: Bucket, data: DataKind, context: int, key: str) -
         return None
 
 
-def _read(cache: Path, request: StoreRequest, key: str) -> TokenStore:
-    store = request.read(cache / key, key)
-    if store is None:
-        raise DataError(f"the store {cache / key} was damaged just after it was written; check that disk")
-    return store
-
-
 def _remote_name(name: str, sha256: str) -> str:
     return f"{name}-{sha256[:16]}{Path(FILES[name]).suffix}"
 
 
-def _fetch(bucket: Bucket, cache: Path, key: str, manifest: dict[str, Any]) -> bool:
-    """Download a store, verify it, and move it into place; return False if the published store is damaged.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
-        ConnectionError: the storage cannot be reached.
-    """
+def _fetch(bucket: Bucket, cache: Path, key: str, manifest: dict[str, Any]) -> None:
+    """Download a store, verify it, and move it into place."""
     start = time.monotonic()
-    needed = 0
     try:
-        remote = {
-            name: f"{bucket.path}/{key}/{_remote_name(name, sha)}" for name, sha in manifest["sha256"].items()
-        }
-        found = _reaching(bucket, lambda: bucket.files.get_file_info([*remote.values()]))
-        needed = sum(info.size or 0 for info in found)
-        if room(cache) < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with new_store(cache, key) as folder:
             for name, sha256 in manifest["sha256"].items():
-                _download(bucket, remote[name], folder / FILES[name])
+                _download(bucket, f"{bucket.path}/{key}/{_remote_name(name, sha256)}", folder / FILES[name])
                 if file_sha256(folder / FILES[name]) != sha256:
                     raise _DamagedError(f"{FILES[name]} has another SHA-256 than {sha256}")
             (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    except _DamagedError as error:
-        _LOG.warning("the store %s in %s is damaged (%s)", key, bucket.name, error)
-        return False
     except ConnectionError:
         raise
     except OSError as error:
-        raise _cannot_keep(cache, error, needed) from error
-    _LOG.info("fetched %s (%s) in %.1f s", cache / key, size(needed), time.monotonic() - start)
-    return True
+        tokens = sum(manifest["tokens"].values())
+        raise _cannot_keep(cache, error, tokens * np.dtype(manifest["dtype"]).itemsize) from error
+    _LOG.info("fetched %s in %.1f s", cache / key, time.monotonic() - start)
 
 
 def _download(bucket: Bucket, remote: str, path: Path) -> None:
@@ -159,24 +133,20 @@ def _download(bucket: Bucket, remote: str, path: Path) -> None:
         raise _DamagedError(f"{remote} is missing") from None
 
 
-def _pack(bucket: Bucket, cache: Path, request: StoreRequest, key: str) -> None:
+def _pack(bucket: Bucket, cache: Path, request: StoreRequest, key: str) -> TokenStore:
     try:
-        current_key(request, bucket.name)
+        request.current_key(bucket.name)
     except DataError as error:
         raise DataError(
             f"the data is not packed in {bucket.name}, and it cannot be packed on this machine: {error}"
         ) from error
     # Before hours of packing that could not be published.
     bucket.check()
-    build(request, cache, key, ADVICE)
+    return build(request, cache, key, ADVICE)
 
 
 def _publish(bucket: Bucket, store: TokenStore, key: str) -> None:
-    """Upload a packed store, its manifest last.
-
-    Raises:
-        ConnectionError: the storage did not take it.
-    """
+    """Upload a packed store, its manifest last."""
     try:
         for name, sha256 in store.manifest["sha256"].items():
             bucket.put(key, _remote_name(name, sha256), store.path / FILES[name])
@@ -206,16 +176,4 @@ def _cannot_keep(cache: Path, error: OSError, needed: int | None = None) -> OSEr
     Not a DataError, because the fault is the machine's and not the input's: a cell that is not retried elsewhere would
     let one machine with a full disk fail all cells of a study.
     """
-    host = socket.gethostname()
-    if error.errno in FULL:
-        need = size(needed) if needed is not None else "more"
-        text = (
-            f"the disk of {host} is full: the packed data needs {need} there, and {size(room(cache))} is free; make "
-            f"room on that machine, or {ADVICE}"
-        )
-    else:
-        text = (
-            f"the packed data cannot be kept on {host}: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename else ''}; check the folder and its permissions, or {ADVICE}"
-        )
-    return OSError(error.errno, text, str(cache))
+    return OSError(error.errno, disk_trouble(cache, error, ADVICE, needed), str(cache))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.kind import DataKind
-from trainables.data.packing.data_key import DATA_VERSION, outline
+from trainables.data.packing.data_key import DATA_VERSION, data_key
 from trainables.data.sources.hashing import file_sha256, unreadable
 
 Tokens = NDArray[Any]
@@ -29,7 +29,6 @@ class TokenStore:
 
     Attributes:
         path: folder of the store.
-        vocabulary: number of token ids.
         train: read-only memory map of the training ids, unsigned integers [tokens].
         validation: the same for the fixed validation set.
         entropy: exact entropy of the data in nats per predicted token (hierarchy, and 0 for tasks); None if unknown.
@@ -37,19 +36,18 @@ class TokenStore:
             loss / ln 2 / bytes_per_token; None if tokens are not text.
         row: tokens per row if the data is made of rows (hierarchy: context + 1, tasks: 2·context); None for
             running text.
-        manifest: everything recorded when it was packed.
         targets: whether a row is inputs and then a target for each, with the id one past the vocabulary for a target
             that is not scored; else targets are the inputs one token later.
     """
 
     path: Path
-    vocabulary: int
     train: Tokens
     validation: Tokens
+    manifest: dict[str, Any]
+    vocabulary: int
     entropy: float | None
     bytes_per_token: float | None
     row: int | None
-    manifest: dict[str, Any]
     targets: bool = False
 
 
@@ -73,17 +71,8 @@ def read_store(path: Path, data: DataKind, context: int, key: str) -> TokenStore
             np.memmap(path / FILES[split], dtype, "r") if manifest["tokens"][split] else np.empty(0, dtype)
             for split in ("train", "validation")
         )
-        return TokenStore(
-            path=path,
-            vocabulary=manifest["vocabulary"],
-            train=train,
-            validation=validation,
-            entropy=manifest["entropy"],
-            bytes_per_token=manifest["bytes_per_token"],
-            row=manifest["row"],
-            manifest=manifest,
-            targets=manifest.get("targets", False),
-        )
+        fields = {name: manifest[name] for name in ("vocabulary", "entropy", "bytes_per_token", "row")}
+        return TokenStore(path, train, validation, manifest, targets=manifest.get("targets", False), **fields)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -96,15 +85,11 @@ def read_store(path: Path, data: DataKind, context: int, key: str) -> TokenStore
 def describes(manifest: Mapping[str, Any], data: DataKind, context: int, key: str) -> bool:
     """Return whether a manifest is of the data that the spec describes."""
     found = (manifest["version"], manifest["key"], manifest["outline"])
-    return found == (DATA_VERSION, key, outline(data, context))
+    return found == (DATA_VERSION, key, data_key(data, context, None))
 
 
 def _damaged_file(path: Path, manifest: Mapping[str, Any], itemsize: int) -> Path | None:
-    """The first file that is not as it was packed.
-
-    The manifest is written last. A file that is not newer is compared by size only; another one is hashed, and then the
-    manifest is made newer, so that it is hashed once.
-    """
+    """The first file that is not as it was packed: of another size or, if newer than the manifest, another hash."""
     written = (path / "manifest.json").stat().st_mtime_ns
     hashed = False
     for name, sha256 in manifest["sha256"].items():
@@ -117,7 +102,7 @@ def _damaged_file(path: Path, manifest: Mapping[str, Any], itemsize: int) -> Pat
                 return file
             hashed = True
     if hashed:
-        # Another user's store may be read-only; it is then hashed once per process.
+        # Made newer, so that each file is hashed once; in another user's read-only store, once per process.
         with contextlib.suppress(OSError):
             os.utime(path / "manifest.json")
     return None

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainables.data import data_key, open_store
+from trainables.data import data_key
 from trainables.data.kinds.files import FilesData
+from trainables.data.store.open import open_store
 from trainables.errors import DataError
 
 
@@ -46,10 +47,9 @@ def corpus(tmp_path):
 
 
 def test_every_format_is_read_in_the_order_of_the_names(corpus):
-    source = FilesData(path="corpus").source(16, corpus.parent)
+    source = FilesData(path="corpus").source(corpus.parent)
     texts = documents(source)
     assert texts == ["première\nligne\n", "one", "two", "three", "four", "five", "six", "seven"]
-    assert source.notes == [f"1 of 3 rows of {corpus / 'b' / 'c.jsonl'} have no text in 'text'"]
     assert [len(f["sha256"]) for f in source.record["files"]] == [64] * 7
 
 
@@ -63,7 +63,8 @@ def test_files_folders_globs_and_lists_name_what_to_read(corpus):
         ("corpus/d.parquet", "corpus/a.txt", "corpus/a*"): ["d.parquet", "a.txt"],
     }
     for path, expected in names.items():
-        assert [f.path.name for f in FilesData(path=path).list_files(base)] == expected
+        listed = FilesData(path=path).source(base).record["files"]
+        assert [Path(file["path"]).name for file in listed] == expected
 
 
 def test_a_large_text_file_is_one_document(tmp_path, monkeypatch):
@@ -71,13 +72,13 @@ def test_a_large_text_file_is_one_document(tmp_path, monkeypatch):
     (tmp_path / "large.txt").write_text(text)
     (tmp_path / "small.txt").write_text("small")
     monkeypatch.setattr("trainables.data.kinds.files.READ", 1000)
-    assert documents(FilesData(path=str(tmp_path)).source(16, tmp_path)) == [text, "small"]
+    assert documents(FilesData(path=str(tmp_path)).source(tmp_path)) == [text, "small"]
 
 
 def test_a_list_of_objects_in_a_json_file_is_read_like_lines(tmp_path):
     (tmp_path / "a.json").write_text('\n[{"text": "one\\n"},\n {"text": "two"}]')
     (tmp_path / "b.json").write_text('{"text": "three"}\n\n{"n": 1}\r\n{"text": "four"}')
-    source = FilesData(path=str(tmp_path)).source(16, tmp_path)
+    source = FilesData(path=str(tmp_path)).source(tmp_path)
     assert documents(source) == ["one\n", "two", "three", "four"]
 
 
@@ -137,7 +138,7 @@ def bad(tmp_path, kind):
         return folder / "a.jsonl", ["holds int, not text", "row 0"]
     if kind == "nulls":
         (folder / "a.jsonl").write_text('{"text": null}\n{"text": ""}\n')
-        return folder / "a.jsonl", ["holds no text", "2 of 2 rows"]
+        return folder / "a.jsonl", ["holds no text", "data.field"]
     (folder / "tiny.txt").write_text("tiny\n")
     return folder / "tiny.txt", ["only 5 bytes", "too few to split", "data.validation_fraction"]
 
@@ -208,7 +209,7 @@ def test_zstandard_without_its_package_is_said(tmp_path, monkeypatch):
     (tmp_path / "a.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match="pip install zstandard"):
-        FilesData(path="a.txt.zst").source(16, tmp_path)
+        documents(FilesData(path="a.txt.zst").source(tmp_path))
 
 
 def test_the_key_follows_the_content_and_not_the_place(tmp_path):

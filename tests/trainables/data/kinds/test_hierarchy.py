@@ -5,8 +5,9 @@ import time
 import numpy as np
 import pytest
 
+from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.data.sources.grammar import Grammar, sample
+from trainables.data.sources.grammar import sample
 from trainables.errors import InputError
 
 FIRST_RULES = [[6, 5], [3, 3]]
@@ -23,29 +24,29 @@ SMALL = [
 
 
 def all_strings(grammar):
-    length = grammar.rules[0].shape[2] ** len(grammar.rules)
-    return np.array(list(itertools.product(range(grammar.vocabulary), repeat=length)))
+    length = grammar[0].shape[2] ** len(grammar)
+    return np.array(list(itertools.product(range(len(grammar[0])), repeat=length)))
 
 
 def log_probability(grammar, strings):
     """Natural log of each string's probability by the inside recursion, summed over all derivations."""
     count, length = strings.shape
-    inside = np.full((count, length, grammar.vocabulary), -np.inf)
+    inside = np.full((count, length, len(grammar[0])), -np.inf)
     np.put_along_axis(inside, strings[:, :, None], 0.0, axis=2)
-    for level in reversed(grammar.rules):
+    for level in reversed(grammar):
         symbols, synonyms, branching = level.shape
         children = inside.reshape(count, -1, branching, symbols)
         rules = np.zeros((count, children.shape[1], symbols, synonyms))
         for child in range(branching):
             rules += children[:, :, child, level[:, :, child]]
         inside = np.logaddexp.reduce(rules, axis=3) - np.log(synonyms)
-    return np.logaddexp.reduce(inside[:, 0], axis=1) - np.log(grammar.vocabulary)
+    return np.logaddexp.reduce(inside[:, 0], axis=1) - np.log(len(grammar[0]))
 
 
 def derivations(grammar):
     """Every string with its probability, by writing down every derivation."""
-    written = {(root,): 1 / grammar.vocabulary for root in range(grammar.vocabulary)}
-    for level in grammar.rules:
+    written = {(root,): 1 / len(grammar[0]) for root in range(len(grammar[0]))}
+    for level in grammar:
         below = {}
         for string, p in written.items():
             for choice in itertools.product(range(level.shape[1]), repeat=len(string)):
@@ -59,7 +60,7 @@ def derivations(grammar):
 
 def ambiguous_grammar():
     rng = np.random.default_rng(7)
-    return Grammar(tuple(rng.integers(0, 3, (3, 2, 2)) for _ in range(2)))
+    return tuple(rng.integers(0, 3, (3, 2, 2)) for _ in range(2))
 
 
 @pytest.mark.parametrize("grammar", [*(spec.grammar() for spec in SMALL), ambiguous_grammar()])
@@ -75,7 +76,8 @@ def test_inside_probabilities_are_those_of_enumeration_and_sum_to_one(grammar):
 @pytest.mark.parametrize("spec", SMALL)
 def test_entropy_is_that_of_enumeration(spec):
     p = np.array(list(derivations(spec.grammar()).values()))
-    assert len(p) == spec.distinct_strings
+    inner_nodes = (spec.length - 1) // (spec.branching - 1)
+    assert len(p) == spec.vocabulary * spec.synonyms**inner_nodes
     assert spec.entropy * spec.length == pytest.approx(-(p * np.log(p)).sum(), abs=1e-12)
 
 
@@ -102,25 +104,24 @@ def test_samples_have_the_entropy_that_is_stated():
 def test_rules_are_distinct_and_differ_by_seed(v, s, m):
     spec = HierarchyData(vocabulary=v, branching=s, levels=2, synonyms=m)
     grammar = spec.grammar()
-    assert all(len(np.unique(level.reshape(v * m, s), axis=0)) == v * m for level in grammar.rules)
-    assert [level.shape for level in grammar.rules] == [(v, m, s)] * 2
-    assert all(level.min() >= 0 and level.max() < v for level in grammar.rules)
+    assert all(len(np.unique(level.reshape(v * m, s), axis=0)) == v * m for level in grammar)
+    assert [level.shape for level in grammar] == [(v, m, s)] * 2
+    assert all(level.min() >= 0 and level.max() < v for level in grammar)
     other = spec.model_copy(update={"grammar_seed": 1}).grammar()
-    assert not np.array_equal(grammar.rules[0], other.rules[0])
+    assert not np.array_equal(grammar[0], other[0])
 
 
 def test_a_seed_means_the_same_grammar_and_rows_for_ever():
     """Numbers written down once: a change of numpy or of this code must not change what was trained on."""
     grammar = HierarchyData().grammar()
-    assert grammar.rules[0][0].tolist() == FIRST_RULES
-    train, validation = HierarchyData().rows(64)
-    assert next(train)[0].tolist() == FIRST_ROW
-    assert next(validation)[0, :5].tolist() == FIRST_VALIDATION
+    assert grammar[0][0].tolist() == FIRST_RULES
+    assert next(HierarchyData().rows(64, validation=False))[0].tolist() == FIRST_ROW
+    assert next(HierarchyData().rows(64, validation=True))[0, :5].tolist() == FIRST_VALIDATION
 
 
 def test_rows_start_with_the_start_token_and_belong_to_the_grammar():
     spec = HierarchyData(sequences=500, validation_sequences=50)
-    train, validation = (np.concatenate(list(side)) for side in spec.rows(64))
+    train, validation = (np.concatenate(list(spec.rows(64, validation=side))) for side in (False, True))
     assert train.shape == (500, 65)
     assert validation.shape == (50, 65)
     assert (train[:, 0] == 8).all()
@@ -130,14 +131,17 @@ def test_rows_start_with_the_start_token_and_belong_to_the_grammar():
 
 def test_train_and_validation_rows_never_overlap_even_where_rows_repeat():
     spec = HierarchyData(vocabulary=4, levels=2, sequences=900, validation_sequences=100)
-    train, validation = ({tuple(r) for piece in side for r in piece.tolist()} for side in spec.rows(8))
+    train, validation = (
+        {tuple(r) for piece in spec.rows(8, validation=side) for r in piece.tolist()}
+        for side in (False, True)
+    )
     assert len(train) < 900, "the test wants repeated rows"
     assert not train & validation
 
 
 def test_generation_is_fast():
     start = time.perf_counter()
-    count = sum(len(piece) for piece in HierarchyData().rows(64)[0])
+    count = sum(len(piece) for piece in HierarchyData().rows(64, validation=False))
     assert count == 40_000
     assert time.perf_counter() - start < 2
 
@@ -153,7 +157,7 @@ def test_generation_is_fast():
 )
 def test_impossible_grammars_are_refused_with_the_way_out(changes, context, words):
     with pytest.raises(InputError) as error:
-        HierarchyData(**changes).check(context)
+        data_key(HierarchyData(**changes), context)
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
@@ -161,12 +165,13 @@ def test_a_grammar_with_too_few_sequences_to_hold_one_out_ends_with_an_error():
     spec = HierarchyData(vocabulary=2, levels=1, synonyms=1, branching=2, sequences=1, validation_sequences=1)
     outcomes = []
     for seed in range(12):
-        train, validation = spec.model_copy(update={"grammar_seed": seed}).rows(2)
+        other = spec.model_copy(update={"grammar_seed": seed})
         try:
-            outcomes.append(
-                {tuple(r) for p in train for r in p.tolist()}
-                & {tuple(r) for p in validation for r in p.tolist()}
+            train, validation = (
+                {tuple(r) for p in other.rows(2, validation=side) for r in p.tolist()}
+                for side in (False, True)
             )
+            outcomes.append(train & validation)
         except InputError as error:
             outcomes.append("too few different sequences" in str(error))
     assert any(outcome is True for outcome in outcomes)

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainables.data import data_key, open_store
+from trainables.data import data_key
 from trainables.data.kinds.hub import HubData
+from trainables.data.store.open import open_store
 from trainables.errors import DataError
 
 
@@ -81,7 +82,7 @@ def test_wrong_names_inside_a_data_set_are_errors(folder, tmp_path, fields, word
 ASK = """
 import json, sys, time
 from pathlib import Path
-from trainables.data import open_store
+from trainables.data.store.open import open_store
 from trainables.data.kinds import hub
 from trainables.data.kinds.hub import HubData
 from trainables.errors import DataError

@@ -1,14 +1,16 @@
+import json
+
 import numpy as np
 import pytest
 
-from trainables.data import data_key, open_store
+from trainables.data import data_key
 from trainables.data.kind import BYTES_END
 from trainables.data.kinds.files import FilesData
-from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.kinds.mixture import MixtureData
 from trainables.data.kinds.python_source import PythonSourceData
 from trainables.data.sources.interleave import interleave
-from trainables.errors import DataError, InputError
+from trainables.data.store.open import open_store
+from trainables.errors import DataError
 
 
 def mixture(*parts, **options):
@@ -28,6 +30,15 @@ def digits(tmp_path):
     return FilesData(path=str(path))
 
 
+@pytest.fixture
+def letters(tmp_path):
+    draw = np.random.default_rng(1)
+    rows = ["".join(map("abcdefgh".__getitem__, row)) for row in draw.integers(0, 8, (4000, 64)).tolist()]
+    path = tmp_path / "letters.jsonl"
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    return FilesData(path=str(path))
+
+
 def test_interleaving_keeps_the_shares_at_every_moment_and_stops_with_the_first_exhausted():
     draw = np.random.default_rng(0)
     streams = [iter(draw.integers(1, 50, n).tolist()) for n in (3000, 400, 3000)]
@@ -44,24 +55,13 @@ def test_one_stream_is_itself():
     assert [x for _, x in interleave([iter(range(5))], [1.0], int)] == list(range(5))
 
 
-def test_a_hierarchy_is_written_in_letters():
-    spec = HierarchyData(sequences=100, validation_sequences=20)
-    source = spec.source(64, None)
-    rows = [s.text for s in source.stretches()]
-    assert len(rows) == 120
-    assert {len(r) for r in rows} == {64}
-    assert set("".join(rows)) == set("abcdefgh")
-    with pytest.raises(InputError, match="at most 62"):
-        HierarchyData(vocabulary=100).source(64, None)
-
-
 @pytest.mark.parametrize("options", [{}, {"tokenizer": "bpe", "vocabulary": 400}])
-def test_the_shares_of_the_tokens_are_the_weights(tmp_path, digits, options):
-    spec = mixture((3, digits), (1, HierarchyData(sequences=4000)), **options)
+def test_the_shares_of_the_tokens_are_the_weights(tmp_path, digits, letters, options):
+    spec = mixture((3, digits), (1, letters), **options)
     store = open_store(spec, context=64, root=tmp_path / "stores")
     for part, share in zip(store.manifest["sources"], (0.75, 0.25), strict=True):
-        assert part["share"]["train"] == pytest.approx(share, abs=0.02)
-        assert part["share"]["validation"] == pytest.approx(share, abs=0.05)
+        assert part["tokens"]["train"] / len(store.train) == pytest.approx(share, abs=0.02)
+        assert part["tokens"]["validation"] / len(store.validation) == pytest.approx(share, abs=0.05)
     if not options:
         for tokens in (store.train, store.validation):
             letters = ((tokens >= 97) & (tokens < 123)).sum() / (tokens < 256).sum()
@@ -70,11 +70,8 @@ def test_the_shares_of_the_tokens_are_the_weights(tmp_path, digits, options):
     assert len(store.validation) == pytest.approx(0.05 * len(store.train), rel=0.5)
 
 
-def test_parts_are_held_out_apart_and_never_overlap(tmp_path, digits):
-    spec = mixture(
-        (1, digits), (1, HierarchyData(levels=2, vocabulary=4, sequences=900, validation_sequences=100))
-    )
-    store = open_store(spec, context=8, root=tmp_path / "stores")
+def test_parts_are_held_out_apart_and_never_overlap(tmp_path, digits, letters):
+    store = open_store(mixture((1, digits), (1, letters)), context=8, root=tmp_path / "stores")
     train, validation = (
         {line for document in texts(tokens) for line in document.split("\n")}
         for tokens in (store.train, store.validation)
@@ -86,27 +83,24 @@ def test_parts_are_held_out_apart_and_never_overlap(tmp_path, digits):
     assert not {x for x in train & validation if len(x) >= 9}
 
 
-def test_weights_count_relatively_and_everything_else_is_in_the_key(tmp_path, digits):
-    hierarchy = HierarchyData(sequences=500)
-    one = data_key(mixture((1, digits), (1, hierarchy)), 64)
-    assert data_key(mixture((2, digits), (2, hierarchy)), 64) == one
+def test_weights_count_relatively_and_everything_else_is_in_the_key(digits, letters):
+    one = data_key(mixture((1, digits), (1, letters)), 64)
+    assert data_key(mixture((2, digits), (2, letters)), 64) == one
     others = [
-        mixture((2, digits), (1, hierarchy)),
-        mixture((1, hierarchy), (1, digits)),
-        mixture((1, digits), (1, HierarchyData(sequences=501))),
-        mixture((1, digits), (1, hierarchy), max_tokens=10**6),
+        mixture((2, digits), (1, letters)),
+        mixture((1, letters), (1, digits)),
+        mixture((1, digits), (1, letters.model_copy(update={"field": "body"}))),
+        mixture((1, digits), (1, letters), max_tokens=10**6),
         mixture((1, digits)),
     ]
     assert len({one, *(data_key(other, 64) for other in others)}) == len(others) + 1
 
 
-def test_real_text_with_a_grammar_and_a_limit(tmp_path):
-    spec = mixture(
-        (1, PythonSourceData(max_bytes=300_000)), (1, HierarchyData(sequences=4000)), max_tokens=100_000
-    )
-    store = open_store(spec, context=64, root=tmp_path)
+def test_real_text_with_another_and_a_limit(tmp_path, letters):
+    spec = mixture((1, PythonSourceData(max_bytes=300_000)), (1, letters), max_tokens=100_000)
+    store = open_store(spec, context=64, root=tmp_path / "stores")
     assert len(store.train) == 100_000
-    assert [p["kind"] for p in store.manifest["sources"]] == ["python-source", "hierarchy"]
+    assert [p["kind"] for p in store.manifest["sources"]] == ["python-source", "files"]
 
 
 def test_a_part_without_text_is_an_error(tmp_path, digits):

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainables.data import data_key, open_store
+from trainables.data import data_key
 from trainables.data.kinds.python_source import LARGEST, PythonSourceData, roots, take_files
+from trainables.data.store.open import open_store
 from trainables.errors import DataError
 
 

@@ -8,7 +8,6 @@ import pytest
 from trainables.data.store.batches import IGNORED, batch, validation_batches
 from trainables.data.store.permutation import mix, permute
 from trainables.data.store.token_store import TokenStore
-from trainables.errors import DataError
 
 FIRST_WINDOWS = [43, 254, 455, 697, 734, 255, 226, 183]
 
@@ -128,21 +127,6 @@ def test_validation_has_every_window_once_in_order_and_a_smaller_last_batch():
         assert np.array_equal(x + 1, y)
     assert sizes == [4, 4, 2]
     assert starts == [64 * i for i in range(10)]
-
-
-def test_a_split_shorter_than_one_window_is_an_error():
-    message = "{} split in store has 64 tokens, fewer than one window of 64"
-    with pytest.raises(DataError, match=message.format("train")):
-        batch(store_of(64), context=64, batch=2, seed=0, step=0)
-    with pytest.raises(DataError, match=message.format("validation")):
-        list(validation_batches(store_of(1000, 64), context=64, batch=2))
-
-
-def test_rows_of_another_context_are_refused():
-    with pytest.raises(DataError, match=r"rows of 64 \+ 1 tokens"):
-        batch(store_of(650, row=65), context=32, batch=2, seed=0, step=0)
-    with pytest.raises(DataError, match="rows of 64 inputs and targets"):
-        batch(store_of(1280, row=128, targets=True), context=32, batch=2, seed=0, step=0)
 
 
 def test_a_batch_takes_less_than_a_tenth_of_a_millisecond():

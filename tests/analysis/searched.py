@@ -5,8 +5,8 @@ import pandas as pd
 
 from analysis.design.history import SearchInfo
 from analysis.design.objective import Objective
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(1.5e3, 6e4, 7))

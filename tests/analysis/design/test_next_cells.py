@@ -11,8 +11,8 @@ from analysis.design import variance_model
 from analysis.design.learning_rates import RatePlan, common_rates
 from analysis.design.next_cells import Option, propose
 from analysis.design.objective import Objective
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.design.variance_model import VarianceModel
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.005)
 BUDGETS = np.geomspace(800, 48_000, 6)

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.document import fit
 from analysis.fit.measures import label, lower_is_better
 from analysis.fit.series import (
@@ -23,6 +22,7 @@ from analysis.report.extras.measures import draw_measure, set_values
 from analysis.report.extras.series import draw_best, draw_crossings
 from analysis.report.figures.canvas import new_canvas
 from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
 
 #: Value -> a world: each e-fold of the value moves all crossings down by the same factor.
 WORLDS = {8: Truth(2.7, 0.3, (1, 2, 4)), 64: Truth(2.5, 0.3, (1, 2, 4)), 512: Truth(2.3, 0.3, (1, 2, 4))}

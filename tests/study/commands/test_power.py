@@ -205,9 +205,7 @@ def test_json_has_the_power_beside_the_plan(command, pilot):
     assert [(pair["shallow"], pair["deep"]) for pair in power["crossings"]] == [(1, 2), (2, 4)]
     for pair in power["crossings"]:
         assert {"params", "width", "statuses", "closed", "ratio", "coverage"} <= set(pair)
-    assert {"statuses", "closed", "b_width", "coverage", "ahead_depth", "band"} <= set(
-        power["law"]
-    )
+    assert {"statuses", "closed", "b_width", "coverage", "ahead_depth", "band"} <= set(power["law"])
     assert [change["name"] for change in power["halve"]["changes"]] == list(CHANGES)
     assert {"cost", "ratio", "halves", "cheapest"} <= set(power["halve"]["changes"][0])
     assert power["notes"] == []

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.fit.crossing_shift import compare_fits, difference, shift_between
+from analysis.fit.crossing_shift import difference, shift_between
 from analysis.fit.document import Fit, fit
+from analysis.fit.series import compare_fits
 from analysis.law.crossings import find_crossings
 from analysis.law.threshold import fit_threshold
 from analysis.report.extras.shifts import shift_sentence

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.fit.document import fit
-from analysis.fit.measures import label, lower_is_better
+from analysis.fit.measures import label
 from analysis.fit.series import (
     Member,
     axis_of,
@@ -167,12 +167,6 @@ def test_a_measure_that_no_row_has_is_none_and_is_not_looked_for(members):
     assert measure_data([Member(1, nothing, None, None)], "loss") is None
 
 
-def test_which_way_is_better():
-    assert [lower_is_better(name) for name in ("loss", "validation_loss", "error", "accuracy", "score")] == [
-        True, True, True, False, False,
-    ]  # fmt: skip
-
-
 def test_values_stand_in_order_and_on_a_log_axis_where_they_span_more_than_a_factor_of_four():
     def axis(*values):
         return axis_of(in_order([Member(value, None, None, None) for value in values]))
@@ -194,13 +188,6 @@ def test_values_as_people_write_them():
     assert [label(value) for value in (8, 8.0, 0.25, 1_000_000, 1e6, "pre", True)] == [
         "8", "8", "0.25", "1,000,000", "1,000,000", "pre", "True",
     ]  # fmt: skip
-
-
-def test_a_series_of_nothing_or_of_one_value_twice_is_refused():
-    with pytest.raises(ValueError, match="needs a member"):
-        in_order([])
-    with pytest.raises(ValueError, match="same value: 1, 1"):
-        in_order([task(1, 1), task(1, 2)])
 
 
 def study_paths_of(axes):

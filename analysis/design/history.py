@@ -18,7 +18,7 @@ class SearchInfo:
     """Input of a report on a search besides its rows.
 
     Attributes:
-        objective: objective of the search.
+        objective: of the search.
         stop_when: the half-width that ends the search, None without.
         ended: why the search ended, a sentence; empty where unknown.
     """
@@ -36,8 +36,7 @@ class SearchData:
         cells: order, flops (summed up to the cell's end), depth, params, seed, loss, outcome (`forecast`
             for a stopped cell, else its status).
         steps: cells, flops, value, low, high, halfwidth; NaN where there is none.
-        objective: objective of the search.
-        stop_when: the half-width that ends the search.
+        objective, stop_when: as in `SearchInfo`.
     """
 
     cells: pd.DataFrame
@@ -80,8 +79,8 @@ def history(
     """Estimate the objective after each cell, at evenly spaced cells and the last: `SearchData.steps`.
 
     Args:
-        rows: one per cell in the order in which they ended, see `rows_in_order`.
-        objective: objective of the search.
+        rows: see `rows_in_order`.
+        objective: of the search.
         points: most estimates.
         level: of the intervals.
     """
@@ -98,14 +97,7 @@ def history(
 def search_data(
     runs: RunTable, search: SearchInfo, *, level: float = 0.95, points: int = MOST_POINTS
 ) -> SearchData | None:
-    """Compute the history of a search; None where the table has no order of its rows.
-
-    Args:
-        runs: the run table of a study.
-        search: the search.
-        level: of the intervals.
-        points: most points of the history.
-    """
+    """Compute the history of a search; None where the run table has no order of its rows."""
     rows = rows_in_order(runs)
     if rows is None or rows.empty:
         return None

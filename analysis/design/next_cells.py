@@ -73,7 +73,7 @@ def propose(
         rows: one row per ended cell: depth, width, params, lr, seed, loss (NaN: diverged or failed).
         pending: cells that are running.
         options: to choose among; none is a row or pending.
-        objective: objective of the search.
+        objective: of the search.
         count: how many to choose.
     """
     lost = lost_shapes(rows)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.curves.curves import build_curves
+from analysis.design.objective import DRAWS
 from analysis.design.simulated_study import Shape, Truth, simulate_matched
 from analysis.intervals import Interval, width_of
 from analysis.law.crossings import Crossing, find_crossings
@@ -22,9 +23,6 @@ from analysis.threads import single_threaded
 
 STATUSES = ("bracketed", "left_censored", "right_censored", "ambiguous", "insufficient")
 LAW_STATUSES = ("ok", "open", "not_converged", "insufficient")
-#: Draws of the bootstrap in a simulated study. They only decide whether 95 % of them have one sign change; the
-#: intervals are inverted tests and need none.
-DRAWS = 200
 #: Level of the intervals.
 LEVEL = 0.95
 #: Projected size over the largest size planned.
@@ -158,9 +156,9 @@ def simulate_power(
     Args:
         truth: its depths are those of the shapes, two or more.
         shapes: each (depth, width) once.
-        seeds: seeds of every shape.
+        seeds: of every shape.
         studies: number of simulated studies.
-        seed: seed of the simulation.
+        seed: of the simulation.
 
     Raises:
         InputError: the truth gives a shape a loss that is not positive.
@@ -187,13 +185,10 @@ def compare_changes(
     """Simulate more seeds, more sizes and larger sizes, and compare their intervals of b.
 
     Args:
-        truth: as for `simulate_power`.
+        truth: as for `simulate_power`, like the following.
         shapes: of the plan.
         base: the estimate for the plan; its seeds and noise are used again.
         studies: simulated for each change, at most as many as `base` has.
-
-    Raises:
-        InputError: the truth gives a shape a loss that is not positive.
     """
     count = min(studies, base.studies)
     before = _finite_median(base.b_widths[:count])

@@ -114,9 +114,9 @@ class VarianceModel:
             begun: the same for running cells.
             shape_of: row of every option in these.
             seed_of: column of every option in these.
-            cost: cost of every option.
+            cost: of every option.
             spent: cost of all that is measured or running.
-            objective: objective of the search.
+            objective: of the search.
         """
         self.objective, self.shape_of, self.seed_of = objective, shape_of, seed_of
         self.taken = np.maximum(measured, begun)

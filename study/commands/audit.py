@@ -36,7 +36,7 @@ def audit_models(
         shape: depth, width and vocabulary of a model without a config; the vocabulary may be None.
         law: name of a published law; levine2020 if neither this nor `fit_file` is given.
         fit_file: a fit whose law is used instead.
-        count: `nonembedding` or `exact`, see `analysis.audit.verdict.Audit`.
+        count: see `analysis.audit.verdict.Audit`.
 
     Raises:
         InputError: nothing to audit, half a shape, both laws, a fit without a usable law, an unknown count, or a

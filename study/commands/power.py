@@ -105,7 +105,7 @@ def plan_power(
         assume: `NAME=VALUE`, see `MEANINGS`.
         pilot: a fit file for what `assume` does not give.
         studies: how many to simulate.
-        console: where progress is shown; None for nowhere.
+        console: for the status; None for nowhere.
 
     Raises:
         SpecError: the plan has one depth, or an assumption or the number of studies is wrong.

@@ -13,15 +13,23 @@ from typing import Any
 Switch = bool | tuple[str, bool]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of a block; None if the file does not have one number for all layers."""
+    """Sizes of a model.
 
+    Attributes:
+        family: `model_type` of the (language) model, or "".
+        depth, width: L and d.
+        heads, kv_heads, head_dim, d_ff: of a block; None if the file does not have one number for all layers.
+    """
+
+    family: str
+    depth: int
     width: int
-    heads: int | None
-    kv_heads: int | None
-    head_dim: int | None
-    d_ff: int | None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    d_ff: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,20 +108,17 @@ BLOCKS: Mapping[str, Block] = {
 }
 
 
-def count_blocks(
-    family: str, values: Mapping[str, Any], sizes: Sizes, depth: int
-) -> tuple[int | None, str | None]:
+def count_blocks(sizes: Sizes, values: Mapping[str, Any]) -> tuple[int | None, str | None]:
     """Count the parameters of all blocks and of the norm after them, without embeddings and output layer.
 
     Args:
-        family: `model_type`.
+        sizes: of the model.
         values: the file's keys.
-        sizes: of a block.
-        depth: number of blocks.
 
     Returns:
         The count and None, or None and the reason.
     """
+    family = sizes.family
     block = BLOCKS.get(family)
     if block is None:
         return None, f"the blocks of {family or 'a model without model_type'} are not known"
@@ -132,7 +137,7 @@ def count_blocks(
     feed_forward = (inner + 1) * d * d_ff + (inner * d_ff + d) * _on(block.mlp_bias, values)
     norms, final_norm, norm = _norms(family, block, values, d)
     qk_norm = {"": 0, "head": 2 * head_dim, "all": query + key}[block.qk_norm]
-    return depth * (attention + feed_forward + norms * norm + qk_norm) + final_norm * norm, None
+    return sizes.depth * (attention + feed_forward + norms * norm + qk_norm) + final_norm * norm, None
 
 
 def _norms(family: str, block: Block, values: Mapping[str, Any], width: int) -> tuple[int, bool, int]:

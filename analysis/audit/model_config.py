@@ -43,15 +43,12 @@ _NOT_STACKS = {
 }
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Sizes):
     """The shape of a model.
 
     Attributes:
         name: of the model, or of its file.
-        family: `model_type` of the (language) model, or "".
-        depth, width: L and d.
-        heads, kv_heads, head_dim, d_ff: of a block; None if unknown.
         gated: whether the feed-forward part has three matrices (such as SwiGLU); None if unknown.
         vocabulary: number of tokens.
         embedding_width: width of the token table; differs from `width` if the model projects it.
@@ -62,13 +59,6 @@ class ModelConfig:
     """
 
     name: str
-    family: str
-    depth: int
-    width: int
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    d_ff: int | None = None
     gated: bool | None = None
     vocabulary: int | None = None
     embedding_width: int | None = None
@@ -76,6 +66,11 @@ class ModelConfig:
     exact_params: int | None = None
     exact_reason: str | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def law_params(self) -> int:
+        """N as the law counts it, 12·L·d²."""
+        return 12 * self.depth * self.width**2
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -113,35 +108,26 @@ def model_config(document: Mapping[str, Any], name: str) -> ModelConfig:
     part, values = _language_part(document)
     family = _text(values.get("model_type")) or (_text(document.get("model_type")) if part is None else "")
     _refuse_other_kinds(document, values, family, name)
-    depth = _required(values, DEPTH_KEYS, "depth", name)
     width = _required(values, WIDTH_KEYS, "width", name)
     heads = _whole(values, _HEADS)
     block = BLOCKS.get(family)
-    sizes = Sizes(
-        width,
-        heads,
-        kv_heads=_kv_heads(values, family, heads),
-        head_dim=_whole(values, ("head_dim",)) or (width // heads if heads and width % heads == 0 else None),
-        d_ff=_d_ff(values, family, width, block),
-    )
-    count, reason = count_blocks(family, values, sizes, depth)
     found = ModelConfig(
         name=name,
         family=family,
-        depth=depth,
+        depth=_required(values, DEPTH_KEYS, "depth", name),
         width=width,
         heads=heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        d_ff=sizes.d_ff,
+        kv_heads=_kv_heads(values, family, heads),
+        head_dim=_whole(values, ("head_dim",)) or (width // heads if heads and width % heads == 0 else None),
+        d_ff=_d_ff(values, width, block),
         gated=block.gated if block else None,
         vocabulary=_whole(values, _VOCABULARY) or _whole(document, _VOCABULARY),
         embedding_width=_whole(values, ("word_embed_proj_dim", "embedding_size")) or width,
         tied=_tied(document, values, block),
-        exact_params=count,
-        exact_reason=reason,
     )
-    return replace(found, notes=tuple(_notes(values, part, found)))
+    count, reason = count_blocks(found, values)
+    notes = tuple(_notes(values, part, found))
+    return replace(found, exact_params=count, exact_reason=reason, notes=notes)
 
 
 def _language_part(document: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
@@ -229,7 +215,7 @@ def _kv_heads(values: Mapping[str, Any], family: str, heads: int | None) -> int 
     return _whole(values, _KV_HEADS) or inner or heads
 
 
-def _d_ff(values: Mapping[str, Any], family: str, width: int, block: Block | None) -> int | None:
+def _d_ff(values: Mapping[str, Any], width: int, block: Block | None) -> int | None:
     if (given := _whole(values, _D_FF)) is not None:
         return given
     if any(values.get(key) is not None for key in _D_FF):

@@ -50,27 +50,19 @@ class Audit:
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
-    @property
-    def law_params(self) -> int:
-        """N as the law counts it, 12·L·d²."""
-        return 12 * self.model.depth * self.model.width**2
-
     def to_json(self) -> dict[str, Any]:
         """Strict JSON types, the fields of the model among those of the audit."""
         model = {name: getattr(self.model, name) for name in _MODEL}
         own = {name: getattr(self, name) for name in _OWN}
+        more = {
+            "model": self.model.name,
+            "family": self.model.family or None,
+            "nonembedding_params": self.model.law_params,
+            "best": {key: self.best[key] for key in _BEST},
+            "n_transition": self.transition,
+        }
         document: dict[str, Any] = to_json(
-            {
-                **model,
-                **own,
-                "model": self.model.name,
-                "family": self.model.family or None,
-                "nonembedding_params": self.law_params,
-                "best": {key: self.best[key] for key in _BEST},
-                "n_transition": self.transition,
-                "level": self.best["level"],
-                "error_quoted": self.best["error_quoted"],
-            }
+            model | own | more | {key: self.best[key] for key in ("level", "error_quoted")}
         )
         return document
 
@@ -125,7 +117,7 @@ def audit(model: ModelConfig, law: Law, count: Count = "nonembedding") -> Audit:
             f"{model.name} has no exact count: {model.exact_reason}. Leave --count at nonembedding, which is 12·L·d²."
         )
     exact = model.exact_params if count == "exact" else None
-    params = float(12 * model.depth * model.width**2 if exact is None else exact)
+    params = float(model.law_params if exact is None else exact)
     (best,) = recommend(law, [params])
     transition = n_transition(law, model.depth)
     star, (low, high) = best["depth_exact"], best["depth_interval"]
@@ -153,11 +145,9 @@ def audit(model: ModelConfig, law: Law, count: Count = "nonembedding") -> Audit:
 
 
 def _verdict(depth: int, best: int, low: float | None, high: float | None) -> Verdict:
-    if depth == best:
-        return "within the interval"
-    if high is not None and depth > high:
+    if depth != best and high is not None and depth > high:
         return "too deep"
-    if low is not None and depth < low:
+    if depth != best and low is not None and depth < low:
         return "too shallow"
     return "within the interval"
 
@@ -194,7 +184,7 @@ def _notes(
             f"Its {' and its '.join(outside)} lie{'s' * (len(outside) == 1)} outside the depths {low:g} to {high:g} "
             "that the law was fitted on: an extrapolation."
         )
-    off = model.exact_params / (12 * model.depth * model.width**2) - 1 if model.exact_params else 0.0
+    off = model.exact_params / model.law_params - 1 if model.exact_params else 0.0
     if abs(off) > 0.05 and count == "nonembedding":
         notes.append(
             f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; use --count "

@@ -1,6 +1,5 @@
 """Options of a search, and the shapes that it excludes."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ class Option:
     Attributes:
         depth, width: of the shape.
         params: N = 12·L·d².
-        lr_factor: multiple of the rule's learning rate; 1 where rates are not searched.
+        lr_factor: multiple of the rule's learning rate, the same for all options.
         seed: of the cell.
         cost: training FLOPs.
     """
@@ -37,25 +36,14 @@ class Option:
 
 
 def in_order(options: Iterable[Option]) -> list[Option]:
-    """Sort options: cheapest first, the rule's own rate before others, low seeds before high ones."""
-
-    def order(item: Option) -> tuple[float, ...]:
-        factor = item.lr_factor
-        return item.cost, item.depth, item.params, abs(math.log(factor)), factor, item.seed
-
-    options = list(options)
-    # There are thousands of options, mostly with one factor: `attrgetter` is a faster key.
-    same = all(item.lr_factor == options[0].lr_factor for item in options)
-    return sorted(options, key=attrgetter("cost", "depth", "params", "seed") if same else order)
+    """Sort options: cheapest first, low seeds before high ones."""
+    return sorted(options, key=attrgetter("cost", "depth", "params", "seed"))
 
 
-def ended(rows: pd.DataFrame) -> list[tuple[int, float, float, int]]:
-    """Return (depth, N, factor, seed) of every row."""
-    columns = (rows[name].tolist() for name in ("depth", "params", "lr_factor", "seed"))
-    return [
-        (int(depth), float(params), float(factor), int(seed))
-        for depth, params, factor, seed in zip(*columns, strict=True)
-    ]
+def ended(rows: pd.DataFrame) -> list[tuple[int, float, int]]:
+    """Return (depth, N, seed) of every row."""
+    columns = (rows[name].tolist() for name in ("depth", "params", "seed"))
+    return [(int(depth), float(params), int(seed)) for depth, params, seed in zip(*columns, strict=True)]
 
 
 def diverged(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
@@ -66,23 +54,13 @@ def diverged(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
     )
 
 
-def lost_shapes(rows: pd.DataFrame) -> dict[Key, float]:
-    """Return shape -> the smallest learning-rate factor at which it is excluded.
+def lost_shapes(rows: pd.DataFrame) -> set[Key]:
+    """Return the shapes that are excluded: `LOST_RUNS` of their cells diverged, and none has a loss.
 
-    A shape is excluded once `LOST_RUNS` of its cells diverged and none has a loss. One cell may diverge by its seed,
-    and one that failed for another reason is no evidence: with a trainer that fails every third cell, excluding
-        shapes at once lost most of the small ones.
+    One cell may diverge by its seed, and one that failed for another reason is no evidence: with a trainer that fails
+    every third cell, excluding shapes at once lost most of the small ones.
     """
     finite = np.isfinite(rows["loss"].to_numpy(dtype=float))
-    alive = {cell[:3] for cell in ended(rows[finite])}
-    gone = Counter(cell[:3] for cell in ended(rows[diverged(rows)]))
-    found: dict[Key, float] = {}
-    for (depth, params, factor), runs in gone.items():
-        if runs >= LOST_RUNS and (depth, params, factor) not in alive:
-            found[depth, params] = min(factor, found.get((depth, params), math.inf))
-    return found
-
-
-def is_lost(item: Option, lost: dict[Key, float]) -> bool:
-    """Return whether the shape is excluded at this rate or a lower one."""
-    return item.lr_factor >= lost.get((item.depth, item.params), math.inf)
+    alive = {cell[:2] for cell in ended(rows[finite])}
+    gone = Counter(cell[:2] for cell in ended(rows[diverged(rows)]))
+    return {shape for shape, runs in gone.items() if runs >= LOST_RUNS and shape not in alive}

@@ -22,10 +22,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
-from analysis.design.candidates import Key, Option, ended, in_order, is_lost, lost_shapes
-from analysis.design.learning_rates import corner_rates, plan_rates
+from analysis.design.candidates import Key, Option, ended, in_order, lost_shapes
 from analysis.design.objective import Objective, compared
-from analysis.design.variance_model import Step, VarianceModel, sure_noise
+from analysis.design.variance_model import Step, VarianceModel
 from analysis.threads import single_threaded
 
 __all__ = ["Choice", "Objective", "Option", "propose"]
@@ -71,14 +70,14 @@ def propose(
     cells as asking n times for one, with those chosen before among the pending ones.
 
     Args:
-        rows: one row per ended cell: depth, width, params, lr_factor, lr, seed, loss (NaN: diverged or failed).
+        rows: one row per ended cell: depth, width, params, lr, seed, loss (NaN: diverged or failed).
         pending: cells that are running.
         options: to choose among; none is a row or pending.
-        objective: objective of the search.
+        objective: of the search.
         count: how many to choose.
     """
     lost = lost_shapes(rows)
-    able = in_order(item for item in options if not is_lost(item, lost)) if lost else in_order(options)
+    able = in_order(item for item in options if (item.depth, item.params) not in lost)
     waiting = in_order(pending)
     if count < 1 or not able:
         return []
@@ -96,7 +95,7 @@ def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Cur
     as it is, or left out if it has fewer than two sizes.
     """
     sizes: dict[int, set[float]] = {}
-    for depth, params, _, _ in ended(used):
+    for depth, params, _ in ended(used):
         sizes.setdefault(depth, set()).add(params)
     tried = rows["depth"].value_counts()
     for depth in sorted({item.depth for item in further}):
@@ -126,7 +125,7 @@ def _best(
     if not able:
         return []
     waiting = [item for item in waiting if item.depth in known]
-    done = [(*cell[:2], cell[3]) for cell in ended(used) if cell[0] in known]
+    done = [cell for cell in ended(used) if cell[0] in known]
     begun = [(item.depth, item.params, item.seed) for item in waiting]
     shapes: list[Key] = sorted({cell[:2] for cell in [*done, *begun]} | {(o.depth, o.params) for o in able})
     labels = sorted({cell[2] for cell in [*done, *begun]} | {item.seed for item in able})
@@ -137,13 +136,11 @@ def _best(
     for table, cells in ((measured, done), (running, begun)):
         for depth, params, seed in cells:
             table[row[depth, params], column[seed]] = 1
-    sd = float(np.median(curves.noise.sd_at(curves.mean))) * math.sqrt(1 - sure_noise(curves)[0])
     overhead = OVERHEAD * max(item.cost for item in (*able, *waiting))
     # Rows have no cost; for equal tokens it is proportional to N.
     rate = float(np.median([item.cost / item.params for item in (*able, *waiting)]))
     spent = rate * float(rows["params"].sum()) + sum(item.cost for item in waiting)
     spent += overhead * (len(rows) + len(waiting))
-    plan = plan_rates(rows, waiting, able, shapes, sd)
     variance = VarianceModel(
         curves,
         shapes,
@@ -154,7 +151,6 @@ def _best(
         np.array([item.cost for item in able]) + overhead,
         spent,
         objective,
-        plan,
     )
     chosen: list[Choice] = []
     while len(chosen) < count and (step := variance.best()) is not None:
@@ -167,14 +163,12 @@ def _best(
 
 
 def _why(item: Option, step: Step, first: bool) -> str:
-    what = _named(item)
     crossing = f"the crossing {step.pair[0]} → {step.pair[1]}"
     words = {
         "side": f"{crossing} is not yet measured on both sides",
-        "rate": f"{item.lr_factor:g} times the learning rate, because the best rate is unknown for {crossing}",
         "run": f"a new size for {crossing}" if first else f"another seed for {crossing}",
     }
-    return f"{what}: {words[step.kind]}"
+    return f"{_named(item)}: {words[step.kind]}"
 
 
 def _named(item: Option) -> str:
@@ -194,31 +188,18 @@ def _first(rows: pd.DataFrame, waiting: list[Option], able: list[Option], count:
         places += more
         wanted = _spread(every, places)
         found += _missing(wanted, have, rest, seeds)
-        if places == ROUNDS[0][0]:
-            corners = [shape for shape in wanted if shape[0] in (wanted[0][0], wanted[-1][0])]
-            ends = [shape for shape in corners if shape[1] in _ends(corners, shape[0])]
-            found += corner_rates(rows, [*waiting, *found], _without(rest, found), ends)
-        have, rest = _have(rows, [*waiting, *found]), _without(rest, found)
+        taken = set(found)
+        have, rest = _have(rows, [*waiting, *found]), [item for item in rest if item not in taken]
     found += rest
     return [
         Choice(item, math.nan, f"first design: {_named(item)}, seed {item.seed}") for item in found[:count]
     ]
 
 
-def _without(options: list[Option], found: list[Option]) -> list[Option]:
-    taken = set(found)
-    return [item for item in options if item not in taken]
-
-
-def _ends(shapes: list[Key], depth: int) -> tuple[float, float]:
-    sizes = [params for other, params in shapes if other == depth]
-    return min(sizes), max(sizes)
-
-
 def _have(rows: pd.DataFrame, waiting: list[Option]) -> dict[Key, set[int]]:
     """Return shape -> the seeds that have a loss or are running."""
     have: dict[Key, set[int]] = {}
-    for depth, params, _, seed in ended(rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]):
+    for depth, params, seed in ended(rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]):
         have.setdefault((depth, params), set()).add(seed)
     for item in waiting:
         have.setdefault((item.depth, item.params), set()).add(item.seed)
@@ -254,7 +235,7 @@ def _missing(wanted: list[Key], have: dict[Key, set[int]], able: list[Option], s
         for shape in wanted:
             here = [item for item in by_shape.get(shape, ()) if item.seed not in done[shape]]
             if here and len(done[shape]) <= rank:
-                item = min(here, key=lambda o: (o.seed, abs(math.log(o.lr_factor)), o.lr_factor))
+                item = min(here, key=lambda option: option.seed)
                 done[shape].add(item.seed)
                 added.append(item)
         found += in_order(added)

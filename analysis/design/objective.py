@@ -96,13 +96,9 @@ def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -
 
 
 def reached(estimates: Sequence[Estimate], halfwidth: float) -> bool:
-    """Return whether the last `CHECKS` estimates are all narrow enough for a search to end.
+    """Return whether the last `CHECKS` estimates, oldest first, are all narrow enough for a search to end.
 
     The widths of estimates vary by chance; a search that ended on the first narrow one would select lucky ones.
-
-    Args:
-        estimates: estimates at successive numbers of cells, oldest first.
-        halfwidth: half-width to reach, in the units of `Estimate.halfwidth`.
     """
     last = estimates[-CHECKS:]
     return len(last) == CHECKS and all(item.halfwidth <= halfwidth for item in last)
@@ -122,7 +118,6 @@ def compared(rows: pd.DataFrame) -> tuple[pd.DataFrame, Lost]:
 
 
 def _sorted(rows: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
-    """Sort rows by these columns, stably."""
     return rows.iloc[np.lexsort([rows[name].to_numpy(dtype=float) for name in reversed(names)])]
 
 
@@ -149,21 +144,20 @@ def _of_depth(law: ThresholdFit, params: float) -> Estimate:
     found = recommend(usable, [params])[0]
     value = float(found["depth_exact"])
     low, high = found["depth_interval"]
-    what = f"The best depth at N = {params:.3g} is {value:.3g} layers"
-    return _interval(value, low, high, what, "{:.3g}")
+    return _interval(value, low, high, f"The best depth at N = {params:.3g} is {value:.3g} layers")
 
 
 def _of_slope(law: ThresholdFit) -> Estimate:
     if law.b is None or law.b_interval is None:
         return _nothing(law.reason or "there is no law")
     low, high = law.b_interval
-    return _interval(law.b, low, high, f"The slope b is {law.b:.3g} per layer", "{:.3g}")
+    return _interval(law.b, low, high, f"The slope b is {law.b:.3g} per layer")
 
 
-def _interval(value: float, low: float | None, high: float | None, what: str, form: str) -> Estimate:
+def _interval(value: float, low: float | None, high: float | None, what: str) -> Estimate:
     closed = low is not None and high is not None and value > 0
     halfwidth = (high - low) / (2 * value) if low is not None and high is not None and closed else math.inf
-    ends = ["no limit" if end is None else form.format(end) for end in (low, high)]
+    ends = ["no limit" if end is None else f"{end:.3g}" for end in (low, high)]
     share = f", ±{halfwidth:.0%}" if math.isfinite(halfwidth) else ""
     return Estimate(value, low, high, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}).")
 

@@ -3,46 +3,32 @@
 A simulated study is a run table of `analysis.design.simulated_study` with an assumed law, gaps and noise. It passes
 through the pipeline of real studies (`build_curves`, `find_crossings`, `fit_threshold`), so the estimate includes every
 weakness of that pipeline: statuses, open intervals, noise estimated from few seeds.
-
-`simulate_power` estimates how often each crossing is found and how wide its interval and those of the law are;
-`compare_changes` simulates changes of the plan and compares their intervals of b and their costs.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from analysis.curves.curves import build_curves
-from analysis.curves.noise import Floats
-from analysis.design.simulated_study import Truth, simulate_matched
-from analysis.intervals import Interval
+from analysis.design.objective import DRAWS
+from analysis.design.simulated_study import Shape, Truth, simulate_matched
+from analysis.intervals import Interval, width_of
 from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.law.threshold import ThresholdFit, fit_threshold
 from analysis.threads import single_threaded
 
-#: (depth, width, budget).
-Shape = tuple[int, int, float]
-
 STATUSES = ("bracketed", "left_censored", "right_censored", "ambiguous", "insufficient")
 LAW_STATUSES = ("ok", "open", "not_converged", "insufficient")
-#: Draws of the bootstrap in a simulated study. They only decide whether 95 % of them have one sign change; the
-#: intervals are inverted tests and need none.
-DRAWS = 200
 #: Level of the intervals.
 LEVEL = 0.95
 #: Projected size over the largest size planned.
 AHEAD = 10.0
-#: Resamples of the simulated studies for the standard error of a median.
-RESAMPLES = 400
-#: Fewest values for that error; resampling one value would give an error of zero.
-LEAST_VALUES = 5
 #: Names of the changes that `compare_changes` tries, in this order.
-CHANGES = ("seeds_x2", "seeds_x4", "sizes_x2", "top_x4", "both_x4", "depth")
+CHANGES = ("seeds_x2", "seeds_x4", "sizes_x2", "top_x4")
 
 
 @dataclass(frozen=True)
@@ -54,8 +40,7 @@ class PairPower:
         params, width: true crossing, as N and as the width of the shallow model.
         statuses: status of the crossing -> share.
         closed: share with an interval that has two ends.
-        ratio: median of high/low of the closed intervals, in N; None where there is none. `ratio_error` is its standard
-            error from the number of simulated studies.
+        ratio: median of high/low of the closed intervals, in N; None where there is none.
         coverage: share of all intervals, open ones included, that contain the true crossing.
     """
 
@@ -66,7 +51,6 @@ class PairPower:
     statuses: dict[str, float]
     closed: float
     ratio: float | None
-    ratio_error: float | None
     coverage: float | None
 
 
@@ -78,10 +62,7 @@ class LawPower:
         a, b: true values.
         statuses: status of the law -> share of the studies.
         closed: share in which b has an interval with two ends.
-        b_width, a_width: median width of the closed intervals; `b_width_error` is its standard error from the number of
-            simulated studies.
-        b_width_overall: median over all studies, where an open interval or a missing law counts as infinitely wide;
-            None where that is infinite. Plans are compared by it: closed intervals alone would select lucky studies.
+        b_width: median width of the closed intervals.
         coverage: share of the intervals of b, open ones included, that contain the true b.
         ahead_params, ahead_depth: a size ten times the largest planned, and the best depth there by the true law.
         band: medians of the low and of the high end of the depth projected there, over the studies with a law; an end
@@ -93,9 +74,6 @@ class LawPower:
     statuses: dict[str, float]
     closed: float
     b_width: float | None
-    b_width_error: float | None
-    a_width: float | None
-    b_width_overall: float | None
     coverage: float | None
     ahead_params: float
     ahead_depth: float
@@ -135,9 +113,9 @@ class Change:
         shapes, seeds: number of shapes, and of seeds of each.
         cost: training work over that of the plan: the sum of N over all runs, for equal tokens.
         width: median width of the interval of b, open intervals counting as infinite; None where that is infinite.
+            Closed intervals alone would select lucky studies.
         closed: share of the studies with a closed interval.
         ratio: `width` over that of the plan on the same simulated studies; None where either is infinite.
-            `ratio_error` is its standard error from the number of simulated studies.
         halves: the interval is at most half as wide; any finite width is, where that of the plan is infinite.
         cheapest: the cheapest change that halves it.
     """
@@ -150,9 +128,8 @@ class Change:
     width: float | None
     closed: float
     ratio: float | None
-    ratio_error: float | None
     halves: bool
-    cheapest: bool
+    cheapest: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,56 +140,39 @@ class ChangeComparison:
         studies: simulated for every change, with the noise of as many studies of the plan.
         width: median width for the plan in those studies; None where infinite.
         changes: in the order tried.
-        seeds: number of seeds that should halve the width, extrapolated with 1/sqrt(seeds) from the most seeds tried;
-            not simulated. None where a change halves it, or where nothing can be extrapolated.
     """
 
     studies: int
     width: float | None
     changes: tuple[Change, ...]
-    seeds: int | None
 
 
 @single_threaded
 def simulate_power(
-    truth: Truth,
-    shapes: Sequence[Shape],
-    seeds: int,
-    *,
-    studies: int = 100,
-    seed: int = 0,
-    advance: Callable[[], None] = lambda: None,
+    truth: Truth, shapes: Sequence[Shape], seeds: int, *, studies: int, seed: int = 0
 ) -> PowerEstimate:
     """Simulate studies of these shapes under an assumed truth; the result is a function of the arguments.
 
     Args:
-        truth: assumed law, gaps and noise; its depths are those of the shapes, two or more.
-        shapes: (depth, width, budget), each once.
-        seeds: seeds of every shape.
+        truth: its depths are those of the shapes, two or more.
+        shapes: each (depth, width) once.
+        seeds: of every shape.
         studies: number of simulated studies.
-        seed: seed of the simulation.
-        advance: called after every simulated study.
+        seed: of the simulation.
 
     Raises:
         InputError: the truth gives a shape a loss that is not positive.
     """
-    found = []
-    for number in range(studies):
-        found.append(_simulated(truth, shapes, seeds, (seed, number)))
-        advance()
-    generator = np.random.default_rng(seed)
-    pairs = [
-        _pair(truth, shallow, deep, [crossings[index] for crossings, _ in found], generator)
-        for index, (shallow, deep) in enumerate(itertools.pairwise(truth.depths))
-    ]
-    laws = [law for _, law in found]
+    simulated = [_simulated(truth, shapes, seeds, (seed, number)) for number in range(studies)]
+    crossings, laws = zip(*simulated, strict=True)
+    pairs = zip(itertools.pairwise(truth.depths), zip(*crossings, strict=True), strict=True)
     return PowerEstimate(
         studies=studies,
         seed=seed,
         level=LEVEL,
         seeds=seeds,
-        crossings=tuple(pairs),
-        law=_law(truth, laws, AHEAD * max(map(_params, shapes)), generator),
+        crossings=tuple(_pair(truth, *pair, found) for pair, found in pairs),
+        law=_law(truth, laws, AHEAD * max(map(_params, shapes))),
         share_error=0.5 / math.sqrt(studies),
         b_widths=tuple(_b_width(law) for law in laws),
     )
@@ -220,38 +180,25 @@ def simulate_power(
 
 @single_threaded
 def compare_changes(
-    truth: Truth,
-    shapes: Sequence[Shape],
-    base: PowerEstimate,
-    *,
-    studies: int,
-    advance: Callable[[], None] = lambda: None,
+    truth: Truth, shapes: Sequence[Shape], base: PowerEstimate, *, studies: int
 ) -> ChangeComparison:
-    """Simulate more seeds, more sizes, larger ranges and one more depth, and compare their intervals of b.
+    """Simulate more seeds, more sizes and larger sizes, and compare their intervals of b.
 
     Args:
-        truth: as for `simulate_power`.
+        truth: as for `simulate_power`, like the following.
         shapes: of the plan.
         base: the estimate for the plan; its seeds and noise are used again.
         studies: simulated for each change, at most as many as `base` has.
-        advance: called after every simulated study.
-
-    Raises:
-        InputError: the truth gives a shape a loss that is not positive.
     """
     count = min(studies, base.studies)
-    before = np.array(base.b_widths[:count])
-    generator = np.random.default_rng(base.seed)
+    before = _finite_median(base.b_widths[:count])
     work = math.fsum(map(_params, shapes)) * base.seeds
     tried = []
-    for name, words, assumed, changed, seeds in _changes(truth, list(shapes), base.seeds):
-        after = np.empty(count)
-        for number in range(count):
-            _, law = _simulated(assumed, changed, seeds, (base.seed, number))
-            after[number] = _b_width(law)
-            advance()
-        ratio, error = _ratio(before, after, generator)
-        width = _finite(np.median(after))
+    for name, words, changed, seeds in _changes(shapes, base.seeds):
+        laws = [_simulated(truth, changed, seeds, (base.seed, number))[1] for number in range(count)]
+        widths = [_b_width(law) for law in laws]
+        width = _finite_median(widths)
+        ratio = width / before if width is not None and before else None
         tried.append(
             Change(
                 name=name,
@@ -260,16 +207,14 @@ def compare_changes(
                 seeds=seeds,
                 cost=math.fsum(map(_params, changed)) * seeds / work,
                 width=width,
-                closed=float(np.isfinite(after).mean()),
+                closed=float(np.isfinite(widths).mean()),
                 ratio=ratio,
-                ratio_error=error,
                 halves=width is not None and (ratio is None or ratio <= 0.5),
-                cheapest=False,
             )
         )
     least = min((change.cost for change in tried if change.halves), default=None)
     changes = tuple(replace(change, cheapest=change.halves and change.cost == least) for change in tried)
-    return ChangeComparison(count, _finite(np.median(before)), changes, _extrapolated_seeds(changes))
+    return ChangeComparison(count, before, changes)
 
 
 def _simulated(
@@ -281,61 +226,49 @@ def _simulated(
     return found.items, fit_threshold(found, "log-linear")
 
 
-def _pair(
-    truth: Truth, shallow: int, deep: int, found: list[Crossing], generator: np.random.Generator
-) -> PairPower:
+def _pair(truth: Truth, shallow: int, deep: int, found: Sequence[Crossing]) -> PairPower:
     params = truth.crossing(shallow)
     intervals = [item.params_interval for item in found if item.params_interval is not None]
     ratios = [high / low for low, high in intervals if low is not None and high is not None]
-    ratio, error = _median(np.array(ratios), generator)
     return PairPower(
         shallow=shallow,
         deep=deep,
         params=params,
-        width=math.sqrt(params / (12 * shallow)),
+        width=width_of(params, shallow),
         statuses=_shares(STATUSES, [item.status for item in found]),
         closed=len(ratios) / len(found),
-        ratio=ratio,
-        ratio_error=error,
+        ratio=_finite_median(ratios),
         coverage=_coverage(params, intervals),
     )
 
 
-def _law(truth: Truth, laws: list[ThresholdFit], params: float, generator: np.random.Generator) -> LawPower:
+def _law(truth: Truth, laws: Sequence[ThresholdFit], params: float) -> LawPower:
     widths = np.array([_b_width(law) for law in laws])
-    b_width, error = _median(widths[np.isfinite(widths)], generator)
-    slopes = [law.b_interval for law in laws if law.b_interval is not None]
-    levels = [law.a_interval for law in laws if law.a_interval is not None]
-    a_widths = [high - low for low, high in levels if low is not None and high is not None]
+    closed = widths[np.isfinite(widths)]
     return LawPower(
         a=truth.a,
         b=truth.b,
         statuses=_shares(LAW_STATUSES, [law.status for law in laws]),
-        closed=float(np.isfinite(widths).mean()),
-        b_width=b_width,
-        b_width_error=error,
-        a_width=float(np.median(a_widths)) if a_widths else None,
-        b_width_overall=_finite(np.median(widths)),
-        coverage=_coverage(truth.b, slopes),
+        closed=len(closed) / len(laws),
+        b_width=_finite_median(closed),
+        coverage=_coverage(truth.b, [law.b_interval for law in laws if law.b_interval is not None]),
         ahead_params=params,
         ahead_depth=solve_depth(truth.a, truth.b, params),
         band=_projected(laws, params),
     )
 
 
-def _projected(laws: list[ThresholdFit], params: float) -> Interval | None:
+def _projected(laws: Sequence[ThresholdFit], params: float) -> Interval | None:
     """Medians of the ends of the projected depth over the laws there are; an open end counts as infinite."""
     ends = []
-    for law in laws:
-        if (usable := law_of(law)) is None:
-            continue
+    for law in filter(None, map(law_of, laws)):
         # If the width falls with the depth, no depth is best and both ends are open.
-        low, high = recommend(usable, [params])[0]["depth_interval"] if usable.b > 0 else (None, None)
+        low, high = recommend(law, [params])[0]["depth_interval"] if law.b > 0 else (None, None)
         ends.append((-math.inf if low is None else low, math.inf if high is None else high))
     if not ends:
         return None
-    lows, highs = np.array(ends).T
-    return _finite(np.median(lows)), _finite(np.median(highs))
+    lows, highs = zip(*ends, strict=True)
+    return _finite_median(lows), _finite_median(highs)
 
 
 def _b_width(law: ThresholdFit) -> float:
@@ -352,40 +285,10 @@ def _shares(names: Sequence[str], found: list[str]) -> dict[str, float]:
     return {name: found.count(name) / len(found) for name in names}
 
 
-def _finite(value: np.floating[Any]) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _median(values: Floats, generator: np.random.Generator) -> tuple[float | None, float | None]:
-    """Median of finite values and its standard error from resampling; None without values, or with too few."""
-    if not len(values):
-        return None, None
-    if len(values) < LEAST_VALUES:
-        return float(np.median(values)), None
-    picks = generator.integers(len(values), size=(RESAMPLES, len(values)))
-    return float(np.median(values)), float(np.std(np.median(values[picks], axis=1)))
-
-
-def _ratio(
-    before: Floats, after: Floats, generator: np.random.Generator
-) -> tuple[float | None, float | None]:
-    """Ratio of the medians, and its standard error from resampling whole studies, so that pairing counts."""
-    first, second = float(np.median(before)), float(np.median(after))
-    if not math.isfinite(first) or not math.isfinite(second) or first == 0:
-        return None, None
-    picks = generator.integers(len(before), size=(RESAMPLES, len(before)))
-    above, below = np.median(after[picks], axis=1), np.median(before[picks], axis=1)
-    # With almost half of the intervals open some resamples have an infinite median, and there is no error.
-    usable = np.isfinite(above) & np.isfinite(below)
-    return second / first, float(np.std(above / below)) if usable.all() else None
-
-
-def _extrapolated_seeds(changes: tuple[Change, ...]) -> int | None:
-    """Seeds at which the width should be halved, from the most seeds tried; None where some change halves it."""
-    if any(change.halves for change in changes):
-        return None
-    last = max((change for change in changes if change.name.startswith("seeds")), key=lambda c: c.seeds)
-    return None if last.ratio is None else math.ceil(last.seeds * (last.ratio / 0.5) ** 2)
+def _finite_median(values: Sequence[float]) -> float | None:
+    """The median; None without values, or where it is infinite."""
+    median = float(np.median(values)) if len(values) else math.inf
+    return median if math.isfinite(median) else None
 
 
 def _params(shape: Shape) -> float:
@@ -393,66 +296,26 @@ def _params(shape: Shape) -> float:
     return 12.0 * shape[0] * shape[1] ** 2
 
 
-def _changes(truth: Truth, shapes: list[Shape], seeds: int) -> list[tuple[str, str, Truth, list[Shape], int]]:
-    """(name, words, truth, shapes, seeds) of every change that is tried."""
-    step = math.gcd(*(width for _, width, _ in shapes))
-    extended, deeper, words = _one_more_depth(truth, shapes, step)
+def _changes(shapes: Sequence[Shape], seeds: int) -> list[tuple[str, str, list[Shape], int]]:
+    """(name, words, shapes, seeds) of every change that is tried."""
+    plan = list(shapes)
+    step = math.gcd(*(width for _, width, _ in plan))
+    denser, taller = list(plan), list(plan)
+    for depth in sorted({shape[0] for shape in plan}):
+        widths = sorted(width for other, width, _ in plan if other == depth)
+        # Half-way in ln N between neighbours, where a whole width lies there.
+        denser += [_shape(depth, math.sqrt(low * high), step) for low, high in itertools.pairwise(widths)]
+        # Up to twice the largest width, as dense as before.
+        spacing = math.log(widths[-1] / widths[0]) / (len(widths) - 1) if len(widths) > 1 else math.inf
+        count = max(1, round(math.log(2) / spacing))
+        taller += [_shape(depth, widths[-1] * 2.0 ** ((k + 1) / count), step) for k in range(count)]
     found = [
-        (f"{2 * seeds} seeds for {seeds}", truth, shapes, 2 * seeds),
-        (f"{4 * seeds} seeds for {seeds}", truth, shapes, 4 * seeds),
-        ("sizes between all neighbours", truth, _denser(shapes, step), seeds),
-        ("sizes up to 4 times larger", truth, _wider_range(shapes, step, 1, 4), seeds),
-        ("sizes 4 times larger and smaller", truth, _wider_range(shapes, step, 4, 4), seeds),
-        (words, extended, deeper, seeds),
+        (f"{2 * seeds} seeds for {seeds}", plan, 2 * seeds),
+        (f"{4 * seeds} seeds for {seeds}", plan, 4 * seeds),
+        ("sizes between all neighbours", _unique(denser), seeds),
+        ("sizes up to 4 times larger", _unique(taller), seeds),
     ]
     return [(name, *change) for name, change in zip(CHANGES, found, strict=True)]
-
-
-def _denser(shapes: list[Shape], step: int) -> list[Shape]:
-    """Add a shape between any two neighbours of a depth, half-way in ln N, where a whole width lies there."""
-    between = [
-        _shape(depth, math.sqrt(low * high), step)
-        for depth, widths in _by_depth(shapes).items()
-        for low, high in itertools.pairwise(widths)
-    ]
-    return _unique([*shapes, *between])
-
-
-def _wider_range(shapes: list[Shape], step: int, below: float, above: float) -> list[Shape]:
-    """Add to each depth sizes down to its smallest N over `below` and up to `above` times its largest."""
-    found = list(shapes)
-    for depth, widths in _by_depth(shapes).items():
-        found += _beyond(depth, widths, step, widths[0] / math.sqrt(below), widths[-1] * math.sqrt(above))
-    return _unique(found)
-
-
-def _one_more_depth(truth: Truth, shapes: list[Shape], step: int) -> tuple[Truth, list[Shape], str]:
-    """Add one depth, as far above the deepest as that is above the one before.
-
-    Both are measured from a third to three times the N of their crossing, as in the plan of `levine2020`: a depth whose
-    crossing is not reached adds next to nothing.
-    """
-    before, last = truth.depths[-2:]
-    added = 2 * last - before
-    widths = _by_depth(shapes)[last]
-    low, high = truth.crossing(last) / 3, truth.crossing(last) * 3
-    count = max(len(widths), 3)
-    new = [_shape(added, math.sqrt(params / (12 * added)), step) for params in np.geomspace(low, high, count)]
-    old = _beyond(last, widths, step, math.sqrt(low / (12 * last)), math.sqrt(high / (12 * last)))
-    extended = replace(truth, depths=(*truth.depths, added))
-    return extended, _unique([*shapes, *old, *new]), f"one more depth, {added}, at its crossing"
-
-
-def _beyond(depth: int, widths: list[int], step: int, low: float, high: float) -> list[Shape]:
-    """Shapes of a depth from its smallest width down to `low` and from its largest up to `high`, as dense as before."""
-    spacing = math.log(widths[-1] / widths[0]) / (len(widths) - 1) if len(widths) > 1 else math.inf
-    found = []
-    for start, end, sign in ((widths[0], low, -1), (widths[-1], high, 1)):
-        far = sign * math.log(end / start)
-        if far > 1e-9:
-            count = max(1, round(far / spacing))
-            found += [_shape(depth, start * (end / start) ** ((k + 1) / count), step) for k in range(count)]
-    return found
 
 
 def _shape(depth: int, width: float, step: int) -> Shape:
@@ -467,11 +330,3 @@ def _unique(shapes: list[Shape]) -> list[Shape]:
     for shape in shapes:
         seen.setdefault(shape[:2], shape)
     return list(seen.values())
-
-
-def _by_depth(shapes: list[Shape]) -> dict[int, list[int]]:
-    """Depth -> its widths, ascending."""
-    found: dict[int, list[int]] = {}
-    for depth, width, _ in sorted(shapes):
-        found.setdefault(depth, []).append(width)
-    return found

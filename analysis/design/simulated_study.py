@@ -6,7 +6,7 @@ E_L - E_(L+1); below it the deeper model has the higher loss, as in trained stud
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,9 @@ import pandas as pd
 
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
+
+#: (depth, width, budget).
+Shape = tuple[int, int, float]
 
 
 @dataclass(frozen=True)
@@ -60,61 +63,31 @@ class Truth:
         return np.asarray(loss)
 
 
-def shapes_of(
-    depths: Iterable[int], budgets: Iterable[float], multiple: int = 2
-) -> list[tuple[int, int, float]]:
-    """Return (depth, width, budget) per depth and budget, the width being the multiple nearest to sqrt(N/(12·L))."""
-    return [
-        (depth, max(multiple, multiple * round(math.sqrt(budget / (12 * depth)) / multiple)), budget)
-        for depth in depths
-        for budget in budgets
-    ]
-
-
-def simulate(
-    truth: Truth, shapes: Sequence[tuple[int, int, float]], seeds: int, generator: np.random.Generator
-) -> pd.DataFrame:
+def simulate_matched(truth: Truth, shapes: Sequence[Shape], seeds: int, key: Sequence[int]) -> pd.DataFrame:
     """Simulate the rows of one study: depth, width, params, budget, seed, loss.
+
+    The noise depends only on `key`, shape and seed (common random numbers). A shape in two designs has the same losses
+    for the seeds in both, which removes most of the chance from comparing the designs.
 
     Args:
         truth: true values.
-        shapes: (depth, width, budget).
+        shapes: each (depth, width) once.
         seeds: number of seeds, the same for all shapes.
-        generator: of the noise.
+        key: non-negative integers that identify the study.
 
     Raises:
         InputError: the truth gives a shape a loss that is not positive.
-    """
-    common = generator.standard_normal(seeds)
-    own = generator.standard_normal((len(shapes), seeds))
-    misfit = generator.standard_normal(len(shapes)) if truth.misfit_sd else np.zeros(len(shapes))
-    return _rows(truth, shapes, common, own, misfit)
-
-
-def simulate_matched(
-    truth: Truth, shapes: Sequence[tuple[int, int, float]], seeds: int, key: Sequence[int]
-) -> pd.DataFrame:
-    """Simulate a study with noise that depends only on `key`, shape and seed (common random numbers).
-
-    A shape in two designs has the same losses for the seeds in both, which removes most of the chance from comparing
-    the designs.
-
-    Args:
-        truth: true values.
-        shapes: (depth, width, budget), each (depth, width) once.
-        seeds: number of seeds, the same for all shapes.
-        key: non-negative integers that identify the study.
     """
     common = np.random.default_rng([*key]).standard_normal(seeds)
     draws = [
         np.random.default_rng([*key, depth, width]).standard_normal(1 + seeds) for depth, width, _ in shapes
     ]
     drawn = np.array(draws)
-    return _rows(truth, shapes, common, drawn[:, 1:], drawn[:, 0])
+    return study_rows(truth, shapes, common, drawn[:, 1:], drawn[:, 0])
 
 
-def _rows(
-    truth: Truth, shapes: Sequence[tuple[int, int, float]], common: Floats, own: Floats, misfit: Floats
+def study_rows(
+    truth: Truth, shapes: Sequence[Shape], common: Floats, own: Floats, misfit: Floats
 ) -> pd.DataFrame:
     """Compute losses from standard normals: (seeds,), (shapes, seeds), and (shapes,) for the lack of fit."""
     depth = np.array([shape[0] for shape in shapes])

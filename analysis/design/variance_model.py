@@ -20,7 +20,6 @@ from scipy.stats import chi2
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.design.candidates import Key
-from analysis.design.learning_rates import RatePlan
 from analysis.design.objective import Objective
 from analysis.law.crossings import roots
 from analysis.law.projection import solve_depth
@@ -58,14 +57,13 @@ class Step:
             ones gain more per cost.
         gain: relative reduction of the variance of the objective.
         pair: the crossing it is for: the one that weighs most in the objective, or that lacks a side.
-        kind: a `run` at the rate of its shape's others, one for a missing `side` of the crossing, or one at another
-            learning `rate`.
+        kind: a `run` of most gain, or one for a missing `side` of the crossing.
     """
 
     option: int
     gain: float
     pair: tuple[int, int]
-    kind: Literal["run", "side", "rate"]
+    kind: Literal["run", "side"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,6 @@ class VarianceModel:
         cost: Floats,
         spent: float,
         objective: Objective,
-        rates: RatePlan,
     ) -> None:
         """Linearise the study at its fit.
 
@@ -117,16 +114,13 @@ class VarianceModel:
             begun: the same for running cells.
             shape_of: row of every option in these.
             seed_of: column of every option in these.
-            cost: cost of every option.
+            cost: of every option.
             spent: cost of all that is measured or running.
-            objective: objective of the search.
-            rates: learning rates of the shapes.
+            objective: of the search.
         """
         self.objective, self.shape_of, self.seed_of = objective, shape_of, seed_of
         self.taken = np.maximum(measured, begun)
-        self.free = rates.single.copy()
-        self.probes = dict(rates.probes)
-        self.excess = rates.excess.copy()
+        self.free = np.ones(len(shape_of), dtype=bool)
         self.cost, self.spent = cost, spent
         self.depth = np.array([depth for depth, _ in shapes])
         self.x = np.log(np.array([params for _, params in shapes]))
@@ -168,7 +162,7 @@ class VarianceModel:
 
         Only measured cells are used, so that a choice does not depend on which cells happen to be running.
         """
-        inverse, _, moved, _, _ = self._covariance(measured, np.zeros(len(measured)))
+        inverse, _, moved, _, _ = self._covariance(measured)
         found = roots(self.places, self.gap).x
         low, high = self.places[0], self.places[-1]
         rise = np.gradient(self.gap, self.places, axis=1)
@@ -236,29 +230,29 @@ class VarianceModel:
             a = float(np.average(log_width - b * self.shallow, weights=weight))
         return float(a), float(b)
 
-    def _covariance(self, taken: Floats, excess: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    def _covariance(self, taken: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """Return M^-1, the loads of the seeds, M^-1 J' loads, weights and numbers of cells."""
         runs = np.asarray(taken.sum(axis=1))
-        weight = self._weights(runs, excess)
+        weight = self._weights(runs)
         inverse = np.asarray(
             np.linalg.inv(self.prior + self.jacobian.T @ (weight[:, None] * self.jacobian)), dtype=np.float64
         )
         loads = (self._load(weight, runs))[:, None] * taken
         return inverse, loads, inverse @ (self.jacobian.T @ loads), weight, runs
 
-    def _weights(self, runs: Floats, excess: Floats) -> Floats:
+    def _weights(self, runs: Floats) -> Floats:
         """Return the inverse variance of each shape's mean about its curve, without shared noise; 0 without cells."""
         seeds = ((1 - self.rho) * self.sd**2 + self.forecast_square / np.maximum(runs, 1)) / np.maximum(
             runs, 1
         )
-        own = seeds + (self.misfit * self.sd) ** 2 + excess**2
+        own = seeds + (self.misfit * self.sd) ** 2
         return np.asarray(np.where(runs > 0, 1 / own, 0.0))
 
     def _load(self, weight: Floats, runs: Floats) -> Floats:
         return np.asarray(weight * self.sd * math.sqrt(self.rho) / np.maximum(runs, 1))
 
     def _follow(self, taken: Floats) -> _State:
-        inverse, loads, moved, weight, runs = self._covariance(taken, self.excess)
+        inverse, loads, moved, weight, runs = self._covariance(taken)
         covered, lacking = self._sides(inverse, moved, runs)
         crossings = self._crossing_covariance(inverse, moved)
         parts, value = self._objective_parts(crossings, self.possible)
@@ -344,7 +338,7 @@ class VarianceModel:
             np.maximum(np.diag(self._crossing_covariance(state.inverse, state.moved)), 0)
         )
         heavy = self.pairs[int(np.argmax(weight))]
-        runs, rates = self._drops()
+        runs = self._drops()
         steps: list[tuple[float, Step]] = []
         if self.free.any():
             rate = np.where(self.free, runs / state.value / self.cost, -np.inf)
@@ -360,9 +354,6 @@ class VarianceModel:
                 cost = float(self.cost[list(cells)].sum())
                 if cost <= AFFORDED * self.spent or not self.free.any():
                     steps.append((gain / cost, Step(cells[0], gain, self.pairs[index], "side")))
-        for shape, cells in self.probes.items():
-            gain = float(rates[shape]) / state.value
-            steps.append((gain / float(self.cost[list(cells)].sum()), Step(cells[0], gain, heavy, "rate")))
         return max(steps, key=lambda item: item[0])[1] if steps else None
 
     def _crossing_covariance(self, inverse: Floats, moved: Floats) -> Floats:
@@ -384,12 +375,8 @@ class VarianceModel:
             cells.append(int(found[np.lexsort((self.seed_of[found], key))[0]]))
         return tuple(dict.fromkeys(cells))
 
-    def _drops(self) -> tuple[Floats, Floats]:
-        """Compute by how much a step reduces the variance, with the weights of the crossings held fixed.
-
-        Returns:
-            (options,) for one more cell of each; (shapes,) for determining the best rate of each.
-        """
+    def _drops(self) -> Floats:
+        """Compute by how much one more cell of each option reduces the variance, for fixed weights of the crossings."""
         state = self.state
         towards = state.parts @ self.rows
         moved = self.jacobian @ (state.inverse @ towards.T)
@@ -397,43 +384,28 @@ class VarianceModel:
         # Shared noise of the seeds in the objectives, (objectives, seeds), and in each shape, (shapes, seeds).
         shared = moved.T @ state.loads
         carried = self.jacobian @ state.moved
-
-        def changed(weight: Floats, load: Floats) -> tuple[Floats, Floats, Floats]:
-            """Return the reduction by shape for a new weight and load of it, and the terms that depend on the seed."""
-            more = weight - state.weight
-            after = moved / (1 + more * lever)[:, None]
-            base = (
-                shared[None]
-                - more[:, None, None] * after[:, :, None] * carried[:, None, :]
-                + after[:, :, None] * (load[:, None] * self.taken - state.loads)[:, None, :]
-            )
-            own = np.sum(more[:, None] * after * moved, axis=1)
-            return own + np.sum(shared**2) - np.sum(base**2, axis=(1, 2)), base, after
-
-        weight = self._weights(state.runs + 1, self.excess)
+        weight = self._weights(state.runs + 1)
         load = self._load(weight, state.runs + 1)
-        by_shape, base, after = changed(weight, load)
+        more = weight - state.weight
+        after = moved / (1 + more * lever)[:, None]
+        base = (
+            shared[None]
+            - more[:, None, None] * after[:, :, None] * carried[:, None, :]
+            + after[:, :, None] * (load[:, None] * self.taken - state.loads)[:, None, :]
+        )
+        own = np.sum(more[:, None] * after * moved, axis=1)
+        by_shape = own + np.sum(shared**2) - np.sum(base**2, axis=(1, 2))
+        # What depends on the seed.
         added = (after * load[:, None])[self.shape_of]
         there = base[self.shape_of, :, self.seed_of]
-        runs = by_shape[self.shape_of] - np.sum(2 * there * added + added**2, axis=1)
-        if not self.probes:
-            return np.asarray(runs), np.zeros(len(by_shape))
-        weight = self._weights(state.runs, np.zeros_like(self.excess))
-        return np.asarray(runs), changed(weight, self._load(weight, state.runs))[0]
+        return np.asarray(by_shape[self.shape_of] - np.sum(2 * there * added + added**2, axis=1))
 
     def take(self, option: int) -> None:
         """Count an option as measured with the loss that its curve predicts."""
         shape = int(self.shape_of[option])
         self.spent += float(self.cost[option])
-        if self.free[option]:
-            self.free[option] = False
-            self.taken[shape, self.seed_of[option]] = 1
-        else:
-            rest = tuple(cell for cell in self.probes.pop(shape) if cell != option)
-            if rest:
-                self.probes[shape] = rest
-            else:
-                self.excess[shape] = 0.0
+        self.free[option] = False
+        self.taken[shape, self.seed_of[option]] = 1
         self.state = self._follow(self.taken)
 
 

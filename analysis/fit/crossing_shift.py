@@ -6,7 +6,7 @@ There are two estimates:
   rate, with the same seeds. Two runs of the same shape and seed differ in the rate alone, so most of their noise
   cancels. The differences of the two depths change their gap by δ at the crossing, and the crossing moves to where the
   gap plus δ is zero.
-- `compare_fits`, for any other key: the difference of ln N at a crossing between two fits, with an interval from their
+- `shift_between`, for any other key: the difference of ln N at a crossing between two fits, with an interval from their
   two intervals (MOVER, Zou and Donner 2008, Statistics in Medicine 27, 1693). It assumes independent studies. Shared
   seeds and data order make the true error smaller.
 
@@ -17,7 +17,7 @@ rates would be taken for the loss of the shape.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,6 @@ from analysis.curves.noise import Floats
 from analysis.fit.measures import Value
 from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, Gap, gap_of, roots
-from analysis.law.threshold import ThresholdFit
 from analysis.runs.table import RunTable
 
 #: Value of the column `purpose` of a sensitivity run; empty in the main study.
@@ -46,7 +45,6 @@ class CrossingShift:
     """The shift of the crossing of two neighbouring depths under one change.
 
     Attributes:
-        shallow, deep: the pair of depths.
         params, params_interval, status: the crossing of the study itself, as in `Crossing`.
         changed_params, changed_interval, changed_status: the crossing after the change. In a paired estimate
             `changed_interval` holds the error of the shift alone.
@@ -93,7 +91,7 @@ class ChangedStudy:
         pairs: neighbouring depths that have a crossing on both sides.
         level: of the intervals.
         runs: number of rows after the change.
-        slope_change, slope_interval: change of the slope b of the threshold law; None where one has no law.
+        slope_change: change of the slope b of the threshold law; None where one has no law.
     """
 
     key: str
@@ -103,27 +101,6 @@ class ChangedStudy:
     level: float
     runs: int
     slope_change: float | None = None
-    slope_interval: Interval | None = None
-
-
-class Fitted(Protocol):
-    """The part of a fit that `compare_fits` reads."""
-
-    @property
-    def crossings(self) -> tuple[Crossing, ...]:
-        """Crossings of the pairs of depths."""
-
-    @property
-    def law(self) -> ThresholdFit:
-        """The fitted threshold law."""
-
-    @property
-    def used(self) -> int:
-        """Number of rows in the fit."""
-
-    @property
-    def level(self) -> float:
-        """Confidence level of the intervals."""
 
 
 def moved(studies: Sequence[ChangedStudy]) -> list[tuple[ChangedStudy, CrossingShift]]:
@@ -143,31 +120,6 @@ def moved(studies: Sequence[ChangedStudy]) -> list[tuple[ChangedStudy, CrossingS
             break
         found.append((study, pair))
     return sorted(found, key=lambda item: -abs(item[1].shift or 0.0))
-
-
-def compare_fits(own: Fitted, other: Fitted, key: str, base: Value, value: Value) -> ChangedStudy:
-    """Compare the crossings of two fits of the same level.
-
-    Args:
-        own: fit of the study itself.
-        other: fit after the change.
-        key: as in `ChangedStudy`, like the following.
-        base: value of the key in `own`.
-        value: value of the key in `other`.
-    """
-    theirs = {(item.shallow, item.deep): item for item in other.crossings}
-    pairs = tuple(
-        shift_between(item, theirs[item.shallow, item.deep])
-        for item in own.crossings
-        if item.adjacent and (item.shallow, item.deep) in theirs
-    )
-    slope = interval = None
-    if own.law.b is not None and other.law.b is not None:
-        slope = other.law.b - own.law.b
-        interval = difference(
-            other.law.b, other.law.b_interval or (None, None), own.law.b, own.law.b_interval or (None, None)
-        )
-    return ChangedStudy(key, base, value, pairs, own.level, other.used, slope, interval)
 
 
 def shift_between(own: Crossing, other: Crossing) -> CrossingShift:
@@ -242,7 +194,7 @@ def paired_shifts(
     """
     pairs = _pairs(again.used, rows)
     lost = _pairs(again.frame[again.frame["status"] == "diverged"], rows)
-    groups = _groups(pairs, curves)
+    groups, dof = _groups(pairs, curves)
     gaps = [
         (item, gap)
         for item in crossings
@@ -256,7 +208,8 @@ def paired_shifts(
             start = CrossingShift(
                 item.shallow, item.deep, item.params, item.params_interval, item.status, diverged=len(near)
             )
-            found.append(_paired_shift(start, factor, gap, groups, curves, level))
+            here = groups[groups["factor"] == factor]
+            found.append(_paired_shift(start, factor, gap, here, dof, curves, level))
         runs = int((pairs["factor"] == factor).sum())
         studies.append(ChangedStudy(LEARNING_RATE, 1.0, factor, tuple(found), level, runs))
     return tuple(studies)
@@ -280,16 +233,12 @@ def _pairs(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return paired
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """One row per shape and factor: depth, factor, x = ln N, change (mean), count, variance of the mean."""
+def _groups(pairs: pd.DataFrame, curves: Curves) -> tuple[pd.DataFrame, float]:
+    """Means of the differences, and the degrees of freedom of their noise.
 
-    frame: pd.DataFrame
-    dof: float
-
-
-def _groups(pairs: pd.DataFrame, curves: Curves) -> _Groups:
-    """Means of the differences; their noise is pooled over all shapes, in proportion to the noise of one seed."""
+    The noise is pooled over all shapes, in proportion to the noise of one seed. One row per shape and factor: depth,
+    factor, x = ln N, change (mean), count, variance of the mean.
+    """
     keys = ["depth", "params", "factor"]
     means = pairs.groupby(keys, sort=True).agg(
         change=("change", "mean"), base=("base", "mean"), count=("change", "size")
@@ -303,18 +252,25 @@ def _groups(pairs: pd.DataFrame, curves: Curves) -> _Groups:
     ratio, free = INDEPENDENT, curves.noise.dof
     if dof > 0 and curves.noise.known:
         ratio, free = float(np.sum((residual.to_numpy(dtype=float) / each) ** 2)) / dof, dof
-    return _Groups(frame.assign(variance=ratio * sd**2 / frame["count"]), free)
+    return frame.assign(variance=ratio * sd**2 / frame["count"]), free
 
 
 def _paired_shift(
-    start: CrossingShift, factor: float, gap: Gap, groups: _Groups, curves: Curves, level: float
+    start: CrossingShift,
+    factor: float,
+    gap: Gap,
+    groups: pd.DataFrame,
+    dof: float,
+    curves: Curves,
+    level: float,
 ) -> CrossingShift:
+    """Complete a shift at one factor, from the rows of `_groups` at that factor."""
     place = start.params or 1.0
     where = math.log(place)
     change = variance = 0.0
     runs = 0
     for depth, sign in ((start.shallow, 1.0), (start.deep, -1.0)):
-        part = groups.frame[(groups.frame["depth"] == depth) & (groups.frame["factor"] == factor)]
+        part = groups[groups["depth"] == depth]
         if part.empty:
             lost = ": all its rows diverged" if start.diverged else ""
             return replace(start, reason=f"depth {depth} has no row at {factor:g} times its rate{lost}")
@@ -328,13 +284,13 @@ def _paired_shift(
     if known:
         # Differences that agree to the last digit have no error.
         far = abs(change) / se if se > 0 else math.inf * abs(change) if change else 0.0
-        start = replace(start, p_value=float(2 * student.sf(far, groups.dof)))
+        start = replace(start, p_value=float(2 * student.sf(far, dof)))
     slope, slope_se = _slope(gap, where, curves)
     if slope <= 0:
         return replace(start, reason="the gap does not rise where it crosses zero, so it gives no shift")
     # An error of the slope scales the shift as an error of δ in the same proportion would.
     se = math.hypot(se, change * slope_se / slope) if known else 0.0
-    reach = float(student.ppf((1 + level) / 2, groups.dof)) * se if known else 0.0
+    reach = float(student.ppf((1 + level) / 2, dof)) * se if known else 0.0
     found = roots(gap.x, gap.value[None, :] + np.array([[change], [change + reach], [change - reach]])).x
     interval = _shift_interval(float(found[1]), float(found[2]), gap, where) if known else None
     start = replace(

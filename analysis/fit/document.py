@@ -39,7 +39,7 @@ _UNKNOWN_LAW = {"status": "insufficient", "reason": "not in the file", "level": 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The inputs of a fit, for figures: the rows, the curves through them, and the gaps of the pairs."""
+    """The inputs of a fit, for figures."""
 
     comparison: Comparison
     curves: Curves
@@ -226,7 +226,6 @@ def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
 
 
 def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
-    """The regret of the law and its rivals at held-out sizes."""
     # Both forms use the same rows, one after the other: keep the last crossings.
     last: list[tuple[pd.DataFrame, Crossings]] = []
 

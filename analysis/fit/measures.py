@@ -77,11 +77,6 @@ def value_axis(values: Sequence[Value]) -> ValueAxis:
     return ValueAxis(labels, places, True, places[0] > 0 and places[-1] > LOG_SPAN * places[0])
 
 
-def lower_is_better(name: str) -> bool:
-    """Whether lower is better: losses, errors and perplexities."""
-    return name.lower().endswith(("loss", "error", "perplexity"))
-
-
 def measure_by_value(
     tables: Sequence[tuple[Value, pd.DataFrame | None]], name: str, target: float | None = None
 ) -> MeasureData | None:
@@ -93,7 +88,7 @@ def measure_by_value(
         target: the least value a shape has to reach, or the largest if lower is better.
     """
     axis = value_axis([value for value, _ in tables])
-    lower = lower_is_better(name)
+    lower = name == "loss"
     parts = [
         _shapes(rows, name, lower).assign(value=value, place=place)
         for (value, rows), place in zip(tables, axis.places, strict=True)
@@ -137,24 +132,16 @@ def _needed(shapes: pd.DataFrame, lower: bool, target: float) -> dict[str, Any]:
     """The shallowest shape of one value that reaches the target (the best width of that depth)."""
     best = shapes[shapes["best"]].sort_values("depth")
     reached = best[best["mean"] <= target] if lower else best[best["mean"] >= target]
-    names = (
-        "depth",
-        "width",
-        "heads",
-        "head_width",
-        "params",
-        "total_params",
-        "mean",
-        "low",
-        "high",
-        "seeds",
-    )
     found = reached.iloc[0] if len(reached) else None
+    shape = ("depth", "width", "heads", "head_width", "params", "total_params")
     means = best["mean"]
     return {
         "value": best["value"].iloc[0],
         "place": best["place"].iloc[0],
-        **{name: math.nan if found is None else float(found[name]) for name in names},
+        **{
+            name: math.nan if found is None else float(found[name])
+            for name in (*shape, "mean", "low", "high", "seeds")
+        },
         "deepest": int(best["depth"].max()),
         "best": float(means.min() if lower else means.max()),
     }

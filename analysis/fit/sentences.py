@@ -135,21 +135,6 @@ def disagreement_sentence(fit: Fit) -> str:
     return " ".join(sentences) or "There is no rival."
 
 
-def lead_sentence(fit: Fit) -> str:
-    """The N at which the deeper model of each pair leads by a fixed share of the loss; empty if no pair has one."""
-    items = [item for item in fit.crossings if item.adjacent and item.delta_status == "bracketed"]
-    parts = [
-        f"{human(item.delta_params)} ({item.shallow} → {item.deep} layers; {human_range(item.delta_interval)})"
-        for item in items[:MAX_SENTENCES]
-        if item.delta_params is not None
-    ]
-    if not parts:
-        return ""
-    more = f", and of {len(items) - len(parts)} more pairs" if len(items) > len(parts) else ""
-    share = percent(items[0].delta or 0.0)
-    return f"A clear lead, {share} of the loss, is reached at N ≈ {listed(parts)}{more}."
-
-
 def best_sentence(fit: Fit) -> str:
     """The best measured depth of each budget; neighbouring budgets with the same depth are joined."""
     if not fit.best:
@@ -197,7 +182,8 @@ def surface_sentence(fit: Fit) -> str:
 
 def headlines(fit: Fit) -> list[str]:
     """The answer, most important sentence first."""
-    about = [text for text in (_noise_headline(fit), fit.tokens.sentence) if text]
+    about = [noise_sentence(fit)] if fit.noise.get("source") == "residuals" else []
+    about += [fit.tokens.sentence] if fit.tokens.sentence else []
     adjacent = [item for item in fit.crossings if item.adjacent]
     if not adjacent:
         return ["There is one depth only; a crossing needs two.", best_sentence(fit), *about]
@@ -218,8 +204,7 @@ def headlines(fit: Fit) -> list[str]:
         # No pair is settled, so the surface through all losses is the best answer.
         return [surface, *findings, best_sentence(fit), law_sentence(fit), *lacking, *about]
     middle = [text for text in (best_sentence(fit), law_sentence(fit), surface) if text]
-    lead = [text for text in (lead_sentence(fit),) if text]
-    return [*findings, *lead, *middle, *lacking, *about] if findings else [*lacking, *middle, *about]
+    return [*findings, *middle, *lacking, *about] if findings else [*lacking, *middle, *about]
 
 
 def _settled(item: Crossing) -> bool:
@@ -229,11 +214,6 @@ def _settled(item: Crossing) -> bool:
         or item.delta_status == "bracketed"
         or (item.status in ("left_censored", "right_censored") and item.reason != NO_NOISE)
     )
-
-
-def _noise_headline(fit: Fit) -> str:
-    """The noise, if it is estimated without replicates."""
-    return noise_sentence(fit) if fit.noise.get("source") == "residuals" else ""
 
 
 def _capital(text: str) -> str:

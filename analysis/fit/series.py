@@ -14,16 +14,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.fit.crossing_shift import ChangedStudy, compare_fits, split_sensitivity_runs
+from analysis.fit.crossing_shift import ChangedStudy, shift_between, split_sensitivity_runs
 from analysis.fit.document import Fit
-from analysis.fit.measures import (
-    MeasureData,
-    Value,
-    ValueAxis,
-    are_numbers,
-    measure_by_value,
-    value_axis,
-)
+from analysis.fit.measures import MeasureData, Value, ValueAxis, are_numbers, measure_by_value, value_axis
 from analysis.law.crossings import Crossing
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
@@ -79,16 +72,7 @@ class BestData(_ByValue):
 
 
 def in_order(members: Sequence[Member]) -> list[Member]:
-    """The members sorted by value if all values are numbers, else as given.
-
-    Raises:
-        ValueError: there is no member, or two have the same value.
-    """
-    if not members:
-        raise ValueError("a series needs a member")
-    names = [str(member.value) for member in members]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two members of a series have the same value: {', '.join(names)}")
+    """The members sorted by value if all values are numbers, else as given."""
     if are_numbers([member.value for member in members]):
         return sorted(members, key=lambda member: float(member.value))
     return list(members)
@@ -125,9 +109,9 @@ def best_data(members: Sequence[Member]) -> BestData | None:
             "depth": item.depth,
             "width": item.width,
             "loss": item.loss,
-            "near_low": float(min(item.near)) if item.near else math.nan,
-            "near_high": float(max(item.near)) if item.near else math.nan,
-            "near": " ".join(map(str, item.near)) if item.near else "",
+            "near_low": float(min(item.near or [math.nan])),
+            "near_high": float(max(item.near or [math.nan])),
+            "near": " ".join(map(str, item.near or ())),
         }
         for place, member in zip(axis.places, members, strict=True)
         for item in (member.fit.best if member.fit else ())
@@ -152,6 +136,18 @@ def shifts_by_value(key: str, members: Sequence[Member]) -> tuple[ChangedStudy, 
     return tuple(found)
 
 
+def compare_fits(own: Fit, other: Fit, key: str, base: Value, value: Value) -> ChangedStudy:
+    """Compare the crossings of two fits of the same level: of a study itself, and after a key was changed."""
+    theirs = {(item.shallow, item.deep): item for item in other.crossings}
+    pairs = tuple(
+        shift_between(item, theirs[item.shallow, item.deep])
+        for item in own.crossings
+        if item.adjacent and (item.shallow, item.deep) in theirs
+    )
+    slope = None if own.law.b is None or other.law.b is None else other.law.b - own.law.b
+    return ChangedStudy(key, base, value, pairs, own.level, other.used, slope)
+
+
 def measures_of(members: Sequence[Member]) -> list[str]:
     """Those of `MEASURES` that a usable row of some member has."""
     return [
@@ -162,15 +158,10 @@ def measures_of(members: Sequence[Member]) -> list[str]:
 
 
 def measure_data(members: Sequence[Member], name: str, target: float | None = None) -> MeasureData | None:
-    """A measure against depth; None if no member has a row with it.
+    """A measure against depth, see `measure_by_value`; None if no member has a row with it.
 
     Uses the rows compared by `analysis.runs.comparison`: equal tokens, one learning rate per shape. Runs stopped early
     have a forecast of the loss only.
-
-    Args:
-        members: of the series.
-        name: column of the run tables.
-        target: see `analysis.fit.measures.measure_by_value`.
     """
     tables = [(member.value, _measured(member, name)) for member in in_order(members)]
     return measure_by_value(tables, name, target)
@@ -195,23 +186,20 @@ def _measured(member: Member, name: str) -> pd.DataFrame | None:
 
 
 def _crossing(item: Crossing) -> dict[str, Any]:
-    params_low, params_high = item.params_interval or (None, None)
-    width_low, width_high = item.width_interval or (None, None)
-    measured_low, measured_high = item.range or (None, None)
-    numbers = {
-        "params": item.params,
-        "low": params_low,
-        "high": params_high,
-        "width": item.width,
-        "width_low": width_low,
-        "width_high": width_high,
-        "measured_low": measured_low,
-        "measured_high": measured_high,
-    }
+    unknown = (None, None)
+    names = ("params", "low", "high", "width", "width_low", "width_high", "measured_low", "measured_high")
+    numbers = (
+        *(item.params, *(item.params_interval or unknown)),
+        *(item.width, *(item.width_interval or unknown)),
+        *(item.range or unknown),
+    )
     return {
         "shallow": item.shallow,
         "deep": item.deep,
         "status": item.status,
         "reason": item.reason or "",
-        **{name: math.nan if value is None else float(value) for name, value in numbers.items()},
+        **{
+            name: math.nan if value is None else float(value)
+            for name, value in zip(names, numbers, strict=True)
+        },
     }

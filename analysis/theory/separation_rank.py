@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.errors import InputError
-from analysis.theory.theorems import check_shape, log3
+from analysis.theory.theorems import Bounds, check_shape, log3
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -72,17 +72,6 @@ class SeparationRank:
     odds_too_low: float
 
 
-@dataclass(frozen=True)
-class Held:
-    """Whether a rank respects bounds; None where the bound is missing or a saturated grid leaves it open.
-
-    A measured rank is never above the separation rank, so one above `upper` disproves it, saturated or not.
-    """
-
-    lower: bool | None
-    upper: bool | None
-
-
 def separation_rank(
     depth: int,
     width: int,
@@ -124,14 +113,20 @@ def separation_rank(
     )
 
 
-def held(rank: int, saturated: bool, lower: float | None, upper: float | None) -> Held:
-    """Check a measured rank against bounds of the separation rank given as log3."""
-    value = log3(rank) if rank > 0 else -math.inf
+def held(found: SeparationRank, limits: Bounds) -> tuple[bool | None, bool | None]:
+    """Whether a rank respects its lower and its upper bound; None where there is none or a full grid leaves it open.
+
+    A measured rank is never above the separation rank, so one above the upper bound disproves it, saturated or not.
+    """
+    value = log3(found.rank) if found.rank else -math.inf
     # A bound that is met with equality, as d + H at L = 1, must not fail by the last bit.
     slack = 1e-9
-    above = None if lower is None else True if value >= lower - slack else None if saturated else False
-    below = None if upper is None else False if value > upper + slack else None if saturated else True
-    return Held(above, below)
+    lower = upper = None
+    if limits.lower is not None and (value >= limits.lower - slack or not found.saturated):
+        lower = value >= limits.lower - slack
+    if limits.upper is not None and (value > limits.upper + slack or not found.saturated):
+        upper = value <= limits.upper + slack
+    return lower, upper
 
 
 def _grid_rank(network: Network, positions: int, size: int, seed: int) -> int:

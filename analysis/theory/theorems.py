@@ -19,13 +19,8 @@ Regime = Literal["depth-efficient", "boundary", "depth-inefficient"]
 
 #: Larger shapes are refused: below these limits no formula leaves the range of a float.
 DEEPEST, WIDEST = 10**6, 10**100
-#: Equation 7 beyond its regime is 3^L itself, and 3^646 is the last that a float holds.
-DEEPEST_EQUATION_7 = 600
 #: Example of Corollary 1, a model like BERT-large: depth, width, heads.
 EXAMPLE = (6, 1000, 16)
-#: Widths that the earlier revision prints for the example, by the depth of the shallower model. They do not follow from
-#: equation 7, which gives 7.34e15 and 7.61e4.
-EXAMPLE_PRINTED = {2: 2e17, 3: 2e5}
 #: The part of Corollary 2 that gives no number.
 COROLLARY_2 = (
     "A model of depth β1·L + β2 and width 3^β2·d then has a higher separation rank. The theorem only proves that such "
@@ -63,7 +58,6 @@ class MatchingWidth:
         width: the same as a number; None where every width is enough, or where it is too large for a float.
         binding: the width is larger than the deeper model's, and Theorem 1 covers the shallower model at it.
             Otherwise the bounds do not separate the two models.
-        printed: the width in the earlier revision of the paper, for its own example.
     """
 
     shallow: int
@@ -71,7 +65,6 @@ class MatchingWidth:
     log10_width: float | None
     width: float | None
     binding: bool
-    printed: float | None = None
 
 
 def log3(value: float) -> float:
@@ -89,7 +82,6 @@ def threshold(width: int) -> float:
 
 def regime(depth: int, width: int) -> Regime:
     """Return the side of L = log3 d on which a shape lies, computed in whole numbers."""
-    check_shape(depth, width, 1)
     # 3^L > 2^L > d: avoids a power with a million digits.
     if depth > width.bit_length():
         return "depth-inefficient"
@@ -100,19 +92,13 @@ def regime(depth: int, width: int) -> Regime:
 
 
 def equation_7(depth: int, width: int, heads: int) -> tuple[float | None, float]:
-    """Evaluate the formulas of Theorem 1, whether or not L < log3 d.
+    """Evaluate the formulas of Theorem 1, which is about L < log3 d.
 
     3^(L-2)·(log3(d - H) - L + 2 - log3 2) <= log3 sep <= (3^L - 1)/2 · log3(d + H).
 
     Returns:
         Lower bound (None for d <= H, where log3(d - H) does not exist) and upper bound, log3 of the rank.
     """
-    check_shape(depth, width, heads)
-    if depth > DEEPEST_EQUATION_7:
-        raise InputError(
-            f"Equation 7 at depth {depth:,} is beyond what a float holds; the limit is {DEEPEST_EQUATION_7}. "
-            "Theorem 1 itself needs depth < log3(width)."
-        )
     lower = None
     if heads < width:
         lower = 3.0 ** (depth - 2) * (log3(width - heads) - depth + 2 - log3(2))
@@ -120,7 +106,7 @@ def equation_7(depth: int, width: int, heads: int) -> tuple[float | None, float]
 
 
 def equation_8(depth: int, width: int, heads: int) -> tuple[float | None, float]:
-    """Evaluate the formulas of Theorem 2, whether or not L > log3 d.
+    """Evaluate the formulas of Theorem 2, which is about L > log3 d.
 
     d·L/2 + b1 + b2 <= log3 sep <= 2·d·L + c1 + c2 with b1 = -L·(H/2 + 1), b2 = -d·(1 + log3((d - H)/2)/2), c1 = L and
     c2 = -2·d·log3(d / (2·sqrt(2e))) + log3 d.
@@ -131,7 +117,6 @@ def equation_8(depth: int, width: int, heads: int) -> tuple[float | None, float]
     Returns:
         Lower bound (None for d <= H) and upper bound, log3 of the rank.
     """
-    check_shape(depth, width, heads)
     lower = None
     if heads < width:
         b1 = -depth * (heads / 2 + 1)
@@ -184,16 +169,15 @@ def matching_width(shallow: int, depth: int, width: int, heads: int) -> Matching
             f"width than heads; depth {depth}, width {width}, heads {heads} is not ({why}). Take a width above "
             f"{max(3 ** min(depth, 200), heads):,}."
         )
-    printed = EXAMPLE_PRINTED.get(shallow) if (depth, width, heads) == EXAMPLE else None
     exponent = deep.lower / ((3**shallow - 1) // 2)
     # w = 3^exponent - H, in logarithms because the power leaves the range of a float.
     rest = -math.expm1(math.log(heads) - exponent * math.log(3)) if log3(heads) < exponent else 0.0
     if rest <= 0:
-        return MatchingWidth(shallow, deep.lower, None, None, False, printed)
+        return MatchingWidth(shallow, deep.lower, None, None, False)
     log10_width = exponent * math.log10(3) + math.log10(rest)
     found = 10.0**log10_width if log10_width < 308 else None
     binding = log10_width > math.log10(max(width, 3**shallow))
-    return MatchingWidth(shallow, deep.lower, log10_width, found, binding, printed)
+    return MatchingWidth(shallow, deep.lower, log10_width, found, binding)
 
 
 def check_shape(depth: int, width: int, heads: int) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from analysis.audit.model_config import read_model_config
@@ -16,8 +15,9 @@ from analysis.law.projection import Law
 from analysis.numbers import params_range as show_range
 from analysis.numbers import params_text as size
 from analysis.numbers import span as interval
+from analysis.tables import Column, Table
 from study.results.recommend import published_law, read_fit
-from study.results.tables import FIRST_ORDER
+from study.results.tables import FIRST_ORDER, rich_table
 
 _COLOURS = {"too deep": "yellow", "too shallow": "yellow", "within the interval": "green"}
 
@@ -36,7 +36,7 @@ def audit_models(
         shape: depth, width and vocabulary of a model without a config; the vocabulary may be None.
         law: name of a published law; levine2020 if neither this nor `fit_file` is given.
         fit_file: a fit whose law is used instead.
-        count: `nonembedding` or `exact`, see `analysis.audit.verdict.Audit`.
+        count: see `analysis.audit.verdict.Audit`.
 
     Raises:
         InputError: nothing to audit, half a shape, both laws, a fit without a usable law, an unknown count, or a
@@ -115,24 +115,26 @@ def _paragraph(item: Audit) -> Text:
     )
 
 
-def _table(audits: Sequence[Audit]) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0))
-    for name in ("model", "shape", "N", "exact N", "L/L*", "interval", "best", "verdict"):
-        table.add_column(name, justify="left" if name in ("model", "verdict") else "right")
+def _table(audits: Sequence[Audit]) -> RenderableType:
+    names = ("model", "shape", "N", "exact N", "L/L*", "interval", "best", "verdict")
+    columns = tuple(Column(name, right=name not in ("model", "verdict")) for name in names)
+    rows = []
     for item in audits:
         model, best = item.model, item.best
         low, high = (None if end is None else f"{end:.2f}" for end in item.ratio_interval)
-        table.add_row(
-            model.name,
-            f"{model.depth} × {model.width}",
-            size(12 * model.depth * model.width**2),
-            "-" if model.exact_params is None else size(model.exact_params),
-            "-" if item.ratio is None else f"{item.ratio:.2f}",
-            "-" if item.ratio is None else f"{low or '…'}–{high or '…'}",
-            f"{best['depth']} × {best['width']}",
-            Text(item.verdict, style=_COLOURS[item.verdict]),
+        rows.append(
+            (
+                model.name,
+                f"{model.depth} × {model.width}",
+                size(model.law_params),
+                "-" if model.exact_params is None else size(model.exact_params),
+                "-" if item.ratio is None else f"{item.ratio:.2f}",
+                "-" if item.ratio is None else f"{low or '…'}–{high or '…'}",
+                f"{best['depth']} × {best['width']}",
+                item.verdict,
+            )
         )
-    return table
+    return rich_table(Table("", columns, rows))
 
 
 def _legend(audits: Sequence[Audit]) -> str:

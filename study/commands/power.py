@@ -6,31 +6,26 @@ the fit of a pilot study, or by default. Each assumption is printed with its sou
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
-from analysis.design.power import (
-    CHANGES,
-    ChangeComparison,
-    PowerEstimate,
-    Shape,
-    compare_changes,
-    simulate_power,
-)
-from analysis.design.simulated_study import Truth
+from analysis.design.power import ChangeComparison, PowerEstimate, compare_changes, simulate_power
+from analysis.design.simulated_study import Shape, Truth
 from analysis.files import to_json
 from analysis.law.projection import LEVINE2020
 from analysis.numbers import digits, short
+from analysis.tables import Column, Table
 from study.errors import SpecError
 from study.plan.plan import Plan
 from study.results.recommend import read_fit
+from study.results.tables import rich_table
 from trainables.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -39,10 +34,10 @@ if TYPE_CHECKING:
 #: Simulated studies: shares then have a standard error of 6 points, and a preset takes at most half a minute.
 STUDIES = 72
 LEAST_STUDIES, MOST_STUDIES = 5, 10_000
-#: The plan is simulated this many times more often than each of its six changes.
+#: The plan is simulated this many times more often than each of its changes.
 FEWER = 3
 
-#: Name of an assumption -> (meaning, smallest, largest).
+#: Name of an assumption -> (meaning, smallest, largest). All but the loss are fields of `Truth`.
 MEANINGS = {
     "a": ("law ln d = a + b·L", -30.0, 30.0),
     "b": ("law ln d = a + b·L", 1e-6, 10.0),
@@ -54,7 +49,6 @@ MEANINGS = {
     "loss": ("nats at the middle size", 1e-9, 1e6),
 }
 DEFAULT = "default"
-DEFAULT_NOISE, DEFAULT_SLOPE = 0.005, 0.04
 #: Loss over the entropy of the data in the middle of the pilot's grid, 0.90 of 0.7365.
 ABOVE_ENTROPY = 1.2
 #: Largest ln d that a law may have at a depth of the plan; e^50 is no width.
@@ -65,7 +59,6 @@ MOST_LOG_WIDTH = 50.0
 class Assumption:
     """One assumed number and its source, in words."""
 
-    name: str
     value: float
     source: str
 
@@ -75,35 +68,27 @@ class Power:
     """The power of a plan.
 
     Attributes:
-        assumptions: everything that was assumed.
+        assumptions: everything that was assumed, in the order of `MEANINGS`.
         pilot: the fit file that some of them are from.
         shapes: number of shapes of the plan, each (depth, width) once.
         estimate: for the plan as it is.
-        changes: for changes of the plan.
+        halve: changes of the plan.
         notes: caveats, in sentences.
     """
 
-    assumptions: tuple[Assumption, ...]
+    assumptions: dict[str, Assumption]
     pilot: str | None
     shapes: int
     estimate: PowerEstimate
-    changes: ChangeComparison
+    halve: ChangeComparison
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The value of the key `power` in the plan's JSON."""
-        estimate = to_json(self.estimate)
+        document = to_json(self)
+        estimate = document.pop("estimate")
         del estimate["b_widths"]
-        return {
-            "assumptions": {
-                item.name: {"value": item.value, "source": item.source} for item in self.assumptions
-            },
-            "pilot": self.pilot,
-            "shapes": self.shapes,
-            **estimate,
-            "halve": to_json(self.changes),
-            "notes": list(self.notes),
-        }
+        return {**document, **estimate}
 
 
 def plan_power(
@@ -120,7 +105,7 @@ def plan_power(
         assume: `NAME=VALUE`, see `MEANINGS`.
         pilot: a fit file for what `assume` does not give.
         studies: how many to simulate.
-        console: where progress is shown; None for nowhere.
+        console: for the status; None for nowhere.
 
     Raises:
         SpecError: the plan has one depth, or an assumption or the number of studies is wrong.
@@ -143,24 +128,11 @@ def plan_power(
     truth, assumptions = assumed(plan, shapes, parse_assumptions(assume), pilot)
     seeds = len({planned.cell.seed for planned in plan.cells})
     fewer = max(LEAST_STUDIES, count // FEWER)
-    console = console or Console(quiet=True)
-    columns = (TextColumn("simulated studies"), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=count + len(CHANGES) * fewer)
-
-        def advance() -> None:
-            progress.advance(task)
-
-        estimate = simulate_power(truth, shapes, seeds, studies=count, advance=advance)
-        changes = compare_changes(truth, shapes, estimate, studies=fewer, advance=advance)
-    return Power(
-        assumptions=assumptions,
-        pilot=None if pilot is None else str(pilot),
-        shapes=len(shapes),
-        estimate=estimate,
-        changes=changes,
-        notes=tuple(_notes(plan, truth, assumptions)),
-    )
+    with (console or Console(quiet=True)).status("simulating studies"):
+        estimate = simulate_power(truth, shapes, seeds, studies=count)
+        changes = compare_changes(truth, shapes, estimate, studies=fewer)
+    notes = tuple(_notes(plan, len(depths), assumptions))
+    return Power(assumptions, None if pilot is None else str(pilot), len(shapes), estimate, changes, notes)
 
 
 def shapes_of_plan(plan: Plan) -> list[Shape]:
@@ -201,18 +173,17 @@ def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
         if not low <= value <= high:
             raise SpecError(f"--assume {text!r}: `{name}` must lie between {low:g} and {high:g}.")
         found[name] = value
-    if len({"a", "b"} & set(found)) == 1:
-        given = "a" if "a" in found else "b"
+    if len(alone := found.keys() & {"a", "b"}) == 1:
         raise SpecError(
-            f"--assume gives `{given}` alone, and the crossings of a law depend on a and b together. Give both, or "
-            "neither."
+            f"--assume gives `{alone.pop()}` alone, and the crossings of a law depend on a and b together. Give both, "
+            "or neither."
         )
     return found
 
 
 def assumed(
     plan: Plan, shapes: Sequence[Shape], given: dict[str, float], pilot: Path | None
-) -> tuple[Truth, tuple[Assumption, ...]]:
+) -> tuple[Truth, dict[str, Assumption]]:
     """Return the truth that the simulated studies assume, and each of its numbers with its source.
 
     Raises:
@@ -222,24 +193,16 @@ def assumed(
     depths = tuple(sorted({depth for depth, _, _ in shapes}))
     from_pilot, no_law = ({}, "") if pilot is None else _from_pilot(read_fit(pilot))
     a, b, why = _default_law(shapes, depths)
+    plain = Truth(a, b, depths)
     missing = f"{DEFAULT}; not in the pilot" if pilot else DEFAULT
-    plain = Truth(0.0, 0.0, depths)
-    loss = (plain.asymptote + plain.drop, missing)
+    found = {name: Assumption(getattr(plain, name), missing) for name in MEANINGS if name != "loss"}
+    found["a"], found["b"] = Assumption(a, no_law + why), Assumption(b, no_law + why)
+    found["loss"] = Assumption(plain.asymptote + plain.drop, missing)
     if plan.entropy:
-        loss = (ABOVE_ENTROPY * plan.entropy, f"{DEFAULT}: {ABOVE_ENTROPY:g} x the entropy of the data")
-    defaults = {
-        "a": (a, no_law + why),
-        "b": (b, no_law + why),
-        "noise": (DEFAULT_NOISE, missing),
-        "slope": (DEFAULT_SLOPE, missing),
-        "exponent": (plain.exponent, missing),
-        "shared": (plain.shared, missing),
-        "misfit_sd": (plain.misfit_sd, missing),
-        "loss": loss,
-    }
-    values = defaults | from_pilot | {name: (value, "given") for name, value in given.items()}
-    chosen = tuple(Assumption(name, float(values[name][0]), values[name][1]) for name in MEANINGS)
-    return _truth({item.name: item.value for item in chosen}, shapes, depths), chosen
+        source = f"{DEFAULT}: {ABOVE_ENTROPY:g} x the entropy of the data"
+        found["loss"] = Assumption(ABOVE_ENTROPY * plan.entropy, source)
+    found |= from_pilot | {name: Assumption(value, "given") for name, value in given.items()}
+    return _truth({name: item.value for name, item in found.items()}, shapes, depths), found
 
 
 def _truth(value: dict[str, float], shapes: Sequence[Shape], depths: tuple[int, ...]) -> Truth:
@@ -265,34 +228,33 @@ def _truth(value: dict[str, float], shapes: Sequence[Shape], depths: tuple[int, 
     )
 
 
-def _from_pilot(fit: "Fit") -> tuple[dict[str, tuple[float, str]], str]:
-    """Read assumptions from a pilot's fit, name -> (value, source); and, where it has no law to assume, the reason."""
-    found: dict[str, tuple[float, str]] = {}
+def _from_pilot(fit: "Fit") -> tuple[dict[str, Assumption], str]:
+    """Read assumptions from a pilot's fit; and, where it has no law to assume, the reason."""
+    found: dict[str, Assumption] = {}
     no_law = ""
-    law = fit.law
+    law, noise, curves = fit.law, fit.noise, fit.curves
     if law.a is not None and law.b is not None and law.b > 0:
         source = "pilot: law" if law.status == "ok" else f"pilot: law, of status {law.status}"
-        found |= {"a": (law.a, source), "b": (law.b, source)}
+        found |= {"a": Assumption(law.a, source), "b": Assumption(law.b, source)}
     else:
         reason = law.reason or "its slope is not positive"
         no_law = f"the pilot has no law ({reason.rstrip('.')}), so "
-    noise = fit.noise
     if noise.get("sd_relative"):
-        found["noise"] = (noise["sd_relative"], "pilot: noise")
+        found["noise"] = Assumption(noise["sd_relative"], "pilot: noise")
     # Residuals of one seed hold no information on what a seed shares; a zero there is no finding.
     if noise.get("source") == "seeds" and noise.get("seed_correlation") is not None:
-        found["shared"] = (min(noise["seed_correlation"], 0.99), "pilot: correlation of its seeds")
+        found["shared"] = Assumption(min(noise["seed_correlation"], 0.99), "pilot: correlation of its seeds")
     if noise.get("known") and noise.get("loss"):
-        found["loss"] = (noise["loss"], "pilot: mean loss")
-    exponents = sorted(fit.curves.get("exponents", {}).values())
-    if exponents:
+        found["loss"] = Assumption(noise["loss"], "pilot: mean loss")
+    exponent = Truth.exponent
+    if exponents := sorted(curves.get("exponents", {}).values()):
         # A straight line in ln N is the limit of an exponent of zero.
-        found["exponent"] = (max(exponents[len(exponents) // 2], 0.01), "pilot: curves")
-    if fit.curves.get("lack_of_fit") is not None:
-        found["misfit_sd"] = (fit.curves["lack_of_fit"], "pilot: lack of fit")
-    slopes = _slopes(fit, found["exponent"][0] if exponents else Truth(0.0, 0.0, ()).exponent)
-    if slopes:
-        found["slope"] = (slopes[len(slopes) // 2], f"pilot: middle of {len(slopes)} gaps")
+        exponent = max(exponents[len(exponents) // 2], 0.01)
+        found["exponent"] = Assumption(exponent, "pilot: curves")
+    if curves.get("lack_of_fit") is not None:
+        found["misfit_sd"] = Assumption(curves["lack_of_fit"], "pilot: lack of fit")
+    if slopes := _slopes(fit, exponent):
+        found["slope"] = Assumption(slopes[len(slopes) // 2], f"pilot: middle of {len(slopes)} gaps")
     return found, no_law
 
 
@@ -322,30 +284,26 @@ def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[floa
         for shallow, deep in itertools.pairwise(depths)
     }
     ranges = {depth: (low, high) for depth, (low, high) in ranges.items() if low < high}
-    published = Truth(LEVINE2020.a, LEVINE2020.b, depths)
     a, b, source = LEVINE2020.a, LEVINE2020.b, f"{DEFAULT}: law of {LEVINE2020.source}"
     if not ranges:
         return a, b, f"{source}; no pair has a common range"
+    published = Truth(a, b, depths)
     if all(low < math.log(published.crossing(depth)) < high for depth, (low, high) in ranges.items()):
         return a, b, source
     # Crossings evenly over the middle half of the range, from the shallowest pair to the deepest, and a line through.
-    last = len(ranges) - 1
-    log_widths = {
-        depth: (low + (high - low) * (0.25 + 0.5 * index / last if last else 0.5) - math.log(12 * depth)) / 2
-        for index, (depth, (low, high)) in enumerate(ranges.items())
-    }
-    mean_depth = sum(log_widths) / len(log_widths)
-    mean_width = sum(log_widths.values()) / len(log_widths)
-    squares = sum((depth - mean_depth) ** 2 for depth in log_widths)
-    if squares:
-        b = sum((depth - mean_depth) * (width - mean_width) for depth, width in log_widths.items()) / squares
+    places = np.linspace(0.25, 0.75, len(ranges)).tolist() if len(ranges) > 1 else [0.5]
+    log_widths = [
+        (low + (high - low) * place - math.log(12 * depth)) / 2
+        for place, (depth, (low, high)) in zip(places, ranges.items(), strict=True)
+    ]
+    rise = statistics.linear_regression(list(ranges), log_widths).slope if len(ranges) > 1 else 0.0
     # Ranges that fall with the depth would give a falling law; the published slope is a small one that rises.
-    b = b if b > 0 else LEVINE2020.b
+    b = rise if rise > 0 else b
     why = "crossings spread over the middle of the planned sizes; assumed, to show what the grid can resolve"
-    return mean_width - b * mean_depth, b, f"{DEFAULT}: {why}"
+    return statistics.fmean(log_widths) - b * statistics.fmean(ranges), b, f"{DEFAULT}: {why}"
 
 
-def _notes(plan: Plan, truth: Truth, assumptions: Sequence[Assumption]) -> list[str]:
+def _notes(plan: Plan, depths: int, assumptions: dict[str, Assumption]) -> list[str]:
     notes = plan.search.power_notes()
     rates = len({planned.lr_factor for planned in plan.cells})
     if rates > 1:
@@ -353,13 +311,13 @@ def _notes(plan: Plan, truth: Truth, assumptions: Sequence[Assumption]) -> list[
             f"Each shape has {rates} learning rates; it counts here once, at the best of them, without the noise that "
             "choosing the best adds."
         )
-    if any(item.name == "misfit_sd" and item.source.startswith(DEFAULT) for item in assumptions):
+    if assumptions["misfit_sd"].source.startswith(DEFAULT):
         notes.append(
             "Shapes are assumed to lie on smooth curves. If they do not (--assume misfit_sd=NATS), more seeds help "
             "less than shown."
         )
-    if len(truth.depths) == 2:
-        notes.append("Two depths have one crossing, and a law needs two crossings.")
+    if depths == 2:
+        notes.append("Two depths have one crossing, and a law needs two crossings: plan a third depth.")
     return notes
 
 
@@ -370,8 +328,8 @@ def power_view(power: Power) -> RenderableType:
     heading = f"power: {estimate.studies} simulated studies of these {power.shapes} shapes with {seeds} each"
     legend = (
         "Shares of the studies; left, right: the deeper model wins everywhere, nowhere. Interval: median high/low of "
-        f"the closed ones in N, at {estimate.level:.0%}. Holds: share that contain the true N. ± is one standard error "
-        f"from the number of studies; for a share at most {100 * estimate.share_error:.0f} points (--studies)."
+        f"the closed ones in N, at {estimate.level:.0%}. Holds: share that contain the true N. The standard error of a "
+        f"share is at most {100 * estimate.share_error:.0f} points (--studies)."
     )
     return Group(
         Text(heading, style="italic"),
@@ -382,50 +340,43 @@ def power_view(power: Power) -> RenderableType:
         Text(),
         *(Text(line) for line in _law_lines(estimate)),
         Text(),
-        *_change_parts(power.changes),
+        _change_table(power.halve),
+        *(Text(line, style="dim") for line in _change_lines(power.halve)),
         *(Text(note, style="yellow") for note in power.notes),
     )
 
 
-def _plain_table(title: str, columns: Sequence[str], left: Sequence[str], gap: int = 1) -> Table:
-    table = Table(title=title, title_justify="left", box=None, header_style="dim", padding=(0, gap, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in left)
-    return table
+def _columns(*names: str, left: Sequence[str]) -> tuple[Column, ...]:
+    return tuple(Column(name, right=name not in left) for name in names)
 
 
-def _assumption_table(power: Power) -> Table:
-    title = f"assumed (pilot: {power.pilot})" if power.pilot else "assumed"
-    table = _plain_table(title, ["name", "value", "what", "source"], ["name", "what", "source"], gap=2)
-    table.show_header = False
-    before = None
-    for item in power.assumptions:
-        source = "as a" if item.name == "b" and item.source == before else item.source
-        table.add_row(item.name, f"{item.value:.4g}", MEANINGS[item.name][0], source)
-        before = item.source
-    return table
+def _assumption_table(power: Power) -> RenderableType:
+    columns = _columns("name", "value", "what", "source", left=("name", "what", "source"))
+    rows = []
+    for name, item in power.assumptions.items():
+        as_a = name == "b" and item.source == power.assumptions["a"].source
+        rows.append((name, f"{item.value:.4g}", MEANINGS[name][0], "as a" if as_a else item.source))
+    return rich_table(Table(f"assumed (pilot: {power.pilot})" if power.pilot else "assumed", columns, rows))
 
 
-def _crossing_table(estimate: PowerEstimate) -> Table:
-    names = ["pair", "true N", "width", "found", "left", "right", "unclear", "closed", "interval", "holds"]
-    table = _plain_table("crossings", names, ["pair"])
+def _crossing_table(estimate: PowerEstimate) -> RenderableType:
+    names = ("pair", "true N", "width", "found", "left", "right", "unclear", "closed", "interval", "holds")
+    rows = []
     for pair in estimate.crossings:
         share = pair.statuses
-        shares = (
-            *(share[name] for name in ("bracketed", "left_censored", "right_censored")),
-            share["ambiguous"] + share["insufficient"],
-            pair.closed,
+        rows.append(
+            (
+                f"{pair.shallow} → {pair.deep}",
+                short(pair.params),
+                f"{pair.width:.0f}",
+                *(_share(share[name]) for name in ("bracketed", "left_censored", "right_censored")),
+                _share(share["ambiguous"] + share["insufficient"]),
+                _share(pair.closed),
+                "-" if pair.ratio is None else f"x{pair.ratio:.2f}",
+                _share(pair.coverage),
+            )
         )
-        error = "" if pair.ratio_error is None else f" ±{pair.ratio_error:.2f}"
-        table.add_row(
-            f"{pair.shallow} → {pair.deep}",
-            short(pair.params),
-            f"{pair.width:.0f}",
-            *map(_share, shares),
-            "-" if pair.ratio is None else f"x{pair.ratio:.2f}{error}",
-            _share(pair.coverage),
-        )
-    return table
+    return rich_table(Table("crossings", _columns(*names, left=("pair",)), rows))
 
 
 def _law_lines(estimate: PowerEstimate) -> list[str]:
@@ -436,11 +387,9 @@ def _law_lines(estimate: PowerEstimate) -> list[str]:
         f"none in {_share(share['insufficient'] + share['not_converged'])}."
     ]
     if law.b_width is not None:
-        error = f" ±{digits(law.b_width_error)}" if law.b_width_error else ""
-        of_a = "" if law.a_width is None else f", of a {digits(law.a_width)} around {law.a:.3g}"
         lines[0] += (
-            f" Median width of the interval of b: {digits(law.b_width)}{error} around {law.b:.3g} "
-            f"({law.b_width / law.b:.0%} of it){of_a}; it contains the true b in {_share(law.coverage)}."
+            f" Median width of the interval of b: {digits(law.b_width)} around {law.b:.3g} "
+            f"({law.b_width / law.b:.0%} of it); it contains the true b in {_share(law.coverage)}."
         )
     if law.band is not None:
         low, high = ("no limit" if end is None else f"{end:.1f}" for end in law.band)
@@ -452,36 +401,32 @@ def _law_lines(estimate: PowerEstimate) -> list[str]:
     return lines
 
 
-def _change_parts(found: ChangeComparison) -> list[RenderableType]:
+def _change_table(found: ChangeComparison) -> RenderableType:
     bounded = found.width is not None
     title = "what would halve the interval of b" if bounded else "what would bound b"
-    table = _plain_table(title, ["change", "cost", "width of b", "over now", "closed", ""], ["change", ""])
-    table.add_row("the plan", "x1", _width(found.width), "1" if bounded else "-", "", "")
+    columns = _columns("change", "cost", "width of b", "over now", "closed", "", left=("change", ""))
+    rows = [("the plan", "x1", _width(found.width), "1" if bounded else "-", "", "")]
     for change in found.changes:
-        error = "" if change.ratio_error is None else f" ±{change.ratio_error:.2f}"
-        table.add_row(
-            change.words,
-            f"x{digits(change.cost)}",
-            _width(change.width),
-            "-" if change.ratio is None else f"{change.ratio:.2f}{error}",
-            _share(change.closed),
-            "cheapest" if change.cheapest else "yes" if change.halves else "",
-        )
+        ratio = "-" if change.ratio is None else f"{change.ratio:.2f}"
+        mark = "cheapest" if change.cheapest else "yes" if change.halves else ""
+        width = _width(change.width)
+        rows.append((change.words, f"x{digits(change.cost)}", width, ratio, _share(change.closed), mark))
+    return rich_table(Table(title, columns, rows))
+
+
+def _change_lines(found: ChangeComparison) -> list[str]:
     lines = [
         f"Medians over {found.studies} studies each, with the same noise; an open interval counts as infinitely wide. "
         "Cost: the sum of N over all cells, for equal tokens."
     ]
     if not any(change.halves for change in found.changes):
-        if found.seeds is not None:
-            lines.append(
-                f"None of these halves it. About {found.seeds} seeds should, extrapolated with 1/√seeds from the most "
-                "seeds tried."
-            )
+        if all(change.width is None for change in found.changes):
+            lines.append("None of these bounds b in half of the studies: the crossings are out of reach.")
         else:
             lines.append(
-                "None of these bounds b in more than half of the studies: the crossings are out of reach."
+                "None of these halves it; the width falls with the square root of the number of seeds."
             )
-    return [table, *(Text(line, style="dim") for line in lines)]
+    return lines
 
 
 def _width(value: float | None) -> str:

@@ -1,20 +1,32 @@
 """`interplay theory`: bounds and thresholds of Levine et al. 2020, and separation ranks of random networks."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from analysis.files import to_json
+from analysis.tables import Column, Table
+from analysis.theory.theorems import (
+    COROLLARY_2,
+    EXAMPLE,
+    Bounds,
+    MatchingWidth,
+    bounds,
+    check_shape,
+    log3,
+    matching_width,
+    threshold,
+)
+from study.commands.output import show
 from study.errors import SpecError
+from study.results.tables import rich_table
 
 if TYPE_CHECKING:
-    from analysis.theory.separation_rank import Held, SeparationRank
-    from analysis.theory.theorems import Bounds, MatchingWidth
+    from analysis.theory.separation_rank import SeparationRank
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,41 +49,30 @@ def bounds_verb(
     as_json: JsonOption = False,
 ) -> None:
     """Bound the separation rank of a shape (Theorems 1 and 2)."""
-    from analysis.theory.theorems import COROLLARY_2, bounds, threshold
-
     found = bounds(depth, width, heads)
     share = threshold(width) / depth if found.regime == "depth-inefficient" else None
-    if as_json:
-        corollary = None if share is None else {"beta1": share, "beta2": None, "note": COROLLARY_2}
-        _print_json({**asdict(found), "threshold": threshold(width), "corollary_2": corollary})
-    else:
-        Console().print(_bounds_view(found, threshold(width), share))
+    corollary = None if share is None else {"beta1": share, "beta2": None, "note": COROLLARY_2}
+    document = {**asdict(found), "threshold": threshold(width), "corollary_2": corollary}
+    show(to_json(document), _bounds_view(found, share), as_json=as_json)
 
 
 @app.command("example")
 def example_verb(
-    depth: Annotated[int | None, typer.Option("--depth", help="L of the deeper model")] = None,
-    width: Annotated[int | None, typer.Option("--width", help="d of the deeper model")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", help="H of both")] = None,
+    depth: Annotated[int, typer.Option("--depth", help="L of the deeper model")] = EXAMPLE[0],
+    width: Annotated[int, typer.Option("--width", help="d of the deeper model")] = EXAMPLE[1],
+    heads: Annotated[int, typer.Option("--heads", help="H of both")] = EXAMPLE[2],
     as_json: JsonOption = False,
 ) -> None:
-    """Show the width a shallower model needs to match a deeper one (Corollary 1): as printed, and recomputed."""
-    from analysis.theory.theorems import EXAMPLE, check_shape, matching_width
-
-    given = zip((depth, width, heads), EXAMPLE, strict=True)
-    deep_depth, deep_width, both_heads = (own if value is None else value for value, own in given)
-    check_shape(deep_depth, deep_width, both_heads)
-    if deep_depth < 2:
+    """Show the width a shallower model needs to match a deeper one (Corollary 1)."""
+    check_shape(depth, width, heads)
+    if depth < 2:
         raise SpecError(
-            f"The deeper model has depth {deep_depth}, and no model is shallower; take a --depth of 2 or more."
+            f"The deeper model has depth {depth}, and no model is shallower; take a --depth of 2 or more."
         )
-    found = [matching_width(shallow, deep_depth, deep_width, both_heads) for shallow in range(1, deep_depth)]
-    if as_json:
-        deep = {"depth": deep_depth, "width": deep_width, "heads": both_heads, "lower": found[0].needed}
-        _print_json({"deep": deep, "shallow": found})
-    else:
-        shape = f"depth {deep_depth}, width {deep_width}, heads {both_heads}"
-        Console().print(_example_view(shape, found))
+    found = [matching_width(shallow, depth, width, heads) for shallow in range(1, depth)]
+    deep = {"depth": depth, "width": width, "heads": heads, "lower": found[0].needed}
+    view = _example_view(f"depth {depth}, width {width}, heads {heads}", found)
+    show(to_json({"deep": deep, "shallow": found}), view, as_json=as_json)
 
 
 @app.command("rank")
@@ -91,29 +92,28 @@ def rank_verb(
 ) -> None:
     """Measure the exact separation rank of a random network and compare it with its bounds."""
     from analysis.theory.separation_rank import held, separation_rank
-    from analysis.theory.theorems import bounds, log3
 
     with Console(stderr=True).status("measuring"):
         found = separation_rank(depth, width, heads, tokens, grid=grid, seed=seed)
     limits = bounds(depth, width, heads)
-    checked = held(found.rank, found.saturated, limits.lower, limits.upper)
-    if as_json:
-        log3_rank = log3(found.rank) if found.rank else None
-        _print_json({**asdict(found), "log3_rank": log3_rank, "bounds": limits, "held": checked})
-    else:
-        Console().print(_rank_view(found, limits, checked))
+    checked = dict(zip(("lower", "upper"), held(found, limits), strict=True))
+    log3_rank = log3(found.rank) if found.rank else None
+    document = {**asdict(found), "log3_rank": log3_rank, "bounds": limits, "held": checked}
+    show(to_json(document), _rank_view(found, limits, checked), as_json=as_json)
 
 
-def _bounds_view(found: "Bounds", threshold: float, share: float | None) -> RenderableType:
-    from analysis.theory.theorems import COROLLARY_2
-
-    table = _table("", "log3 of the rank", "rank", left=True)
+def _bounds_view(found: Bounds, share: float | None) -> RenderableType:
+    rows = []
     for name, value in (("lower bound", found.lower), ("upper bound", found.upper)):
         text = "-" if value is None else f"{value:,.3f}" if abs(value) < 1e6 else f"{value:.4g}"
-        table.add_row(name, text, _rank_text(value))
+        rows.append((name, text, _rank_text(value)))
     relation = {"depth-efficient": "<", "boundary": "=", "depth-inefficient": ">"}[found.regime]
     theorem = f"Theorem {found.theorem}" if found.theorem else "no theorem"
-    lines = [Text(f"L = {found.depth} {relation} log3 d = {threshold:.2f}: {found.regime}, {theorem}.")]
+    lines = [
+        Text(
+            f"L = {found.depth} {relation} log3 d = {threshold(found.width):.2f}: {found.regime}, {theorem}."
+        )
+    ]
     if found.reason:
         lines.append(_warning(f"Missing: {found.reason}."))
     elif found.vacuous:
@@ -123,39 +123,31 @@ def _bounds_view(found: "Bounds", threshold: float, share: float | None) -> Rend
     if share is not None:
         lines.append(Text(f"Corollary 2: β1 = log3(d)/L = {share:.3f}. {COROLLARY_2}", style="dim"))
     shape = f"depth {found.depth}, width {found.width}, heads {found.heads}"
-    return _titled(f"separation rank of {shape}", table, *lines)
+    return _titled(f"separation rank of {shape}", ("", "log3 of the rank", "rank"), rows, *lines)
 
 
-def _example_view(shape: str, found: "Sequence[MatchingWidth]") -> RenderableType:
-    printed = any(item.printed for item in found)
-    table = _table("depth", "width", *(["as printed"] if printed else []), "")
-    table.columns[-1].justify = "left"
+def _example_view(shape: str, found: Sequence[MatchingWidth]) -> RenderableType:
+    rows = []
     for item in found:
         width = "any" if item.log10_width is None else _power_of_ten(item.log10_width)
-        cells = [f"{item.printed:.0e}" if item.printed else ""] if printed else []
-        note = "" if item.binding else "the bounds do not separate the models"
-        table.add_row(str(item.shallow), width, *cells, note)
-    lines = [
-        Text(
-            f"The deeper model's lower bound is log3 sep >= {found[0].needed:.3f} (eq. 7); below the width shown the "
-            "shallower model's upper bound is less.",
-            style="dim",
+        rows.append(
+            (str(item.shallow), width, "" if item.binding else "the bounds do not separate the models")
         )
-    ]
-    if printed:
-        text = (
-            "As printed: in an earlier revision of the paper. Those widths do not follow from its eq. 7; the "
-            "recomputed ones are 27 and 2.6 times smaller, and the conclusion is the same."
-        )
-        lines.append(_warning(text))
-    return _titled(f"width at which a shallower model can match {shape}", table, *lines)
+    note = (
+        f"The deeper model's lower bound is log3 sep >= {found[0].needed:.3f} (eq. 7); below the width shown the "
+        "shallower model's upper bound is less."
+    )
+    title = f"width at which a shallower model can match {shape}"
+    return _titled(title, ("depth", "width", ""), rows, Text(note, style="dim"))
 
 
-def _rank_view(found: "SeparationRank", limits: "Bounds", checked: "Held") -> RenderableType:
-    table = _table("", "rank", "held", left=True)
-    table.add_row("lower bound", _rank_text(limits.lower), _held_text(limits.lower, checked.lower))
-    table.add_row("measured", f"{'≥ ' if found.saturated else ''}{found.rank:,}", "")
-    table.add_row("upper bound", _rank_text(limits.upper), _held_text(limits.upper, checked.upper))
+def _rank_view(found: "SeparationRank", limits: Bounds, checked: dict[str, bool | None]) -> RenderableType:
+    def bound_row(side: str, limit: float | None) -> tuple[str, str, str]:
+        held = {True: "yes", False: "NO", None: "?"}[checked[side]]
+        return f"{side} bound", _rank_text(limit), "-" if limit is None else held
+
+    measured = ("measured", f"{'≥ ' if found.saturated else ''}{found.rank:,}", "")
+    rows = [bound_row("lower", limits.lower), measured, bound_row("upper", limits.upper)]
     theorem = f"Theorem {limits.theorem}" if limits.theorem else "no theorem (L = log3 d)"
     note = _warning(
         f"The rank fills the grid of {found.grid:,}, so it is only a lower bound; take a larger --grid."
@@ -164,24 +156,15 @@ def _rank_view(found: "SeparationRank", limits: "Bounds", checked: "Held") -> Re
         odds = f"too low by a bad draw with a probability below {found.odds_too_low:.0e}"
         note = Text(f"Bounds: {theorem}. The rank is exact, modulo 2^31 - 1; {odds}.", style="dim")
     shape = f"depth {found.depth}, width {found.width}, heads {found.heads}, {found.tokens} tokens"
-    return _titled(f"separation rank of {shape}", table, note)
+    return _titled(f"separation rank of {shape}", ("", "rank", "held"), rows, note)
 
 
-def _held_text(bound: float | None, held: bool | None) -> str:
-    return "-" if bound is None else {True: "yes", False: "NO", None: "?"}[held]
-
-
-def _table(*columns: str, left: bool = False) -> Table:
-    """Make a table with right-justified columns; with `left` the first is left-justified."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if left and index == 0 else "right")
-    return table
-
-
-def _titled(title: str, *parts: RenderableType) -> Group:
-    """Put a title above parts, on a line of its own: rich breaks a table's title at the table's width."""
-    return Group(Text(title, style="italic"), *parts)
+def _titled(
+    title: str, names: Sequence[str], rows: Sequence[Sequence[str]], *notes: RenderableType
+) -> RenderableType:
+    """A title, a table and notes; the title has a line of its own, for rich breaks one at its table's width."""
+    columns = tuple(Column(name, right=bool(name)) for name in names)
+    return Group(Text(title, style="italic"), rich_table(Table("", columns, rows)), *notes)
 
 
 def _warning(text: str) -> Text:
@@ -192,8 +175,6 @@ def _rank_text(log3_rank: float | None) -> str:
     """Write a rank given as log3 as a number; a bound of at most 1 is vacuous and shown as such."""
     if log3_rank is None:
         return "-"
-    from analysis.theory.theorems import log3
-
     return "≤ 1" if log3_rank < 1e-12 else _power_of_ten(log3_rank / log3(10))
 
 
@@ -206,9 +187,3 @@ def _power_of_ten(exponent: float) -> str:
         digits = f"{10 ** (exponent - whole):.2f}"
         return f"{digits}e{whole}" if digits != "10.00" else f"1.00e{whole + 1}"
     return f"10^({exponent:.4g})"
-
-
-def _print_json(document: object) -> None:
-    from analysis.files import to_json
-
-    print(json.dumps(to_json(document), indent=2, allow_nan=False))

@@ -49,24 +49,13 @@ def answer(
 
 
 def search_info(spec: "StudySpec", plan: "Plan", ended: str = "") -> "SearchInfo | None":
-    """The objective, grid and end of a search; None for a grid."""
+    """The objective and end of a search; None for a grid."""
     if plan.search.is_grid:
         return None
-    import pandas as pd
-
     from analysis.design.history import SearchInfo
     from study.search.stopping_rule import objective_of
 
-    shapes = {(p.cell.shape.depth, p.cell.shape.width): p for p in plan.cells}.values()
-    grid = pd.DataFrame(
-        {
-            "depth": [p.cell.shape.depth for p in shapes],
-            "params": [float(p.cell.shape.budget_params) for p in shapes],
-            "flops": [p.flops for p in shapes],
-        }
-    )
-    halfwidth = spec.search.wanted_halfwidth
-    return SearchInfo(objective_of(spec), halfwidth, grid, ended)
+    return SearchInfo(objective_of(spec), spec.search.wanted_halfwidth, ended)
 
 
 def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:

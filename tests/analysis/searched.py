@@ -1,12 +1,12 @@
-"""A simulated search: rows in the order they ended, sensitivity runs, and the grid beside it."""
+"""A simulated search: rows in the order they ended, and sensitivity runs."""
 
 import numpy as np
 import pandas as pd
 
 from analysis.design.history import SearchInfo
 from analysis.design.objective import Objective
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(1.5e3, 6e4, 7))
@@ -42,15 +42,8 @@ def with_sensitivity_runs(rows, factor=0.5, harm=0.01):
     return pd.concat([rows, again], ignore_index=True)
 
 
-def grid():
-    """The grid of the same shapes, one row each."""
-    table = pd.DataFrame(SHAPES, columns=["depth", "width", "budget"])
-    params = 12.0 * table["depth"] * table["width"] ** 2
-    return table.assign(params=params, flops=6 * params * TOKENS)[["depth", "params", "flops"]]
-
-
 def search(until=0.3, ended=""):
-    return SearchInfo(AIM, until, grid(), ended)
+    return SearchInfo(AIM, until, ended)
 
 
 def table(rows):

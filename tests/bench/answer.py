@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, curve_fit
 
-from analysis.design.simulated_study import Truth, simulate
 from analysis.fit.document import fit
 from analysis.runs.table import RunTable
 from tests.bench.figure import Figure
+from tests.simulated_study import Truth, simulate
 
 ROOT = Path(__file__).parent.parent.parent
 TRUTH = Truth(2.5, 0.25, (1, 2, 4, 6, 8))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.design.simulated_study import Truth, shapes_of
 from study.plan.plan import Plan, make_plan
 from study.search.early_stopping import Policy
 from study.spec.study import StudySpec, parse_spec
+from tests.simulated_study import Truth, shapes_of
 from trainables.progress import Evaluation, evaluation_steps
 
 STEPS = 1000

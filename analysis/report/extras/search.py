@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Mapping
 
-import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
@@ -28,17 +27,11 @@ def figure(context: Context) -> Figure | None:
     data = context.search
     if data is None:
         return None
-    grid = (
-        "The dashed line is the expected half-width of the spec's grid, one seed after the other: the median of "
-        "studies simulated from the curves and noise of this study."
-        if len(data.grid)
-        else "There are too few rows to simulate a grid."
-    )
     target = " The dotted line is the target." if data.stop_when is not None else ""
     caption = (
         "Above: every cell in the order of finishing; hollow marks are forecasts of stopped cells, crosses are cells "
         "without a loss. Below: the estimate with its interval if that is closed (left), and its half-width "
-        f"(right; a share of the value, for crossings in ln N). {grid}{target}"
+        f"(right; a share of the value, for crossings in ln N).{target}"
     )
     title = "How the search went"
     return Figure("search", title, caption, data.table(), lambda: draw_search(data, context.colours))
@@ -89,14 +82,16 @@ def _draw_value(axes: Axes, data: SearchData) -> None:
 
 
 def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
-    for rows, colour, style, label in (
-        (data.steps, palette.ACCENT, "-", "this search"),
-        (data.grid, palette.MUTED, (0, (4, 2)), "a grid, expected"),
-    ):
-        part = rows[np.isfinite(rows["halfwidth"].to_numpy(dtype=float))]
-        if len(part):
-            look = {"color": colour, "linestyle": style, "marker": "o", "markersize": 3}
-            axes.plot(part["flops"], part["halfwidth"], label=label, **look)
+    part = data.steps[data.steps["halfwidth"].notna()]
+    if len(part):
+        axes.plot(
+            part["flops"],
+            part["halfwidth"],
+            label="this search",
+            color=palette.ACCENT,
+            marker="o",
+            markersize=3,
+        )
     if data.stop_when is not None:
         dotted = {"color": palette.INK, "linestyle": (0, (1, 2)), "linewidth": 1.2}
         axes.axhline(data.stop_when, label="target", **dotted)
@@ -116,36 +111,11 @@ def _work_axis(axes: Axes) -> None:
 
 
 def search_sentence(data: SearchData, ended: str) -> str:
-    """The number of cells trained, the certainty reached, and what a grid is expected to need for it."""
+    """The number of cells trained, and the certainty reached."""
     cells, spent = len(data.cells), float(data.cells["flops"].iloc[-1])
     last = data.steps.iloc[-1]
     start = f"The search trained {counted(cells, 'cell')} for {scientific(spent)} training FLOPs"
     why = f" {ended[:1].upper()}{ended[1:]}" if ended else ""
     if not math.isfinite(last["halfwidth"]):
         return f"{start}, and has no closed interval yet.{why}"
-    known = f"{start}; the half-width of its interval is {digits(last['halfwidth'])}."
-    return f"{known}{why} {_against_grid(data, spent, float(last['halfwidth']))}".strip()
-
-
-def _against_grid(data: SearchData, spent: float, halfwidth: float) -> str:
-    """The seeds with which the grid is expected to reach the target; empty without a simulated grid.
-
-    A search stops at the first interval that is narrow enough, by chance too, so the grid is compared at the target
-    and not at the half-width reached.
-    """
-    grid = data.grid
-    if grid.empty:
-        return ""
-    wanted = halfwidth if data.stop_when is None else max(halfwidth, data.stop_when)
-    what = "that" if wanted == halfwidth else f"the target of {digits(wanted)}"
-    enough = grid[grid["halfwidth"] <= wanted]
-    row = grid.iloc[-1] if enough.empty else enough.iloc[0]
-    seeds = counted(int(row["seeds"]), "seed")
-    flops = f"{scientific(float(row['flops']))} training FLOPs"
-    if enough.empty:
-        return f"A grid of the same shapes is not expected to reach {what} with {seeds} ({flops})."
-    share = digits(100 * spent / float(row["flops"]), 1)
-    return (
-        f"A grid of the same shapes is expected to need {seeds} for {what}, {flops}: the search took about {share} % "
-        "of it."
-    )
+    return f"{start}; the half-width of its interval is {digits(last['halfwidth'])}.{why}"

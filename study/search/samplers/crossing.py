@@ -122,6 +122,11 @@ class Crossing(Sampler):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if len(self.lr_factors) > 1:
+            raise ValueError(
+                f"the sampler `crossing` trains at one learning rate, and `lr_factors` has {len(self.lr_factors)}; "
+                "keep one, or set `sampler: grid`; the section `sensitivity` shows whether the rate moves a crossing"
+            )
         stop_when = self.stop_when
         if stop_when is None and self.max_flops is None and self.max_cells is None:
             raise ValueError(

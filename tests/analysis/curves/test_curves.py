@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.design.simulated_study import Truth, shapes_of, simulate
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(1e3, 1e5, 6))

@@ -8,41 +8,36 @@ import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.design import variance_model
-from analysis.design.learning_rates import RatePlan, common_rates
 from analysis.design.next_cells import Option, propose
 from analysis.design.objective import Objective
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.design.variance_model import VarianceModel
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.005)
 BUDGETS = np.geomspace(800, 48_000, 6)
 SHAPES = shapes_of(TRUTH.depths, BUDGETS)
 BETWEEN = shapes_of(TRUTH.depths, np.geomspace(800, 48_000, 16))
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 OBJECTIVES = (Objective("depth", 480_000.0), Objective("b"), Objective("crossings"))
-COLUMNS = ["depth", "width", "params", "lr_factor", "lr", "seed", "loss"]
+COLUMNS = ["depth", "width", "params", "lr", "seed", "loss"]
 NOTHING = pd.DataFrame({name: [] for name in COLUMNS})
 
 
-def options_of(shapes, seeds, factors=(1.0,)):
+def options_of(shapes, seeds):
     return [
-        Option(depth, width, 12.0 * depth * width**2, factor, seed, 6e6 * 12 * depth * width**2)
+        Option(depth, width, 12.0 * depth * width**2, 1.0, seed, 6e6 * 12 * depth * width**2)
         for depth, width in sorted({shape[:2] for shape in shapes})
-        for factor in factors
         for seed in range(seeds)
     ]
 
 
 def trained(truth, shapes, seeds, key=0):
     frame = simulate(truth, shapes, seeds, np.random.default_rng(key))
-    return frame.assign(lr_factor=1.0, lr=0.01)
+    return frame.assign(lr=0.01)
 
 
 def left(options, rows):
-    have = {
-        (d, w, f, s) for d, w, f, s in rows[["depth", "width", "lr_factor", "seed"]].itertuples(index=False)
-    }
-    return [item for item in options if (item.depth, item.width, item.lr_factor, item.seed) not in have]
+    have = set(rows[["depth", "width", "seed"]].itertuples(index=False, name=None))
+    return [item for item in options if (item.depth, item.width, item.seed) not in have]
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +137,7 @@ def test_diverged_shapes_are_not_proposed_again(rows, options):
 
 
 def test_asking_for_many_equals_asking_repeatedly_for_one(rows, options):
-    rates = options_of(SHAPES, 4, FACTORS)
-    for known, free, count in (
-        (rows, options, 5),
-        (NOTHING, rates, 29),
-        (rows, left(rates, rows), 5),
-    ):
+    for known, free, count in ((rows, options, 5), (NOTHING, options_of(SHAPES, 4), 29)):
         many = [choice.option for choice in propose(known, [], free, OBJECTIVES[0], count)]
         waiting = []
         for _ in range(count):
@@ -160,9 +150,7 @@ def test_asking_for_many_equals_asking_repeatedly_for_one(rows, options):
 def test_curves_with_parameters_without_a_derivative_work(line_frame, sizes):
     """A line puts the exponent at the end of its range; a bend makes splines, some of whose coefficients are 0."""
     places = tuple(np.geomspace(1e3, 32e3, sizes))
-    rows = line_frame({1: (2.0, -0.05), 2: (2.0, -0.15)}, sd=0.002, sizes=places).assign(
-        lr_factor=1.0, lr=0.01
-    )
+    rows = line_frame({1: (2.0, -0.05), 2: (2.0, -0.15)}, sd=0.002, sizes=places).assign(lr=0.01)
     if sizes > 8:
         rows["loss"] -= 0.3 * np.clip(np.log(rows["params"] / 6e3), 0, 1)
     family = build_curves(rows).smooth.family
@@ -174,77 +162,6 @@ def test_curves_with_parameters_without_a_derivative_work(line_frame, sizes):
         for seed in (0, 1)
     ]
     assert len(propose(rows, [], options, Objective("crossings"), 5)) == 5
-
-
-def tuned(rows, curvature, place):
-    """Return rows with losses at their factors, where the best is exp(place + 0.3·ln(d / 16))."""
-    best = place + 0.3 * np.log(rows["width"] / 16)
-    return rows.assign(
-        loss=rows["loss"] + curvature * (np.log(rows["lr_factor"]) - best) ** 2, lr=rows["lr_factor"]
-    )
-
-
-def test_the_common_parabola_is_recovered():
-    rows = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.0005), SHAPES, 1)
-    corners = rows[(rows["depth"] != 2) & rows["width"].isin([8, 64, 4, 32])]
-    rows = tuned(
-        pd.concat([rows.assign(lr_factor=1.0), *(corners.assign(lr_factor=f) for f in (0.5, 2.0))]), 0.08, 0.2
-    )
-    found = common_rates(rows, 0.001)
-    assert found.curvature == pytest.approx(0.08, rel=0.15)
-    width, depth = np.array([8.0, 16.0, 64.0]), np.array([1.0, 2.0, 4.0])
-    place, error = found.best(depth, 12 * depth * width**2)
-    assert place == pytest.approx(0.2 + 0.3 * np.log(width / 16), abs=0.1)
-    assert np.all(error < 0.15)
-
-
-def test_the_first_design_tries_three_rates_in_the_corners_and_one_elsewhere():
-    options = options_of(SHAPES, 4, FACTORS)
-    cells = [choice.option for choice in propose(NOTHING, [], options, OBJECTIVES[0], 26)]
-    tried = {}
-    for item in cells:
-        tried.setdefault((item.depth, item.params), set()).add(item.lr_factor)
-    corners = {shape for shape, factors in tried.items() if len(factors) > 1}
-    assert {tried[shape] == {0.5, 1.0, 2.0} for shape in corners} == {True}
-    assert sorted(depth for depth, _ in corners) == [1, 1, 4, 4]
-    assert {factor for shape, factors in tried.items() if shape not in corners for factor in factors} == {1.0}
-
-
-def test_cells_are_proposed_at_the_best_rate_of_their_shape():
-    """Half the rule's rate is best; the rule's own costs 5 standard errors of a cell."""
-    base = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.001), SHAPES, 4)
-    small = base[base["params"] < 9000]
-    rows = tuned(pd.concat([small.assign(lr_factor=f) for f in (0.25, 0.5, 1.0)]), 0.06, math.log(0.5))
-    free = left(options_of(SHAPES, 6, FACTORS), rows)
-    chosen = propose(rows, [], free, OBJECTIVES[0], 12)
-    new = [choice.option for choice in chosen if choice.option.params > 9000]
-    assert len(new) >= 4
-    at_best = [
-        item
-        for item in new
-        if item.lr_factor
-        == min(FACTORS, key=lambda f: abs(math.log(2 * f) - 0.3 * math.log(item.width / 16)))
-    ]
-    assert len(at_best) >= 0.5 * len(new)
-
-
-def test_other_rates_are_proposed_where_the_best_is_unknown_and_complete_a_shape():
-    rows = trained(Truth(2.5, 0.3, (1, 2, 4), noise=0.0005), SHAPES, 2)
-    free = left(options_of(SHAPES, 2, FACTORS), rows)
-    chosen = propose(rows, [], free, OBJECTIVES[0], 12)
-    rates = [choice for choice in chosen if "learning rate" in choice.reason]
-    assert len(rates) >= 8
-    tried = {}
-    for choice in rates:
-        item = choice.option
-        tried.setdefault((item.depth, item.params, item.seed), set()).add(item.lr_factor)
-    assert sum(len(factors) == 2 for factors in tried.values()) >= len(tried) - 1
-
-
-def test_with_one_rate_no_other_is_proposed(rows, options):
-    assert all(
-        "learning rate" not in choice.reason for choice in propose(rows, [], options, OBJECTIVES[0], 12)
-    )
 
 
 def test_noise_of_few_replicates_is_not_mistaken_for_misfit():
@@ -325,9 +242,8 @@ def test_the_variance_of_the_measured_cells_is_that_of_the_fit(monkeypatch, erro
         {(int(depth), float(params)) for depth, params in zip(rows["depth"], rows["params"], strict=True)}
     )
     every, none = np.ones((len(shapes), 4)), np.zeros((len(shapes), 4))
-    rates = RatePlan(np.zeros(1, dtype=bool), np.zeros(len(shapes)), {})
     first = np.zeros(1, dtype=np.int64)
-    model = VarianceModel(curves, shapes, every, none, first, first, np.ones(1), 1.0, Objective("b"), rates)
+    model = VarianceModel(curves, shapes, every, none, first, first, np.ones(1), 1.0, Objective("b"))
     state = model.state
     for table in model.table:
         ours = np.sum((table @ state.inverse) * table, axis=1) + np.sum((table @ state.moved) ** 2, axis=1)

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from analysis.design.objective import Objective, estimate, reached
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.002)
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(800, 48_000, 6))

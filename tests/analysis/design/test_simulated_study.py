@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from analysis.design.simulated_study import Truth, shapes_of, simulate, simulate_matched
+from analysis.design.simulated_study import simulate_matched
 from analysis.errors import InputError
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.0, 0.3, (1, 2, 4))
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(800, 60_000, 6))

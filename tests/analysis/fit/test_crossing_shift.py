@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.design.simulated_study import Truth, shapes_of, simulate
-from analysis.fit.crossing_shift import compare_fits, difference, shift_between
+from analysis.fit.crossing_shift import difference, shift_between
 from analysis.fit.document import Fit, fit
+from analysis.fit.series import compare_fits
 from analysis.law.crossings import find_crossings
 from analysis.law.threshold import fit_threshold
 from analysis.report.extras.shifts import shift_sentence
 from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
 
 KEY = "training.parametrisation"
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.document import fit
 from analysis.law.parametric_bootstrap import resample
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(TRUTH.crossing(1) / 4, TRUTH.crossing(2) * 4, 6))

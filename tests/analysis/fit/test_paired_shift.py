@@ -8,7 +8,6 @@ import pytest
 from scipy.optimize import brentq
 
 from analysis.curves.curves import build_curves
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.crossing_shift import (
     LEARNING_RATE,
     ChangedStudy,
@@ -21,6 +20,7 @@ from analysis.law.crossings import find_crossings
 from analysis.report.extras.shifts import factor_phrase, shift_sentence
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(a=2.5, b=0.3, depths=(1, 2, 4), noise=0.004)
 BUDGETS = np.geomspace(1.5e3, 6e4, 7)

@@ -9,7 +9,6 @@ from analysis.fit.sentences import (
     disagreement_sentence,
     headlines,
     law_sentence,
-    lead_sentence,
     noise_sentence,
     surface_sentence,
 )
@@ -74,11 +73,9 @@ def test_what_is_settled_comes_first(pilot_frame):
     lines = headlines(found)
     assert lines[0].startswith("4 layers overtake 2 layers at N")
     assert lines[1].startswith("2 layers are ahead of 1 layer at every size measured")
-    assert lines[2].startswith("A clear lead, 0.5 % of the loss, is reached at N ≈ ")
-    assert "(2 → 4 layers; " in lines[2]
-    assert lines[3].startswith("Lowest loss measured")
-    assert lines[4].startswith("No threshold law: a law needs two crossings")
-    assert lines[5] == found.tokens.sentence
+    assert lines[2].startswith("Lowest loss measured")
+    assert lines[3].startswith("No threshold law: a law needs two crossings")
+    assert lines[4] == found.tokens.sentence
 
 
 def test_an_interval_of_equal_numbers_gets_more_digits():
@@ -126,13 +123,6 @@ def test_the_noise_says_where_it_comes_from(found, pilot_frame):
     assert noise_sentence(found) not in headlines(found)
     unknown = dataclasses.replace(found, noise={"known": False})
     assert "no noise estimate" in noise_sentence(unknown)
-
-
-def test_the_lead_is_told_with_its_interval(found):
-    item = next(item for item in found.crossings if item.delta_status == "bracketed" and item.adjacent)
-    assert f"{human(item.delta_params)} ({item.shallow} → {item.deep} layers; " in lead_sentence(found)
-    nowhere = dataclasses.replace(found, crossings=())
-    assert lead_sentence(nowhere) == ""
 
 
 def test_many_pairs_are_counted_not_told(line_frame):

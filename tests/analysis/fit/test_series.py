@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.document import fit
-from analysis.fit.measures import label, lower_is_better
+from analysis.fit.measures import label
 from analysis.fit.series import (
     Member,
     axis_of,
@@ -23,6 +22,7 @@ from analysis.report.extras.measures import draw_measure, set_values
 from analysis.report.extras.series import draw_best, draw_crossings
 from analysis.report.figures.canvas import new_canvas
 from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
 
 #: Value -> a world: each e-fold of the value moves all crossings down by the same factor.
 WORLDS = {8: Truth(2.7, 0.3, (1, 2, 4)), 64: Truth(2.5, 0.3, (1, 2, 4)), 512: Truth(2.3, 0.3, (1, 2, 4))}
@@ -167,12 +167,6 @@ def test_a_measure_that_no_row_has_is_none_and_is_not_looked_for(members):
     assert measure_data([Member(1, nothing, None, None)], "loss") is None
 
 
-def test_which_way_is_better():
-    assert [lower_is_better(name) for name in ("loss", "validation_loss", "error", "accuracy", "score")] == [
-        True, True, True, False, False,
-    ]  # fmt: skip
-
-
 def test_values_stand_in_order_and_on_a_log_axis_where_they_span_more_than_a_factor_of_four():
     def axis(*values):
         return axis_of(in_order([Member(value, None, None, None) for value in values]))
@@ -194,13 +188,6 @@ def test_values_as_people_write_them():
     assert [label(value) for value in (8, 8.0, 0.25, 1_000_000, 1e6, "pre", True)] == [
         "8", "8", "0.25", "1,000,000", "1,000,000", "pre", "True",
     ]  # fmt: skip
-
-
-def test_a_series_of_nothing_or_of_one_value_twice_is_refused():
-    with pytest.raises(ValueError, match="needs a member"):
-        in_order([])
-    with pytest.raises(ValueError, match="same value: 1, 1"):
-        in_order([task(1, 1), task(1, 2)])
 
 
 def study_paths_of(axes):

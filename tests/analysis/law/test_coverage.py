@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.law.crossings import find_crossings
 from analysis.law.projection import law_of, recommend, solve_depth
 from analysis.law.threshold import fit_threshold
+from tests.simulated_study import Truth, shapes_of, simulate
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.files import from_json, to_json
 from analysis.law.crossings import (
     NO_NOISE,
@@ -16,6 +15,7 @@ from analysis.law.crossings import (
     inverted_test,
     roots,
 )
+from tests.simulated_study import Truth, shapes_of, simulate
 
 
 def crossing(frame, **options):

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.files import from_json, to_json
 from analysis.law.crossings import find_crossings
 from analysis.law.parametric_bootstrap import ParametricBootstrap, resample, run_bootstrap
 from analysis.law.threshold import fit_threshold
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(1e3, 1e5, 6))

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from analysis.curves.budgets import enclosed
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
 from analysis.law.projection import LEVINE2020, Law, recommend, solve_depth
@@ -26,6 +25,7 @@ from analysis.report.figures.rivals import rivals_data
 from analysis.report.figures.run_health import draw_health, health_data, training_data
 from analysis.report.figures.transition import transition_data
 from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
 
 #: Figures of every study.
 USUAL = [

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.fit.crossing_shift import compare_fits
 from analysis.fit.document import fit
+from analysis.fit.series import compare_fits
 from analysis.report.extras.shifts import shift_data, shift_sentence
 from analysis.report.study_page import write_report
 from tests.analysis import searched

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from analysis.theory import separation_rank as separation
 from analysis.theory.separation_rank import (
     FIRST_GRID,
     PRIME,
-    Held,
     grid_matrix,
     held,
     modular_rank,
@@ -207,14 +207,21 @@ def test_a_full_grid_is_only_a_lower_bound():
     assert separation_rank(4, 2, 1, 4, grid=100).grid == 100
 
 
-def test_a_rank_is_held_against_bounds():
-    assert held(9, False, 1.0, 2.0) == Held(True, True)
-    assert held(9, False, 2.1, 1.9) == Held(False, False)
-    # A full grid proves a lower bound and disproves an upper one; the reverse it cannot.
-    assert held(9, True, 2.1, 2.1) == Held(None, None)
-    assert held(9, True, 1.9, 1.9) == Held(True, False)
-    assert held(9, False, None, None) == Held(None, None)
-    assert held(0, False, -1.0, 1.0) == Held(False, True)
+@pytest.mark.parametrize(
+    ("rank", "saturated", "lower", "upper", "expected"),
+    [
+        (9, False, 1.0, 2.0, (True, True)),
+        (9, False, 2.1, 1.9, (False, False)),
+        # A full grid proves a lower bound and disproves an upper one; the reverse it cannot.
+        (9, True, 2.1, 2.1, (None, None)),
+        (9, True, 1.9, 1.9, (True, False)),
+        (9, False, None, None, (None, None)),
+        (0, False, -1.0, 1.0, (False, True)),
+    ],
+)
+def test_a_rank_is_held_against_bounds(rank, saturated, lower, upper, expected):
+    found = replace(separation_rank(1, 1), rank=rank, saturated=saturated)
+    assert held(found, replace(bounds(1, 10), lower=lower, upper=upper)) == expected
 
 
 @pytest.mark.parametrize(
@@ -244,7 +251,7 @@ def test_theorem_1_at_two_layers():
     found = separation_rank(2, 10, 1, 8, grid=2200)
     # The quartic through the ranks of widths 1 to 5, at 10.
     assert found.rank == 2156 == round(np.polyval(np.polyfit(range(1, 6), [5, 18, 49, 110, 216], 4), 10))
-    assert held(found.rank, found.saturated, limits.lower, limits.upper) == Held(True, True)
+    assert held(found, limits) == (True, True)
 
 
 @pytest.mark.extended

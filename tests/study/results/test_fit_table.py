@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from analysis.design.simulated_study import Truth, shapes_of, simulate
 from analysis.fit.document import fit
 from analysis.numbers import short
 from analysis.report.extras.shifts import shift_sentence
 from analysis.runs.table import RunTable
 from study.results.tables import fit_table
+from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 

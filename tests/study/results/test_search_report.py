@@ -36,15 +36,12 @@ def test_a_grid_has_no_search():
     assert search_info(spec, make_plan(spec)) is None
 
 
-def test_the_grid_beside_a_search_is_that_of_the_spec():
+def test_a_search_is_reported_with_its_objective():
     spec = load_spec(SMALL, SEARCH)
-    plan = make_plan(spec)
-    found = search_info(spec, plan)
+    found = search_info(spec, make_plan(spec))
     assert found is not None
     assert found.objective.kind == "b"
     assert found.stop_when is None
-    assert len(found.grid) == len({planned.cell.shape for planned in plan.cells}) == 15
-    assert found.grid["flops"].sum() == pytest.approx(sum(p.flops for p in plan.cells) / 3)
 
 
 @pytest.mark.extended

@@ -252,6 +252,10 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ),
         ("search={sampler: crossing, max_cells: 9, candidates: 3}", ["`candidates` is for the sampler"]),
         (
+            "search={sampler: crossing, max_cells: 9, lr_factors: [0.5, 1]}",
+            ["trains at one learning rate, and `lr_factors` has 2", "`sampler: grid`"],
+        ),
+        (
             "search={sampler: crossing, stop_when: {}}",
             ["exactly one of projected_depth_halfwidth", "it has none"],
         ),

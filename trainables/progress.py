@@ -84,4 +84,4 @@ class Result(FloatRecord):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     start: dict[str, float] = {}
-    """Measures before and of the first step, named as in `Evaluation`."""
+    """Measures before the first step, named as in `Evaluation`."""

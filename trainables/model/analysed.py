@@ -47,20 +47,13 @@ def linear_attention(
 class AnalysedBlock(JoinedBlock):
     """A block of attention and a skip connection only."""
 
-    def join(self, stream: Tensor, added: Tensor) -> Tensor:
-        """Add the attention's output."""
-        return stream + added
 
-
-class Divided(nn.Module):
-    """Division by a fixed number instead of the last norm."""
-
+class _Divided(nn.Module):
     def __init__(self, by: float) -> None:
         super().__init__()
         self.by = by
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Divide the vectors."""
+    def forward(self, hidden_states: Tensor) -> Tensor:
         return hidden_states / self.by
 
 
@@ -73,4 +66,4 @@ def to_analysed(model: Any) -> None:
         del block.mlp, block.ln_1, block.ln_2
         for layer in (block.attn.c_attn, block.attn.c_proj):
             layer.bias = None
-    model.transformer.ln_f = Divided(math.sqrt(model.config.n_embd))
+    model.transformer.ln_f = _Divided(math.sqrt(model.config.n_embd))

@@ -1,7 +1,7 @@
 """Model families: one class has everything that differs between GPT-2 and another kind of transformer.
 
 The class of the family `training.network` lives in `trainables/model/families/NAME.py`, or registers itself with
-`register`. Plans count parameters, so importing a family must not load torch; methods that build a model import it.
+`register`. Plans count parameters without torch, so only methods that build a model may import it.
 """
 
 import importlib
@@ -32,7 +32,7 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All parameters, equal to `model.num_parameters()`."""
+        """Equal to `model.num_parameters()`."""
         return self.embedding + self.position + self.non_embedding
 
 
@@ -62,7 +62,7 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The role of a parameter. Parametrisations and initialisations depend on roles, not on names."""
+    """The role of a parameter, on which parametrisation and initialisation depend."""
 
     kind: Literal["embedding", "hidden", "branch_output", "norm", "final_norm"]
     """`branch_output` is the last linear layer of a residual branch."""
@@ -80,13 +80,13 @@ class ModelFamily(ABC):
     """Diagnostics that support its blocks (`trainables.diagnostics.names`)."""
     embedding_std: ClassVar[float] = 0.02
     """Standard deviation of the initial embeddings."""
+    keeps_scores: ClassVar[bool] = False
+    """Whether backward needs the attention weights; a fused kernel stores none."""
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre", "sqrt", "linear", "scaled_norm"})
     """Values of `training.residual` that it can train; these four only scale weights by their role."""
-    own_residual: ClassVar[Residual | None] = None
-    """Fixed by the family instead of by `recipe.residual`."""
 
     def check(self, recipe: Recipe) -> None:
-        """Raise a ValueError if this family cannot train a recipe."""
+        """Raise a ValueError if the family cannot train a recipe."""
         if recipe.residual not in self.residuals:
             allowed = ", ".join(sorted(self.residuals))
             raise ValueError(
@@ -95,7 +95,7 @@ class ModelFamily(ABC):
 
     def residual(self, recipe: Recipe) -> Residual:
         """Return how branches join the residual stream."""
-        return self.own_residual or recipe.residual
+        return recipe.residual
 
     @abstractmethod
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
@@ -116,12 +116,6 @@ class ModelFamily(ABC):
         `stream` are the bytes of one vector of width d per token of the micro-batch, `scores` those of the layer's
         attention weights on the rank.
         """
-
-    def score_gradients(self, scores: int) -> int:
-        """Count the bytes of the gradients of stored attention weights; 0 if a fused kernel stores none."""
-        return 0
-
-    # The model: these import torch.
 
     @abstractmethod
     def role(self, name: str) -> Role:

@@ -32,7 +32,7 @@ class GPT2(ModelFamily):
 
     name = "gpt2"
     residuals = ModelFamily.residuals | {"post", "admin"}
-    diagnostics = frozenset({"rank", "layer_drop", "induction", "gradients"})
+    diagnostics = frozenset({"rank", "layer_drop", "induction"})
 
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
         """Count 12·d² weights, 9·d biases and two norms of 2·d per block, a final norm, and ADMIN's stream weights."""

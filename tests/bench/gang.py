@@ -47,17 +47,16 @@ class Starts:
 
 def timed(cell: Cell, *, data_root: Path, report: Any = None, **options: Any) -> Result:
     """`train` that writes down when rank 0 has done its first step."""
-    from trainables.train.loop import train
+    from trainables.train import loop
 
+    loop.REPORT_EVERY = 0.0
     mark = data_root / cell.key
 
     def first(_: Progress) -> None:
         if not mark.exists():
             mark.write_text(repr(time.time()))
 
-    if report is None:
-        return train(cell, data_root=data_root, **options)
-    return train(cell, data_root=data_root, report=first, report_every=0.0, **options)
+    return loop.train(cell, data_root=data_root, report=first if report else None, **options)
 
 
 def trial(config: dict[str, Any]) -> None:

@@ -330,7 +330,8 @@ def test_a_killed_cell_has_the_same_diagnostics(root, tmp_path, monkeypatch):
         train(cell(), **options)
     monkeypatch.undo()
     news = []
-    again = train(cell(), **options, report=news.append, report_every=0)
+    monkeypatch.setattr("trainables.train.loop.REPORT_EVERY", 0)
+    again = train(cell(), **options, report=news.append)
     assert again.resumed_from == 6
     assert again.start == whole.start
     assert again.evaluations == whole.evaluations

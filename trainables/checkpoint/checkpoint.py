@@ -6,6 +6,7 @@ generators: batches and dropout masks are functions of the seed and the step.
 
 import contextlib
 import functools
+import io
 import json
 import logging
 import os
@@ -92,13 +93,11 @@ class Found:
         problem = None
         folder = _universal_folder(self.storage, self.tag) if self.converted else self.storage.local
         try:
-            options = universal.options(engine)
-            if self.converted and not self.universal:
-                universal.load_plain(engine, folder / self.tag)
-            else:
-                engine.load_checkpoint(str(folder), tag=self.tag)
-            if self.converted:
-                universal.mend(engine, options)
+            with universal.mended(engine) if self.converted else contextlib.nullcontext():
+                if self.converted and not self.universal:
+                    universal.load_plain(engine, folder / self.tag)
+                else:
+                    engine.load_checkpoint(str(folder), tag=self.tag)
         except torch.OutOfMemoryError:
             raise  # the checkpoint is valid
         except _UNREADABLE as error:
@@ -130,16 +129,15 @@ class _Writer:
         for name in list(self.parts):
             path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                stream = _Summed(file)
+            with _Summed(path.open("wb", buffering=0)) as file:
                 try:
-                    torch.save(self.parts.pop(name), stream)  # type: ignore[arg-type]  # has write and flush
+                    torch.save(self.parts.pop(name), file)
                 except RuntimeError as error:
                     # Torch's zip writer replaces the disk's error by its own.
-                    raise stream.error or error from error
+                    raise file.error or error from error
                 file.flush()
                 os.fsync(file.fileno())
-            self.files[path.name] = FileRecord(bytes=stream.bytes, crc32=stream.crc32)
+                self.files[path.name] = FileRecord(bytes=file.tell(), crc32=file.crc32)
 
     @contextlib.contextmanager
     def instead_of_deepspeeds(self, engine: Any) -> Iterator[None]:
@@ -155,26 +153,19 @@ class _Writer:
             del theirs.save, theirs.makedirs, engine._copy_recovery_script
 
 
-class _Summed:
-    """A stream that counts bytes and computes the CRC-32."""
+class _Summed(io.BufferedWriter):
+    """A file that computes its CRC-32 and keeps the disk's error."""
 
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.bytes = self.crc32 = 0
-        self.error: OSError | None = None
+    crc32 = 0
+    error: OSError | None = None
 
     def write(self, data: Any) -> int:
+        self.crc32 = zlib.crc32(data, self.crc32)
         try:
-            self.file.write(data)
+            return super().write(data)
         except OSError as error:
             self.error = error
             raise
-        self.crc32 = zlib.crc32(data, self.crc32)
-        self.bytes += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 @dataclass(frozen=True)
@@ -191,8 +182,7 @@ class _Written:
 def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> str | None:
     """Save engine and state; return None, or why there is no checkpoint (full disk, unreachable object store).
 
-    Raises:
-        RuntimeError: a rank could not write for another reason.
+    If a rank cannot write for another reason, raise a RuntimeError.
     """
     # With the key in the name, cells cannot overwrite each other's.
     tag = f"step-{state.step:09d}-{state.cell}"
@@ -255,9 +245,9 @@ def find(storage: Folder, cell: str, layout: Layout, notes: list[str], passed: s
         return Found(marker.state, storage, tag, converted, universal=converted and layout.zero > 0)
 
 
-def names(engine: Any) -> list[list[str]]:
-    """Return the parameter names of each optimizer group."""
-    return [[engine.param_names[p] for p in group["params"]] for group in engine.optimizer.param_groups]
+def names(engine: Any) -> list[str]:
+    """Return the names of the parameters in the order of torch's optimizer."""
+    return [engine.param_names[p] for group in engine.optimizer.param_groups for p in group["params"]]
 
 
 def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:

@@ -8,6 +8,7 @@ import importlib
 import io
 import shutil
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,30 +71,22 @@ def load_plain(engine: Any, folder: Path) -> None:
     engine.global_steps, engine.global_samples = common["global_steps"], common["global_samples"]
 
 
-def mend(engine: Any, groups: list[dict[str, Any]]) -> None:
-    """Restore the options that each group had before loading and give each state its own step tensor.
+@contextlib.contextmanager
+def mended(engine: Any) -> Iterator[None]:
+    """Restore after loading the options that each group had before, and give each state its own step tensor.
 
     At stage 3 DeepSpeed gives all groups the options of the first, so that biases and norms would decay, and one
     shared step tensor, which then counts every group.
     """
-    optimizer = _torch_optimizer(engine)
-    for group, own, rate in zip(
-        optimizer.param_groups, groups, engine.lr_scheduler.get_last_lr(), strict=True
-    ):
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    before = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    yield
+    rates = engine.lr_scheduler.get_last_lr()
+    for group, own, rate in zip(optimizer.param_groups, before, rates, strict=True):
         group.update(own, lr=rate)
     for parameter, state in optimizer.state.items():
         # AdamW's fused kernel needs the step on the device of the weights.
         state["step"] = state["step"].detach().clone().to(parameter.device)
-
-
-def options(engine: Any) -> list[dict[str, Any]]:
-    """Return the options of the optimizer's groups, without their parameters."""
-    groups = _torch_optimizer(engine).param_groups
-    return [{k: v for k, v in group.items() if k != "params"} for group in groups]
-
-
-def _torch_optimizer(engine: Any) -> Any:
-    return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
 def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
@@ -136,8 +129,8 @@ def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]
         groups = optimizer["param_groups"]
         if rank == 0:
             info = model.get("universal_checkpoint_info") or {"universal_checkpoint_version": 0.4}
-        order = [name for names in model["parameter_names"] for name in names]
-        for index, name in zip((i for group in groups for i in group["params"]), order, strict=True):
+        indices = [index for group in groups for index in group["params"]]
+        for index, name in zip(indices, model["parameter_names"], strict=True):
             state = optimizer["state"][index]
             for key in STATES:
                 value = weights[name].float() if key == "fp32" else state[key]

@@ -23,7 +23,7 @@ from trainables.record import RECORD, Keep, Record, sum_files, versions
 from trainables.storage.disk import FULL, fsync_files
 from trainables.storage.storage import open_storage, patiently, reason
 
-WEIGHTS = "model.safetensors"
+Weights = Mapping[str, torch.Tensor]
 
 
 def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
@@ -40,12 +40,7 @@ def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
 
 
 def keep(
-    weights: Keep,
-    state: Mapping[str, torch.Tensor],
-    cell: Cell,
-    layout: Layout,
-    store: TokenStore,
-    result: Result,
+    weights: Keep, state: Weights, cell: Cell, layout: Layout, store: TokenStore, result: Result
 ) -> str | None:
     """Write the final weights of a done cell; return None, or a note for the row if the disk or store refused them."""
     record = Record(
@@ -81,7 +76,7 @@ def keep(
     return None
 
 
-def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store: TokenStore) -> None:
+def write(folder: Path, state: Weights, record: Record, store: TokenStore) -> None:
     """Write weights, config, tokenizer and record atomically as one HuggingFace folder, replacing an older one.
 
     `state` has all weights of the model by name, in the precision to keep; the record's `files` are set here.
@@ -107,7 +102,7 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
     part = folder.parent / f".{folder.name}.{os.getpid()}.part"
     try:
         part.mkdir()
-        save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(part)
         generation.save_pretrained(part)
         tokenizer = huggingface_tokenizer(store, recipe.context)

@@ -24,7 +24,6 @@ class Parameters:
     """Exact parameter counts of a model with tied embeddings, by where they are."""
 
     embedding: int
-    """V·d, shared with the head."""
     position: int
     """Learned position vectors: T·d in GPT-2, 0 with rotary positions."""
     non_embedding: int
@@ -45,7 +44,6 @@ class Flops:
     attention: int
     """Scores and weighted values over the whole context: 4·L·T·d (a causal kernel may skip half of it)."""
     head: int
-    """Logits: 2·V·d."""
     norms: int
     """Five per value: 10·L·d + 5·d in GPT-2, 1 % of the total at d = 32."""
 
@@ -80,6 +78,8 @@ class ModelFamily(ABC):
     """Diagnostics that support its blocks (`trainables.diagnostics.names`)."""
     embedding_std: ClassVar[float] = 0.02
     """Standard deviation of the initial embeddings."""
+    partition_config: ClassVar[Mapping[str, Any] | None] = None
+    """DeepSpeed's `partition_config` for tensor parallelism; None uses HuggingFace's own plan."""
     keeps_scores: ClassVar[bool] = False
     """Whether backward needs the attention weights; a fused kernel stores none."""
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre", "sqrt", "linear", "scaled_norm"})
@@ -124,10 +124,6 @@ class ModelFamily(ABC):
     @abstractmethod
     def build(self, shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
         """Build and initialise a HuggingFace causal language model on the CPU in fp32, the same for the same seed."""
-
-    @abstractmethod
-    def partition_config(self) -> Mapping[str, Any] | None:
-        """Return DeepSpeed's `partition_config` for tensor parallelism; None uses HuggingFace's own plan."""
 
     def finish_sharding(self, model: Any, layout: Layout) -> None:  # noqa: B027  # optional
         """Adjust a model that DeepSpeed has sharded; a RuntimeError if a matrix is not."""

@@ -118,9 +118,9 @@ def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> 
 
 
 def use_local_heads(model: Any, layout: Layout) -> None:
-    """Set the width of each attention's local heads, which DeepSpeed does not; a RuntimeError if a matrix is whole.
+    """Set the width of each attention's local heads, which DeepSpeed does not.
 
-    DeepSpeed reports nothing if a pattern matches no layer.
+    It reports nothing if a pattern matches no layer, so a matrix that is not sharded is a RuntimeError here.
     """
     degree, width = layout.tensor_parallel, model.config.n_embd
     for name, module in model.named_modules():

@@ -77,13 +77,12 @@ def weigh_streams(model: Any, seed: int) -> None:
         for branch, weight in ((block.attn.c_proj, block.omega_attn), (block.mlp, block.omega_mlp)):
             hooks.append(branch.register_forward_hook(lambda _, __, out: variances.append(float(out.var()))))
             weights.append(weight)
-    was_training = model.training
     model.eval()
     with torch.no_grad():
         model.transformer(tokens)
         for hook in hooks:
             hook.remove()
-        model.train(was_training)
+        model.train()
         # The stream passes a norm, so its variance counts as 1.
         total = 1.0
         for weight, variance in zip(weights, variances, strict=True):

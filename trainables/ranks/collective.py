@@ -27,16 +27,16 @@ class PeerError(RuntimeError):
 
 
 def run_on_all_ranks(
-    work: Callable[[], T], what: str = "working with files", limit: float | None = None
+    work: Callable[[], T], what: str = "working with files", limit: float = LIMIT
 ) -> list[T]:
-    """Run this rank's work, wait for all others, and return the picklable results of all ranks by rank.
+    """Run this rank's work, wait for the others, and return the picklable results by rank.
 
-    A lost rank ends the wait at the process group's timeout at the latest, a slow one after `limit` seconds (`LIMIT`
-    by default) of rank 0's clock. A single rank has no limit. `what` is for the message.
+    A lost rank ends the wait at the process group's timeout at the latest, a slow one after `limit` seconds of
+    rank 0's clock. A single rank has no limit. `what` is for the message.
 
     Raises:
-        InputError: the work of any rank raised one; all ranks raise it.
-        PeerError: the work of another rank failed or exceeded the limit; this rank's own error is re-raised as it is.
+        InputError: the work of any rank raised one.
+        PeerError: the work of another rank failed or exceeded the limit; this rank's own error is re-raised.
         RuntimeError: this rank's work exceeded the limit; its thread is abandoned.
     """
     if dist.get_world_size() == 1:
@@ -58,7 +58,6 @@ def run_on_all_ranks(
 
     threading.Thread(target=run, daemon=True).start()
     interval = min(HEARTBEAT, timeout() / _BEATS)
-    limit = LIMIT if limit is None else limit
     start, rank, size = time.monotonic(), dist.get_rank(), dist.get_world_size()
     busy, over = list(range(size)), 0.0
     while busy and not over:

@@ -70,11 +70,8 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
     """Join the process group of a cell and prepare DeepSpeed.
 
     Without `rank_info` the process is alone, unless a launcher (torchrun) started it. A group of one is kept for the
-    next cell; any other is made anew for each cell, so that no state of an earlier one remains. Rank 0 of a gang needs
-    the rendezvous.
-
-    Raises:
-        RuntimeError: not all ranks joined within the timeout (for example torch's DistStoreError).
+    next cell; any other is made anew for each cell. Rank 0 of a gang needs the rendezvous. If not all ranks join within
+    the timeout, torch raises a RuntimeError.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
@@ -111,10 +108,7 @@ def leave() -> None:
     """Leave the process group, if any, and reset DeepSpeed; otherwise a cell with other degrees would fail."""
     comm = importlib.import_module("deepspeed.comm.comm")
     if dist.is_initialized():
-        if comm.cdb is None:
-            dist.destroy_process_group()
-        else:
-            comm.destroy_process_group()
+        (dist if comm.cdb is None else comm).destroy_process_group()
     # A failed rendezvous increments this counter, by which torch names groups: ranks would wait under different names.
     c10d._world.group_count = 0
     vars(comm)["cdb"] = None
@@ -151,10 +145,7 @@ def _launched() -> bool:
 
 
 def _choose_interface(rank_info: RankInfo | None) -> None:
-    """Make gloo and NCCL use the interface through which the ranks reach one another, loopback on one machine.
-
-    By default gloo listens on the address of the host's name: on Debian 127.0.1.1, which other machines cannot reach.
-    """
+    # By default gloo listens on the address of the host's name: on Debian 127.0.1.1, which no other machine can reach.
     if rank_info is not None and not rank_info.address.startswith("127."):
         if os.environ.get(GLOO, "lo")[:2] in ("", "lo"):
             name = interface_to(rank_info.address)

@@ -1,6 +1,8 @@
 """Train one cell: steps, evaluation, divergence, checkpoints, throughput."""
 
 import functools
+import importlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,7 @@ from trainables.data.store.open import open_store
 from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics.names import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
-from trainables.errors import DataError, InputError
+from trainables.errors import InputError
 from trainables.export.weights import keep, whole_state
 from trainables.layout import Layout, default_zero
 from trainables.model.family import build_model, family
@@ -29,11 +31,13 @@ from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
-from trainables.train.engine import build_engine, gradient_norm, import_zero
+from trainables.train.engine import build_engine, gradient_norm
 from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
 
 #: Points of a training curve.
 CURVE_POINTS = 60
+#: Least seconds between two reports of progress.
+REPORT_EVERY = 2.0
 #: Seconds that packing may take; 60 GB of text and its vocabulary take hours.
 PACK_LIMIT = 24 * 3600.0
 #: A cell has diverged when its training loss exceeds its first loss by this factor.
@@ -54,7 +58,6 @@ def train(
     diagnostics: Sequence[Diagnostic] = (),
     stop: Callable[[Evaluation], Ending | None] | None = None,
     report: Callable[[Progress], None] | None = None,
-    report_every: float = 2.0,
 ) -> Result:
     """Train a cell, or resume it from its newest checkpoint, and return its result.
 
@@ -69,7 +72,7 @@ def train(
     - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
     - `stop`: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
       argument alone, so that a resumed cell ends at the same step.
-    - `report`: called on rank 0 with new progress, at most once in `report_every` seconds.
+    - `report`: called on rank 0 with new progress, at most once in `REPORT_EVERY` seconds.
 
     Raises:
         DataError: the data is missing, unusable, or has changed since the cell was planned.
@@ -93,14 +96,14 @@ def train(
             f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
             f"{layout.data_parallel}), but {dist.get_world_size()} were started; make them equal."
         )
-    import_zero(layout)
+    if layout.zero:
+        # DeepSpeed would import it at the first step: 46 MB that no cell's memory should count.
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
     engine, state = _start(cell, layout, store, storage)
-    training = _Training(
-        cell, layout, store, engine, state, meter, storage, checkpoint_every, report, report_every
-    )
+    training = _Training(cell, layout, store, engine, state, meter, storage, checkpoint_every, report)
     try:
         if diagnostics:
             training.probe = Probe(diagnostics, engine.module, store, recipe.context)
@@ -173,7 +176,6 @@ class _Training:
     storage: Folder | None
     checkpoint_every: float
     report: Callable[[Progress], None] | None
-    report_every: float
     probe: Probe | None = None
     #: Points and evaluations reported so far.
     reported: tuple[int, int] = (0, 0)
@@ -207,7 +209,7 @@ class _Training:
             if reason is None and state.step < steps and self._decide_on_rank_0(is_due):
                 self._save()
                 last_checkpoint = time.monotonic()
-            if self.report and self.rank == 0 and now - last_report > self.report_every:
+            if self.report and self.rank == 0 and now - last_report > REPORT_EVERY:
                 self._report()
                 last_report = now
         return self._result(reason)
@@ -258,7 +260,7 @@ class _Training:
         mine = slice(self.group * share, (self.group + 1) * share)
         return self._tensor(x[mine]), self._tensor(y[mine])
 
-    def _tensor(self, array: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+    def _tensor(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
     def _sum(self, value: torch.Tensor) -> torch.Tensor:
@@ -297,10 +299,6 @@ class _Training:
                     sums[2:] += score.count(x, y, output.logits.argmax(dim=-1))
         engine.train()
         total, scored, *counted = (self._sum(sums.to(self.device)) / self.layout.tensor_parallel).tolist()
-        if not scored:
-            raise DataError(
-                f"the validation set in {self.store.path} is empty; raise data.validation_fraction"
-            )
         measures = score.measures(counted) if score else {}
         if self.probe:
             measures |= self.probe.measures()
@@ -312,17 +310,11 @@ class _Training:
 
         Groups that run out repeat a batch uncounted, because under ZeRO-3 each call gathers weights from every group.
         """
-        groups = self.layout.data_parallel
         sequences = self.layout.sequences(self.cell.recipe)
-        turn: list[Any] = []
-        for x, y in validation_batches(self.store, context=self.cell.recipe.context, batch=sequences):
-            turn.append((x, y))
-            if len(turn) == groups:
-                yield *turn[self.group], True
-                turn.clear()
-        if turn:
-            counts = self.group < len(turn)
-            yield *turn[self.group if counts else 0], counts
+        batches = validation_batches(self.store, context=self.cell.recipe.context, batch=sequences)
+        for turn in itertools.zip_longest(*[batches] * self.layout.data_parallel):
+            mine = turn[self.group]
+            yield *(mine or turn[0]), mine is not None
 
     def _save(self) -> None:
         assert self.storage is not None
@@ -369,22 +361,17 @@ class _Training:
             loss=None if status == "diverged" else loss,
             loss_se=ending.loss_se if ending and status == "stopped" else None,
             train_loss=state.points[-1].train_loss if state.points else None,
-            step=state.step,
             tokens=tokens,
             params=cell.shape.budget_params,
             total_params=model_family.parameters(*size, recipe.residual).total,
             vocabulary=store.vocabulary,
             entropy=store.entropy,
             bytes_per_token=store.bytes_per_token,
-            train_seconds=state.train_seconds,
             tokens_per_second=rate,
             utilisation=rate * model_family.flops(*size).training / fastest / self.layout.ranks,
             memory_bytes=int(peak),
             resumed_from=self.resumed_from,
             resumed_seconds=self.resumed_seconds,
             device=torch.cuda.get_device_name(0) if self.device.type == "cuda" else "cpu",
-            notes=tuple(state.notes),
-            points=tuple(state.points),
-            evaluations=tuple(state.evaluations),
-            start=state.start,
+            **{name: value for name, value in state if name in Result.model_fields},
         )

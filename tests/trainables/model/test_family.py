@@ -68,9 +68,6 @@ class TinyLlama(ModelFamily):
         )
         return LlamaForCausalLM(config)
 
-    def partition_config(self):
-        return None
-
     def exported(self, state, shape, recipe, vocabulary):
         raise NotImplementedError
 

@@ -83,3 +83,4 @@ class Result(FloatRecord):
     points: tuple[Point, ...]
     evaluations: tuple[Evaluation, ...]
     start: dict[str, float] = {}
+    """Measures before the first step, named as in `Evaluation`."""

@@ -6,8 +6,8 @@ from functools import cached_property
 from study.spec.devices import Device
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.counts import Memory, flops, memory, parameters
-from trainables.model.family import Flops, Parameters
+from trainables.model.counts import Memory, memory
+from trainables.model.family import Flops, Parameters, family
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Cost:
     def parameters(self) -> Parameters:
         """Counts of parameters."""
         recipe = self.recipe
-        return parameters(self.shape, self.vocabulary, recipe.context, recipe.network, recipe.residual)
+        return family(recipe.network).parameters(self.shape, self.vocabulary, recipe.context, recipe.residual)
 
     @cached_property
     def flops(self) -> Flops:
         """Operations per token."""
-        return flops(self.shape, self.vocabulary, self.recipe.context, self.recipe.network)
+        return family(self.recipe.network).flops(self.shape, self.vocabulary, self.recipe.context)
 
     @cached_property
     def memory(self) -> Memory:

@@ -1,6 +1,7 @@
 """`make bench`: every speed and memory figure the project promises, printed as a table and kept as `bench.json`."""
 
 import argparse
+import importlib
 import json
 import platform
 import sys
@@ -14,12 +15,10 @@ from rich.table import Table
 from study.spec.devices import cores
 from tests.bench.figure import Figure
 
-#: Parts by name; the search takes ten minutes, the driver and the whole quickstart minutes, the others seconds.
+#: Modules of this folder; the search takes ten minutes, the driver and the quickstart minutes, the others seconds.
 PARTS = (
     "step",
-    "trial",
     "gang",
-    "memory",
     "plan",
     "answer",
     "proposal",
@@ -43,7 +42,9 @@ def main() -> int:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="interplay-bench-") as folder:
         for part in chosen:
-            found = _measure(part, Path(folder) / part)
+            place = Path(folder) / part
+            place.mkdir()
+            found: list[Figure] = importlib.import_module(f"tests.bench.{part}").measure(place)
             if not found:
                 print(f"{part}: nothing measured, because this machine has no GPU")
             figures += found
@@ -59,46 +60,6 @@ def main() -> int:
     document = {"cores": cores(), "machine": platform.platform(), "figures": [asdict(f) for f in figures]}
     options.out.write_text(json.dumps(document, indent=2))
     return 1 if any(figure.over for figure in figures) else 0
-
-
-def _measure(part: str, folder: Path) -> list[Figure]:
-    from tests.bench import (
-        answer,
-        diagnostics,
-        driver,
-        gang,
-        proposal,
-        scheduling,
-        search,
-        step,
-        throughput,
-        whole,
-    )
-
-    folder.mkdir(parents=True)
-    if part == "step":
-        return step.measure(folder)
-    if part == "trial":
-        return [scheduling.trial_cost(folder)]
-    if part == "gang":
-        return [gang.start_time(folder)]
-    if part == "memory":
-        return [scheduling.driver_memory(folder)]
-    if part == "plan":
-        return [scheduling.plan_time()]
-    if part == "answer":
-        return [answer.fit_time(), answer.growth(), answer.cold_recommendation()]
-    if part == "proposal":
-        return proposal.proposal_time()
-    if part == "search":
-        return search.measure()
-    if part == "throughput":
-        return throughput.measure(folder)
-    if part == "diagnostics":
-        return [diagnostics.rank_cost(folder)]
-    if part == "driver":
-        return driver.measure(folder)
-    return whole.measure(folder)
 
 
 if __name__ == "__main__":

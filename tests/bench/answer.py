@@ -26,6 +26,10 @@ RIVAL_DRAWS = 5
 COLD_STARTS = 7
 
 
+def measure(folder: Path) -> list[Figure]:
+    return [fit_time(), growth(), cold_recommendation()]
+
+
 def fit_time() -> Figure:
     """Seconds of a fit of 1,000 rows with 1,000 draws, beside a bootstrap that fits every curve anew in each draw.
 

@@ -1,4 +1,4 @@
-"""What a study costs its driver: CPU per finished cell, and how busy it keeps 32 workers.
+"""What a study costs its driver: CPU per finished cell, memory, and how busy it keeps 32 workers.
 
 The driver is the process of `interplay run` with all of its threads: the search, the row files, the live table, Ray
 Tune's loop, Ray's client, and the thread that writes to MLflow. Not in it are the trials and Ray's own servers.
@@ -45,6 +45,7 @@ class Meter:
         """When a cell ended, and for how long it had slept."""
         self.cpu: list[float] = []
         """Seconds of all threads of this process until then."""
+        self.memory: list[int] = []
 
     def started(self, planned: PlannedCell) -> None:
         self.starts.append(time.monotonic())
@@ -56,7 +57,9 @@ class Meter:
     def ended(self, planned: PlannedCell, result: Result) -> None:
         self.ends.append((time.monotonic(), result.train_seconds))
         self.callback.ended(planned, result)
-        self.cpu.append(_seconds(self.process))
+        times = self.process.cpu_times()
+        self.cpu.append(times.user + times.system)
+        self.memory.append(self.process.memory_info().rss)
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         raise AssertionError(reason)
@@ -65,16 +68,18 @@ class Meter:
         raise AssertionError(reason)
 
     def figures(self, workers: int) -> list[Figure]:
-        """The idle share of the workers, the CPU per cell, and that of the last third over the first."""
-        begin, end = self.starts[workers - 1], self.starts[-1]
-        slept = sum(max(0.0, min(when, end) - max(when - seconds, begin)) for when, seconds in self.ends)
-        idle = 1 - slept / (workers * (end - begin))
-        counted = [i for i, (when, _) in enumerate(self.ends) if begin <= when <= end]
+        """The idle share of the workers, the CPU per cell, and how CPU and memory grow."""
+        begin, finish = self.starts[workers - 1], self.starts[-1]
+        slept = sum(max(0.0, min(when, finish) - max(when - seconds, begin)) for when, seconds in self.ends)
+        idle = 1 - slept / (workers * (finish - begin))
+        counted = [i for i, (when, _) in enumerate(self.ends) if begin <= when <= finish]
         cpu = [self.cpu[i] for i in counted]
         third = (len(cpu) - 1) // 3
         first, last = ((cpu[i + third] - cpu[i]) / third for i in (0, len(cpu) - 1 - third))
         each = 1000 * (cpu[-1] - cpu[0]) / (len(cpu) - 1)
+        half, end = self.memory[len(self.memory) // 2], self.memory[-1]
         what = f"{len(self.ends)} cells on {workers} workers"
+        ours, rival = f"{1000 * last:.1f} ms", f"{1000 * first:.1f} ms"
         return [
             Figure(f"{what}: share of their time without a cell", 100 * idle, "%", 5.0),
             Figure(f"{what}: CPU of the driver per finished cell", each, "ms", 60.0),
@@ -83,15 +88,11 @@ class Meter:
                 last / first,
                 "ratio",
                 1.1,
-                f"{1000 * last:.1f} ms",
-                f"{1000 * first:.1f} ms",
+                ours,
+                rival,
             ),
+            Figure(f"{what}: memory at the end over that half-way", end / half, "ratio", 1.05),
         ]
-
-
-def _seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 @contextmanager

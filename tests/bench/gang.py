@@ -13,7 +13,6 @@ from study.spec.study import load_spec
 from study.workers.machines import Slots
 from study.workers.ray_session import private_ray
 from tests.bench.figure import Figure
-from tests.bench.scheduling import CellLog
 from tests.stubs import Cells
 from trainables.cell import Cell
 from trainables.data.store.open import open_store
@@ -24,30 +23,40 @@ CELLS = 9
 RANKS = 2
 
 
-class Starts(CellLog):
-    """Also notes when each trial started, by its cell's key."""
+class Starts:
+    """A callback that notes when each trial started, by its cell's key."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.starts: dict[str, float] = {}
 
     def started(self, planned: PlannedCell) -> None:
         self.starts[planned.cell.key] = time.time()
 
+    def progress(self, planned: PlannedCell, progress: Progress) -> None:
+        pass
+
+    def ended(self, planned: PlannedCell, result: Result) -> None:
+        pass
+
+    def failed(self, planned: PlannedCell, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def retried(self, planned: PlannedCell, reason: str) -> None:
+        raise AssertionError(reason)
+
 
 def timed(cell: Cell, *, data_root: Path, report: Any = None, **options: Any) -> Result:
     """`train` that writes down when rank 0 has done its first step."""
-    from trainables.train.loop import train
+    from trainables.train import loop
 
+    loop.REPORT_EVERY = 0.0
     mark = data_root / cell.key
 
     def first(_: Progress) -> None:
         if not mark.exists():
             mark.write_text(repr(time.time()))
 
-    if report is None:
-        return train(cell, data_root=data_root, **options)
-    return train(cell, data_root=data_root, report=first, report_every=0.0, **options)
+    return loop.train(cell, data_root=data_root, report=first if report else None, **options)
 
 
 def trial(config: dict[str, Any]) -> None:
@@ -55,7 +64,7 @@ def trial(config: dict[str, Any]) -> None:
     run_with(timed, config)
 
 
-def start_time(folder: Path) -> Figure:
+def measure(folder: Path) -> list[Figure]:
     """Median seconds from the start of a trial over two ranks to the end of its first step, its ranks being warm."""
     spec = load_spec("quickstart", ["training.steps=60", f"training.seeds={CELLS}", "frontier.depths=[2]"])
     plan = make_plan(spec)
@@ -73,11 +82,6 @@ def start_time(folder: Path) -> Figure:
     with private_ray(slots):
         run_cells(Cells(cells), slots, settings, 0, log, folder / "tune", trainable=trial)
     cold, *warm = (float((folder / key).read_text()) - log.starts[key] for key in keys)
-    return Figure(
-        f"a warm gang of {RANKS}, from the trial's start to its first step, median of {len(warm)}",
-        statistics.median(warm),
-        "s",
-        1.0,
-        f"{statistics.median(warm):.2f} s",
-        f"{cold:.1f} s, the first gang, which imports",
-    )
+    what = f"a warm gang of {RANKS}, from the trial's start to its first step, median of {len(warm)}"
+    ours = statistics.median(warm)
+    return [Figure(what, ours, "s", 1.0, f"{ours:.2f} s", f"{cold:.1f} s, the first gang, which imports")]

@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -24,7 +25,7 @@ FINISHED, WORKERS = 500, 32
 REPEATS = 5
 
 
-def proposal_time() -> list[Figure]:
+def measure(folder: Path) -> list[Figure]:
     """Measure CPU seconds for 32 cells at once, and for each cell told and proposed after that."""
     spec = load_spec(SMALL, STUDY)
     plan = make_plan(spec)

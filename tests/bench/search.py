@@ -20,6 +20,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -229,7 +230,7 @@ def studies(
         yield base, found
 
 
-def measure(count: int = STUDIES, rivals: int = RIVAL_STUDIES) -> list[Figure]:
+def measure(folder: Path, count: int = STUDIES, rivals: int = RIVAL_STUDIES) -> list[Figure]:
     """Measure for every setting median and 90th percentile of the ratios, and the coverage at the end."""
     figures = []
     for name, setting in SETTINGS.items():

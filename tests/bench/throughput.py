@@ -15,8 +15,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import batch
 from trainables.data.store.open import open_store
 from trainables.layout import Layout
-from trainables.model.counts import flops
-from trainables.model.family import build_model
+from trainables.model.family import build_model, family
 from trainables.train.engine import schedule
 from trainables.train.loop import train
 from trainables.train.throughput import matmul_flops_per_second
@@ -74,7 +73,7 @@ def _rate(cell: Cell, vocabulary: int, seconds: float) -> str:
     """Tokens per second, and the share of the peak that the model's own FLOPs are."""
     recipe = cell.recipe
     rate = recipe.batch * recipe.context / seconds
-    work = rate * flops(cell.shape, vocabulary, recipe.context).training
+    work = rate * family(recipe.network).flops(cell.shape, vocabulary, recipe.context).training
     return f"{rate:,.0f} tokens/s, MFU {work / _peak(recipe):.1%}"
 
 

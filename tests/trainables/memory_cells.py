@@ -11,7 +11,7 @@ from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.family import build_model
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, import_deepspeed, join
-from trainables.train.engine import build_engine, import_zero
+from trainables.train.engine import build_engine
 from trainables.train.throughput import MemoryMeter
 
 import_deepspeed()
@@ -54,7 +54,6 @@ def measure(
             rank, layout.ranks, "127.0.0.1", rendezvous.port if rendezvous else parent.recv(), 60.0
         )
     join(rank_info, rendezvous)
-    import_zero(layout)
     meter = MemoryMeter(device())
     engine = build_engine(build_model(shape, recipe, vocabulary, 0), recipe, 1e-3, layout)
     generator = torch.Generator().manual_seed(rank // layout.tensor_parallel)

@@ -6,6 +6,7 @@ generators: batches and dropout masks are functions of the seed and the step.
 
 import contextlib
 import functools
+import io
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from filelock import FileLock
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from trainables.checkpoint import universal
 from trainables.data.packing.data_key import digest
@@ -28,7 +29,6 @@ from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.progress import Evaluation, FloatRecord, Point
 from trainables.ranks.collective import run_on_all_ranks
-from trainables.record import versions
 from trainables.storage.disk import FULL
 from trainables.storage.storage import Folder
 
@@ -36,7 +36,7 @@ KEEP = 2
 #: Written last: a checkpoint without it, or whose files differ from it, is invalid.
 MARKER = "complete.json"
 #: Version of the format; checkpoints of another version are skipped.
-FORMAT = 2
+FORMAT = 3
 #: Errors of a failed load; torch and DeepSpeed define no class for them.
 _UNREADABLE = (
     *(OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError, AssertionError, AttributeError),
@@ -45,15 +45,17 @@ _UNREADABLE = (
 
 
 class TrainingState(FloatRecord):
-    """The state of a cell besides weights, optimizer and schedule."""
+    """The state of a cell besides weights, optimizer and schedule; training changes it in place."""
+
+    model_config = ConfigDict(frozen=False)
 
     cell: str
-    step: int
-    train_seconds: float
-    first_loss: float | None
-    points: tuple[Point, ...]
-    evaluations: tuple[Evaluation, ...]
-    notes: tuple[str, ...] = ()
+    step: int = 0
+    train_seconds: float = 0.0
+    first_loss: float | None = None
+    points: list[Point] = Field(default_factory=list)
+    evaluations: list[Evaluation] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
     start: dict[str, float] = Field(default_factory=dict)
 
 
@@ -71,84 +73,78 @@ class Marker(FloatRecord):
     layout: Layout
     state: TrainingState
     files: dict[str, FileRecord]
-    versions: dict[str, str]
 
 
 @dataclass
 class Found:
-    """A verified checkpoint of this cell, converted if it was saved in another layout."""
+    """A verified checkpoint of this cell.
+
+    `converted`: it was saved in another layout. `universal`: the engine must be built for DeepSpeed's universal form.
+    """
 
     state: TrainingState
+    storage: Folder
+    tag: str
+    converted: bool
     universal: bool
-    """The engine must be built for DeepSpeed's universal checkpoint."""
-    _storage: Folder
-    _tag: str
-    _converted: bool
 
     def load(self, engine: Any, notes: list[str]) -> bool:
         """Load the checkpoint into the engine; return False and add a note if it cannot be read."""
         problem = None
-        folder = _universal_folder(self._storage, self._tag) if self._converted else self._storage.local
+        folder = _universal_folder(self.storage, self.tag) if self.converted else self.storage.local
         try:
-            options = universal.options(engine)
-            if self._converted and not self.universal:
-                universal.load_plain(engine, folder / self._tag)
-            else:
-                engine.load_checkpoint(str(folder), tag=self._tag)
-            if self._converted:
-                universal.mend(engine, options)
+            with universal.mended(engine) if self.converted else contextlib.nullcontext():
+                if self.converted and not self.universal:
+                    universal.load_plain(engine, folder / self.tag)
+                else:
+                    engine.load_checkpoint(str(folder), tag=self.tag)
         except torch.OutOfMemoryError:
             raise  # the checkpoint is valid
         except _UNREADABLE as error:
             problem = f"it could not be loaded ({_first_line(error)})"
         problem = _first(run_on_all_ranks(lambda: problem, "loading the checkpoint"))
-        _release(self._storage, self._tag)
+        _release(self.storage, self.tag)
         if problem:
-            notes.append(f"the checkpoint {self._tag} was skipped: {problem}")
-        elif self._converted:
+            notes.append(f"the checkpoint {self.tag} was skipped: {problem}")
+        elif self.converted:
             notes.append(f"resumed at step {self.state.step} from a checkpoint of another layout")
         return problem is None
 
 
 @dataclass
 class _Writer:
-    """Write DeepSpeed's files with checksums, synced to disk.
+    """Collect DeepSpeed's files, and write them later with checksums inside `run_on_all_ranks`.
 
-    DeepSpeed's ranks meet in a barrier after their writes, so a disk slower than the group's timeout would end the
-    training. Therefore `save` only collects the files, and `write` writes them inside `run_on_all_ranks`.
+    DeepSpeed's ranks meet in a barrier after their writes: a disk slower than the group's timeout would end training.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Collect a file; called by DeepSpeed."""
         self.parts[path] = state_dict
 
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Do nothing, because `write` makes the folders; called by DeepSpeed."""
-
     def write(self) -> None:
-        """Write the collected files and free their contents."""
+        """Write the collected files, synced to disk, and free their contents."""
         for name in list(self.parts):
             path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                stream = _Summed(file)
+            with _Summed(path.open("wb", buffering=0)) as file:
                 try:
-                    torch.save(self.parts.pop(name), stream)  # type: ignore[arg-type]  # has write and flush
+                    torch.save(self.parts.pop(name), file)
                 except RuntimeError as error:
                     # Torch's zip writer replaces the disk's error by its own.
-                    raise stream.error or error from error
+                    raise file.error or error from error
                 file.flush()
                 os.fsync(file.fileno())
-            self.files[path.name] = FileRecord(bytes=stream.bytes, crc32=stream.crc32)
+                self.files[path.name] = FileRecord(bytes=file.tell(), crc32=file.crc32)
 
     @contextlib.contextmanager
     def instead_of_deepspeeds(self, engine: Any) -> Iterator[None]:
         """Make an engine write through this object."""
         theirs = engine.checkpoint_engine
-        theirs.save, theirs.makedirs = self.save, self.makedirs
+        # `write` makes the folders.
+        theirs.save, theirs.makedirs = self.save, lambda *_, **__: None
         # DeepSpeed would copy two conversion scripts at every save.
         engine._copy_recovery_script = lambda save_path: None
         try:
@@ -157,26 +153,19 @@ class _Writer:
             del theirs.save, theirs.makedirs, engine._copy_recovery_script
 
 
-class _Summed:
-    """A stream that counts bytes and computes the CRC-32."""
+class _Summed(io.BufferedWriter):
+    """A file that computes its CRC-32 and keeps the disk's error."""
 
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.bytes = self.crc32 = 0
-        self.error: OSError | None = None
+    crc32 = 0
+    error: OSError | None = None
 
     def write(self, data: Any) -> int:
+        self.crc32 = zlib.crc32(data, self.crc32)
         try:
-            self.file.write(data)
+            return super().write(data)
         except OSError as error:
             self.error = error
             raise
-        self.crc32 = zlib.crc32(data, self.crc32)
-        self.bytes += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 @dataclass(frozen=True)
@@ -193,8 +182,7 @@ class _Written:
 def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> str | None:
     """Save engine and state; return None, or why there is no checkpoint (full disk, unreachable object store).
 
-    Raises:
-        RuntimeError: a rank could not write for another reason.
+    If a rank cannot write for another reason, raise a RuntimeError.
     """
     # With the key in the name, cells cannot overwrite each other's.
     tag = f"step-{state.step:09d}-{state.cell}"
@@ -226,22 +214,25 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
 def find(storage: Folder, cell: str, layout: Layout, notes: list[str], passed: set[str]) -> Found | None:
     """Find the newest usable checkpoint of a cell and prepare it for loading in a layout; None if there is none.
 
-    Unusable checkpoints (truncated, damaged, of another cell or format, or not convertible by DeepSpeed) are skipped
-    with a note. Tags in `passed` are skipped too; examined ones are added to it. A full disk is an InputError.
+    Unusable ones (damaged, of another cell or format, not convertible) are skipped with a note, tags in `passed`
+    without one; examined tags are added to `passed`. A full disk is an InputError.
     """
     while True:
-        newest = functools.partial(_newest, storage, cell, passed)
-        tag, marker, skipped = run_on_all_ranks(newest, "looking for checkpoints")[0]
+        tag, marker, skipped = run_on_all_ranks(
+            functools.partial(_newest, storage, cell, passed), "looking for checkpoints"
+        )[0]
         notes += [f"the checkpoint {name} was skipped: {why}" for name, why in skipped.items()]
         passed.update(skipped)
         if marker is None:
             return None
         passed.add(tag)
-        same = _loads_as_it_is(marker.layout, layout)
+        # At stage 0 every group holds the whole state, so their number may differ.
+        kept = {"tensor_parallel", "shard_vocabulary", "zero"} | ({"data_parallel"} if layout.zero else set())
+        converted = any(getattr(marker.layout, name) != getattr(layout, name) for name in kept)
         try:
             ready = functools.partial(_ready, storage, tag, marker)
             problem = _first(run_on_all_ranks(ready, "reading the checkpoint"))
-            if not problem and not same:
+            if not problem and converted:
                 convert = functools.partial(_convert, storage, tag, marker.layout)
                 problem = _first(run_on_all_ranks(convert, "converting the checkpoint"))
         except Exception:
@@ -251,16 +242,15 @@ def find(storage: Folder, cell: str, layout: Layout, notes: list[str], passed: s
         if problem:
             notes.append(f"the checkpoint {tag} was skipped: {problem}")
             continue
-        return Found(marker.state, not same and layout.zero > 0, storage, tag, not same)
+        return Found(marker.state, storage, tag, converted, universal=converted and layout.zero > 0)
 
 
-def names(engine: Any) -> list[list[str]]:
-    """Return the parameter names of each optimizer group."""
-    return [[engine.param_names[p] for p in group["params"]] for group in engine.optimizer.param_groups]
+def names(engine: Any) -> list[str]:
+    """Return the names of the parameters in the order of torch's optimizer."""
+    return [engine.param_names[p] for group in engine.optimizer.param_groups for p in group["params"]]
 
 
 def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:
-    """Write and upload this rank's files."""
     try:
         writer.write()
         storage.publish(tag, writer.files)
@@ -278,8 +268,7 @@ def _finish(
         _discard(storage, tag)
         return next((part for part in bad if part.error), bad[0])
     files = {name: record for part in written for name, record in part.files.items()}
-    marker = Marker(format=FORMAT, layout=layout, state=state, files=files, versions=versions())
-    body = marker.model_dump(mode="json")
+    body = Marker(format=FORMAT, layout=layout, state=state, files=files).model_dump(mode="json")
     try:
         storage.write(tag, MARKER, json.dumps({"checksum": digest(body), **body}).encode())
     except OSError as error:
@@ -299,10 +288,9 @@ def _thin(storage: Folder, tag: str, cell: str) -> None:
     """Remove all checkpoints of a cell except the newest `KEEP` up to a tag."""
     own = sorted(name for name in storage.tags() if name.endswith(f"-{cell}"))
     kept = [name for name in own if name <= tag and (name == tag or storage.read(name, MARKER))][-KEEP:]
-    for name in own:
-        # Later ones too: this run resumed from before them, so they were unusable.
-        if name not in kept:
-            _discard(storage, name)
+    # Later ones too: this run resumed from before them, so they were unusable.
+    for name in set(own) - set(kept):
+        _discard(storage, name)
 
 
 def _failed(error: Exception, storage: Folder) -> _Written:
@@ -324,14 +312,12 @@ def _newest(storage: Folder, cell: str, passed: set[str]) -> tuple[str, Marker |
     if storage.is_remote:
         # Remove what a killed rank left on this machine; no rank has fetched anything yet.
         shutil.rmtree(storage.local, ignore_errors=True)
-    if dist.get_rank() == 0:
-        for tag in sorted(
-            {name for name in storage.tags() if name.startswith("step-")} - passed, reverse=True
-        ):
-            marker = _read_marker(storage, tag, cell)
-            if isinstance(marker, Marker):
-                return tag, marker, skipped
-            skipped[tag] = marker
+    tags = storage.tags() if dist.get_rank() == 0 else []
+    for tag in sorted({name for name in tags if name.startswith("step-")} - passed, reverse=True):
+        marker = _read_marker(storage, tag, cell)
+        if isinstance(marker, Marker):
+            return tag, marker, skipped
+        skipped[tag] = marker
     return "", None, skipped
 
 
@@ -421,14 +407,6 @@ def _release(storage: Folder, tag: str) -> None:
 
 def _universal_folder(storage: Folder, tag: str) -> Path:
     return storage.local / f"universal-{tag}"
-
-
-def _loads_as_it_is(saved: Layout, wanted: Layout) -> bool:
-    """Whether DeepSpeed loads a checkpoint of one layout in another without conversion."""
-    # At stage 0 every group holds the whole state.
-    free = {"data_parallel"} if wanted.zero == 0 else set()
-    kept = {"tensor_parallel", "shard_vocabulary", "zero", "data_parallel"} - free
-    return all(getattr(saved, name) == getattr(wanted, name) for name in kept)
 
 
 def _first(problems: list[str | None]) -> str | None:

@@ -1,4 +1,4 @@
-"""Conversion of checkpoints between layouts through DeepSpeed's universal checkpoint (Lian et al. 2024, 2406.18820).
+"""Conversion of checkpoints between layouts through DeepSpeed's universal form (Lian et al. 2024, arXiv 2406.18820).
 
 It has one folder per parameter with its whole weight and moments in fp32.
 """
@@ -8,6 +8,7 @@ import importlib
 import io
 import shutil
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,53 +48,45 @@ def convert(source: Path, target: Path, layout: Layout) -> None:
 
 def load_plain(engine: Any, folder: Path) -> None:
     """Load a universal checkpoint into an engine of stage 0; DeepSpeed supports only its ZeRO optimizers."""
-    part = vars(importlib.import_module("deepspeed.checkpoint.universal_checkpoint"))[
-        "_resolve_autotp_partition"
-    ]
+    library = importlib.import_module("deepspeed.checkpoint.universal_checkpoint")
     degree, place = 1, 0
     if engine.mpu is not None:
         group = engine.mpu.get_tensor_model_parallel_group()
         degree, place = dist.get_world_size(group), dist.get_rank(group)
-    optimizer = engine.optimizer
     with torch.no_grad():
         for parameter, name in engine.param_names.items():
             values = {}
             for state in STATES:
                 saved = _load(folder / "zero" / name / f"{state}.pt")
-                own = part(parameter, saved, saved["param"], place, degree) if degree > 1 else None
-                values[state] = (saved["param"] if own is None else own).view_as(parameter)
+                whole, own = saved["param"], None
+                if degree > 1:
+                    own = library._resolve_autotp_partition(parameter, saved, whole, place, degree)
+                values[state] = (whole if own is None else own).view_as(parameter)
             parameter.copy_(values.pop("fp32"))
             moments = {key: value.to(parameter.device, torch.float32) for key, value in values.items()}
             step = _load(folder / "zero" / name / "step.pt")
-            optimizer.state[parameter] = {"step": step.to(parameter.device), **moments}
+            engine.optimizer.state[parameter] = {"step": step.to(parameter.device), **moments}
     common = _load(folder / "mp_rank_00_model_states.pt")
     engine.lr_scheduler.load_state_dict(common["lr_scheduler"])
     engine.global_steps, engine.global_samples = common["global_steps"], common["global_samples"]
 
 
-def mend(engine: Any, groups: list[dict[str, Any]]) -> None:
-    """Restore the options that each group had before loading and give each state its own step tensor.
+@contextlib.contextmanager
+def mended(engine: Any) -> Iterator[None]:
+    """Restore after loading the options that each group had before, and give each state its own step tensor.
 
     At stage 3 DeepSpeed gives all groups the options of the first, so that biases and norms would decay, and one
     shared step tensor, which then counts every group.
     """
-    optimizer = _torch_optimizer(engine)
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    before = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    yield
     rates = engine.lr_scheduler.get_last_lr()
-    for group, own, rate in zip(optimizer.param_groups, groups, rates, strict=True):
+    for group, own, rate in zip(optimizer.param_groups, before, rates, strict=True):
         group.update(own, lr=rate)
     for parameter, state in optimizer.state.items():
         # AdamW's fused kernel needs the step on the device of the weights.
         state["step"] = state["step"].detach().clone().to(parameter.device)
-
-
-def options(engine: Any) -> list[dict[str, Any]]:
-    """Return the options of the optimizer's groups, without their parameters."""
-    groups = _torch_optimizer(engine).param_groups
-    return [{k: v for k, v in group.items() if k != "params"} for group in groups]
-
-
-def _torch_optimizer(engine: Any) -> Any:
-    return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
 def _merge_zero(source: Path, target: Path) -> list[dict[str, Any]]:
@@ -136,8 +129,8 @@ def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]
         groups = optimizer["param_groups"]
         if rank == 0:
             info = model.get("universal_checkpoint_info") or {"universal_checkpoint_version": 0.4}
-        order = [name for names in model["parameter_names"] for name in names]
-        for index, name in zip((i for group in groups for i in group["params"]), order, strict=True):
+        indices = [index for group in groups for index in group["params"]]
+        for index, name in zip(indices, model["parameter_names"], strict=True):
             state = optimizer["state"][index]
             for key in STATES:
                 value = weights[name].float() if key == "fp32" else state[key]

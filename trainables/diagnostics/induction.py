@@ -35,16 +35,17 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
         states = block(states)
     table = torch.stack(layers)
     best, shift = table.max(1)
+    columns = {
+        "induction_score": table[:, 0],
+        "induction_score_shifted": best,
+        "induction_shift": shift.to(table.dtype),
+    }
+    found = {f"{name}/{i}": value for name, column in columns.items() for i, value in enumerate(column, 1)}
     strongest = best.argmax()
-    found: dict[str, Tensor] = {}
-    for layer in range(len(table)):
-        found[f"induction_score/{layer + 1}"] = table[layer, 0]
-        found[f"induction_score_shifted/{layer + 1}"] = best[layer]
-        found[f"induction_shift/{layer + 1}"] = shift[layer].to(table.dtype)
     return found | {
         "induction_score": table[:, 0].max(),
         "induction_score_shifted": best[strongest],
-        "induction_shift": shift[strongest].to(table.dtype),
+        "induction_shift": columns["induction_shift"][strongest],
     }
 
 

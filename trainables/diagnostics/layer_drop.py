@@ -15,9 +15,8 @@ def layer_drop(model: Any, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]
     The model must be in evaluation mode; inputs and targets are tokens [B, T], -100 where nothing is scored.
     """
     sequences = len(inputs)
-    whole = embedded(model, inputs)
+    states = embedded(model, inputs)
     # One batch: the full model's sequences, then those of each model that skipped an earlier layer.
-    states = whole
     for block in blocks(model):
         states = torch.cat([block(states), states[:sequences]])
     # One by one: with a large vocabulary the logits of all models would take gigabytes.

@@ -8,17 +8,12 @@ from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model.family import family
 
-Diagnostic = Literal["rank", "layer_drop", "induction", "gradients"]
+Diagnostic = Literal["rank", "layer_drop", "induction"]
 DIAGNOSTICS: tuple[Diagnostic, ...] = get_args(Diagnostic)
 
 
 def check_diagnostics(names: Sequence[str], layout: Layout, recipe: Recipe) -> None:
-    """Raise an InputError if a name does not exist, or the layout or model does not support it."""
-    unknown = sorted(set(names) - set(DIAGNOSTICS))
-    if unknown:
-        raise InputError(
-            f"There is no diagnostic {', '.join(unknown)}; choose among {', '.join(DIAGNOSTICS)}."
-        )
+    """Raise an InputError if the layout or model does not support a diagnostic."""
     if not names:
         return
     missing = sorted(set(names) - family(recipe.network).diagnostics)

@@ -16,7 +16,6 @@ from trainables.diagnostics.blocks import behind_attention, behind_feed, blocks,
 
 Tensor = torch.Tensor
 
-
 #: Name of the measure -> whether layers run with skip connections, and with the feed-forward network.
 PATHS: Mapping[str, tuple[bool, bool]] = {
     "rank_residual": (True, True),
@@ -31,8 +30,7 @@ def rank(model: Any, inputs: Tensor) -> dict[str, Tensor]:
 
     The model must be in evaluation mode; inputs are tokens [B, T]. Keys are `NAME/LAYER`, layers from 1.
     """
-    start = embedded(model, inputs)
-    states = dict.fromkeys(PATHS, start)
+    states = dict.fromkeys(PATHS, embedded(model, inputs))
     found: dict[str, Tensor] = {}
     for layer, block in enumerate(blocks(model), 1):
         for name, (skip, feed) in PATHS.items():

@@ -11,14 +11,8 @@ from trainables.errors import DataError
 def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
     """Return the tokenizer of a store as HuggingFace's fast tokenizer; None if tokens are symbols.
 
-    It gives the ids of training, also for text that spells the end-of-text token, and adds no token.
-
-    Args:
-        store: the packed data.
-        context: the model's longest sequence in tokens.
-
-    Raises:
-        DataError: the store's `tokenizer.json` is damaged.
+    It gives the ids of training, also for text that spells the end-of-text token, and adds no token. A damaged
+    `tokenizer.json` is a DataError.
     """
     kind = store.manifest["spec"].get("tokenizer")
     if kind is None:
@@ -50,12 +44,9 @@ def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
 def _bytes_tokenizer() -> Any:
     """Return byte-level BPE without merges: the id of a byte is its value, end of text follows."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    # The byte-level alphabet keeps bytes that are printable in Latin-1 and maps the others to characters from U+0100
-    # on (Radford et al. 2019, `bytes_to_unicode` in their code).
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    vocabulary = {chr(byte if byte in printable else 0x100 + others.index(byte)): byte for byte in range(256)}
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, END_OF_TEXT: BYTES_END}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -21,47 +21,32 @@ from trainables.model.family import family
 from trainables.progress import Result
 from trainables.record import RECORD, Keep, Record, sum_files, versions
 from trainables.storage.disk import FULL, fsync_files
-from trainables.storage.storage import Folder, open_storage, patiently, reason
+from trainables.storage.storage import open_storage, patiently, reason
 
-WEIGHTS = "model.safetensors"
+Weights = Mapping[str, torch.Tensor]
 
 
 def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
     """Return all weights of a distributed model on rank 0 and None on others; every rank must call this.
 
     Under tensor parallelism and at ZeRO stage 3 DeepSpeed gathers them layer by layer in their own precision, despite
-    `16bit` in the name; elsewhere it refuses, and rank 0 has them. Its public `save_16bit_model` does not work: under
-    tensor parallelism it writes the shard of rank 0 and reports success.
+    `16bit` in the name; elsewhere it refuses, and rank 0 has them. Its public `save_16bit_model` writes the shard of
+    rank 0 under tensor parallelism.
     """
-    state: dict[str, torch.Tensor] | None
-    if layout.tensor_parallel > 1 or layout.zero == 3:
-        state = engine._consolidated_16bit_state_dict()
-    else:
-        state = engine.module.state_dict() if dist.get_rank() == 0 else None
-    return state
+    if layout.tensor_parallel == 1 and layout.zero < 3:
+        return dict(engine.module.state_dict()) if dist.get_rank() == 0 else None
+    gathered: dict[str, torch.Tensor] | None = engine._consolidated_16bit_state_dict()
+    return gathered
 
 
 def keep(
-    weights: Keep,
-    state: Mapping[str, torch.Tensor],
-    cell: Cell,
-    layout: Layout,
-    store: TokenStore,
-    result: Result,
+    weights: Keep, state: Weights, cell: Cell, layout: Layout, store: TokenStore, result: Result
 ) -> str | None:
     """Write the final weights of a done cell; return None, or a note for the row if the disk or store refused them."""
-    assert result.loss is not None
     record = Record(
+        **result.model_dump(include=set(Record.model_fields)),
         key=cell.key,
         cell=cell,
-        loss=result.loss,
-        step=result.step,
-        tokens=result.tokens,
-        vocabulary=result.vocabulary,
-        params=result.params,
-        total_params=result.total_params,
-        entropy=result.entropy,
-        bytes_per_token=result.bytes_per_token,
         tokenizer=store.manifest["spec"].get("tokenizer"),
         layout=layout,
         revision=weights.revision,
@@ -81,7 +66,9 @@ def keep(
     if not storage.is_remote:
         return None
     try:
-        _publish(storage)
+        # The record last: weights without a record are invalid.
+        storage.publish("", [path.name for path in storage.local.iterdir() if path.name != RECORD])
+        storage.publish("", [RECORD])
     except OSError as error:
         return f"the final weights were not kept: {storage.name} refused a file ({reason(error)})"
     finally:
@@ -89,28 +76,24 @@ def keep(
     return None
 
 
-def _publish(storage: Folder) -> None:
-    """Upload the folder, the record last: weights without a record are invalid."""
-    names = [path.name for path in storage.local.iterdir() if path.name != RECORD]
-    storage.publish("", names)
-    storage.publish("", [RECORD])
+def write(folder: Path, state: Weights, record: Record, store: TokenStore) -> None:
+    """Write weights, config, tokenizer and record atomically as one HuggingFace folder, replacing an older one.
 
-
-def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store: TokenStore) -> None:
-    """Write weights, config, tokenizer and record atomically as one HuggingFace folder.
-
-    Args:
-        folder: destination, replaced if it exists; links are followed.
-        state: all weights of `trainables.model.family.build_model`'s model by name, in the precision to keep.
-        record: record of the weights; its `files` are set here.
-        store: the cell's data, for its tokenizer.
+    `state` has all weights of the model by name, in the precision to keep; the record's `files` are set here.
 
     Raises:
         RuntimeError: the state is not that of the whole model (for example a shard).
         OSError, SafetensorError: the folder cannot be written.
     """
-    cell = record.cell
-    config, tensors = exported(cell, state, store)
+    cell, recipe = record.cell, record.cell.recipe
+    config, tensors = family(recipe.network).exported(state, cell.shape, recipe, store.vocabulary)
+    begin, end = config.bos_token_id, config.eos_token_id = cell.data.boundaries
+    config.use_cache = True
+    config.dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    generation = GenerationConfig(
+        bos_token_id=begin, eos_token_id=end, pad_token_id=end, max_length=recipe.context, use_cache=True
+    )
+    # Links are followed.
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.part"):
@@ -119,13 +102,16 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
     part = folder.parent / f".{folder.name}.{os.getpid()}.part"
     try:
         part.mkdir()
-        save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(part)
-        generation_config(config, cell.recipe.context).save_pretrained(part)
-        tokenizer = huggingface_tokenizer(store, cell.recipe.context)
+        generation.save_pretrained(part)
+        tokenizer = huggingface_tokenizer(store, recipe.context)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
-            _name_the_common_class(part / "tokenizer_config.json")
+            # Transformers 4 lacks the class that version 5 writes; both have this one.
+            path = part / "tokenizer_config.json"
+            options = {**json.loads(path.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}
+            path.write_text(json.dumps(options, indent=2) + "\n")
         record = record.model_copy(update={"files": sum_files(part)})
         (part / RECORD).write_text(record.model_dump_json(indent=2) + "\n")
         fsync_files(part)
@@ -134,36 +120,6 @@ def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def exported(
-    cell: Cell, state: Mapping[str, torch.Tensor], store: TokenStore
-) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the config, completed for generation, and the weights in HuggingFace's layout."""
-    model_family = family(cell.recipe.network)
-    config, tensors = model_family.exported(state, cell.shape, cell.recipe, store.vocabulary)
-    config.bos_token_id, config.eos_token_id = cell.data.boundaries
-    config.use_cache = True
-    config.dtype = torch.bfloat16 if cell.recipe.precision == "bf16" else torch.float32
-    return config, tensors
-
-
-def generation_config(config: Any, context: int) -> GenerationConfig:
-    """Return the defaults of `generate`: up to the last learned position."""
-    return GenerationConfig(
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.eos_token_id,
-        max_length=context,
-        use_cache=True,
-    )
-
-
-def _name_the_common_class(path: Path) -> None:
-    """Replace a class name that transformers 4 lacks by one that versions 4 and 5 read."""
-    config = json.loads(path.read_text())
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _disk_full(error: Exception) -> bool:

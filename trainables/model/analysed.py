@@ -28,13 +28,7 @@ LINEAR = "interplay_linear"
 
 
 def linear_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    **_: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
     """Causal attention whose weights are the scores: [B, H, T, d_h] to [B, T, H, d_h], in transformers' interface."""
     length = query.shape[-2]
@@ -47,20 +41,13 @@ def linear_attention(
 class AnalysedBlock(JoinedBlock):
     """A block of attention and a skip connection only."""
 
-    def join(self, stream: Tensor, added: Tensor) -> Tensor:
-        """Add the attention's output."""
-        return stream + added
 
-
-class Divided(nn.Module):
-    """Division by a fixed number instead of the last norm."""
-
+class _Divided(nn.Module):
     def __init__(self, by: float) -> None:
         super().__init__()
         self.by = by
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Divide the vectors."""
+    def forward(self, hidden_states: Tensor) -> Tensor:
         return hidden_states / self.by
 
 
@@ -73,4 +60,4 @@ def to_analysed(model: Any) -> None:
         del block.mlp, block.ln_1, block.ln_2
         for layer in (block.attn.c_attn, block.attn.c_proj):
             layer.bias = None
-    model.transformer.ln_f = Divided(math.sqrt(model.config.n_embd))
+    model.transformer.ln_f = _Divided(math.sqrt(model.config.n_embd))

@@ -1,12 +1,12 @@
-"""Cost of a shape: exact parameters, FLOPs and memory in closed form, without building a model."""
+"""Memory of a shape in closed form, without building a model."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from trainables.cell import Recipe, Residual, Shape
+from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.family import Flops, Parameters, family
+from trainables.model.family import family
 
 #: Elements of ZeRO's buffers for reducing gradients and gathering weights: 134 MB in fp32, where DeepSpeed's default
 #: takes 2 GB of every GPU.
@@ -19,18 +19,6 @@ _BYTES = {"fp32": 4, "bf16": 2}
 #: Share added for scratch memory and rounding of the allocator; 1 to 10 % were measured on a CPU with glibc set to keep
 #: no freed blocks (`tests/trainables/memory_cells.py`).
 MARGIN = 0.05
-
-
-def parameters(
-    shape: Shape, vocabulary: int, context: int, network: str = "gpt2", residual: Residual = "pre"
-) -> Parameters:
-    """Count the parameters of a shape exactly."""
-    return family(network).parameters(shape, vocabulary, context, residual)
-
-
-def flops(shape: Shape, vocabulary: int, context: int, network: str = "gpt2") -> Flops:
-    """Count the FLOPs of one token of a sequence of `context` tokens."""
-    return family(network).flops(shape, vocabulary, context)
 
 
 def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
@@ -57,21 +45,22 @@ Moment = Literal["forward", "backward", "reduction", "step"]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Peak memory in bytes of the rank that needs most."""
+    """Peak memory in bytes of the rank that needs most.
+
+    The peak is at the logits (forward), in a layer (backward), while gradients are summed over the groups (reduction),
+    or in the optimizer (step).
+    """
 
     moment: Moment
-    """Time of the peak: at the logits (forward), in a layer (backward), while gradients are summed over the groups
-    (reduction), or in the optimizer (step)."""
     weights: int
     """Weights in the precision of forward, and the fp32 copy of ZeRO's optimizer."""
     gradients: int
-    """Gradients, with ZeRO's copies."""
+    """With ZeRO's copies."""
     optimizer: int
-    """AdamW's two moments in fp32."""
     buffers: int
-    """ZeRO's buffers for reducing gradients and gathering weights."""
+    """ZeRO's, for reducing gradients and gathering weights."""
     activations: int
-    """Activations kept for backward, and the logits with their softmax and gradient."""
+    """With the logits, their softmax and its gradient."""
 
     @property
     def state(self) -> int:
@@ -81,8 +70,7 @@ class Memory:
     @property
     def total(self) -> int:
         """The peak, including the margin."""
-        counted = self.state + self.activations
-        return counted + round(MARGIN * counted)
+        return (counted := self.state + self.activations) + round(MARGIN * counted)
 
 
 def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Memory:
@@ -94,21 +82,17 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     - Throughout: stage 0 holds 4P of weights and 8P of AdamW's moments; stages 1 and 2 hold v·P of weights, 4p of
       master weights (also in fp32) and 8p of moments; stage 3 holds v·p instead of v·P, a flat gradient of v·p, its
       bucket, and during computation all weights up to `LIVE_PARAMETERS`. Gradients exist from the first piece on.
-    - Forward ends with the head: log-softmax, its gradient and that of the logits, all in fp32, take 12 bytes per token
-      and symbol. DeepSpeed's loss over a sharded vocabulary keeps the logits, these minus their maximum and their
-      exponentials in fp32, and with bf16 the logits themselves: 12 or 14.
+    - Forward ends with the head: log-softmax, its gradient and that of the logits in fp32, 12 bytes per token and
+      symbol. With a sharded vocabulary DeepSpeed's loss keeps other three, and with bf16 the logits themselves: 14.
     - Backward begins with all activations (`kept_activations`) and adds the gradients inside a layer,
       (4/tensor_parallel + 2)·d values per token, and with activation checkpointing the layer's own activations.
     - Reduction: the gradients, the bucket they are copied to and the reduced copy; stage 0 copies all.
     - Step: ZeRO holds its gradients three times: as reduced, flat, and flat in fp32 (in fp32 twice).
 
     Counted in DeepSpeed 0.19.8; `tests/trainables/train/test_memory.py` compares it with measured peaks. Not counted:
-
-    - on a CPU, freed blocks that glibc keeps but cannot reuse (its bug 14581, until 2.38): at 12 layers of width 256
-      and 2,048 tokens 116 MB above 535, and 250 above 196 with activation checkpointing, which saves little there;
-    - on a CPU, attention dropout, which has no fused kernel;
-    - on a GPU, the unused end of the bucket with fewer than BUCKET parameters (a CPU never touches it);
-    - checkpoints, the export of the weights, and the recipe's own DeepSpeed options.
+    checkpoints, the export, the recipe's DeepSpeed options; on a CPU attention dropout, and freed blocks that glibc
+    cannot reuse (its bug 14581, until 2.38: 116 MB above 535 at 12 layers of width 256 and 2,048 tokens, 250 above 196
+    with activation checkpointing); on a GPU the unused end of the bucket with fewer than BUCKET parameters.
     """
     degree, groups, zero = layout.tensor_parallel, layout.data_parallel, layout.zero
     value = _BYTES[recipe.precision]
@@ -121,7 +105,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
 
     kept = kept_activations(shape, recipe, layout)
     stream, scores, layer = _layer_bytes(shape, recipe, layout)
-    inside = (4 + 2 * degree) * stream // degree + model_family.score_gradients(scores)
+    inside = (4 + 2 * degree) * stream // degree + (scores if model_family.keeps_scores else 0)
     if layout.activation_checkpointing:
         inside += layer
     symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
@@ -148,11 +132,4 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
         ("reduction", reduction[0], reduction[1] + buckets, 0),
     ]
     moment, gradients, buffers, activations = max(moments, key=lambda m: sum(m[1:]))
-    return Memory(
-        moment=moment,
-        weights=weights,
-        gradients=gradients,
-        optimizer=8 * part,
-        buffers=buffers,
-        activations=activations,
-    )
+    return Memory(moment, weights, gradients, 8 * part, buffers, activations)

@@ -1,7 +1,7 @@
 """Model families: one class has everything that differs between GPT-2 and another kind of transformer.
 
 The class of the family `training.network` lives in `trainables/model/families/NAME.py`, or registers itself with
-`register`. Plans count parameters, so importing a family must not load torch; methods that build a model import it.
+`register`. Plans count parameters without torch, so only methods that build a model may import it.
 """
 
 import importlib
@@ -24,7 +24,6 @@ class Parameters:
     """Exact parameter counts of a model with tied embeddings, by where they are."""
 
     embedding: int
-    """V·d, shared with the head."""
     position: int
     """Learned position vectors: T·d in GPT-2, 0 with rotary positions."""
     non_embedding: int
@@ -32,7 +31,7 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All parameters, equal to `model.num_parameters()`."""
+        """Equal to `model.num_parameters()`."""
         return self.embedding + self.position + self.non_embedding
 
 
@@ -45,7 +44,6 @@ class Flops:
     attention: int
     """Scores and weighted values over the whole context: 4·L·T·d (a causal kernel may skip half of it)."""
     head: int
-    """Logits: 2·V·d."""
     norms: int
     """Five per value: 10·L·d + 5·d in GPT-2, 1 % of the total at d = 32."""
 
@@ -62,7 +60,7 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The role of a parameter. Parametrisations and initialisations depend on roles, not on names."""
+    """The role of a parameter, on which parametrisation and initialisation depend."""
 
     kind: Literal["embedding", "hidden", "branch_output", "norm", "final_norm"]
     """`branch_output` is the last linear layer of a residual branch."""
@@ -80,13 +78,15 @@ class ModelFamily(ABC):
     """Diagnostics that support its blocks (`trainables.diagnostics.names`)."""
     embedding_std: ClassVar[float] = 0.02
     """Standard deviation of the initial embeddings."""
+    partition_config: ClassVar[Mapping[str, Any] | None] = None
+    """DeepSpeed's `partition_config` for tensor parallelism; None uses HuggingFace's own plan."""
+    keeps_scores: ClassVar[bool] = False
+    """Whether backward needs the attention weights; a fused kernel stores none."""
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre", "sqrt", "linear", "scaled_norm"})
     """Values of `training.residual` that it can train; these four only scale weights by their role."""
-    own_residual: ClassVar[Residual | None] = None
-    """Fixed by the family instead of by `recipe.residual`."""
 
     def check(self, recipe: Recipe) -> None:
-        """Raise a ValueError if this family cannot train a recipe."""
+        """Raise a ValueError if the family cannot train a recipe."""
         if recipe.residual not in self.residuals:
             allowed = ", ".join(sorted(self.residuals))
             raise ValueError(
@@ -95,7 +95,7 @@ class ModelFamily(ABC):
 
     def residual(self, recipe: Recipe) -> Residual:
         """Return how branches join the residual stream."""
-        return self.own_residual or recipe.residual
+        return recipe.residual
 
     @abstractmethod
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
@@ -117,12 +117,6 @@ class ModelFamily(ABC):
         attention weights on the rank.
         """
 
-    def score_gradients(self, scores: int) -> int:
-        """Count the bytes of the gradients of stored attention weights; 0 if a fused kernel stores none."""
-        return 0
-
-    # The model: these import torch.
-
     @abstractmethod
     def role(self, name: str) -> Role:
         """Return the role of a parameter, by its name in the model."""
@@ -130,10 +124,6 @@ class ModelFamily(ABC):
     @abstractmethod
     def build(self, shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
         """Build and initialise a HuggingFace causal language model on the CPU in fp32, the same for the same seed."""
-
-    @abstractmethod
-    def partition_config(self) -> Mapping[str, Any] | None:
-        """Return DeepSpeed's `partition_config` for tensor parallelism; None uses HuggingFace's own plan."""
 
     def finish_sharding(self, model: Any, layout: Layout) -> None:  # noqa: B027  # optional
         """Adjust a model that DeepSpeed has sharded; a RuntimeError if a matrix is not."""

@@ -47,10 +47,7 @@ def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
 def build_gpt2(
     shape: Shape, recipe: Recipe, vocabulary: int, seed: int, change: Callable[[Any, Recipe], None]
 ) -> GPT2LMHeadModel:
-    """Build and initialise a model on the CPU in fp32; the same seed gives the same weights.
-
-    `change` changes the blocks in place before the weights are drawn.
-    """
+    """Build and initialise a model on the CPU in fp32 by its seed; `change` changes the blocks before the draw."""
     with no_init_weights():
         model = GPT2LMHeadModel(model_config(shape, recipe, vocabulary))
     # Transformers looks up the loss by class name and warns, because it has none named "GPT2LMHeadModel".
@@ -123,8 +120,7 @@ def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> 
 def use_local_heads(model: Any, layout: Layout) -> None:
     """Set the width of each attention's local heads, which DeepSpeed does not.
 
-    Raises:
-        RuntimeError: a matrix is not sharded; DeepSpeed reports nothing if a pattern matches no layer.
+    It reports nothing if a pattern matches no layer, so a matrix that is not sharded is a RuntimeError here.
     """
     degree, width = layout.tensor_parallel, model.config.n_embd
     for name, module in model.named_modules():
@@ -149,8 +145,11 @@ def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str
         model = GPT2LMHeadModel(config)
     transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     wanted = {name: value.shape for name, value in model.state_dict().items() if name != TIED_HEAD}
-    tensors = {name: value.detach().cpu() for name, value in state.items() if name != TIED_HEAD}
-    tensors = {n: (t.t() if n in transposed else t).contiguous() for n, t in tensors.items()}
+    tensors = {
+        name: (value.t() if name in transposed else value).detach().cpu().contiguous()
+        for name, value in state.items()
+        if name != TIED_HEAD
+    }
     found = {name: value.shape for name, value in tensors.items()}
     if found != wanted:
         wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))

@@ -27,16 +27,15 @@ from trainables.model.family import Role, family
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Factors of a parametrisation on the recipe's values for one parameter. All 1 under `sp`."""
+    """Factors of a parametrisation on the recipe's values for one parameter. All 1 under `sp`.
+
+    `start` is that of the initial standard deviation or gain. A step applies weight decay times rate.
+    """
 
     start: float = 1.0
-    """Factor of the initial standard deviation or gain."""
     lr: float = 1.0
-    """Factor of the learning rate."""
     decay: float = 1.0
-    """Factor of the weight decay; a step applies decay times rate."""
     epsilon: float = 1.0
-    """Factor of AdamW's epsilon."""
 
     def absorb(self, by: float) -> "Scale":
         """Return the scale after moving a multiplier of forward into the weight."""
@@ -83,11 +82,12 @@ def residual_scale(role: Role, residual: Residual, depth: int) -> Scale:
     `sqrt` and `linear` multiply the output of each branch by 1/sqrt(L) and 1/L; `scaled_norm` multiplies the norm
     before each branch by 1/sqrt(l), l = 1 for the first layer (Sun et al. 2025, arXiv 2502.05795).
     """
+    by = 1.0
     if residual == "scaled_norm" and role.kind == "norm" and role.layer is not None:
-        return Scale().absorb(1 / math.sqrt(role.layer + 1))
-    if residual in ("sqrt", "linear") and role.kind == "branch_output":
-        return Scale().absorb(1 / depth if residual == "linear" else 1 / math.sqrt(depth))
-    return Scale()
+        by = 1 / math.sqrt(role.layer + 1)
+    elif residual in ("sqrt", "linear") and role.kind == "branch_output":
+        by = 1 / depth if residual == "linear" else 1 / math.sqrt(depth)
+    return Scale().absorb(by)
 
 
 def param_groups(
@@ -100,12 +100,8 @@ def param_groups(
     groups: dict[tuple[bool, Scale], dict[str, Any]] = {}
     for name, parameter in named:
         one, is_matrix = scale(name, shape, recipe), parameter.ndim >= 2
-        values = {
-            "params": [],
-            "lr": lr * one.lr,
-            "weight_decay": recipe.weight_decay * one.decay if is_matrix else 0.0,
-            "eps": recipe.epsilon * one.epsilon,
-        }
+        decay = recipe.weight_decay * one.decay if is_matrix else 0.0
+        values = {"lr": lr * one.lr, "weight_decay": decay, "eps": recipe.epsilon * one.epsilon, "params": []}
         groups.setdefault((is_matrix, one), values)["params"].append(parameter)
     return list(groups.values())
 

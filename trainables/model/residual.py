@@ -16,7 +16,7 @@ PROFILED = 8
 
 
 class JoinedBlock(GPT2Block):
-    """A GPT-2 block whose attention reads the stream without a norm."""
+    """A GPT-2 block whose attention reads the stream without a norm; it only adds the attention's output."""
 
     def forward(
         self,
@@ -35,14 +35,11 @@ class JoinedBlock(GPT2Block):
 
     def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         """Return the stream after the block, given the one before it and the attention's output, [B, T, d] each."""
-        raise NotImplementedError
+        return stream + added
 
 
 class PostNormBlock(JoinedBlock):
     """A block with norms after the sums and optional weights [d] on the stream."""
-
-    omega_attn: nn.Parameter | None
-    omega_mlp: nn.Parameter | None
 
     def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         """Add and norm, then the same for the feed-forward network."""
@@ -80,13 +77,12 @@ def weigh_streams(model: Any, seed: int) -> None:
         for branch, weight in ((block.attn.c_proj, block.omega_attn), (block.mlp, block.omega_mlp)):
             hooks.append(branch.register_forward_hook(lambda _, __, out: variances.append(float(out.var()))))
             weights.append(weight)
-    was_training = model.training
     model.eval()
     with torch.no_grad():
         model.transformer(tokens)
         for hook in hooks:
             hook.remove()
-        model.train(was_training)
+        model.train()
         # The stream passes a norm, so its variance counts as 1.
         total = 1.0
         for weight, variance in zip(weights, variances, strict=True):

@@ -16,8 +16,7 @@ from trainables.ranks.process_group import device, timeout
 HEARTBEAT = 5.0
 #: Heartbeats in a group's timeout.
 _BEATS = 4
-#: Seconds that work may take, because the rank of a hanging file server keeps sending heartbeats; an hour uploads
-#: 360 GB at 100 MB/s.
+#: Seconds that work may take, because a rank with a hanging file server still beats; 360 GB at 100 MB/s.
 LIMIT = 3600.0
 
 T = TypeVar("T")
@@ -28,16 +27,16 @@ class PeerError(RuntimeError):
 
 
 def run_on_all_ranks(
-    work: Callable[[], T], what: str = "working with files", limit: float | None = None
+    work: Callable[[], T], what: str = "working with files", limit: float = LIMIT
 ) -> list[T]:
-    """Run this rank's work, wait for all others, and return the picklable results of all ranks by rank.
+    """Run this rank's work, wait for the others, and return the picklable results by rank.
 
-    A lost rank ends the wait at once or at the process group's timeout, a slow one after `limit` seconds (`LIMIT` by
-    default) of rank 0's clock. A single rank has no limit. `what` is for the message.
+    A lost rank ends the wait at the process group's timeout at the latest, a slow one after `limit` seconds of
+    rank 0's clock. A single rank has no limit. `what` is for the message.
 
     Raises:
-        InputError: the work of any rank raised one; all ranks raise it.
-        PeerError: the work of another rank failed or exceeded the limit; this rank's own error is re-raised as it is.
+        InputError: the work of any rank raised one.
+        PeerError: the work of another rank failed or exceeded the limit; this rank's own error is re-raised.
         RuntimeError: this rank's work exceeded the limit; its thread is abandoned.
     """
     if dist.get_world_size() == 1:
@@ -59,7 +58,6 @@ def run_on_all_ranks(
 
     threading.Thread(target=run, daemon=True).start()
     interval = min(HEARTBEAT, timeout() / _BEATS)
-    limit = LIMIT if limit is None else limit
     start, rank, size = time.monotonic(), dist.get_rank(), dist.get_world_size()
     busy, over = list(range(size)), 0.0
     while busy and not over:
@@ -79,15 +77,12 @@ def run_on_all_ranks(
             f"still {what} after {limit:g} s: {who}. Its disk or store does not answer, or a lock is never freed."
         )
     # Some errors cannot be pickled, so the others get the text.
-    failure = (
-        (type(errors[0]).__name__, str(errors[0]), isinstance(errors[0], InputError)) if errors else None
-    )
+    failures = [(type(e).__name__, str(e), isinstance(e, InputError)) for e in errors]
     outcomes: list[Any] = [None] * size
-    dist.all_gather_object(outcomes, (answer[0] if answer else None, failure))
+    dist.all_gather_object(outcomes, (answer[0] if answer else None, failures))
     if errors:
         raise errors[0]
-    for rank, (_, failure) in enumerate(outcomes):
-        if failure is not None:
-            name, text, is_input = failure
+    for rank, (_, failures) in enumerate(outcomes):
+        for name, text, is_input in failures:
             raise InputError(text) if is_input else PeerError(f"rank {rank}: {name}: {text}")
     return [value for value, _ in outcomes]

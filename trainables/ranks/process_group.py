@@ -41,7 +41,7 @@ class Rendezvous:
         self._socket = socket.create_server((address, 0))
         self.port: int = self._socket.getsockname()[1]
 
-    def rank_info(self, rank: int, size: int, timeout: float = TIMEOUT_SECONDS) -> RankInfo:
+    def rank_info(self, rank: int, size: int, timeout: float) -> RankInfo:
         """Return what a rank needs to join."""
         return RankInfo(rank, size, self.address, self.port, timeout)
 
@@ -70,11 +70,8 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
     """Join the process group of a cell and prepare DeepSpeed.
 
     Without `rank_info` the process is alone, unless a launcher (torchrun) started it. A group of one is kept for the
-    next cell; any other is made anew for each cell, so that no state of an earlier one remains. Rank 0 of a gang needs
-    the rendezvous.
-
-    Raises:
-        RuntimeError: not all ranks joined within the timeout (for example torch's DistStoreError).
+    next cell; any other is made anew for each cell. Rank 0 of a gang needs the rendezvous. If not all ranks join within
+    the timeout, torch raises a RuntimeError.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
@@ -82,7 +79,7 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
         # Two threads would take twice the CPU seconds for a third less wall time.
         torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch|deepspeed")
-    import_deepspeed()
+    deepspeed = import_deepspeed()
     if rank_info is None and dist.is_initialized() and (dist.get_world_size() == 1 or _launched()):
         return
     leave()
@@ -92,27 +89,26 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
     timeout = timedelta(seconds=rank_info.timeout if rank_info else TIMEOUT_SECONDS)
     # DeepSpeed calls `new_group` without a timeout, and torch then uses this default of half an hour.
     vars(c10d).update(default_pg_timeout=timeout, default_pg_nccl_timeout=timeout)
-    # By default torch's watchdog kills this process when a peer hangs. 2 only aborts the communicator, so that the next
-    # collective raises and the cause is reported. Not tested on a GPU.
+    # By default torch's watchdog kills this process when a peer hangs. 2 aborts the communicator only, so that the
+    # next collective raises and the cause is reported. Not tested on a GPU.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-    if rank_info is None and _launched():
+    if rank_info:
+        store = _store(rank_info, rendezvous, timeout)
+        rank, size = rank_info.rank, rank_info.size
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    elif _launched():
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
     else:
         # A process group of one needs no port, and with it DeepSpeed does not query MPI.
-        store = _store(rank_info, rendezvous, timeout) if rank_info else HashStore()
-        rank, size = (rank_info.rank, rank_info.size) if rank_info else (0, 1)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    import_deepspeed().init_distributed(backend, timeout=timeout, verbose=False)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+    deepspeed.init_distributed(backend, timeout=timeout, verbose=False)
 
 
 def leave() -> None:
     """Leave the process group, if any, and reset DeepSpeed; otherwise a cell with other degrees would fail."""
     comm = importlib.import_module("deepspeed.comm.comm")
     if dist.is_initialized():
-        if comm.cdb is None:
-            dist.destroy_process_group()
-        else:
-            comm.destroy_process_group()
+        (dist if comm.cdb is None else comm).destroy_process_group()
     # A failed rendezvous increments this counter, by which torch names groups: ranks would wait under different names.
     c10d._world.group_count = 0
     vars(comm)["cdb"] = None
@@ -123,9 +119,8 @@ def forget_degrees() -> None:
     """Reset the state that DeepSpeed keeps in its modules; call it after the groups are destroyed, or they leak."""
     importlib.import_module("deepspeed.utils.groups")._release_process_group_references()
     importlib.import_module("deepspeed.module_inject").set_autotp_mode(False)
-    vars(importlib.import_module("deepspeed.runtime.tensor_parallel.init_utils"))["_TP_MODEL_INIT_ARGS"] = (
-        None
-    )
+    tensor_parallel = importlib.import_module("deepspeed.runtime.tensor_parallel.init_utils")
+    vars(tensor_parallel)["_TP_MODEL_INIT_ARGS"] = None
     # ZeRO-3 numbers parameters and modules per process, and a rank that has trained more engines than its peers fails.
     offload = importlib.import_module("deepspeed.runtime.zero.parameter_offload").DeepSpeedZeRoOffload
     offload._register_deepspeed_module.__defaults__[0][0] = 0
@@ -146,15 +141,11 @@ def import_deepspeed() -> Any:
 
 
 def _launched() -> bool:
-    """Whether a launcher such as torchrun started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
 def _choose_interface(rank_info: RankInfo | None) -> None:
-    """Make gloo and NCCL use the interface through which the ranks reach one another, loopback on one machine.
-
-    By default gloo listens on the address of the host's name: on Debian 127.0.1.1, which other machines cannot reach.
-    """
+    # By default gloo listens on the address of the host's name: on Debian 127.0.1.1, which no other machine can reach.
     if rank_info is not None and not rank_info.address.startswith("127."):
         if os.environ.get(GLOO, "lo")[:2] in ("", "lo"):
             name = interface_to(rank_info.address)

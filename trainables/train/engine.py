@@ -1,7 +1,6 @@
 """The DeepSpeed engine of a cell."""
 
 import contextlib
-import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -50,10 +49,9 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
         "bf16": {"enabled": recipe.precision == "bf16"},
     }
     if layout.tensor_parallel > 1:
-        partition = family(recipe.network).partition_config()
         config["tensor_parallel"] = {
             "autotp_size": layout.tensor_parallel,
-            **({} if partition is None else {"partition_config": partition}),
+            "partition_config": family(recipe.network).partition_config,
             "vocab_parallel_lm_head": layout.shard_vocabulary,
         }
     if universal:
@@ -61,22 +59,13 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
     return config
 
 
-def import_zero(layout: Layout) -> None:
-    """Import what DeepSpeed would import at the first step under ZeRO: 46 MB that no cell's memory should count."""
-    if layout.zero:
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-
-
 def build_engine(
-    model: Any, recipe: Recipe, lr: float, layout: Layout | None = None, *, universal: bool = False
+    model: Any, recipe: Recipe, lr: float, layout: Layout = Layout(), *, universal: bool = False
 ) -> Any:
     """Return a DeepSpeed engine around the model, with torch's AdamW (DeepSpeed's needs a compiler) and the schedule.
 
-    Raises:
-        InputError: DeepSpeed refuses one of the recipe's options.
-        RuntimeError: a matrix is not sharded.
+    An option that DeepSpeed refuses is an InputError, a matrix that it does not shard a RuntimeError.
     """
-    layout = layout or Layout()
     if recipe.deepspeed:
         check_options(recipe.deepspeed, layout.zero)
     if layout.activation_checkpointing:
@@ -104,19 +93,13 @@ def build_engine(
 
 
 def gradient_norm(engine: Any, layout: Layout) -> float:
-    """Return the norm of the whole gradient before clipping; call between `backward` and `step`.
-
-    Only for ZeRO stage 0, where DeepSpeed has no norm in fp32 (its issue 7255).
-    """
-    gradients = [(p, p.grad) for p in engine.module.parameters() if p.grad is not None]
+    """Return the gradient's norm after `backward` at ZeRO stage 0, where DeepSpeed has none in fp32 (issue 7255)."""
+    parameters = [p for p in engine.module.parameters() if p.grad is not None]
     if layout.tensor_parallel == 1:
-        return float(torch.nn.utils.get_total_norm([grad for _, grad in gradients]))
+        return float(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
     own, shared = torch.zeros((), device=engine.device), torch.zeros((), device=engine.device)
-    for parameter, grad in gradients:
-        square = grad.float().square().sum()
-        if getattr(parameter, "tensor_model_parallel", False):
-            shared += square
-        else:
-            own += square
+    for parameter in parameters:
+        part = shared if getattr(parameter, "tensor_model_parallel", False) else own
+        part += parameter.grad.float().square().sum()
     dist.all_reduce(shared, group=engine.mpu.get_tensor_model_parallel_group())
     return math.sqrt(float(own + shared))

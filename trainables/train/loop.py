@@ -1,10 +1,12 @@
 """Train one cell: steps, evaluation, divergence, checkpoints, throughput."""
 
 import functools
+import importlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +22,7 @@ from trainables.data.store.open import open_store
 from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics.names import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
-from trainables.errors import DataError, InputError
+from trainables.errors import InputError
 from trainables.export.weights import keep, whole_state
 from trainables.layout import Layout, default_zero
 from trainables.model.family import build_model, family
@@ -29,11 +31,13 @@ from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
-from trainables.train.engine import build_engine, gradient_norm, import_zero
+from trainables.train.engine import build_engine, gradient_norm
 from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
 
 #: Points of a training curve.
 CURVE_POINTS = 60
+#: Least seconds between two reports of progress.
+REPORT_EVERY = 2.0
 #: Seconds that packing may take; 60 GB of text and its vocabulary take hours.
 PACK_LIMIT = 24 * 3600.0
 #: A cell has diverged when its training loss exceeds its first loss by this factor.
@@ -54,7 +58,6 @@ def train(
     diagnostics: Sequence[Diagnostic] = (),
     stop: Callable[[Evaluation], Ending | None] | None = None,
     report: Callable[[Progress], None] | None = None,
-    report_every: float = 2.0,
 ) -> Result:
     """Train a cell, or resume it from its newest checkpoint, and return its result.
 
@@ -63,13 +66,13 @@ def train(
     - `data_root`: folder or URI of the packed token stores; a missing store is packed there.
     - `layout`, `rank_info`: one rank by default, or as torchrun started this process.
     - `rendezvous`: the open port of rank 0; None on other ranks.
-    - `checkpoints`, `checkpoint_every`: folder or URI of this cell's checkpoints, and seconds between them.
+    - `checkpoints`: folder or URI of this cell's checkpoints, one every `checkpoint_every` seconds.
     - `weights`: destination of the final weights as a HuggingFace folder; ignored if HuggingFace has no such model.
     - `evaluations`: number of evaluations on the validation set, evenly spaced, the last one at the last step.
     - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
     - `stop`: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
       argument alone, so that a resumed cell ends at the same step.
-    - `report`, `report_every`: called on rank 0 with new progress, at most once in so many seconds.
+    - `report`: called on rank 0 with new progress, at most once in `REPORT_EVERY` seconds.
 
     Raises:
         DataError: the data is missing, unusable, or has changed since the cell was planned.
@@ -93,25 +96,25 @@ def train(
             f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
             f"{layout.data_parallel}), but {dist.get_world_size()} were started; make them equal."
         )
-    import_zero(layout)
+    if layout.zero:
+        # DeepSpeed would import it at the first step: 46 MB that no cell's memory should count.
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
-    notes: list[str] = []
-    engine, found = _start(cell, layout, store, storage, notes)
-    training = _Training(cell, layout, store, engine, meter, storage, checkpoint_every, report, report_every)
-    training.resume(found, notes)
+    engine, state = _start(cell, layout, store, storage)
+    training = _Training(cell, layout, store, engine, state, meter, storage, checkpoint_every, report)
     try:
         if diagnostics:
-            training.probe = Probe(diagnostics, engine, cell, layout, store, device())
+            training.probe = Probe(diagnostics, engine.module, store, recipe.context)
         result = training.run(evaluations, stop)
-        state = whole_state(engine, layout) if weights and result.status == "done" else None
+        final = whole_state(engine, layout) if weights and result.status == "done" else None
     finally:
         engine.destroy()
     if weights and result.status == "done":
         # The other ranks wait: a rank that exits early counts as lost.
         note, *_ = run_on_all_ranks(
-            lambda: None if state is None else keep(weights, state, cell, layout, store, result),
+            lambda: None if final is None else keep(weights, final, cell, layout, store, result),
             "writing the weights",
         )
         if note:
@@ -131,12 +134,13 @@ def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore
 
 
 def _start(
-    cell: Cell, layout: Layout, store: TokenStore, storage: Folder | None, notes: list[str]
-) -> tuple[Any, TrainingState | None]:
-    """Build the engine, load the newest usable checkpoint, and return the engine and the checkpoint's state."""
+    cell: Cell, layout: Layout, store: TokenStore, storage: Folder | None
+) -> tuple[Any, TrainingState]:
+    """Build the engine, load the newest usable checkpoint, and return the engine and its state of training."""
     if storage is not None:
         check = storage.check if dist.get_rank() == 0 else lambda: None
         run_on_all_ranks(lambda: patiently(check), "checking the checkpoint storage")
+    notes: list[str] = []
     passed: set[str] = set()
     while True:
         found = checkpoint.find(storage, cell.key, layout, notes, passed) if storage else None
@@ -145,7 +149,9 @@ def _start(
         is_universal = found is not None and found.universal
         engine = build_engine(model, cell.recipe, cell.lr, layout, universal=is_universal)
         if found is None or found.load(engine, notes):
-            return engine, found.state if found else None
+            state = found.state if found else TrainingState(cell=cell.key)
+            state.notes += [note for note in notes if note not in state.notes]
+            return engine, state
         engine.destroy()
 
 
@@ -159,117 +165,102 @@ def dropout_seed(seed: int, step: int, group: int) -> int:
 
 @dataclass
 class _Training:
-    """The running state of a cell, shared by checkpoints, reports and the result."""
+    """A cell in training on this rank."""
 
     cell: Cell
     layout: Layout
     store: TokenStore
     engine: Any
+    state: TrainingState
     meter: MemoryMeter
     storage: Folder | None
     checkpoint_every: float
     report: Callable[[Progress], None] | None
-    report_every: float
     probe: Probe | None = None
-    step: int = 0
-    seconds: float = 0.0
-    first_loss: float | None = None
-    points: list[Point] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-    start: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    #: Points and evaluations reported so far.
     reported: tuple[int, int] = (0, 0)
-    resumed_from: int = 0
-    resumed_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.device, self.rank = device(), dist.get_rank()
         self.group = self.rank // self.layout.tensor_parallel
+        self.resumed_from, self.resumed_seconds = self.state.step, self.state.train_seconds
 
     def run(self, evaluations: int, stop: Callable[[Evaluation], Ending | None] | None) -> Result:
-        steps = self.cell.recipe.steps
+        state, steps = self.state, self.cell.recipe.steps
         window = max(1, steps // CURVE_POINTS)
         evaluate_at = evaluation_steps(steps, evaluations)
         reason = None
-        start = time.perf_counter()
-        if self.probe and self.step == 0:
-            self.start = self.probe.of_model()
-        self.seconds += time.perf_counter() - start
+        if self.probe and state.step == 0:
+            start = time.perf_counter()
+            state.start = self.probe.measures()
+            state.train_seconds += time.perf_counter() - start
         last_checkpoint = last_report = time.monotonic()
-        while self.step < steps and reason is None:
-            until = min(steps, self.step - self.step % window + window)
-            until = min([until, *(s for s in evaluate_at if s > self.step)])
-            reason = self._window(until, until in evaluate_at)
-            if self.step in evaluate_at and reason is None:
+        while state.step < steps and reason is None:
+            until = min(steps, state.step - state.step % window + window)
+            reason = self._window(min([until, *(s for s in evaluate_at if s > state.step)]))
+            if state.step in evaluate_at and reason is None:
                 self._evaluate()
-                if stop and self.step < steps:
-                    ending = stop(self.evaluations[-1])
+                if stop and state.step < steps:
+                    ending = stop(state.evaluations[-1])
                     if self._decide_on_rank_0(ending is not None):
                         return self._result(None, ending or Ending(reason="decided by rank 0"))
             now = time.monotonic()
             is_due = self.storage is not None and now - last_checkpoint > self.checkpoint_every
-            if reason is None and self.step < steps and self._decide_on_rank_0(is_due):
+            if reason is None and state.step < steps and self._decide_on_rank_0(is_due):
                 self._save()
                 last_checkpoint = time.monotonic()
-            if self.report and self.rank == 0 and now - last_report > self.report_every:
+            if self.report and self.rank == 0 and now - last_report > REPORT_EVERY:
                 self._report()
                 last_report = now
         return self._result(reason)
 
-    def _window(self, until: int, evaluated: bool) -> str | None:
+    def _window(self, until: int) -> str | None:
         """Train up to step `until`, add a point to the curve, and return why the cell diverged, else None."""
-        recipe, layout, engine = self.cell.recipe, self.layout, self.engine
-        start, first_step = time.perf_counter(), self.step
+        recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
+        start, first_step = time.perf_counter(), state.step
         total = torch.zeros((), device=self.device)
         norm = float("nan")
         pieces = layout.pieces(recipe)
-        while self.step < until:
-            # Diagnostics measure the first step and the last one before each evaluation.
-            probe = self.probe if self.step == 0 or (evaluated and self.step == until - 1) else None
+        while state.step < until:
+            # DeepSpeed has no norm at stage 0, and `step` clips the gradients.
+            is_measured = layout.zero == 0 and state.step == until - 1
             if recipe.dropout:
-                torch.manual_seed(dropout_seed(self.cell.seed, self.step, self.group))
+                torch.manual_seed(dropout_seed(self.cell.seed, state.step, self.group))
             inputs, targets = self._batch()
             for x, y in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
                 loss = engine(input_ids=x, labels=y, shift_labels=y).loss
                 engine.backward(loss)
                 total += loss.detach() / pieces
-                if layout.zero == 0 and self.step == until - 1 and engine.is_gradient_accumulation_boundary():
-                    # DeepSpeed has no norm at stage 0, and `step` clips the gradients.
+                if is_measured and engine.is_gradient_accumulation_boundary():
                     norm = gradient_norm(engine, layout)
-                if probe and engine.is_gradient_accumulation_boundary():
-                    probe.before_step()
                 engine.step()
-            if probe:
-                probe.after_step(self.step + 1)
-                if self.step == 0:
-                    self.start |= probe.step
-            self.step += 1
+            state.step += 1
         if layout.zero:
             norm = float(engine.get_global_grad_norm())
         mean = float(self._sum(total)) / layout.ranks / (until - first_step)
         seconds = time.perf_counter() - start
-        self.seconds += seconds
+        state.train_seconds += seconds
         rate = (until - first_step) * recipe.batch * recipe.context / seconds
         lr = float(engine.lr_scheduler.get_last_lr()[0])
-        self.points.append(
-            Point(step=self.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
+        state.points.append(
+            Point(step=state.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
         )
-        if self.first_loss is None:
-            self.first_loss = mean
-        if not math.isfinite(mean) or mean > DIVERGENCE_FACTOR * self.first_loss:
-            return f"the training loss rose from {self.first_loss:.3f} to {mean:.3f} at step {self.step}"
+        if state.first_loss is None:
+            state.first_loss = mean
+        if not math.isfinite(mean) or mean > DIVERGENCE_FACTOR * state.first_loss:
+            return f"the training loss rose from {state.first_loss:.3f} to {mean:.3f} at step {state.step}"
         return None
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs and targets of this group at this step, [share, T] each."""
         recipe, share = self.cell.recipe, self.layout.share(self.cell.recipe)
         x, y = batch(
-            self.store, context=recipe.context, batch=recipe.batch, seed=self.cell.seed, step=self.step
+            self.store, context=recipe.context, batch=recipe.batch, seed=self.cell.seed, step=self.state.step
         )
         mine = slice(self.group * share, (self.group + 1) * share)
         return self._tensor(x[mine]), self._tensor(y[mine])
 
-    def _tensor(self, array: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+    def _tensor(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
     def _sum(self, value: torch.Tensor) -> torch.Tensor:
@@ -287,7 +278,7 @@ class _Training:
 
     def _evaluate(self) -> None:
         """Evaluate loss and measures over the whole validation set; the groups share it and each target counts once."""
-        layout, engine = self.layout, self.engine
+        engine, state = self.engine, self.state
         start = time.perf_counter()
         score = self.cell.data.score(self.cell.recipe.context)
         sums = torch.zeros(2 + (score.numbers if score else 0), dtype=torch.float64)
@@ -307,84 +298,55 @@ class _Training:
                 if score:
                     sums[2:] += score.count(x, y, output.logits.argmax(dim=-1))
         engine.train()
-        total, scored, *counted = (self._sum(sums.to(self.device)) / layout.tensor_parallel).tolist()
-        if not scored:
-            raise DataError(
-                f"the validation set in {self.store.path} is empty; raise data.validation_fraction"
-            )
+        total, scored, *counted = (self._sum(sums.to(self.device)) / self.layout.tensor_parallel).tolist()
         measures = score.measures(counted) if score else {}
         if self.probe:
-            measures |= {**self.probe.of_model(), **self.probe.step}
-        self.evaluations.append(Evaluation(step=self.step, loss=total / scored, measures=measures))
-        self.seconds += time.perf_counter() - start
+            measures |= self.probe.measures()
+        state.evaluations.append(Evaluation(step=state.step, loss=total / scored, measures=measures))
+        state.train_seconds += time.perf_counter() - start
 
     def _validation(self) -> Iterator[tuple[Any, Any, bool]]:
         """Yield this group's batches (x, y) and whether each counts.
 
         Groups that run out repeat a batch uncounted, because under ZeRO-3 each call gathers weights from every group.
         """
-        groups = self.layout.data_parallel
         sequences = self.layout.sequences(self.cell.recipe)
-        turn: list[Any] = []
-        for x, y in validation_batches(self.store, context=self.cell.recipe.context, batch=sequences):
-            turn.append((x, y))
-            if len(turn) == groups:
-                yield *turn[self.group], True
-                turn.clear()
-        if turn:
-            counts = self.group < len(turn)
-            yield *turn[self.group if counts else 0], counts
-
-    def resume(self, state: TrainingState | None, notes: list[str]) -> None:
-        """Restore the state of the checkpoint that the engine was loaded from."""
-        if state is not None:
-            self.step = self.resumed_from = state.step
-            self.seconds, self.first_loss = state.train_seconds, state.first_loss
-            self.resumed_seconds = state.train_seconds
-            self.points, self.evaluations = list(state.points), list(state.evaluations)
-            self.notes, self.start = list(state.notes), dict(state.start)
-        self.notes += [note for note in notes if note not in self.notes]
+        batches = validation_batches(self.store, context=self.cell.recipe.context, batch=sequences)
+        for turn in itertools.zip_longest(*[batches] * self.layout.data_parallel):
+            mine = turn[self.group]
+            yield *(mine or turn[0]), mine is not None
 
     def _save(self) -> None:
         assert self.storage is not None
-        state = TrainingState(
-            cell=self.cell.key,
-            step=self.step,
-            train_seconds=self.seconds,
-            first_loss=self.first_loss,
-            points=tuple(self.points),
-            evaluations=tuple(self.evaluations),
-            notes=tuple(self.notes),
-            start=self.start,
-        )
+        state = self.state
         problem = checkpoint.save(self.engine, self.storage, self.layout, state)
-        if problem and not any(problem in note for note in self.notes):
+        if problem and not any(problem in note for note in state.notes):
             # Note each problem once: a disk stays full for many checkpoints.
-            self.notes.append(f"no checkpoint at step {self.step}: {problem}")
+            state.notes.append(f"no checkpoint at step {state.step}: {problem}")
 
     def _report(self) -> None:
         assert self.report is not None
-        points, evaluations = self.reported
+        state, (points, evaluations) = self.state, self.reported
         self.report(
             Progress(
-                step=self.step,
+                step=state.step,
                 steps=self.cell.recipe.steps,
-                train_seconds=self.seconds,
-                points=tuple(self.points[points:]),
-                evaluations=tuple(self.evaluations[evaluations:]),
-                start={} if points else self.start,
+                train_seconds=state.train_seconds,
+                points=tuple(state.points[points:]),
+                evaluations=tuple(state.evaluations[evaluations:]),
+                start={} if points else state.start,
             )
         )
-        self.reported = (len(self.points), len(self.evaluations))
+        self.reported = (len(state.points), len(state.evaluations))
 
     def _result(self, reason: str | None, ending: Ending | None = None) -> Result:
-        cell, recipe = self.cell, self.cell.recipe
-        loss = self.evaluations[-1].loss if self.evaluations else None
+        cell, recipe, state, store = self.cell, self.cell.recipe, self.state, self.store
+        loss = state.evaluations[-1].loss if state.evaluations else None
         if reason is None and (loss is None or not math.isfinite(loss)):
-            reason = f"the validation loss is {loss} at step {self.step}"
-        model_family, size = family(recipe.network), (cell.shape, self.store.vocabulary, recipe.context)
-        tokens = self.step * recipe.batch * recipe.context
-        rate = tokens / self.seconds
+            reason = f"the validation loss is {loss} at step {state.step}"
+        model_family, size = family(recipe.network), (cell.shape, store.vocabulary, recipe.context)
+        tokens = state.step * recipe.batch * recipe.context
+        rate = tokens / state.train_seconds
         # Read the peak before `matmul_flops_per_second` allocates its matrices.
         peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
         if self.layout.ranks > 1:
@@ -398,23 +360,18 @@ class _Training:
             reason=reason,
             loss=None if status == "diverged" else loss,
             loss_se=ending.loss_se if ending and status == "stopped" else None,
-            train_loss=self.points[-1].train_loss if self.points else None,
-            step=self.step,
+            train_loss=state.points[-1].train_loss if state.points else None,
             tokens=tokens,
             params=cell.shape.budget_params,
             total_params=model_family.parameters(*size, recipe.residual).total,
-            vocabulary=self.store.vocabulary,
-            entropy=self.store.entropy,
-            bytes_per_token=self.store.bytes_per_token,
-            train_seconds=self.seconds,
+            vocabulary=store.vocabulary,
+            entropy=store.entropy,
+            bytes_per_token=store.bytes_per_token,
             tokens_per_second=rate,
             utilisation=rate * model_family.flops(*size).training / fastest / self.layout.ranks,
             memory_bytes=int(peak),
             resumed_from=self.resumed_from,
             resumed_seconds=self.resumed_seconds,
             device=torch.cuda.get_device_name(0) if self.device.type == "cuda" else "cpu",
-            notes=tuple(self.notes),
-            points=tuple(self.points),
-            evaluations=tuple(self.evaluations),
-            start=self.start,
+            **{name: value for name, value in state if name in Result.model_fields},
         )

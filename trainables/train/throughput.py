@@ -30,10 +30,9 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
 
 
 class MemoryMeter:
-    """Peak memory of one cell in a process that may train many.
+    """Peak memory of one cell in a process that may train many: on a GPU the allocator's peak.
 
-    On a GPU: the allocator's peak. On a CPU: peak resident memory above that at construction, without pages of files
-    (code and the token store), which the system can reclaim.
+    On a CPU the peak resident memory above that at construction, without pages of files, which can be reclaimed.
     """
 
     def __init__(self, device: torch.device) -> None:

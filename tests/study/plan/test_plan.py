@@ -18,7 +18,8 @@ from study.plan.table import duration, plan_table, short
 from study.spec.devices import DEVICES, usable_memory
 from study.spec.study import load_spec
 from tests.study.small import SMALL
-from trainables.model.counts import flops, memory, parameters
+from trainables.model.counts import memory
+from trainables.model.family import family
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +70,9 @@ def test_cells_of_one_shape_and_seed_are_told_apart_by_their_rate() -> None:
 def test_every_cell_carries_exact_counts() -> None:
     for planned in plan_of(SMALL).cells:
         cell = planned.cell
-        assert planned.parameters == parameters(cell.shape, 9, 64)
+        assert planned.parameters == family("gpt2").parameters(cell.shape, 9, 64, "pre")
         assert planned.tokens == 1_228_800
-        assert planned.flops == flops(cell.shape, 9, 64).training * 1_228_800
+        assert planned.flops == family("gpt2").flops(cell.shape, 9, 64).training * 1_228_800
         assert planned.memory_bytes == memory(cell.shape, 9, cell.recipe, planned.layout).total
         assert planned.layout.sequences(planned.cell.recipe) == 16
         assert planned.layout.ranks == 1

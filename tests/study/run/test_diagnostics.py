@@ -50,14 +50,13 @@ def test_a_spec_names_diagnostics_and_its_cells_stay_the_same_cells(plan):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["diagnostics=[rnk]"], "'rnk'; allowed: rank, layer_drop, induction, gradients"),
+        (["diagnostics=[rnk]"], "'rnk'; allowed: rank, layer_drop, induction"),
         (["diagnostics=[rank, rank]"], "`diagnostics` has rank more than once"),
         (
             ["diagnostics=[rank]", "resources.tensor_parallel=2", "resources.slots=2"],
             "set tensor_parallel to 1",
         ),
         (["diagnostics=[rank]", "resources.zero=3"], "zero 3"),
-        (["diagnostics=[gradients]", "resources.zero=3"], "diagnostics (gradients) need whole layers"),
     ],
 )
 def test_diagnostics_that_cannot_be_had_are_refused_before_anything_starts(overrides, words):
@@ -74,12 +73,12 @@ def test_a_trial_asks_for_the_diagnostics_of_its_study(plan, tmp_path, monkeypat
         return stub_result()
 
     monkeypatch.setattr("ray.tune.report", lambda report: None)
-    for names in ((), ("rank", "gradients")):
+    for names in ((), ("rank", "layer_drop")):
         settings = TrialSettings(
             data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1, diagnostics=names
         )
         run_with(train, trial_config(plan.cells[0].cell, Layout(), settings))
-    assert asked == [(), ("rank", "gradients")]
+    assert asked == [(), ("rank", "layer_drop")]
 
 
 @pytest.mark.slow

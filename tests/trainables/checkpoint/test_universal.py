@@ -96,7 +96,7 @@ def test_the_universal_form_holds_the_whole_state_of_each_parameter(tmp_path, ze
 
 @pytest.mark.extended
 def test_library_defect_stage_3_gives_all_groups_the_options_of_the_first_and_one_step(tmp_path):
-    """When this fails, `universal.mend` can go."""
+    """When this fails, `universal.mended` can go."""
     source = saved(tmp_path / "c", 3)
     universal.convert(source, tmp_path / "u" / "t", Layout(zero=3))
     with engine_of(3, is_universal=True) as engine:

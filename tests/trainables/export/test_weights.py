@@ -32,6 +32,7 @@ from trainables.layout import Layout
 from trainables.model.family import build_model
 from trainables.model.gpt2 import as_conv1d, model_config
 from trainables.record import Keep, Record, damage, read_record
+from trainables.storage.storage import Bucket
 from trainables.train.loop import train
 
 CONTEXT = 32
@@ -231,8 +232,6 @@ def test_a_full_disk_costs_the_weights_and_not_the_result(root, tmp_path):
 def test_an_object_store_gets_the_weights_whole_and_costs_them_alone_when_it_is_away(root, monkeypatch):
     import fsspec
 
-    from trainables.export import weights as export
-
     one = cell(SYMBOLS)
     result = train(one, data_root=root, weights=Keep("memory://kept/key"), evaluations=1)
     assert result.notes == ()
@@ -242,10 +241,10 @@ def test_an_object_store_gets_the_weights_whole_and_costs_them_alone_when_it_is_
     assert names == {*record.files, "interplay.json"}
     assert all(kept.size(f"/kept/key/{name}") == sums.bytes for name, sums in record.files.items())
 
-    def away(storage):
+    def away(storage, tag, names):
         raise OSError("the network is down")
 
-    monkeypatch.setattr(export, "_publish", away)
+    monkeypatch.setattr(Bucket, "publish", away)
     again = train(one, data_root=root, weights=Keep("memory://lost/key"), evaluations=1)
     assert again.loss == result.loss
     assert again.notes == (

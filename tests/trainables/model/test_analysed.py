@@ -8,8 +8,7 @@ import torch
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.model.counts import flops, parameters
-from trainables.model.family import build_model
+from trainables.model.family import build_model, family
 from trainables.train.loop import train
 
 CONTEXT, VOCABULARY = 16, 9
@@ -71,10 +70,10 @@ def test_its_output_is_a_polynomial_of_degree_3_to_the_depth(depth):
 def test_the_counts_are_the_models():
     shape = Shape(depth=3, width=16, heads=2)
     model = build_model(shape, RECIPE, VOCABULARY, 0)
-    count = parameters(shape, VOCABULARY, CONTEXT, network="analysed")
+    count = family("analysed").parameters(shape, VOCABULARY, CONTEXT, "pre")
     assert count.total == model.num_parameters()
     assert count.non_embedding * 3 == shape.budget_params
-    assert flops(shape, VOCABULARY, CONTEXT, "analysed").matrices == 2 * count.non_embedding
+    assert family("analysed").flops(shape, VOCABULARY, CONTEXT).matrices == 2 * count.non_embedding
 
 
 @pytest.mark.parametrize("depth", [1, 16])

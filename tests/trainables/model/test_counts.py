@@ -8,9 +8,11 @@ from transformers import GPT2LMHeadModel
 
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.counts import flops, kept_activations, memory, parameters
+from trainables.model.counts import kept_activations, memory
 from trainables.model.family import build_model, family
 from trainables.model.gpt2 import model_config
+
+GPT2 = family("gpt2")
 
 
 def recipe(context: int, batch: int = 1) -> Recipe:
@@ -26,7 +28,7 @@ def test_parameters_are_those_of_the_model(
     shape = Shape(depth=depth, width=width, heads=heads)
     with torch.device("meta"):
         model = GPT2LMHeadModel(model_config(shape, recipe(context), vocabulary))
-    count = parameters(shape, vocabulary, context)
+    count = GPT2.parameters(shape, vocabulary, context, "pre")
     assert count.total == model.num_parameters()
     assert count.embedding == model.transformer.wte.weight.numel()
     assert count.position == model.transformer.wpe.weight.numel()
@@ -35,7 +37,7 @@ def test_parameters_are_those_of_the_model(
 
 def test_parameters_of_gpt2_small() -> None:
     # 124,439,808 is what `GPT2LMHeadModel.from_pretrained("gpt2").num_parameters()` says.
-    assert parameters(Shape(depth=12, width=768, heads=12), 50257, 1024).total == 124_439_808
+    assert GPT2.parameters(Shape(depth=12, width=768, heads=12), 50257, 1024, "pre").total == 124_439_808
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_flops_are_those_of_deepspeeds_profiler(
         detailed=False,
         warm_up=0,
     )
-    ours = flops(shape, vocabulary, context)
+    ours = GPT2.flops(shape, vocabulary, context)
     # The project promises 2 %; the same conventions as the profiler's make it exact.
     assert ours.forward * batch * context == measured
     assert ours.training == 3 * ours.forward
@@ -73,7 +75,7 @@ def test_flops_are_those_of_deepspeeds_profiler(
 
 def test_flops_of_a_wide_model_are_two_per_parameter_and_token() -> None:
     shape = Shape(depth=48, width=4096, heads=32)
-    count = flops(shape, 2000, 128)
+    count = GPT2.flops(shape, 2000, 128)
     assert count.matrices == 2 * shape.budget_params
     assert count.forward == pytest.approx(2 * shape.budget_params, rel=0.01)
 
@@ -137,7 +139,7 @@ def test_the_parameters_of_a_rank_are_those_of_a_model_shared_by_hand(
         else:
             count += parameter.numel()
     layout = Layout(tensor_parallel=degree, shard_vocabulary=shard_vocabulary)
-    assert family("gpt2").rank_parameters(shape, vocabulary, context, layout) == count
+    assert GPT2.rank_parameters(shape, vocabulary, context, layout) == count
 
 
 @pytest.mark.parametrize("depth", [1, 5])
@@ -145,7 +147,7 @@ def test_one_rank_has_all_parameters(depth: int) -> None:
     shape = Shape(depth=depth, width=48, heads=2)
     for network in ("gpt2", "analysed"):
         whole = family(network).rank_parameters(shape, 257, 33, Layout())
-        assert whole == parameters(shape, 257, 33, network).total
+        assert whole == family(network).parameters(shape, 257, 33, "pre").total
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_the_state_of_each_stage(precision: Precision, zero: int, groups: int, p
     cell = recipe(2, groups).model_copy(update={"precision": precision})
     needed = memory(shape, 64, cell, Layout.model_validate({"zero": zero, "data_parallel": groups}))
     assert needed.moment in ("step", "reduction")
-    assert needed.state == pytest.approx(per_parameter * parameters(shape, 64, 2).total, rel=1e-6)
+    assert needed.state == pytest.approx(per_parameter * GPT2.parameters(shape, 64, 2, "pre").total, rel=1e-6)
     assert needed.total == needed.state + round(0.05 * needed.state)
 
 

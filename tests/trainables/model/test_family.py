@@ -14,7 +14,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.model import family as families
-from trainables.model.counts import flops, memory, parameters
+from trainables.model.counts import memory
 from trainables.model.family import Flops, ModelFamily, Parameters, Role, build_model, family, family_names
 from trainables.train.loop import train
 
@@ -68,9 +68,6 @@ class TinyLlama(ModelFamily):
         )
         return LlamaForCausalLM(config)
 
-    def partition_config(self):
-        return None
-
     def exported(self, state, shape, recipe, vocabulary):
         raise NotImplementedError
 
@@ -96,12 +93,12 @@ def test_the_built_in_families_are_found():
 
 def test_its_counts_are_those_of_its_model():
     model = build_model(SHAPE, recipe(), 9, seed=0)
-    counts = parameters(SHAPE, 9, 32, "tiny_llama")
+    counts = family("tiny_llama").parameters(SHAPE, 9, 32, "pre")
     assert counts.total == model.num_parameters()
     linear = sum(
         m.weight.numel() for n, m in model.named_modules() if isinstance(m, nn.Linear) and "head" not in n
     )
-    assert flops(SHAPE, 9, 32, "tiny_llama").matrices == 2 * linear
+    assert family("tiny_llama").flops(SHAPE, 9, 32).matrices == 2 * linear
     assert memory(SHAPE, 9, recipe(), Layout(zero=1)).weights >= 4 * counts.total
 
 
@@ -118,7 +115,7 @@ def test_it_trains_under_a_parametrisation(tmp_path, parametrisation):
     )
     result = train(one, data_root=tmp_path, evaluations=2)
     assert result.status == "done"
-    assert result.total_params == parameters(SHAPE, result.vocabulary, 32, "tiny_llama").total
+    assert result.total_params == family("tiny_llama").parameters(SHAPE, result.vocabulary, 32, "pre").total
     assert result.loss < result.points[0].train_loss
 
 

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
+from tests.trainables.export.test_weights import load, validation_loss
 from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.data.store.batches import validation_batches
-from trainables.data.store.open import open_store
 from trainables.model.family import build_model
 from trainables.model.parametrisation import attention_ratio, param_groups
 from trainables.record import Keep
@@ -140,15 +138,7 @@ def test_huggingface_gets_the_recorded_loss_of_a_model_with_another_scale_of_att
     one = cell(Shape(depth=3, width=40, heads=2), recipe("completep", precision=precision, weight_decay=0.1))
     assert attention_ratio(one.shape, one.recipe) == pytest.approx(math.sqrt(8 / 20))
     result = train(one, data_root=root, weights=Keep(tmp_path / "m"), evaluations=1)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
-    store = open_store(DATA, context=CONTEXT, root=root, key=one.data_key)
-    total, tokens = 0.0, 0
-    with torch.no_grad():
-        for x, y in validation_batches(store, context=CONTEXT, batch=4):
-            logits = model(torch.from_numpy(x)).logits.float().view(-1, VOCABULARY)
-            total += float(functional.cross_entropy(logits, torch.from_numpy(y).view(-1), reduction="sum"))
-            tokens += y.size
-    assert total / tokens == pytest.approx(result.loss, rel=close)
+    assert validation_loss(load(tmp_path / "m"), one, root) == pytest.approx(result.loss, rel=close)
     plain = build_model(one.shape, one.recipe, VOCABULARY, 0)
     with torch.no_grad():
         for module in plain.modules():

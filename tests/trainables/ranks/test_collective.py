@@ -10,13 +10,13 @@ from trainables.ranks.collective import PeerError, run_on_all_ranks
 from trainables.ranks.process_group import join, leave
 
 
-def sleep_on_rank_0(seconds, signs, rank_info=None, rendezvous=None):
+def sleep_on_rank_0(seconds, beats, rank_info=None, rendezvous=None):
     join(rank_info, rendezvous)
-    usual, module._SIGNS = module._SIGNS, signs
+    usual, module._BEATS = module._BEATS, beats
     try:
         return run_on_all_ranks(lambda: time.sleep(seconds * (rank_info.rank == 0)) or rank_info.rank)
     finally:
-        module._SIGNS = usual
+        module._BEATS = usual
         leave()
 
 
@@ -38,8 +38,8 @@ def fail_on_rank_1(error, rank_info=None, rendezvous=None):
 
 @pytest.mark.extended
 def test_work_may_take_longer_than_a_collective(ranks):
-    assert ranks.gang(2, sleep_on_rank_0, 4.0, module._SIGNS, timeout=2.0) == [[0, 1], [0, 1]]
-    # Without signs of life it may not: this is what the thread is for.
+    assert ranks.gang(2, sleep_on_rank_0, 4.0, module._BEATS, timeout=2.0) == [[0, 1], [0, 1]]
+    # Without heartbeats it may not: this is what the thread is for.
     with pytest.raises(RankError, match="Timed out"):
         ranks.gang(2, sleep_on_rank_0, 4.0, 0.1, timeout=2.0)
 

@@ -17,8 +17,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import InputError
 from trainables.export.weights import whole_state
 from trainables.layout import Layout
-from trainables.model.families import gpt2 as families
-from trainables.model.families.gpt2 import PARTITION_CONFIG
+from trainables.model.families.gpt2 import GPT2, PARTITION_CONFIG
 from trainables.model.family import build_model
 from trainables.ranks import process_group as world
 from trainables.ranks.process_group import forget_degrees, join, leave
@@ -126,13 +125,13 @@ def unmatched_specs(rank_info, rendezvous):
     replicated = rows(library_engine({"tensor_parallel": tensor}, TENSOR))
     said = []
     for wrong in ({**nothing}, {**PARTITION_CONFIG, "layer_specs": PARTITION_CONFIG["layer_specs"][:2]}):
-        families.PARTITION_CONFIG = wrong
+        GPT2.partition_config = wrong
         try:
             engine_of(TENSOR)
         except RuntimeError as error:
             said.append(str(error))
         finally:
-            families.PARTITION_CONFIG = PARTITION_CONFIG
+            GPT2.partition_config = PARTITION_CONFIG
     return replicated, said
 
 

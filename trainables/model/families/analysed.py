@@ -18,14 +18,18 @@ class Analysed(GPT2):
     diagnostics = GPT2.diagnostics - {"induction"}
     #: Token and position vectors sum to a variance of 1.
     embedding_std = math.sqrt(0.5)
+    keeps_scores = True
     residuals: ClassVar[frozenset[Residual]] = frozenset({"pre"})
-    own_residual: ClassVar[Residual] = "sqrt"
 
     def check(self, recipe: Recipe) -> None:
         """Refuse dropout and parametrisations other than `sp`."""
         super().check(recipe)
         if recipe.parametrisation != "sp" or recipe.dropout:
             raise ValueError("`network: analysed` needs `parametrisation: sp` and `dropout: 0`")
+
+    def residual(self, recipe: Recipe) -> Residual:
+        """Always 1/sqrt(L), as the skip connections of the model."""
+        return "sqrt"
 
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
         """Count 4·d² weights per block."""
@@ -45,10 +49,6 @@ class Analysed(GPT2):
     def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
         """Count the layer's input; query, key, value and the input of the last matrix; and the stored scores."""
         return stream + 4 * stream // tensor_parallel + scores
-
-    def score_gradients(self, scores: int) -> int:
-        """Count the gradient of the stored scores."""
-        return scores
 
     def change(self, model: Any, recipe: Recipe) -> None:
         """Remove MLPs and norms, and replace the attention."""

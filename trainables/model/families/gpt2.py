@@ -32,7 +32,8 @@ class GPT2(ModelFamily):
 
     name = "gpt2"
     residuals = ModelFamily.residuals | {"post", "admin"}
-    diagnostics = frozenset({"rank", "layer_drop", "induction", "gradients"})
+    diagnostics = frozenset({"rank", "layer_drop", "induction"})
+    partition_config = PARTITION_CONFIG
 
     def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
         """Count 12·d² weights, 9·d biases and two norms of 2·d per block, a final norm, and ADMIN's stream weights."""
@@ -96,10 +97,6 @@ class GPT2(ModelFamily):
             from trainables.model.residual import to_post_norm
 
             to_post_norm(model, weighted=recipe.residual == "admin")
-
-    def partition_config(self) -> Mapping[str, Any]:
-        """Return the specifications of the four matrices."""
-        return PARTITION_CONFIG
 
     def finish_sharding(self, model: Any, layout: Layout) -> None:
         """Set the width of each attention's local heads, which DeepSpeed does not."""

@@ -1,4 +1,4 @@
-"""The whole quickstart: how much wall time the orchestration takes, and the memory of all processes."""
+"""The quickstart: how much wall time the orchestration takes, and the memory of all processes."""
 
 import threading
 import time

@@ -2,11 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator, NullLocator
 
@@ -88,7 +86,7 @@ def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
     axes.set_ylim(depths[0] - 0.08 * span, depths[-1] + 0.18 * span)
     axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_xlabel(key)
-    axes.set_title(f"layers for {data.name} {'≤' if data.lower else '≥'} {data.target:g}")
+    axes.set_title(f"layers for {data.name} ≥ {data.target:g}")
 
 
 def set_values(axes: Axes, axis: ValueAxis, *, reach: float = REACH) -> None:
@@ -110,16 +108,12 @@ def needed_sentence(key: str, data: MeasureData) -> str:
     """The depth that each value needs to reach the target; empty without a target."""
     if data.target is None or data.needed.empty:
         return ""
-    needed = data.needed.assign(depth=data.needed["depth"].fillna(0).astype(int))
-    parts = []
-    for depth, values in runs_of(needed["depth"], needed["value"]):
-        if depth:
-            parts.append(f"{layers(depth)} at {key} {listed_values(values)}")
-            continue
-        deepest = int(needed.loc[needed["value"].isin(values), "deepest"].max())
-        parts.append(f"no depth up to {deepest} at {key} {listed_values(values)}")
-    side = "at most" if data.lower else "at least"
-    return f"For a mean {data.name} of {side} {data.target:g}: {', '.join(parts)}."
+    texts = [
+        f"no depth up to {row['deepest']}" if math.isnan(row["depth"]) else layers(int(row["depth"]))
+        for row in data.needed.to_dict("records")
+    ]
+    parts = grouped(texts, data.needed["value"], f"{key} ")
+    return f"For a mean {data.name} of at least {data.target:g}: {', '.join(parts)}."
 
 
 def compared_sentence(key: str, data: MeasureData) -> str:
@@ -140,16 +134,10 @@ def compared_sentence(key: str, data: MeasureData) -> str:
     return f"Mean {data.name} of {layers(int(depth))} at N ≈ {human(float(params))}, by {key}: {', '.join(parts)}."
 
 
-def runs_of(depths: pd.Series, values: pd.Series) -> list[tuple[int, list[Value]]]:
-    """Consecutive values of equal depth."""
-    pairs = zip(depths.astype(int).tolist(), values.tolist(), strict=True)
-    groups = itertools.groupby(pairs, lambda pair: pair[0])
-    return [(depth, [value for _, value in group]) for depth, group in groups]
-
-
-def listed_values(values: Sequence[Value]) -> str:
-    """`1, 2 and 4`."""
-    return listed([label(value) for value in values])
+def grouped(texts: Iterable[str], values: Iterable[Value], key: str = "") -> list[str]:
+    """`TEXT at 1, 2 and 4` for consecutive values of equal text; `key` stands before the values."""
+    groups = itertools.groupby(zip(texts, values, strict=True), lambda pair: pair[0])
+    return [f"{text} at {key}{listed([label(value) for _, value in group])}" for text, group in groups]
 
 
 def needed_table(key: str, data: MeasureData) -> Table | None:
@@ -169,19 +157,22 @@ def needed_table(key: str, data: MeasureData) -> Table | None:
     )
     rows: list[tuple[str | None, ...]] = []
     for row in data.needed.to_dict("records"):
-        best = f"{row['best']:.4g}"
+        value, best = label(row["value"]), f"{row['best']:.4g}"
         if math.isnan(row["depth"]):
-            rows.append(
-                (label(row["value"]), f"above {row['deepest']}", *[None] * 4, "not reached", None, best)
-            )
+            rows.append((value, f"above {row['deepest']}", *[None] * 4, "not reached", None, best))
             continue
-        mean = (f"{row['mean']:.4g}", f"{row['low']:.3g} to {row['high']:.3g} ({row['seeds']:.0f} seeds)")
-        rows.append((label(row["value"]), *_shape(row), *mean, best))
-    side = "at most" if data.lower else "at least"
-    return Table(f"The fewest layers for {data.name} of {side} {data.target:g}", columns, rows)
-
-
-def _shape(row: dict[Any, Any]) -> tuple[str | None, ...]:
-    known = not math.isnan(row["heads"])
-    heads = (f"{row['heads']:.0f}", f"{row['head_width']:g}") if known else (None, None)
-    return (f"{row['depth']:.0f}", *heads, f"{row['width']:.0f}", short(row["params"]))
+        known = not math.isnan(row["heads"])
+        rows.append(
+            (
+                value,
+                f"{row['depth']:.0f}",
+                f"{row['heads']:.0f}" if known else None,
+                f"{row['head_width']:g}" if known else None,
+                f"{row['width']:.0f}",
+                short(row["params"]),
+                f"{row['mean']:.4g}",
+                f"{row['low']:.3g} to {row['high']:.3g} ({row['seeds']:.0f} seeds)",
+                best,
+            )
+        )
+    return Table(f"The fewest layers for {data.name} of at least {data.target:g}", columns, rows)

@@ -16,13 +16,7 @@ from analysis.fit.sentences import law_formula
 from analysis.fit.series import BestData, CrossingData, Member
 from analysis.intervals import Interval
 from analysis.numbers import digits, ends, human, human_range, layers, percent, short, short_range, span
-from analysis.report.extras.measures import (
-    compared_sentence,
-    listed_values,
-    needed_sentence,
-    runs_of,
-    set_values,
-)
+from analysis.report.extras.measures import compared_sentence, grouped, needed_sentence, set_values
 from analysis.report.extras.shifts import shift_sentence
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
@@ -243,13 +237,10 @@ def series_sentences(
 
 def slope_sentences(key: str, members: Sequence[Member], level: float) -> list[str]:
     """The slope of the threshold law at each value; empty if no value has one with an interval."""
-    slopes = [(_slope(member, level), member.value) for member in members]
-    if all(slope == UNSETTLED for slope, _ in slopes):
+    slopes = [_slope(member, level) for member in members]
+    if set(slopes) == {UNSETTLED}:
         return []
-    parts = [
-        f"{slope} at {listed_values([value for _, value in group])}"
-        for slope, group in itertools.groupby(slopes, lambda pair: pair[0])
-    ]
+    parts = grouped(slopes, [member.value for member in members])
     return [f"Slope b of the threshold law ln d = a + b·L, by {key}: {'; '.join(parts)}."]
 
 
@@ -268,12 +259,9 @@ def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
         if len(sentences) == MOST_PAIRS or not (rows["status"] == "bracketed").any():
             silent += 1
             continue
-        parts = []
-        for where, group in itertools.groupby(rows.to_dict("records"), lambda row: _where(row, level)):
-            parts.append(f"{where} at {listed_values([row['value'] for row in group])}")
-        sentences.append(
-            f"{deep} layers overtake {shallow} layer{'s' * (shallow != 1)}, by {key}: {'; '.join(parts)}."
-        )
+        parts = grouped([_where(row, level) for row in rows.to_dict("records")], rows["value"])
+        shallower = f"{shallow} layer{'s' * (shallow != 1)}"
+        sentences.append(f"{deep} layers overtake {shallower}, by {key}: {'; '.join(parts)}.")
     if silent:
         pairs = f"{silent} more pairs of depths are" if silent > 1 else "1 more pair of depths is"
         few = "At no value does a crossing lie between two measured sizes; the table lists the bounds."
@@ -302,8 +290,5 @@ def best_sentences(key: str, data: BestData | None) -> list[str]:
         return []
     budget = float(counts[counts == counts.max()].index.max())
     rows = data.rows[data.rows["budget"] == budget].sort_values("place")
-    parts = [
-        f"{layers(depth)} at {key} {listed_values(values)}"
-        for depth, values in runs_of(rows["depth"], rows["value"])
-    ]
+    parts = grouped([layers(depth) for depth in rows["depth"]], rows["value"], f"{key} ")
     return [f"Lowest loss at a budget of N ≈ {human(budget)}: {', '.join(parts)}."]

@@ -11,8 +11,9 @@ from types import FrameType
 from rich.console import Console
 
 from study.errors import SpecError
-from study.results.sources import existing, named_store, shown
+from study.results.sources import existing, named_store
 from study.tracking.mlflow_client import sqlite_file
+from trainables.storage.storage import shown
 
 #: Databases that MLflow's server can serve.
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")

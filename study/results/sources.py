@@ -1,7 +1,6 @@
 """Read RUNS of `fit` and `report`: a spec, an MLflow experiment or a table file; and find the MLflow store."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from study.tracking.ledger import study_rows
 from study.tracking.mlflow_client import server_problem, silence_mlflow, sqlite_file, tracking_uri
 from study.tracking.study_paths import study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
+from trainables.storage.storage import shown
 
 
 class NoRowsError(SpecError):
@@ -148,8 +148,3 @@ def existing(uri: str) -> str:
         raise SpecError(f"{problem.replace(uri, shown(uri))}; start it, or name another with --uri.")
     silence_mlflow()
     return uri
-
-
-def shown(uri: str) -> str:
-    """Return a URI without user, password and options, for messages."""
-    return re.sub(r"//[^/]*@", "//", uri.partition("?")[0])

@@ -81,8 +81,7 @@ def take_files(max_bytes: int, folders: tuple[tuple[str, Path], ...]) -> tuple[S
     """
     named = [(f"{label}/{p.relative_to(root).as_posix()}", p) for label, root in folders for p in _walk(root)]
     named.sort(key=lambda item: (hashlib.sha256(item[0].encode()).digest(), item[0]))
-    taken: list[SourceText] = []
-    seen: set[str] = set()
+    taken: dict[str, SourceText] = {}
     total = 0
     for name, path in named:
         content = _read(path)
@@ -90,18 +89,17 @@ def take_files(max_bytes: int, folders: tuple[tuple[str, Path], ...]) -> tuple[S
             continue
         raw = content.encode()
         sha256 = hashlib.sha256(raw).hexdigest()
-        if sha256 in seen:
+        if sha256 in taken:
             continue
         if total + len(raw) > max_bytes and taken:
             break
-        seen.add(sha256)
-        taken.append(SourceText(name, path, sha256, len(raw)))
+        taken[sha256] = SourceText(name, path, sha256, len(raw))
         total += len(raw)
     if not taken:
         raise DataError(
             "python-source found no text below " + ", ".join(str(p) for _, p in folders) + "; use kind: files"
         )
-    return tuple(taken)
+    return tuple(taken.values())
 
 
 def _walk(root: Path) -> Iterator[Path]:

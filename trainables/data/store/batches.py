@@ -24,22 +24,15 @@ def window_count(tokens: int, context: int, row: int | None) -> int:
 
 
 def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) -> Batch:
-    """Return the training batch of a step.
+    """Return the training batch of a step, counted from 0, of a store that was opened for this context.
 
     The training split is cut into windows of `context` + 1 tokens (neighbours share one token: the last target of one
     is the first input of the next; rows of the hierarchy share none). Each epoch takes every window once, in its own
-    order; a batch may end one epoch and begin the next.
-
-    Args:
-        store: the packed tokens, opened for this context.
-        context: tokens of a sequence, T.
-        batch: sequences, B.
-        seed: seed of the order.
-        step: counted from 0.
+    order, which follows from the seed; a batch may end one epoch and begin the next.
 
     Returns:
-        inputs and targets, int64 [B, T]; targets are inputs one token later or, if the store has targets, these,
-        with `IGNORED` where none is scored.
+        inputs and targets, int64 [batch, context]; targets are inputs one token later or, if the store has targets,
+        these, with `IGNORED` where none is scored.
     """
     windows = _windows(store, store.train, context)
     position = step * batch

@@ -1,12 +1,9 @@
 """Token stores on storage that machines share: published whole or not at all, and fetched by each machine for itself.
 
-On the storage a store is a folder `KEY` of the packed files and their manifest, which is written last. A store without
-a manifest does not count. The name of a file contains its SHA-256, so the next publisher overwrites what a killed one
-left.
-
-A machine keeps its copies in INTERPLAY_CACHE, by default in `interplay/data` of the user's cache folder. One process
-fetches while the others of that machine wait. A copy counts once every file has the SHA-256 of the manifest. Nothing
-deletes old copies.
+On the storage a store is a folder `KEY` of the packed files, whose names contain their SHA-256, and a manifest, which
+is written last; without it the store does not count. A machine keeps its copies in INTERPLAY_CACHE, by default in
+`interplay/data` of the user's cache folder; nothing deletes old ones. One process fetches, and the others of that
+machine wait. A copy counts once every file has the SHA-256 of the manifest.
 """
 
 import json

@@ -30,8 +30,6 @@ WORDS = {
     "induction_score": "induction, best head",
     "induction_score_shifted": "… at its best distance",
     "induction_shift": "… the distance in tokens",
-    "grad_norm": "norm of the gradient",
-    "update_ratio": "update over weights",
 }
 #: Name of a measure -> what it measures, for the caption.
 MEANINGS = {
@@ -41,8 +39,6 @@ MEANINGS = {
     "layer_drop": "Loss increase without the layer is what skipping it costs, in nats per token.",
     "induction_score": "Induction is the attention of a layer's best head to the token after the previous occurrence; "
     "below it the same at a fixed distance behind that token, the best such distance.",
-    "grad_norm": "The gradient is that of one step, before clipping; update over weights is AdamW's update at the peak "
-    "learning rate, relative to the norm of the layer.",
 }
 #: Paths of the distance from rank one -> words in a sentence.
 PATHS = {
@@ -54,7 +50,7 @@ PATHS = {
 #: The distance from rank one, on every path.
 DISTANCE = "rank_residual"
 #: Measures on a log axis.
-_LOG = (DISTANCE, "grad_norm", "update_ratio")
+_LOG = (DISTANCE,)
 _TITLES = {"start": "before training", "end": "at the end"}
 
 

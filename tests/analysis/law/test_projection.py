@@ -107,7 +107,7 @@ def test_the_error_at_fixed_size_is_the_published_one():
 
 
 def dual(law, params, level):
-    """The depths L whose N_transition cannot be told from N, |ln N - ln N_transition(L)| <= z·se: varies no (a, b)."""
+    """The depths L whose N_transition is compatible with N, |ln N - ln N_transition(L)| <= z·se: varies no (a, b)."""
     (va, cab), (_, vb) = law.covariance
     z = NormalDist().inv_cdf((1 + level) / 2)
 

@@ -166,7 +166,7 @@ def test_without_a_pair_the_others_foretell_it():
     odd = found.leave_one_out[2]
     assert (odd.a, odd.b) == (pytest.approx(2.0, abs=1e-5), pytest.approx(0.3, abs=1e-5))
     assert (odd.width, odd.measured) == (pytest.approx(math.exp(2.9)), pytest.approx(math.exp(3.1)))
-    # Foretold at L = 3 from 1, 2 and 4: variance 1/3 + (3 - 7/3)²/(14/3), beside its own.
+    # Predicted at L = 3 from 1, 2 and 4: variance 1/3 + (3 - 7/3)²/(14/3), beside its own.
     spread = math.hypot(found.scatter, 0.05)
     assert odd.z == pytest.approx(0.2 / (spread * math.sqrt(1 + 1 / 3 + (2 / 3) ** 2 / (14 / 3))), rel=1e-3)
 

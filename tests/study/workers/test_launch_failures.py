@@ -1,4 +1,4 @@
-"""Pools of a cluster that give no machine, as Ray's autoscaler tells of them."""
+"""Pools of a cluster that give no machine, as Ray's autoscaler reports them."""
 
 import logging
 import threading

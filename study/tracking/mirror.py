@@ -109,12 +109,15 @@ class Mirror:
                 return
             cells, self.problem, self._connected = self._missing, None, True
         for cell in cells:
-            row = self.ledger.get(cell)
-            if row and not self._attempt(self.tracker.log_row, row) and self.tracker.problem():
+            if not self._attempt(self._send_row, cell) and self.tracker.problem():
                 return
         for update in _merged(items, skip=set(cells)):
             if not self._attempt(self.tracker.log_curve, update):
                 return
+
+    def _send_row(self, cell: str) -> None:
+        if row := self.ledger.get(cell):
+            self.tracker.log_row(row)
 
     def _connect(self) -> None:
         ended = dict(self._ended)

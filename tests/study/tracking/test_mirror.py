@@ -175,6 +175,22 @@ def test_a_row_that_the_tracker_refuses_keeps_no_other_from_it(ledger):
     assert set(tracker.ended) == {"bbbb"}
 
 
+def test_a_ledger_that_cannot_be_read_keeps_no_other_row_from_the_tracker(ledger, monkeypatch):
+    def get(cell, read=ledger.get):
+        if cell == "aaaa":
+            raise ConnectionError("the storage does not answer")
+        return read(cell)
+
+    tracker = MemoryTracker()
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "get", get)
+        mirror = mirrored(tracker, ledger, row("aaaa"), row("bbbb"))
+    assert mirror.problem == "the storage does not answer"
+    assert set(tracker.ended) == {"bbbb"}
+    assert mirrored(tracker, ledger).problem is None
+    assert set(tracker.ended) == {"aaaa", "bbbb"}
+
+
 def test_a_tracker_that_hangs_holds_no_study_up(ledger):
     tracker = MemoryTracker()
     tracker.log_row = lambda row: time.sleep(5)

@@ -15,11 +15,15 @@ ROOT = Path(__file__).parent.parent
 NEEDED = ("numpy", "pydantic", "pyyaml", "rich", "typer")
 
 
+def ignored(folder, names):
+    patterns = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache")
+    # Only at the top: study/results is a package.
+    own = ("results",) if Path(folder) == ROOT else ()
+    return shutil.ignore_patterns(*patterns, *own)(folder, names)
+
+
 def test_a_wheel_installed_in_an_empty_environment_plans_the_quickstart(tmp_path):
     source = tmp_path / "source"
-    ignored = shutil.ignore_patterns(
-        ".git", ".venv", "results", "build", "*.egg-info", "__pycache__", ".*_cache"
-    )
     shutil.copytree(ROOT, source, ignore=ignored)
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, source],

@@ -391,7 +391,7 @@ def lose_ranks(root, trained, lost):
     wait_for_ends(root, gangs, listener)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_a_cell_of_a_gang_ends_after_its_retries_and_at_once_after_wrong_input(session, root, cells):
     refused, never = 19, 21

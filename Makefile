@@ -23,11 +23,11 @@ study: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow and not extended" -n 2 --dist loadfile
 
-# Three files at a time, because most of these tests wait for processes to start and end.
+# Two files at a time, because most of these tests wait for processes to start and end.
 # Ray would start its workers at niceness 15, where they get no CPU time beside other work.
 test-gate: export RAY_worker_niceness := 0
 test-gate: $(INSTALLED)
-	$(BIN)/python -m pytest -m "slow and not extended" -n 3 --dist loadfile --durations=15
+	$(BIN)/python -m pytest -m "slow and not extended" -n 2 --dist loadfile --durations=15
 
 test-all: export RAY_worker_niceness := 0
 # The quickstart runs alone, because the time of its second run is checked.

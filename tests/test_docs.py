@@ -174,8 +174,14 @@ def test_a_command_of_the_pages_works(command, folder):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", list(SLOW))
+def with_tier(command):
+    """Mark the series and the presets of docs/depth.md, which train alike, as extended."""
+    alike = ("rank-collapse", "induction", "hops", "connectivity", "one-wide-layer")
+    is_alike = "vary=" in command or command.split()[2] in alike
+    return pytest.param(command, marks=pytest.mark.extended if is_alike else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("command", map(with_tier, SLOW))
 def test_a_training_command_of_the_pages_works(command, folder):
     """The command itself, cut short by overrides: the preset's size is for a laptop's half hour."""
     short = " --set training.steps=20 --set training.seeds=1 --set frontier.depths=[1,2]"

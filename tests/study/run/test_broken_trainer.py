@@ -15,7 +15,7 @@ from tests.study.broken import broken, fate
 from tests.study.small import SMALL
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_search_over_a_broken_trainer_ends_with_an_answer(tmp_path, monkeypatch):
     trainable = broken(stub_result().model_dump(mode="json"))
     monkeypatch.setattr("study.run.runner.run_cells", functools.partial(run_cells, trainable=trainable))

@@ -210,7 +210,7 @@ def test_after_a_killed_driver_the_next_run_finishes_the_study(laptop):
     [
         (signal.SIGINT, "training"),
         pytest.param(signal.SIGTERM, "training", marks=pytest.mark.extended),
-        (signal.SIGINT, "starting"),
+        pytest.param(signal.SIGINT, "starting", marks=pytest.mark.extended),
     ],
 )
 def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):

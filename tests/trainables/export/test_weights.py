@@ -371,8 +371,8 @@ def by_hand(one, root, folder, ranks, *options):
     ("precision", "options"),
     [
         ("fp32", ("--tensor-parallel", "2", "--zero", "1", "--shard-vocabulary")),
-        ("fp32", ("--zero", "3")),
-        ("bf16", ("--tensor-parallel", "2", "--zero", "3")),
+        pytest.param("fp32", ("--zero", "3"), marks=pytest.mark.extended),
+        pytest.param("bf16", ("--tensor-parallel", "2", "--zero", "3"), marks=pytest.mark.extended),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value).replace("--", ""),
 )

@@ -88,4 +88,5 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
 
 
 def _errors(jacobian: Floats, covariance: Floats) -> Floats:
-    return np.asarray(np.sqrt(np.maximum(np.vecdot(jacobian @ covariance, jacobian), 0)))
+    variance = np.einsum("kp,pq,kq->k", jacobian, covariance, jacobian)
+    return np.asarray(np.sqrt(np.maximum(variance, 0)))

@@ -42,9 +42,17 @@ def surface_trainers(misfit_sd: float = 0.0) -> dict[str, Trainer]:
     """One trainer per surface, by its form; `misfit_sd` as in `points_of`."""
 
     def trainer(form: SurfaceForm) -> Trainer:
-        return lambda rows: surface_advice(fit_surface(form, points_of(shape_means(rows), misfit_sd)))
+        return lambda rows: surface_advice(fit_surface(form, _weighted(shape_means(rows), misfit_sd)))
 
     return {form: trainer(form) for form in ("additive", "response")}
+
+
+def _weighted(means: ShapeMeans, misfit_sd: float = 0.0) -> pd.DataFrame:
+    points = points_of(means)
+    if means.noise.known:
+        variance = means.noise.sd_at(means.mean) ** 2 / means.count + means.forecast**2
+        points["weight"] = 1 / (variance + misfit_sd**2)
+    return points
 
 
 @dataclass(frozen=True)
@@ -67,17 +75,14 @@ class Measured:
         Returns:
             Nats per token, and the standard error of the paired difference if the noise is known.
         """
-        weights = _interpolation(np.log(self.depths), math.log(depth))
+        logs = np.log(self.depths)
+        # Row i of the identity is the interpolation of depth i.
+        weights = np.array([np.interp(math.log(depth), logs, row) for row in np.eye(len(logs))])
         weights[int(np.argmin(self.losses))] -= 1
         value = max(float(weights @ self.losses), 0.0)
         if self.covariance is None:
             return value, None
         return value, math.sqrt(max(float(weights @ self.covariance @ weights), 0.0))
-
-
-def _interpolation(knots: Floats, x: float) -> Floats:
-    """The weights of values at `knots` in a straight line's value at x; the nearest one's beyond the ends."""
-    return np.array([np.interp(x, knots, row) for row in np.eye(len(knots))])
 
 
 def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
@@ -101,7 +106,12 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
         nearest = int(own[np.argmin(np.abs(means.x[own] - x))])
         weights = np.zeros(len(means.x))
         if depth in between:
-            weights[own] = _interpolation(means.x[own], x)
+            right = int(np.clip(np.searchsorted(means.x[own], x), 0, len(own) - 1))
+            left = max(right - 1, 0)
+            low, high = means.x[own[[left, right]]]
+            share = 1.0 if right == left else float(np.clip((x - low) / (high - low), 0, 1))
+            weights[own[left]] = 1 - share
+            weights[own[right]] += share
             shift[depth] = 0.0
         elif surface is not None and abs(means.x[nearest] - x) <= math.log(SHIFT):
             weights[nearest] = 1.0
@@ -115,15 +125,22 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
     depths = tuple(sorted(matrix))
     rows_of = np.vstack([matrix[depth] for depth in depths])
     losses = rows_of @ means.mean + np.array([shift[depth] for depth in depths])
-    shared, own_error = means.errors
-    root = np.hstack([rows_of @ shared, rows_of * own_error])
-    return Measured(math.exp(x), depths, losses, root @ root.T if means.noise.known else None)
+    return Measured(math.exp(x), depths, losses, _covariance(means, rows_of) if means.noise.known else None)
+
+
+def _covariance(means: ShapeMeans, matrix: Floats) -> Floats:
+    """(rows, rows): covariance of `matrix` times the mean losses, from seed noise, shared seeds and forecasts."""
+    scaled, rho = matrix * means.noise.sd_at(means.mean), means.noise.correlation
+    shared = scaled @ means.incidence
+    errors = matrix * means.forecast
+    own = (1 - rho) * (scaled / means.count) @ scaled.T + errors @ errors.T
+    return np.asarray(rho * shared @ shared.T + own)
 
 
 def _best_surface(means: ShapeMeans) -> SurfaceFit | None:
     """The surface of lowest AICc; None if none can be fitted and judged."""
     judged = [
-        (fit.aicc, fit) for fit in fit_surfaces(points_of(means)) if fit.usable and fit.aicc is not None
+        (fit.aicc, fit) for fit in fit_surfaces(_weighted(means)) if fit.usable and fit.aicc is not None
     ]
     return min(judged, key=lambda item: item[0])[1] if judged else None
 

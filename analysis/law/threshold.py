@@ -147,7 +147,7 @@ class _Points:
 
     def residual(self, law: Floats) -> Floats:
         """Of ln d."""
-        return np.asarray(self.log_width - law[0] - law[1] * self.regressor)
+        return np.asarray(self.log_width - (law[0] + law[1] * self.regressor))
 
 
 class _Likelihood:
@@ -327,7 +327,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
         widths=tuple(np.exp(line.log_width).tolist()),
         pairs=len(pairs),
         params_range=(min(params), max(params)),
-        residuals=tuple(line.residual(best).tolist()),
+        residuals=tuple((line.log_width - best[0] - best[1] * line.regressor).tolist()),
         scatter=scatter if free else None,
         chi2=square if free else None,
         dof=free if free else None,
@@ -365,7 +365,9 @@ def _scatter(points: _Points) -> float:
 
     def excess(variance: float) -> float:
         residual = points.residual(points.line(math.sqrt(variance))[0])
-        return float(residual @ np.linalg.solve(points.total(math.sqrt(variance)), residual)) - count
+        return (
+            float(residual @ np.linalg.solve(points.covariance + variance * np.eye(count), residual)) - count
+        )
 
     if count < 3 or excess(0.0) <= 0:
         return 0.0
@@ -448,9 +450,11 @@ def _leave_one_out(points: _Points, scatter: float, items: list[Crossing]) -> tu
         weights[keep] = -np.array([1.0, points.regressor[number]]) @ solve
         weights[number] = 1.0
         error = math.sqrt(float(weights @ points.total(scatter) @ weights))
-        own, away = float(points.log_width[number]), float(points.residual(law)[number])
+        own, predicted = float(points.log_width[number]), float(law[0] + law[1] * points.regressor[number])
         a, b = law.tolist()
         found.append(
-            LeftOut(item.shallow, item.deep, a, b, math.exp(own - away), math.exp(own), away / error)
+            LeftOut(
+                item.shallow, item.deep, a, b, math.exp(predicted), math.exp(own), (own - predicted) / error
+            )
         )
     return tuple(found)

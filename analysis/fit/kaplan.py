@@ -327,7 +327,8 @@ def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float)
     residual = loss - smooth.loss(0, size)
     reach = _reach(solve[curve.alpha_at], covariance, residual, count - 3, curves, level)
     start = replace(start, offset=height + slope / curve.alpha, rms=float(np.sqrt(np.mean(residual**2))))
-    return _found(start, curve.alpha, reach, curve.alpha * curve.centre + math.log(-slope / curve.alpha))
+    log_scale = curve.centre + math.log(-slope / curve.alpha) / curve.alpha
+    return _found(start, curve.alpha, reach, curve.alpha * log_scale)
 
 
 def _weights(covariance: Floats, known: bool) -> Floats:

@@ -106,12 +106,7 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
         nearest = int(own[np.argmin(np.abs(means.x[own] - x))])
         weights = np.zeros(len(means.x))
         if depth in between:
-            right = int(np.clip(np.searchsorted(means.x[own], x), 0, len(own) - 1))
-            left = max(right - 1, 0)
-            low, high = means.x[own[[left, right]]]
-            share = 1.0 if right == left else float(np.clip((x - low) / (high - low), 0, 1))
-            weights[own[left]] = 1 - share
-            weights[own[right]] += share
+            weights[own] = _interpolation(means.x[own], x)
             shift[depth] = 0.0
         elif surface is not None and abs(means.x[nearest] - x) <= math.log(SHIFT):
             weights[nearest] = 1.0
@@ -126,6 +121,17 @@ def measured_losses(rows: pd.DataFrame, budget: float) -> Measured | None:
     rows_of = np.vstack([matrix[depth] for depth in depths])
     losses = rows_of @ means.mean + np.array([shift[depth] for depth in depths])
     return Measured(math.exp(x), depths, losses, _covariance(means, rows_of) if means.noise.known else None)
+
+
+def _interpolation(knots: Floats, x: float) -> Floats:
+    """The weights of the values at `knots` in a straight line's value at x, inside the knots."""
+    weights = np.zeros(len(knots))
+    right = int(np.clip(np.searchsorted(knots, x), 0, len(knots) - 1))
+    left = max(right - 1, 0)
+    share = 1.0 if right == left else float(np.clip((x - knots[left]) / (knots[right] - knots[left]), 0, 1))
+    weights[left] = 1 - share
+    weights[right] += share
+    return weights
 
 
 def _covariance(means: ShapeMeans, matrix: Floats) -> Floats:

@@ -86,9 +86,11 @@ def test_a_new_kind_is_planned_packed_and_trained(tmp_path, overrides, vocabular
 
 
 def test_a_new_kind_of_text_may_be_a_part_of_a_mixture(tmp_path):
-    parts = [
-        {"weight": weight, "data": {"kind": kind}} for weight, kind in ((3, "poem"), (1, "python-source"))
-    ]
+    (tmp_path / "notes.jsonl").write_text(
+        "".join(f'{{"text": "note {note}, in prose"}}\n' for note in range(2000))
+    )
+    notes = {"kind": "files", "path": str(tmp_path / "notes.jsonl")}
+    parts = [{"weight": 3, "data": {"kind": "poem"}}, {"weight": 1, "data": notes}]
     store = open_store(MixtureData(parts=parts), context=64, root=tmp_path)
     tokens = [part["tokens"]["train"] for part in store.manifest["sources"]]
     assert tokens[0] / sum(tokens) == pytest.approx(0.75, abs=0.02)

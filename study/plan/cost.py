@@ -38,7 +38,7 @@ class Cost:
         """Bytes of the tensors on the rank that holds most."""
         return memory(self.shape, self.vocabulary, self.recipe, self.layout)
 
-    @property
+    @cached_property
     def training_flops(self) -> float:
         """Training FLOPs of the whole cell, without evaluations."""
         return float(self.flops.training * self.recipe.tokens)
@@ -59,7 +59,7 @@ class Cost:
             self.utilisation,
         ) + tensor_exchange_seconds(self.device, self.shape, tokens, recipe.precision, layout)
 
-    @property
+    @cached_property
     def step_seconds(self) -> float:
         """Seconds of one optimizer step."""
         exchange = data_exchange_seconds(

@@ -48,6 +48,7 @@ def surface_trainers(misfit_sd: float = 0.0) -> dict[str, Trainer]:
 
 
 def _weighted(means: ShapeMeans, misfit_sd: float = 0.0) -> pd.DataFrame:
+    # The weights of `points_of` in another order of operations; with those, the last digit of regrets changes.
     points = points_of(means)
     if means.noise.known:
         variance = means.noise.sd_at(means.mean) ** 2 / means.count + means.forecast**2

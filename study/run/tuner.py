@@ -185,7 +185,7 @@ class _NotPickled:
 def _searcher(trials: Trials) -> Any:
     from ray.tune.search import Searcher
 
-    class CellSearcher(_NotPickled, Searcher):  # type: ignore[misc, unused-ignore]
+    class CellSearcher(_NotPickled, Searcher):
         """Passes the cells of a source to Tune. It follows from the rows, so there is nothing to save."""
 
         def suggest(self, trial_id: str) -> dict[str, str] | str | None:
@@ -206,7 +206,7 @@ def make_scheduler() -> Any:
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import FIFOScheduler
 
-    class InOrder(_NotPickled, FIFOScheduler):  # type: ignore[misc, unused-ignore]
+    class InOrder(_NotPickled, FIFOScheduler):
         """Runs trials in the order in which they were added; a lost trial is added again, after all others.
 
         Tune's own does too (2.60), but looks at all trials at each step, those that have ended included.
@@ -239,7 +239,7 @@ def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
     import ray
     from ray.tune import Callback
 
-    class TuneCallback(_NotPickled, Callback):  # type: ignore[misc, unused-ignore]
+    class TuneCallback(_NotPickled, Callback):
         def __init__(self) -> None:
             super().__init__()
             self.heartbeats = HeartbeatMonitor()
@@ -316,7 +316,7 @@ def _silent_reporter() -> Any:
     """Return a reporter that prints nothing; without one, Tune adds its own, which is never quite silent."""
     from ray.tune.progress_reporter import TrialProgressCallback
 
-    class SilentReporter(_NotPickled, TrialProgressCallback):  # type: ignore[misc, unused-ignore]
+    class SilentReporter(_NotPickled, TrialProgressCallback):
         def on_trial_result(self, *_: Any, **__: Any) -> None:
             return
 

@@ -8,7 +8,7 @@ from study.workers.machines import Slots
 from trainables.layout import Layout
 
 
-class SharedBundles(PlacementGroupFactory):  # type: ignore[misc, unused-ignore]
+class SharedBundles(PlacementGroupFactory):
     """Bundles of several ranks each; the trial's own process takes the resources of one rank.
 
     Ray never divides a bundle between machines. Tune (2.60) would give the trial's process all of the first bundle,

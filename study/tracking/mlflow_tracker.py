@@ -70,15 +70,12 @@ class MlflowTracker:
 
     def log_curve(self, update: CurveUpdate) -> None:
         """Add the new parts of a curve to the run of a cell, made if it is missing."""
-        self._log_curve(update)
-        if update.tags:
-            self._write(self._runs[update.cell], [], update.tags)
+        self._log(update, [], update.tags)
 
     def log_row(self, row: Row) -> None:
         """Write the curve past the steps already there, the final metrics and tags, and end the run of the cell."""
         from mlflow.entities import Metric
 
-        self._log_curve(row)
         # With a fixed time, the same metric written twice is one.
         when = int(row.ended * 1000)
         tags = {
@@ -88,11 +85,9 @@ class MlflowTracker:
             "interplay.reason": row.reason or "",
             **row.tags,
         }
-        run_id = self._runs[row.cell]
-        # The tags go last: with them the row is complete.
-        self._write(run_id, [Metric(name, value, when, 0) for name, value in row.metrics.items()], tags)
+        self._log(row, [Metric(name, value, when, 0) for name, value in row.metrics.items()], tags)
         status = "FAILED" if row.status == "failed" else "FINISHED"
-        self._experiment.client.set_terminated(run_id, status=status)
+        self._experiment.client.set_terminated(self._runs[row.cell], status=status)
         self._steps.pop(row.cell, None)
 
     def finish(self, status: str, artifacts: Iterable[Path]) -> None:
@@ -125,10 +120,8 @@ class MlflowTracker:
             if run.info.status == "RUNNING" and run.data.tags.get("mlflow.parentRunId") == self._study_run:
                 self._experiment.client.set_terminated(run.info.run_id, status="KILLED")
 
-    def _run_of(self, cell: str, name: str, params: Params) -> str:
+    def _run_of(self, cell: str, name: str) -> str:
         """Return the one run of a cell, set running when it is used first after `connect`."""
-        from mlflow.entities import Param
-
         client = self._experiment.client
         run_id = self._runs.get(cell)
         if run_id is None:
@@ -141,20 +134,20 @@ class MlflowTracker:
             client.update_run(run_id, status="RUNNING")
             points, evaluations = (self._last_step(run_id, n) for n in ("train_loss", "validation_loss"))
             self._steps[cell] = points, evaluations
-        if cell in self._without_params:
-            client.log_batch(run_id, params=[Param(k, str(v)) for k, v in params.items() if v is not None])
-            self._without_params.discard(cell)
         return run_id
 
     def _last_step(self, run_id: str, name: str) -> int:
         history = self._experiment.client.get_metric_history(run_id, name)
         return max((metric.step for metric in history), default=-1)
 
-    def _log_curve(self, part: CurveUpdate | Row) -> None:
-        """Log the curve past the steps already there; measures of the start are step 0, with the first points."""
+    def _log(self, part: CurveUpdate | Row, more: Sequence[Any], tags: Mapping[str, str]) -> None:
+        """Log parameters, the curve past the steps already there, more metrics, and tags to the run of a cell.
+
+        Measures of the start are step 0, with the first points.
+        """
         from mlflow.entities import Metric
 
-        run_id = self._run_of(part.cell, part.name, part.params)
+        run_id = self._run_of(part.cell, part.name)
         now = int(time.time() * 1000)
         metrics: list[Any] = []
         last_point, last_evaluation = self._steps[part.cell]
@@ -174,20 +167,29 @@ class MlflowTracker:
                     Metric(f"validation_{name}", value, now, evaluation.step)
                     for name, value in values.items()
                 ]
-        self._write(run_id, metrics, {})
+        self._write(run_id, [*metrics, *more], tags, part.params if part.cell in self._without_params else {})
+        self._without_params.discard(part.cell)
         self._steps[part.cell] = last_point, last_evaluation
 
-    def _write(self, run_id: str, metrics: Sequence[Any], tags: Mapping[str, str]) -> None:
-        """Log metrics and then tags, within the limits of a batch, which hold for both together."""
-        from mlflow.entities import RunTag
+    def _write(
+        self, run_id: str, metrics: Sequence[Any], tags: Mapping[str, str], params: Params | None = None
+    ) -> None:
+        """Log parameters, metrics and tags in this order, so that a row with tags is complete.
 
+        They go into as few batches as MLflow's limit allows, which holds for all three together: each call takes
+        milliseconds of the driver.
+        """
+        from mlflow.entities import Param, RunTag
+
+        given = [Param(name, str(value)) for name, value in (params or {}).items() if value is not None]
+        written = [RunTag(name, value[:TAG_CHARACTERS]) for name, value in tags.items()]
         client, rest = self._experiment.client, list(metrics)
-        while len(rest) + len(tags) > METRICS_PER_BATCH:
-            client.log_batch(run_id, metrics=rest[:METRICS_PER_BATCH])
-            rest = rest[METRICS_PER_BATCH:]
-        if rest or tags:
-            written = [RunTag(name, value[:TAG_CHARACTERS]) for name, value in tags.items()]
-            client.log_batch(run_id, metrics=rest, tags=written)
+        while len(given) + len(rest) + len(written) > METRICS_PER_BATCH:
+            room = METRICS_PER_BATCH - len(given)
+            client.log_batch(run_id, metrics=rest[:room], params=given)
+            given, rest = [], rest[room:]
+        if given or rest or written:
+            client.log_batch(run_id, metrics=rest, params=given, tags=written)
 
 
 def _cell(run: Any) -> str:

@@ -213,10 +213,12 @@ def test_a_cell_that_failed_before_is_sent_while_it_runs_again(ledger):
 
 
 def run_and_die(uri, place, call, number):
-    """Finish a cell in a driver that is killed at the given call of MLflow's client."""
+    """Finish a cell in a driver that is killed at the given call of MLflow's client, or within a batch of its store."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from mlflow.tracking import MlflowClient
 
-    whole, calls = getattr(MlflowClient, call), 0
+    owner = SqlAlchemyStore if call.startswith("_") else MlflowClient
+    whole, calls = getattr(owner, call), 0
 
     def dying(self, *arguments, **options):
         nonlocal calls
@@ -225,7 +227,7 @@ def run_and_die(uri, place, call, number):
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(self, *arguments, **options)
 
-    setattr(MlflowClient, call, dying)
+    setattr(owner, call, dying)
     ledger = Ledger(place)
     # Twenty steps live, then the row.
     mirror = Mirror(mlflow_tracker(uri), ledger, [])
@@ -239,7 +241,11 @@ def run_and_die(uri, place, call, number):
 
 @pytest.mark.parametrize(
     ("call", "number"),
-    [("create_run", 2), *(("log_batch", number) for number in range(1, 5)), ("set_terminated", 1)],
+    [
+        ("create_run", 2),
+        *((call, number) for call in ("log_batch", "_log_metrics", "_set_tags") for number in (1, 2)),
+        ("set_terminated", 1),
+    ],
 )
 def test_a_driver_killed_at_any_call_of_mlflow_loses_and_doubles_nothing(uri, tmp_path, call, number):
     ledger = Ledger(tmp_path / "rows")

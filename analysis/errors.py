@@ -3,9 +3,24 @@
 import difflib
 from collections.abc import Iterable
 
+#: Most characters of a message; values are shortened where they are quoted, this bounds their sum (issue 15).
+LONGEST_MESSAGE = 1900
+
 
 class InputError(ValueError):
     """A run table, a fit file or a value given by the user is wrong; the command ends with status 2."""
+
+    def __init__(self, message: str) -> None:
+        """Cut the middle of a very long message, so that what is wrong and the fix remain."""
+        super().__init__(shortened(message, LONGEST_MESSAGE))
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Return a text as it is quoted in a message: of one longer than `most` characters the beginning and the end."""
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end - 1]}…{text[-end:]}"
 
 
 def near_misses(word: str, words: Iterable[str]) -> list[str]:

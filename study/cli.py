@@ -15,7 +15,7 @@ from study.cluster.cli import app as cluster_app
 from study.commands.output import show
 from study.commands.theory import app as theory_app
 from study.errors import SpecError
-from trainables.errors import InputError
+from trainables.errors import LONGEST_MESSAGE, InputError, shortened
 
 #: Exit status for wrong input; `study.commands.run` has those of a run.
 WRONG = 2
@@ -76,13 +76,16 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _USER_ERRNO and not _folder_is_missing(error):
             raise
+        where = shortened(str(error.filename or "the results folder"), 200)
         _fail(
-            f"{error.filename or 'the results folder'}: {error.strerror}. What was recorded is kept; fix this (or "
-            "choose another folder with --results) and run the same command again."
+            f"{where}: {error.strerror}. What was recorded is kept; fix this (or choose another folder with --results) "
+            "and run the same command again."
         )
 
 
 def _fail(text: str) -> None:
+    # A name of a file may hold bytes that are no text.
+    text = shortened(text, LONGEST_MESSAGE).encode("utf-8", "backslashreplace").decode()
     Console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
     sys.exit(WRONG)
 

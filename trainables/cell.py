@@ -65,8 +65,9 @@ class Base(Frozen):
 class RecipeFields(BaseModel):
     """The fields that `Recipe` and the section `training` of a spec share."""
 
-    batch: int = Field(ge=1, description="sequences of one step, over all ranks")
-    context: int = Field(ge=2, description="tokens of a sequence, T")
+    # Far above any study: a typing error is refused, and products of counts stay within a float.
+    batch: int = Field(ge=1, le=10_000_000, description="sequences of one step, over all ranks")
+    context: int = Field(ge=2, le=100_000_000, description="tokens of a sequence, T")
     optimizer: Literal["adamw"] = "adamw"
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")

@@ -1,15 +1,36 @@
 """Errors a user can cause. Each message is one paragraph: what is wrong, where, and the fix."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+#: Most characters of a message; values are shortened where they are quoted, this bounds their sum (issue 15).
+LONGEST_MESSAGE = 1900
 
 
 class InputError(ValueError):
     """The input (a spec, a data set, a cell file) is wrong; the command ends with status 2 and this text."""
 
+    def __init__(self, message: str) -> None:
+        """Cut the middle of a very long message, so that what is wrong and the fix remain."""
+        super().__init__(shortened(message, LONGEST_MESSAGE))
+
 
 class DataError(InputError):
     """The data cannot be used: missing, unreadable, empty, too small, or changed since it was planned."""
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Return a text as it is quoted in a message: of one longer than `most` characters the beginning and the end."""
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end - 1]}…{text[-end:]}"
+
+
+def some(words: Sequence[object], most: int = 12) -> str:
+    """Return at most so many words of a list, and the number of the others."""
+    listed = ", ".join(shortened(str(word)) for word in words[:most])
+    return listed if len(words) <= most else f"{listed} and {len(words) - most} more"
 
 
 def near_misses(word: str, words: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:

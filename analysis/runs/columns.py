@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.errors import InputError, near_misses
+from analysis.errors import InputError, near_misses, shortened
 
 #: The columns of every run table, in this order. N = `params` = 12·L·d² is the paper's count of
 #: non-embedding parameters; `total_params` counts everything; `loss` is in nats per token.
@@ -39,17 +39,19 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
     twice = frame.columns[frame.columns.duplicated()].unique()
     if len(twice):
         raise InputError(
-            f"{source} has several columns named {', '.join(repr(str(name)) for name in twice)}. "
+            f"{source} has several columns named {', '.join(repr(shortened(str(name))) for name in twice[:12])}. "
             "Rename or drop all but one of each."
         )
     for ours, theirs in columns.items():
         if ours not in _NAMES:
             near = near_misses(ours, _NAMES)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"{ours!r} is not a column of a run table; those are {', '.join(_NAMES)}.{hint}")
+            raise InputError(
+                f"{shortened(ours)!r} is not a column of a run table; those are {', '.join(_NAMES)}.{hint}"
+            )
         if theirs not in frame.columns:
             raise InputError(
-                f"{source} has no column {theirs!r}, which was given for {ours!r}. "
+                f"{source} has no column {shortened(theirs)!r}, which was given for {ours!r}. "
                 f"Its columns are {_listing(frame)}.{_nearest(theirs, frame, ours)}"
             )
     # An explicitly named column replaces one of the same name, or one set aside by an earlier reading.
@@ -85,7 +87,7 @@ def require_params(frame: pd.DataFrame, source: str) -> None:
 
 
 def _listing(frame: pd.DataFrame) -> str:
-    names = [str(name) for name in frame.columns]
+    names = [shortened(str(name), 30) for name in frame.columns]
     more = f" and {len(names) - 30} more" if len(names) > 30 else ""
     return (", ".join(names[:30]) or "(none)") + more
 
@@ -97,4 +99,4 @@ def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
         return f" Its own column {ours} needs no --column."
     others = [name for name in names if name not in (*_NAMES, TABLE_PARAMS)]
     near = near_misses(wanted, others) or [name for name in others if wanted.lower() in name.lower()]
-    return f" Perhaps --column {ours}={near[0]}." if near else ""
+    return f" Perhaps --column {ours}={shortened(near[0])}." if near else ""

@@ -98,7 +98,7 @@ def _read_jsonl(path: Path, loss: str) -> pd.DataFrame:
 def _object(path: Path, number: int, line: str) -> dict[str, object]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}, line {number}, is not JSON: {error}. Give one object per line.") from error
     if not isinstance(row, dict):
         raise InputError(f"{path}, line {number}, is not a JSON object. Give one object per line.")

@@ -43,6 +43,10 @@ WITHOUT_RESULT = frozenset(
 )
 NOT_FINITE = "loss is not finite"
 
+#: A loss above it, or below its inverse, is not one in nats per token: guessing all tokens alike gives ln(vocabulary),
+#: below 20. Powers of such losses leave the range of a float, so the rows are left out (issue 15).
+MOST_LOSS = 1e12
+
 _PREFIX = "mlflow:"
 #: Beyond it not all whole numbers are floats: such seeds are labels, and such sizes are errors.
 _EXACT = 2.0**53
@@ -267,6 +271,11 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
     loss = typed["loss"].to_numpy(dtype=float)
     mark(np.isnan(loss), "loss is missing or not a number", loss)
     mark(loss <= 0, "loss is {:g}; a loss in nats per token is positive", loss)
+    mark(
+        (loss < 1 / MOST_LOSS) | (loss > MOST_LOSS),
+        "loss is {:g}, far from any loss in nats per token (about 1e-9 to 20)",
+        loss,
+    )
     good = np.flatnonzero(found == "")
     found[good] = _repeats(typed.iloc[good], own[good], is_forecast[good])
     left = found != ""

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from study.errors import SpecError
-from study.spec.yaml_file import yaml_problem
+from study.spec.bounded_yaml import BoundedLoader, yaml_problem
 
 #: Keys and list indices from the top of the document.
 Path = tuple[str | int, ...]
@@ -94,8 +94,8 @@ def read(name: str) -> ClusterFile:
     try:
         text = FilePath(name).read_text(encoding="utf-8")
         # The first entry of a path wins: the file's own keys come before those merged in by `<<`.
-        lines = dict(reversed(list(_lines(yaml.compose(text, Loader=yaml.SafeLoader), ()))))
-        document = yaml.safe_load(text)
+        lines = dict(reversed(list(_lines(yaml.compose(text, Loader=BoundedLoader), ()))))
+        document = yaml.load(text, Loader=BoundedLoader)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise SpecError(
             f"there is no cluster file {name}; give a path such as cluster/aws.yaml, relative to this folder."

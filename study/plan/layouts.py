@@ -1,7 +1,10 @@
 """Layouts: how many devices a cell takes, and what each of them holds."""
 
-from collections.abc import Iterator
+import bisect
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 from study.errors import SpecError
@@ -112,11 +115,22 @@ class LayoutPlanner:
         raise SpecError(self._too_large(shape))
 
     def _first_fit(self, shape: Shape) -> Cost | None:
-        costs = (self.cost(shape, layout) for layout in self._layouts(shape))
-        return next((cost for cost in costs if cost.memory.total <= self.usable), None)
+        usable = self.usable
+        for layout, pieces in self._layouts(shape):
+            size = partial(self._size, shape, layout)
+            # A batch in one piece accumulates no gradients. Of several, memory grows with the size of a piece, so that
+            # few of the divisors of a batch are tried.
+            if size(pieces[-1]) <= usable:
+                return self.cost(shape, layout(pieces[-1]))
+            if fitting := bisect.bisect(pieces, usable, hi=len(pieces) - 1, key=size):
+                return self.cost(shape, layout(pieces[fitting - 1]))
+        return None
 
-    def _layouts(self, shape: Shape) -> Iterator[Layout]:
-        """Yield every layout the spec allows for a shape, in order of preference."""
+    def _size(self, shape: Shape, layout: Callable[[int], Layout], piece: int) -> int:
+        return self.cost(shape, layout(piece)).memory.total
+
+    def _layouts(self, shape: Shape) -> Iterator[tuple[Callable[[int], Layout], tuple[int, ...]]]:
+        """Yield makers of a layout from its micro-batch, in order of preference, with the micro-batches, ascending."""
         degrees = [
             (tensor, data)
             for tensor in _degrees(self.resources.tensor_parallel, shape, shape.heads, self._together)
@@ -126,12 +140,9 @@ class LayoutPlanner:
         for tensor, data in sorted(degrees, key=lambda pair: (pair[0] * pair[1], -pair[0])):
             share = self.recipe.batch // data
             asked = self.resources.micro_batch
-            pieces = divisors(share)[::-1] if asked == "auto" else [asked] if share % asked == 0 else []
-            for activation_checkpointing in self._activation_checkpointing:
-                for micro_batch in pieces:
-                    yield self._layout(
-                        tensor, data, micro_batch, activation_checkpointing=activation_checkpointing
-                    )
+            pieces = divisors(share) if asked == "auto" else (asked,) if share % asked == 0 else ()
+            for recomputed in self._activation_checkpointing if pieces else ():
+                yield partial(self._layout, tensor, data, activation_checkpointing=recomputed), pieces
 
     def _layout(
         self,
@@ -204,7 +215,8 @@ class LayoutPlanner:
             yield f"batch in {layout.pieces(self.recipe)} pieces of {layout.sequences(self.recipe)}{groups}"
 
     def _too_large(self, shape: Shape) -> str:
-        tried = [self.cost(shape, layout) for layout in self._layouts(shape)]
+        ends = (layout(piece) for layout, pieces in self._layouts(shape) for piece in {pieces[0], pieces[-1]})
+        tried = [self.cost(shape, layout) for layout in ends]
         smallest = min(tried, key=lambda cost: (cost.memory.total, cost.layout.sequences(self.recipe)))
         layout, needed = smallest.layout, smallest.memory
         sequences = layout.sequences(self.recipe)
@@ -298,10 +310,11 @@ def _asked(rule: Any, shape: Shape) -> int | None:
     return None if rule == "auto" else int(rule)
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors in ascending order."""
-    small = [n for n in range(1, int(number**0.5) + 2) if n * n <= number and number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))
 
 
 def gigabytes(count: float) -> str:

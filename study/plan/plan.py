@@ -19,7 +19,7 @@ from trainables.cell import Precision, Recipe, Shape
 from trainables.data.packing.data_key import digest
 from trainables.deepspeed_options import check_options
 from trainables.diagnostics.names import check_diagnostics
-from trainables.errors import InputError
+from trainables.errors import InputError, shortened
 from trainables.layout import Layout
 
 #: Weights below this size get no note in the plan.
@@ -134,7 +134,7 @@ class Plan:
         found = found or [p for p in self.pool if p.cell.name == key]
         if len(found) != 1:
             raise SpecError(
-                f"{len(found)} cells of {self.name!r} are called {key!r}; "
+                f"{len(found)} cells of {self.name!r} are called {shortened(key)!r}; "
                 f"`interplay plan {self.name} --json` lists their keys and names."
             )
         return found[0]

@@ -1,9 +1,11 @@
 """Plans cells: the layout, cost and learning rate of each shape under one spec."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner
 from study.spec.devices import DEVICES, Device, cores, local_gpus, usable_memory
@@ -41,6 +43,13 @@ class Planner:
         # (Wies, Levine, Jannai and Shashua 2021, arXiv 2105.03928).
         if shape.width > vocabulary:
             flags = (f"width above the vocabulary of {vocabulary}", *flags)
+        rate = self.spec.training.rate(shape) * factor
+        if not 0 < rate < math.inf:
+            raise SpecError(
+                f"the peak learning rate of depth {shape.depth}, width {shape.width} is {rate:g} by the rule "
+                f"`training.lr` times the factor {factor:g} of `search.lr_factors`; choose others, so that it is a "
+                "positive number."
+            )
         seconds = cost.seconds(resources.evaluations, self.spec.data.held_out_tokens(self.recipe.context))
         price = resources.price_per_hour
         return PlannedCell(
@@ -49,7 +58,7 @@ class Planner:
                 recipe=self.recipe,
                 data=self.spec.data,
                 data_key=self.data_key,
-                lr=self.spec.training.rate(shape) * factor,
+                lr=rate,
                 seed=seed,
             ),
             budget=found.budget,

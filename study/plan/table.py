@@ -1,7 +1,7 @@
 """A plan as a table for the terminal: one line per shape, its seeds and learning rates together."""
 
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, islice
 
 from rich import box
 from rich.console import Group
@@ -10,6 +10,9 @@ from rich.text import Text
 
 from study.plan.cells import PlannedCell
 from study.plan.plan import Plan
+
+#: Most shapes that are listed; rich takes a second for a thousand lines.
+MOST_LINES = 1000
 
 
 def plan_table(plan: Plan) -> Group:
@@ -42,10 +45,13 @@ def plan_table(plan: Plan) -> Group:
 
     flags: dict[str, str] = {}
     budget = None
-    for _, members in groupby(plan.cells, key=lambda planned: (planned.budget, planned.cell.shape)):
+    groups = groupby(plan.cells, key=lambda planned: (planned.budget, planned.cell.shape))
+    for _, members in islice(groups, MOST_LINES):
         group = list(members)
         table.add_row(*_row(plan, group, flags, is_new_budget=group[0].budget != budget))
         budget = group[0].budget
+    if more := sum(1 for _ in groups):
+        table.add_row("...", f"{more:,} more shapes, see --json")
     return Group(table, *(Text(line, style="dim") for line in _below(plan, flags)))
 
 

@@ -83,8 +83,9 @@ def seed_by_seed(plan: Plan) -> list[PlannedCell]:
     All shapes of one seed come before the next, so that an unfinished study has whole curves. The longest of a seed
     come first, so that no worker is left with a long cell at the end.
     """
-    seeds = list(dict.fromkeys(planned.cell.seed for planned in plan.cells))
-    return sorted(plan.cells, key=lambda planned: (seeds.index(planned.cell.seed), -planned.flops))
+    seeds = dict.fromkeys(planned.cell.seed for planned in plan.cells)
+    place = {seed: index for index, seed in enumerate(seeds)}
+    return sorted(plan.cells, key=lambda planned: (place[planned.cell.seed], -planned.flops))
 
 
 def make_search(

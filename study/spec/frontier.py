@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from study.spec.section import Budget, Depth, Section, Width, refuse_repeats
 from trainables.cell import Shape
+from trainables.errors import some
 
 #: Neighbouring budgets that a search may add are at most this factor apart, about a quarter in width.
 SPACING = 1.5
@@ -99,6 +100,12 @@ class FrontierSection(Section):
     width_multiple: int = Field(
         default=1, ge=1, le=10_000, description="widths are multiples of this, and of the heads"
     )
+    max_cells: int = Field(
+        default=10_000,
+        ge=1,
+        le=10_000_000,
+        description="most cells of a plan, and most pairs of budget and depth; larger plans are refused",
+    )
 
     @property
     def budget_values(self) -> tuple[float, ...]:
@@ -139,9 +146,10 @@ class FrontierSection(Section):
             unknown = sorted(set(self.depths) - set(widths))
             if unknown or not self.depths:
                 raise ValueError(
-                    f"`depths` has {unknown or 'nothing'}, and `widths` has the depths {sorted(widths)}; choose among "
-                    "these, or give widths for the others"
+                    f"`depths` has [{some(unknown)}], and `widths` has the depths [{some(sorted(widths))}]; "
+                    "choose among these, or give widths for the others"
                 )
+        self.check_size(sum(map(len, widths.values())), "`widths`")
         step = width_step(self)
         for depth, values in widths.items():
             if not values:
@@ -165,6 +173,7 @@ class FrontierSection(Section):
             if not values:
                 raise ValueError(f"`{name}` is empty; give at least one value")
             refuse_repeats(name, values)
+        self.check_size(len(self.budget_values) * len(self.depths), "pairs of `budgets` and `depths`")
         missed = misses(self)
         for depth in set(self.depth_values) - {found.shape.depth for found in shapes(self)}:
             best = min((miss for miss in missed if miss.depth == depth), key=lambda miss: abs(miss.deviation))
@@ -180,6 +189,14 @@ class FrontierSection(Section):
                 f"({self._step_reason()}), and the nearest, width {best.nearest_width} for budget {best.budget:g}, has "
                 f"N = {12 * depth * best.nearest_width**2} ({best.deviation:+.0%}, tolerance {self.tolerance:.0%}). "
                 f"{fix}, or leave depth {depth} out"
+            )
+
+    def check_size(self, count: int, what: str) -> None:
+        """Raise a `ValueError` if a plan would have more of something than `max_cells`."""
+        if count > self.max_cells:
+            raise ValueError(
+                f"the plan would have {count:,} {what}, more than the {self.max_cells:,} of `frontier.max_cells`; make "
+                f"the lists shorter, or set `frontier.max_cells: {count}`"
             )
 
     def _step_reason(self) -> str:
@@ -201,7 +218,7 @@ def added_shapes(frontier: FrontierSection) -> list[FrontierShape]:
     """Return the shapes a search may add to the frontier, by budget and depth, by the frontier's own rules.
 
     The budgets are log-midpoints of those given (with hand-written widths, of those of each depth), halved until
-    neighbours are at most a factor of `SPACING` apart.
+    neighbours are at most a factor of `SPACING` apart. A `ValueError` if they are more than `max_cells`.
     """
     given = {
         depth: frontier.budget_values
@@ -215,6 +232,7 @@ def added_shapes(frontier: FrontierSection) -> list[FrontierShape]:
         for neighbours in itertools.pairwise(budgets)
         for budget in _between(*neighbours)
     ]
+    frontier.check_size(len(pairs), "pairs of depths and budgets that the search may add")
     taken = {(found.shape.depth, found.shape.width) for found in shapes(frontier)}
     found, _ = _fitting(frontier, sorted(pairs))
     return [one for one in found if (one.shape.depth, one.shape.width) not in taken]

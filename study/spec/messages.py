@@ -8,10 +8,12 @@ from pydantic_core import ErrorDetails
 
 from study.spec.search import Sampler, samplers
 from trainables.data.kind import KINDS, DataKind, TextData
-from trainables.errors import did_you_mean, near_misses
+from trainables.errors import did_you_mean, near_misses, shortened
 
-#: How many mistakes are listed at once.
+#: How many mistakes are listed at once, and from how many of pydantic's errors they are taken: a list of thousands
+#: of wrong items has as many.
 MOST_MISTAKES = 5
+MOST_ERRORS = 100
 #: What a value should be, where pydantic names a type of Python.
 _IN_YAML = {
     "tuple_type": "it should be a list such as [1, 2]",
@@ -28,13 +30,14 @@ def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseMode
         model: the model it was checked against.
         origin: name of the document.
     """
-    errors = error.errors(include_url=False)
+    every = error.errors(include_url=False)
+    errors = every[:MOST_ERRORS]
     places = [_place(details, raw, model) for details in errors]
     found: dict[str, list[str]] = {}
     meant: set[str] = set()
     for details, (path, holders) in zip(errors, places, strict=True):
-        is_inside = any(other.startswith(f"{path}.") for other, _ in places)
-        if isinstance(details["input"], list | tuple) and is_inside:
+        is_list = isinstance(details["input"], list | tuple)
+        if is_list and any(other.startswith(f"{path}.") for other, _ in places):
             # One member of a union rejects the list; another one names the wrong item.
             continue
         if details["type"] == "extra_forbidden":
@@ -48,7 +51,7 @@ def explain(error: ValidationError, raw: Mapping[str, Any], model: type[BaseMode
         for subject, demands in found.items()
         if subject not in meant
     ]
-    more = len(sentences) - MOST_MISTAKES
+    more = len(sentences) - MOST_MISTAKES + len(every) - len(errors)
     tail = f" And {more} more." if more > 0 else ""
     listed = (text if text.endswith("?") else f"{text}." for text in sentences[:MOST_MISTAKES])
     return f"{origin}: {' '.join(listed)}{tail}"
@@ -80,7 +83,7 @@ def _place(
         except (LookupError, TypeError):
             if index < len(details["loc"]) - 1 or details["type"] not in {"missing", "extra_forbidden"}:
                 continue
-        parts.append(str(part))
+        parts.append(shortened(str(part)))
         fields = [one.model_fields[str(part)] for one in holders if part in one.model_fields]
         holders = [inner for field in fields for inner in _models(field.annotation)] or holders
     return ".".join(parts), holders
@@ -136,5 +139,4 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 def show(value: object) -> str:
     """Return a value as it is quoted in a message, shortened."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(repr(value))

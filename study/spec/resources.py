@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticKnownError
 
 from study.spec.devices import DEVICES
-from study.spec.section import SECRET, Degree, Section, Width
+from study.spec.section import SECRET, Count, Degree, Seconds, Section, Width
 
 
 def _known_device(name: str) -> str:
@@ -59,7 +59,7 @@ class ResourcesSection(Section):
     device: Annotated[str, AfterValidator(_known_device)] = Field(
         default="cpu", description="what a trial trains on; sets memory and speed in the plan"
     )
-    slots: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+    slots: Literal["auto"] | Count = Field(
         default="auto",
         description="devices in use at a time; a cell takes one per rank. auto is the number of cores or GPUs here, or "
         "of ranks that the cluster can hold",
@@ -70,7 +70,8 @@ class ResourcesSection(Section):
         description="machines of a cluster: a resource that marks them, such as spot, on_demand or wide, or any; "
         "for device cpu any is the pool without GPUs",
     )
-    cpus_per_trial: float = Field(default=1, gt=0, description="CPU cores of each rank of a trial")
+    # Ray counts in 1/10,000.
+    cpus_per_trial: float = Field(default=1, ge=1e-4, le=1e6, description="CPU cores of each rank of a trial")
     tensor_parallel: DegreeRule = Field(
         default="auto",
         description="ranks that share each matrix of a cell; auto is the fewest whose memory fits the device, or a "
@@ -86,7 +87,7 @@ class ResourcesSection(Section):
         description="what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest "
         "that is correct, 1 for bf16 and for several ranks",
     )
-    micro_batch: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+    micro_batch: Literal["auto"] | Count = Field(
         default="auto",
         description="sequences a group works on at once; auto is the most that fit the device",
     )
@@ -99,8 +100,8 @@ class ResourcesSection(Section):
         default="never",
         description="also share the embedding and the logits among tensor-parallel ranks",
     )
-    gang_timeout_seconds: float = Field(
-        default=300, gt=0, description="how long ranks wait for one another before the trial fails"
+    gang_timeout_seconds: Seconds = Field(
+        default=300, description="how long ranks wait for one another before the trial fails"
     )
     storage: str = Field(
         default="auto",
@@ -109,26 +110,27 @@ class ResourcesSection(Section):
         "is INTERPLAY_STORAGE, else the results folder; or a folder or URI that every machine reaches, "
         "such as s3://BUCKET/FOLDER",
     )
-    checkpoint_every_seconds: float = Field(
-        default=30, gt=0, description="most work lost if a machine is lost"
-    )
-    capacity_timeout_seconds: float = Field(
+    checkpoint_every_seconds: Seconds = Field(default=30, description="most work lost if a machine is lost")
+    capacity_timeout_seconds: Seconds = Field(
         default=600,
-        gt=0,
         description="how long a pool of a cluster may start no machine before a warning",
     )
-    max_retries: int = Field(default=2, ge=0, description="new attempts after a lost process or machine")
+    max_retries: int = Field(
+        default=2, ge=0, le=10_000, description="new attempts after a lost process or machine"
+    )
     evaluations: int = Field(
-        default=4, ge=1, description="evaluations during a cell, the last one at its end"
+        default=4, ge=1, le=100_000, description="evaluations during a cell, the last one at its end"
     )
     keep_weights: Literal["final", "none"] = Field(
         default="final",
         description="final: the weights of each cell that is done stay in the results folder, for `interplay export`",
     )
-    price_per_hour: float | None = Field(default=None, ge=0, description="of one slot, in any currency")
+    price_per_hour: float | None = Field(
+        default=None, ge=0, le=1e9, description="of one slot, in any currency"
+    )
     utilisation: float | None = Field(
         default=None,
-        gt=0,
+        ge=1e-6,
         le=1,
         description="share of the device's peak that plans assume, instead of the built-in one",
     )

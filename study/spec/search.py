@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
 from pydantic_core import InitErrorDetails
 
-from study.spec.section import Section, refuse_repeats
+from study.spec.frontier import shapes
+from study.spec.section import Section, Seed, refuse_repeats
 
 #: The quantities that a search can estimate.
 ObjectiveName = Literal["depth", "b", "crossings"]
@@ -43,7 +44,7 @@ class Sampler(Section):
     lr_factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         default=(1.0,), description="multipliers on the rule's learning rate"
     )
-    seed: int = Field(default=0, ge=0, description="of the sampler")
+    seed: Seed = Field(default=0, description="of the sampler")
 
     @model_validator(mode="before")
     @classmethod
@@ -69,6 +70,10 @@ class Sampler(Section):
 
     def check(self, spec: Any) -> None:
         """Raise a `ValueError` if the sampler cannot search this study."""
+
+    def shapes_and_seeds(self, spec: Any) -> tuple[int, int]:
+        """Return the numbers of shapes and of seeds that the plan lists or the search may add."""
+        return len(shapes(spec.frontier)), len(spec.training.seed_values)
 
     @property
     def objective_name(self) -> ObjectiveName:

@@ -2,12 +2,14 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from study.errors import SpecError
+from trainables.errors import some
 
 
 class Section(BaseModel):
@@ -37,10 +39,14 @@ def _allowed(model: type[BaseModel], key: str) -> tuple[object, ...]:
 
 
 #: Bounds no study reaches: they turn a typing error into a refusal instead of an endless plan.
-Budget = Annotated[float, Field(gt=0, le=1e15)]
+Budget = Annotated[float, Field(ge=1, le=1e15)]
 Depth = Annotated[int, Field(ge=1, le=10_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 Degree = Annotated[int, Field(ge=1, le=10_000)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+#: The largest seed of Optuna's samplers, which use NumPy's `RandomState`.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 #: Names of query parameters that hold a secret: `password`, `sslpassword`, `access_token`, `api_key`, …
 SECRET = re.compile(r"passw|pwd|token|secret|credential|(api|access|account|private).?key", re.IGNORECASE)
@@ -48,10 +54,10 @@ SECRET = re.compile(r"passw|pwd|token|secret|credential|(api|access|account|priv
 
 def refuse_repeats(name: str, values: Sequence[float] | Sequence[str]) -> None:
     """Raise a `ValueError` if a list has a value more than once."""
-    repeated = sorted({value for value in values if list(values).count(value) > 1})
+    repeated = sorted(value for value, count in Counter(values).items() if count > 1)
     if repeated:
-        shown = (value if isinstance(value, str) else f"{value:g}" for value in repeated)
-        raise ValueError(f"`{name}` has {', '.join(shown)} more than once; write each value once")
+        shown = [value if isinstance(value, str) else f"{value:g}" for value in repeated]
+        raise ValueError(f"`{name}` has {some(shown)} more than once; write each value once")
 
 
 def from_environment(variable: str, section: type[Section], key: str) -> str | None:

@@ -25,6 +25,7 @@ from study.spec.training import TableRate, TrainingSection
 from trainables.cell import Precision, Recipe
 from trainables.data.spec import DataSpec
 from trainables.diagnostics.names import Diagnostic
+from trainables.errors import shortened
 from trainables.model.family import family
 
 #: Names in a results folder that are not studies.
@@ -34,6 +35,8 @@ RESERVED = ("data", "mlartifacts", "mlflow.db")
 Value = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)] | str
 #: Keys that a series cannot vary.
 NOT_VARIED = ("name", "description", "claim", "vary", "tracking", "diagnostics")
+#: Most studies of a series: each has a folder and a report, and all are on one page.
+MOST_STUDIES = 200
 
 
 class StudySpec(Section):
@@ -127,9 +130,17 @@ class StudySpec(Section):
             for found in shapes(self.frontier):
                 self.training.lr.rate(found.shape)
         self.search.check(self)
-        if self.vary is not None:
-            members(self)
+        counts = [member.spec.cell_bound for member in members(self)] if self.vary else [self.cell_bound]
+        self.frontier.check_size(
+            sum(counts), "cells (shapes x `lr_factors` x seeds, in all studies of a series)"
+        )
         return self
+
+    @property
+    def cell_bound(self) -> int:
+        """Number of cells that the plan lists or the search may add."""
+        shape_count, seed_count = self.search.shapes_and_seeds(self)
+        return shape_count * seed_count * len(self.search.lr_factors)
 
 
 @dataclass(frozen=True)
@@ -155,15 +166,14 @@ def varied(spec: StudySpec) -> tuple[str, tuple[int | float | str, ...]]:
     ((key, values),) = vary.items()
     if key.split(".")[0] in NOT_VARIED:
         raise ValueError(
-            f"`vary` has the key `{key}`, which is the same for all studies of a series; name a key of another "
-            "section, such as `training.tokens`"
+            f"`vary` has the key `{shortened(key)}`, which is the same for all studies of a series; name a key of "
+            "another section, such as `training.tokens`"
         )
-    if len(values) < 2:
-        raise ValueError(f"`vary.{key}` has fewer than two values; a series compares several studies")
-    slugs = _slugs(key, values)
-    repeated = sorted({slug for slug in slugs if slugs.count(slug) > 1})
-    if repeated:
-        raise ValueError(f"`vary.{key}` has {', '.join(repeated)} more than once; write each value once")
+    if not 2 <= len(values) <= MOST_STUDIES:
+        raise ValueError(
+            f"`vary.{key}` has {len(values):,} values; a series compares 2 to {MOST_STUDIES} studies on one page"
+        )
+    refuse_repeats(f"vary.{key}", _slugs(key, values))
     return key, values
 
 
@@ -181,7 +191,7 @@ def members(spec: StudySpec) -> tuple[SeriesMember, ...]:
             # One experiment for all, so that MLflow shows the series in one table.
             raw_member = yaml_file.changed(raw, {key: value, "tracking.experiment": spec.experiment})
             raw_member["name"] = f"{spec.name}-{key.split('.')[-1]}-{slug}"
-            found.append(SeriesMember(value, parse_spec(raw_member, f"with `{key}` {value}")))
+            found.append(SeriesMember(value, parse_spec(raw_member, f"with `{key}` {shortened(str(value))}")))
         except SpecError as error:
             raise ValueError(str(error).rstrip(".")) from None
     return tuple(found)

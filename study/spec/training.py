@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from study.errors import SpecError
-from study.spec.section import Depth, Section, Width, refuse_repeats
+from study.spec.section import Depth, Section, Seed, Width, refuse_repeats
 from trainables.cell import Base, Precision, Recipe, RecipeFields, Shape
+from trainables.errors import shortened, some
 
 
 def _list_or_count(value: Any) -> str:
@@ -60,16 +61,16 @@ class TableRate(Section):
             raise ValueError("`values` is empty; give a rate for each shape, such as `L2-d16: 0.02`")
         for name in self.values:
             if not re.fullmatch(r"L[1-9]\d*-d[1-9]\d*", name):
-                raise ValueError(f"`{name}` names no shape; write depth and width as `L2-d16`")
+                raise ValueError(f"`{shortened(name)}` names no shape; write depth and width as `L2-d16`")
         return self
 
     def rate(self, shape: Shape) -> float:
         """Peak learning rate of a shape; raises `SpecError` for a shape the table does not have."""
         name = f"L{shape.depth}-d{shape.width}"
         if name not in self.values:
-            known = ", ".join(sorted(self.values))
             raise SpecError(
-                f"`training.lr.values` has no rate for {name}, a shape of the frontier. It has: {known}. "
+                f"`training.lr.values` has no rate for {name}, a shape of the frontier. It has: "
+                f"{some(sorted(self.values))}. "
                 f"Add `{name}: <rate>`, or use `rule: width`."
             )
         return self.values[name]
@@ -90,10 +91,11 @@ class BaseSection(Section):
 class TrainingSection(Section, RecipeFields):
     """How every cell is trained: the fields of a recipe, and the rules its other fields follow from."""
 
-    steps: int | None = Field(default=None, ge=1, description="optimizer steps")
+    steps: int | None = Field(default=None, ge=1, le=10**12, description="optimizer steps")
     tokens: float | None = Field(
         default=None,
         ge=1,
+        le=1e18,
         description="instead of steps: training tokens, rounded to whole steps (at least one)",
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
@@ -106,8 +108,7 @@ class TrainingSection(Section, RecipeFields):
     )
     lr: LearningRate = Field(description="rule of the peak learning rate")
     seeds: Annotated[
-        Annotated[int, Field(ge=1, le=10_000), Tag("count")]
-        | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Tag("list")],
+        Annotated[int, Field(ge=1, le=10_000), Tag("count")] | Annotated[tuple[Seed, ...], Tag("list")],
         Discriminator(_list_or_count),
     ] = Field(default=1, description="how many (0, 1, …), or which")
 

@@ -1,6 +1,7 @@
 """A spec as nested mappings: read YAML files and presets, apply overrides, resolve paths."""
 
 import copy
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from glob import escape, has_magic
@@ -11,10 +12,11 @@ from typing import Any
 import yaml
 
 from study.errors import SpecError
+from study.spec.bounded_yaml import MOST_CHARACTERS, MOST_DIGITS, MOST_LEVELS, SpecLoader, yaml_problem
 from study.spec.messages import show
 from study.spec.search import samplers
 from trainables.data.kind import KINDS
-from trainables.errors import did_you_mean
+from trainables.errors import did_you_mean, shortened
 
 #: Setting the key on the left removes the keys on the right: they exclude one another, or belong to what was replaced.
 _REPLACES: dict[str, tuple[str, ...]] = {
@@ -28,44 +30,6 @@ _REPLACES: dict[str, tuple[str, ...]] = {
 
 #: Keys that name files, in `vary`; a mixture has some in its parts.
 VARIED_PATH = re.compile(r"data(\.parts\.\d+\.data)*\.path")
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML where 1e6 is a number, as in YAML 1.2, and a key written twice is an error."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
-        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
-)
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    result: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str | int | float):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key must be a word or a number", key_node.start_mark
-            )
-        if key in result:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key `{key}` is written twice", key_node.start_mark
-            )
-        result[key] = loader.construct_object(value_node, deep=True)
-    return result
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def preset_names() -> list[str]:
@@ -86,18 +50,20 @@ def read(source: str) -> tuple[str, dict[str, Any]]:
     if source in names:
         text = (resources.files("study") / "presets" / f"{source}.yaml").read_text(encoding="utf-8")
         return f"preset {source}", _parse(text, f"preset {source}")
-    path = Path(source)
-    if not path.is_file():
-        raise SpecError(_no_such_spec(source, path, names))
+    path, origin = Path(source), shortened(source, 200)
     try:
+        if not path.is_file():
+            raise SpecError(_no_such_spec(origin, path, names))
+        if path.stat().st_size > 4 * MOST_CHARACTERS:
+            raise SpecError(f"{origin} has more than {MOST_CHARACTERS:,} characters, so it is no spec.")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise SpecError(
-            f"{source} is not a text file in UTF-8 ({error.reason} at byte {error.start})."
+            f"{origin} is not a text file in UTF-8 ({error.reason} at byte {error.start})."
         ) from error
     except OSError as error:
-        raise SpecError(f"{source} cannot be read: {error.strerror}.") from error
-    return source, _parse(text, source)
+        raise SpecError(f"{origin} cannot be read: {error.strerror}.") from error
+    return origin, _parse(text, origin)
 
 
 def _no_such_spec(source: str, path: Path, names: Sequence[str]) -> str:
@@ -112,7 +78,7 @@ def _no_such_spec(source: str, path: Path, names: Sequence[str]) -> str:
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=SpecLoader)
     except yaml.YAMLError as error:
         raise SpecError(f"{origin} is not YAML{yaml_problem(error)}.") from error
     if not isinstance(value, dict):
@@ -121,15 +87,6 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
             f"{origin} is {found}; a spec is a mapping with keys such as `name`, `data`, `frontier`."
         )
     return value
-
-
-def yaml_problem(error: yaml.YAMLError, *, place: bool = True) -> str:
-    """Return where a YAML text is wrong and why: ` at line 2, column 7: …`, or without the place the reason alone."""
-    mark = getattr(error, "problem_mark", None)
-    reason = getattr(error, "problem", None) or str(getattr(error, "reason", error))
-    if not place:
-        return str(reason)
-    return f"{f' at line {mark.line + 1}, column {mark.column + 1}' if mark else ''}: {reason}"
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -166,16 +123,19 @@ def changed(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
 
 def _parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or not key or "" in key.split("."):
-        raise SpecError(f"`--set {text}` is not of the form section.key=value, for example training.seeds=5.")
+    key, shown = key.strip(), shortened(text, 120)
+    parts = key.split(".")
+    if not equals or "" in parts or len(parts) > MOST_LEVELS:
+        raise SpecError(
+            f"`--set {shown}` is not of the form section.key=value, for example training.seeds=5."
+        )
     try:
         if _is_literal(value):
             return key, value.strip()
-        return key, yaml.load(value, Loader=_Loader)
+        return key, yaml.load(value, Loader=SpecLoader)
     except yaml.YAMLError as error:
         raise SpecError(
-            f"the value of `--set {text}` is not YAML: {yaml_problem(error, place=False)}."
+            f"the value of `--set {shown}` is not YAML: {yaml_problem(error, place=False)}."
         ) from error
 
 
@@ -185,7 +145,7 @@ def _is_literal(value: str) -> bool:
         return True
     if not re.search(r"(^|\s)#", value):
         return False
-    node = yaml.compose(value, Loader=_Loader)
+    node = yaml.compose(value, Loader=SpecLoader)
     return node is None or (isinstance(node, yaml.ScalarNode) and node.style is None)
 
 
@@ -213,7 +173,8 @@ def _from(folder: Path, path: str) -> str:
     if not path or path.startswith("~") or Path(path).is_absolute():
         return path
     # A `[` in the name of the folder is not part of a pattern.
-    is_pattern = has_magic(path) and not (folder / path).exists()
+    # `Path.exists` raises an error if the name is too long for the system.
+    is_pattern = has_magic(path) and not os.path.exists(folder / path)  # noqa: PTH110
     return str(Path(escape(str(folder)) if is_pattern else folder) / path)
 
 
@@ -257,20 +218,22 @@ def _drop(result: dict[str, Any], keys: Iterable[str], changes: Mapping[str, Any
 
 def _assign(result: dict[str, Any], key: str, value: Any) -> None:
     parts = key.split(".")
+    shown = shortened(key, 120)
     here: Any = result
     for depth, part in enumerate(parts):
-        done = ".".join(parts[:depth])
+        done = shortened(".".join(parts[:depth]), 120)
+        is_number = part.isdecimal() and len(part) <= MOST_DIGITS
         if isinstance(here, list):
-            if not part.isdecimal() or int(part) >= len(here):
+            if not is_number or int(part) >= len(here):
                 raise SpecError(
-                    f"`--set {key}`: `{done}` is a list of {len(here)}; `{part}` is none of its places."
+                    f"`--set {shown}`: `{done}` is a list of {len(here)}; `{shortened(part)}` is none of its places."
                 )
             slot: Any = int(part)
         elif isinstance(here, dict):
             # YAML reads the keys of `widths` as numbers.
-            slot = int(part) if part.isdecimal() and part not in here else part
+            slot = int(part) if is_number and part not in here else part
         else:
-            raise SpecError(f"`--set {key}`: `{done}` is the value {show(here)} and has no keys.")
+            raise SpecError(f"`--set {shown}`: `{done}` is the value {show(here)} and has no keys.")
         if depth == len(parts) - 1:
             here[slot] = value
         else:

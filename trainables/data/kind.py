@@ -27,6 +27,9 @@ BYTES_END = 256
 #: The id of end of text with BPE: special tokens come first.
 BPE_END = 0
 
+#: Bounds of counts, of symbols and of anything else: far above any data, so that a typing error is refused.
+MOST_SYMBOLS, MOST = 10_000_000, 10**15
+
 #: All kinds of data by name.
 KINDS: dict[str, type["DataKind"]] = {}
 
@@ -36,7 +39,7 @@ Kind = TypeVar("Kind", bound="DataKind")
 class DataKind(BaseModel):
     """The data that a cell is trained on. A pure description: making one reads no data."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     #: Whether rows are inputs and as many targets, the share of which that is correct is measured (see `score`).
     has_targets: ClassVar[bool] = False
@@ -132,10 +135,16 @@ class TextData(DataKind):
         default="bytes",
         description="bytes (256 + end of text), or byte-level BPE trained on the training split",
     )
-    vocabulary: int | None = Field(default=None, ge=257, description="size of the BPE vocabulary")
+    vocabulary: int | None = Field(
+        default=None, ge=257, le=MOST_SYMBOLS, description="size of the BPE vocabulary"
+    )
     validation_fraction: float = Field(default=0.05, gt=0, lt=1, description="share of the text held out")
-    validation_tokens: int = Field(default=65_536, ge=1, description="most tokens of the validation set")
-    max_tokens: int | None = Field(default=None, ge=1, description="most training tokens that are packed")
+    validation_tokens: int = Field(
+        default=65_536, ge=1, le=MOST, description="most tokens of the validation set"
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, le=MOST, description="most training tokens that are packed"
+    )
 
     @model_validator(mode="after")
     def _vocabulary_fits_the_tokenizer(self) -> Self:
@@ -194,8 +203,10 @@ class RowData(DataKind):
     #: The error if a split does not fill: what is too few, and the fix.
     too_few: ClassVar[str]
 
-    sequences: int = Field(default=40_000, ge=1, description="training sequences generated")
-    validation_sequences: int = Field(default=512, ge=1, description="sequences of the fixed validation set")
+    sequences: int = Field(default=40_000, ge=1, le=MOST, description="training sequences generated")
+    validation_sequences: int = Field(
+        default=512, ge=1, le=MOST, description="sequences of the fixed validation set"
+    )
 
     def training_tokens(self, context: int) -> int:
         """One sequence per row."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from trainables.data.kind import RowData
+from trainables.data.kind import MOST, RowData
+from trainables.errors import some
 
 if TYPE_CHECKING:
     from trainables.data.score import Score
@@ -36,7 +37,10 @@ class TaskData(RowData):
     graded_by: ClassVar[str | None] = None
 
     draw_seed: int = Field(
-        default=0, ge=0, description="seed of the sequences; the training seeds of a study share one task"
+        default=0,
+        ge=0,
+        le=MOST,
+        description="seed of the sequences; the training seeds of a study share one task",
     )
 
     @model_validator(mode="after")
@@ -44,7 +48,7 @@ class TaskData(RowData):
         parts = self.parts
         if not parts or len(set(parts)) < len(parts):
             raise ValueError(
-                f"`{self.graded_by}` is a number or a list of different numbers, and it is {list(parts)}"
+                f"`{self.graded_by}` is a number or a list of different numbers, and it is [{some(parts)}]"
             )
         return self
 

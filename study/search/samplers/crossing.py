@@ -166,13 +166,23 @@ class Crossing(Sampler):
                 "set `search.new_budgets: none`, or use `rule: width`"
             )
 
+    def shapes_and_seeds(self, spec: StudySpec) -> tuple[int, int]:
+        """Return the numbers of shapes and of seeds with those that the search may add."""
+        listed, seeds = super().shapes_and_seeds(spec)
+        added = 0 if self.new_budgets == "none" else len(added_shapes(spec.frontier))
+        return listed + added, max(seeds, self._most_seeds)
+
+    @property
+    def _most_seeds(self) -> int:
+        return MOST_SEEDS if self.max_seeds is None else self.max_seeds
+
     def more_cells(
         self, planner: Planner, listed: Sequence[FrontierShape]
     ) -> tuple[list[PlannedCell], list[str]]:
         """Return more seeds of the listed shapes and shapes at new budgets, and why some of these are left out."""
         given = planner.spec.training.seed_values
-        most = max(len(given), MOST_SEEDS if self.max_seeds is None else self.max_seeds)
-        others = [seed for seed in range(most) if seed not in given][: most - len(given)]
+        most = max(len(given), self._most_seeds)
+        others = [seed for seed in range(most) if seed not in set(given)][: most - len(given)]
         cells = [planned for found in listed for planned in planner.cells(found, others)]
         if self.new_budgets == "none":
             return cells, []

@@ -450,4 +450,4 @@ def test_a_study_is_read_where_it_could_not_be_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "expected"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (49, [1, 7, 49])])
 def test_divisors(number: int, expected: list[int]) -> None:
-    assert divisors(number) == expected
+    assert divisors(number) == tuple(expected)

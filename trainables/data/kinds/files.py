@@ -12,7 +12,7 @@ from pydantic import Field
 
 from trainables.data.kind import TextData, register
 from trainables.data.sources.file_listing import ListedFile, list_files
-from trainables.data.sources.hashing import file_sha256, unreadable
+from trainables.data.sources.hashing import files_sha256, unreadable
 from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
 
@@ -36,10 +36,14 @@ class FilesData(TextData):
     def source_identity(self, base: Path | None) -> dict[str, Any]:
         """Format, field and SHA-256 of each file."""
         files = base and [
-            [file.format, None if file.format == "text" else self.field, file_sha256(file.path)]
-            for file in list_files(self._paths, self.format, base)
+            [file.format, None if file.format == "text" else self.field, sha256]
+            for file, sha256 in self._hashed(base)
         ]
         return {"kind": self.kind, "files": files}
+
+    def _hashed(self, base: Path) -> list[tuple[ListedFile, str]]:
+        files = list_files(self._paths, self.format, base)
+        return list(zip(files, files_sha256([file.path for file in files], "data.path"), strict=True))
 
     def source(self, base: Path) -> Source:
         """A text file is one document; in JSONL and Parquet each row is one. Line ends become `\\n`.
@@ -47,8 +51,9 @@ class FilesData(TextData):
         Raises:
             DataError: see `list_files`; or, from the stream, a file is not in its format or lacks the field.
         """
-        files = list_files(self._paths, self.format, base)
-        listed = [{"path": str(f.path), "format": f.format, "sha256": file_sha256(f.path)} for f in files]
+        hashed = self._hashed(base)
+        files = [file for file, _ in hashed]
+        listed = [{"path": str(f.path), "format": f.format, "sha256": sha256} for f, sha256 in hashed]
         size = sum(f.path.stat().st_size for f in files)
 
         def stretches() -> Iterator[Stretch]:

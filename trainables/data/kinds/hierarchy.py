@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainables.data.kind import RowData, register
+from trainables.data.kind import MOST, MOST_SYMBOLS, RowData, register
 
 if TYPE_CHECKING:
     from trainables.data.sources.grammar import Grammar
@@ -27,11 +27,11 @@ class HierarchyData(RowData):
     )
 
     kind: Literal["hierarchy"] = "hierarchy"
-    vocabulary: int = Field(default=8, ge=2, description="symbols per level, v")
-    branching: int = Field(default=2, ge=2, description="symbols that a rule writes, s")
-    levels: int = Field(default=5, ge=1, description="rewritings from root to leaves")
-    synonyms: int = Field(default=2, ge=1, description="rules per symbol, m; at most v^(s-1)")
-    grammar_seed: int = Field(default=0, ge=0)
+    vocabulary: int = Field(default=8, ge=2, le=MOST_SYMBOLS, description="symbols per level, v")
+    branching: int = Field(default=2, ge=2, le=MOST_SYMBOLS, description="symbols that a rule writes, s")
+    levels: int = Field(default=5, ge=1, le=MOST_SYMBOLS, description="rewritings from root to leaves")
+    synonyms: int = Field(default=2, ge=1, le=MOST, description="rules per symbol, m; at most v^(s-1)")
+    grammar_seed: int = Field(default=0, ge=0, le=MOST)
 
     @property
     def vocabulary_size(self) -> int:
@@ -67,9 +67,10 @@ class HierarchyData(RowData):
         # Compared by logarithms first: the powers themselves may have millions of digits.
         if self.levels * math.log(self.branching) > math.log(context) + 1e-9:
             fitting = int(math.log(context) / math.log(self.branching) + 1e-9)
+            fewer = f"at most {fitting} `levels`" if fitting else f"a `branching` of at most {context}"
             return (
                 f"the grammar's strings have branching^levels = {self.branching}^{self.levels} symbols, more than the "
-                f"context of {context} tokens; take at most {fitting} `levels`, or a longer context"
+                f"context of {context} tokens; take {fewer}, or a longer context"
             )
         if context % self.length:
             below = context // self.length * self.length
@@ -85,10 +86,14 @@ class HierarchyData(RowData):
                 f"{self.synonyms * self.vocabulary} different rules per level, but there are only "
                 f"{most * self.vocabulary} strings of {self.branching} symbols; take at most {most} synonyms"
             )
-        # One string per choice of root and rules.
-        strings: int = self.vocabulary * self.synonyms**self._inner_nodes
-        rows = strings ** (context // self.length)
-        if rows < self.sequences + self.validation_sequences:
+        # One string per choice of root and rules; again by logarithms, unless there are few.
+        strings = context // self.length
+        log_rows = strings * self.length * self.entropy
+        wanted = self.sequences + self.validation_sequences
+        if log_rows > math.log(wanted) + 1:
+            return None
+        rows = (self.vocabulary * self.synonyms**self._inner_nodes) ** strings
+        if rows < wanted:
             return (
                 f"the grammar has only {rows} different sequences of {context} tokens, fewer than the "
                 f"{self.sequences} `sequences` and {self.validation_sequences} `validation_sequences`; ask for fewer, "

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from trainables.data.kind import TextData, register
-from trainables.data.sources.hashing import file_sha256
+from trainables.data.sources.file_listing import files_below
+from trainables.data.sources.hashing import files_sha256
 from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
 from trainables.storage.disk import FULL
@@ -22,7 +25,7 @@ class HubData(TextData):
     """A data set of the Hugging Face hub, read through `datasets`."""
 
     kind: Literal["hub"] = "hub"
-    name: str
+    name: str = Field(min_length=1)
     config: str | None = None
     split: str = "train"
     field: str = "text"
@@ -38,7 +41,7 @@ class HubData(TextData):
         files = None
         # `datasets` also accepts a folder on this machine.
         if base and (base / self.name).is_dir():
-            files = [file_sha256(p) for p in sorted((base / self.name).rglob("*")) if p.is_file()]
+            files = files_sha256(files_below(base / self.name, "data.name"), "data.name")
         return {"kind": self.kind, **names, "local": files}
 
     def source(self, base: Path) -> Source:

@@ -15,7 +15,7 @@ class MixturePart(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    weight: float = Field(gt=0)
+    weight: float = Field(gt=0, le=1e15)
     data: Annotated[SerializeAsAny[TextData], PlainValidator(partial(validate_kind, mixable=True))]
 
 

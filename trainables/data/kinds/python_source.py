@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trainables.data.kind import TextData, register
+from trainables.data.kind import MOST, TextData, register
 from trainables.data.sources.source import Source, Stretch
 from trainables.errors import DataError
 
@@ -28,7 +28,9 @@ class PythonSourceData(TextData):
     """Python sources and docs of the running interpreter and its installed packages: real text on every machine."""
 
     kind: Literal["python-source"] = "python-source"
-    max_bytes: int = Field(default=20_000_000, ge=1, description="stop taking files after this many bytes")
+    max_bytes: int = Field(
+        default=20_000_000, ge=1, le=MOST, description="stop taking files after this many bytes"
+    )
 
     def source_identity(self, base: Path | None) -> dict[str, Any]:
         """The SHA-256 of each file taken."""

@@ -1,11 +1,13 @@
 """Listing the files that a path names, in the order in which they are packed, with the format of each."""
 
 import glob
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from trainables.errors import DataError, near_misses
+from trainables.data.sources.hashing import ANNOUNCED_FILES, unreadable
+from trainables.errors import DataError, near_misses, some
 
 Format = Literal["text", "jsonl", "parquet"]
 
@@ -17,6 +19,8 @@ SUFFIXES: dict[str, Format] = {
 }
 #: Suffixes that `datasets` takes off while reading; Parquet compresses by itself.
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+#: Most files and folders that one path may name; listing as many takes about a minute.
+MOST_PATHS = 1_000_000
 
 
 class ListedFile(NamedTuple):
@@ -36,18 +40,50 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
     """
     found: dict[Path, ListedFile] = {}
     for name in paths:
-        for listed in _expand(name, form, base):
-            found.setdefault(listed.path.resolve(), listed)
+        try:
+            for listed in _expand(name, form, base):
+                found.setdefault(listed.path.resolve(), listed)
+        except OSError as error:
+            raise unreadable(Path(name), error) from error
+        except RuntimeError as error:
+            # Python's error for the home folder of an unknown user, as in `~nobody`, and for a loop of links.
+            raise DataError(f"data.path {name!r} cannot be followed: {error}; correct the path") from error
     if not found:
         raise DataError("data.path is an empty list; name at least one file, folder or glob")
     return list(found.values())
 
 
+def files_below(folder: Path, origin: str) -> list[Path]:
+    """Return all files below a folder, sorted; see `counted`.
+
+    Raises:
+        DataError: the folder is the root of the file system, or holds too many files.
+    """
+    if folder.resolve() == Path(folder.resolve().anchor):
+        raise DataError(
+            f"{origin} {str(folder)!r} is the whole file system; name a file, or the folder of the text"
+        )
+    return sorted(path for path in counted(folder.rglob("*"), origin) if path.is_file())
+
+
+def counted(paths: Iterable[Path], origin: str) -> Iterator[Path]:
+    """Yield paths; their number so far is printed on stderr at times, and too many are a DataError."""
+    for count, path in enumerate(paths, start=1):
+        if count > MOST_PATHS:
+            raise DataError(
+                f"{origin} names more than {MOST_PATHS:,} files and folders; name the folder of the text, or join "
+                "small files to larger ones (JSONL, Parquet)"
+            )
+        if count % ANNOUNCED_FILES == 0:
+            print(f"{origin}: {count:,} files and folders found so far; Ctrl-C ends it", file=sys.stderr)
+        yield path
+
+
 def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> list[ListedFile]:
     path = base / Path(name).expanduser()
     if path.is_dir():
-        files = (p for p in path.rglob("*") if p.is_file())
-        seen = sorted(p for p in files if not any(part[0] == "." for part in p.relative_to(path).parts))
+        files = files_below(path, "data.path")
+        seen = [p for p in files if not any(part[0] == "." for part in p.relative_to(path).parts)]
         listed = [ListedFile(p, found) for p in seen if (found := _format(p) if form == "auto" else form)]
         if not listed:
             suffixes = sorted({p.suffix or "no suffix" for p in seen})
@@ -60,7 +96,8 @@ def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> list[Liste
     if path.exists():
         named = [path]
     elif glob.has_magic(name):
-        named = sorted(p for m in glob.glob(str(path), recursive=True) if (p := Path(m)).is_file())  # noqa: PTH207
+        matches = map(Path, glob.iglob(str(path), recursive=True))  # noqa: PTH207
+        named = sorted(match for match in counted(matches, "data.path") if match.is_file())
         if not named:
             raise DataError(f"no file matches data.path {name!r} (looked for {path}); correct the pattern")
     else:
@@ -86,6 +123,6 @@ def _missing(name: str, path: Path) -> str:
     hint = (
         f"did you mean {' or '.join(str(parent / n) for n in near)}?"
         if near
-        else f"{parent} holds {', '.join(sorted(names)[:8]) or 'nothing'}"
+        else f"{parent} holds {some(sorted(names), 8) or 'nothing'}"
     )
     return f"data.path {name!r} does not exist: there is no {path.name!r} in {parent}; {hint}"

@@ -6,6 +6,7 @@ of its m strings of s symbols, all with probability 1/m.
 """
 
 import functools
+import math
 
 import numpy as np
 
@@ -23,11 +24,11 @@ Grammar = tuple[Symbols, ...]
 def random_grammar(vocabulary: int, branching: int, levels: int, synonyms: int, seed: int) -> Grammar:
     """Return a grammar with m·v of the v^s strings of s symbols per level, shared out among v symbols at random."""
     needed = synonyms * vocabulary
-    possible = vocabulary**branching
     draws = Draws(f"grammar {seed}")
     rules = []
     for _ in range(levels):
-        if possible <= LISTED_STRINGS:
+        # By logarithms first: the power itself may have millions of digits.
+        if branching * math.log(vocabulary) < 64 and (possible := vocabulary**branching) <= LISTED_STRINGS:
             codes = np.argsort(draws.raw(possible), kind="stable")[:needed]
             powers = vocabulary ** np.arange(branching - 1, -1, -1)
             strings = codes[:, None] // powers % vocabulary

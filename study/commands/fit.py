@@ -9,6 +9,7 @@ from rich.text import Text
 from study.commands.output import refuse_file, relative, say, show
 from study.errors import SpecError
 from study.results.sources import Reading, Runs
+from study.tracking.ownership import refuse_results
 
 if TYPE_CHECKING:
     from analysis.fit.document import Fit
@@ -24,6 +25,8 @@ def fit(reading: Reading, draws: int, out: Path | None, *, as_json: bool) -> Non
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
+    if out:
+        refuse_results(out.parent, "--out")
     parts: list[RenderableType] = []
     document: object
     spec = reading.spec
@@ -62,6 +65,7 @@ def report(reading: Reading, out: Path) -> None:
     from analysis.report.study_page import write_report
 
     refuse_file(out, "--out")
+    refuse_results(out, "--out")
     spec = reading.spec
     if spec is not None and spec.vary is not None:
         from study.commands.series import report_series

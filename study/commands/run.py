@@ -1,5 +1,6 @@
 """`interplay run`: train the missing cells of a study or series, and print the next step."""
 
+import itertools
 import os
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from study.commands.output import refuse_file, relative, say
 from study.errors import SpecError
 from study.plan.plan import make_plan
 from study.spec.study import StudySpec, load_spec, members, varied
+from study.tracking.ownership import OtherStudyError, check_owner, check_series_owner
 from study.tracking.study_paths import SERIES, study_paths
 
 #: Exit statuses: 0 done, 1 some cells failed, 130 stopped by the user (128 + SIGINT).
@@ -31,7 +33,17 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
     where = [] if results == default_results else ["--results", str(results)]
     again, status = (shlex.join([*program(), verb, spec, *sets, *where]) for verb in ("run", "status"))
     run_any = _run_study if loaded.vary is None else _run_series
-    failed, empty = run_any(loaded, results)
+    try:
+        failed, empty = run_any(loaded, results)
+    except OtherStudyError as error:
+        new = ["name=" + _free_name(loaded.name, results)]
+        if error.shares:
+            new.append(f"tracking.experiment={loaded.experiment}")
+        kept = [text for text in overrides if not text.startswith(("name=", "tracking.experiment="))]
+        sets = [part for text in (*kept, *new) for part in ("--set", text)]
+        own = shlex.join([*program(), "run", spec, *sets, *where])
+        shared = ", with the finished cells of both" if error.shares else ""
+        raise SpecError(f"{error} Run it in a folder of its own{shared}: {own}") from error
     if failed is None:
         say("Stopped. Nothing is lost; resume with: ", again)
         return STOPPED
@@ -43,6 +55,11 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
         others = "all others diverged" if failed else "every cell diverged"
         say(f"Nothing to fit: no cell has a loss that can be used; {others}. For each reason: ", status)
     return FAILED if failed or empty else 0
+
+
+def _free_name(name: str, results: Path) -> str:
+    """Return a name that no study in the results folder has: NAME-2, NAME-3, ..."""
+    return next(free for n in itertools.count(2) if not (results / (free := f"{name}-{n}")).exists())
 
 
 def _run_study(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None, bool]:
@@ -74,14 +91,12 @@ def _run_series(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | Non
     listed = members(spec)
     for member in listed:
         # Refuse what cannot run before hours of training; a cluster's machines are known only after joining it.
-        make_plan(member.spec, to_read=joins())
+        plan = make_plan(member.spec, to_read=joins())
+        place = study_paths(member.spec, results.resolve())
+        check_owner(plan, place, place.ledger.rows())
     paths = study_paths(spec, results.resolve())
     folder = paths.folder
-    if (folder / "spec.yaml").is_file():
-        raise SpecError(
-            f"{folder} is the folder of a study, whose report the page of the series {spec.name!r} would replace; give "
-            "the series another name with `--set name=NAME`."
-        )
+    check_series_owner(spec, folder)
     failed: dict[str, str] = {}
     fitted = []
     for number, member in enumerate(listed, 1):

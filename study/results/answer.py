@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.numbers import counted
+
 if TYPE_CHECKING:
     # Loaded only when a report is written.
     import pandas as pd
@@ -38,7 +40,7 @@ def answer(
         result,
         where.folder,
         title=spec.name,
-        facts=facts(spec, plan),
+        facts=facts(spec, plan, runs),
         entropy=plan.entropy,
         curves=curves,
         measures=measures,
@@ -58,7 +60,7 @@ def search_info(spec: "StudySpec", plan: "Plan", ended: str = "") -> "SearchInfo
     return SearchInfo(objective_of(spec), spec.search.wanted_halfwidth, ended)
 
 
-def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:
+def facts(spec: "StudySpec", plan: "Plan", runs: "RunTable") -> dict[str, str]:
     """The provenance of the numbers, for the foot of the report."""
     from study.tracking.provenance import revision, versions
 
@@ -69,8 +71,23 @@ def facts(spec: "StudySpec", plan: "Plan") -> dict[str, str]:
         "data": f"{spec.data.kind}, vocabulary {plan.vocabulary}, content {plan.cells[0].cell.data_key}",
         "training": f"{recipe.tokens:,} tokens per cell ({recipe.steps:,} steps of {recipe.batch} × {recipe.context}), "
         f"precision {recipe.precision}",
+        "cells": _cells(plan, runs),
         "seeds": ", ".join(map(str, spec.training.seed_values)),
         "protocol": plan.protocol,
         "revision": revision(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
     }
+
+
+def _cells(plan: "Plan", runs: "RunTable") -> str:
+    """Which cells the report is of: how many of the planned ones, their depths and sizes."""
+    frame = runs.frame
+    if "purpose" in frame.columns:
+        frame = frame[frame["purpose"] == ""]
+    depths = ", ".join(f"{depth:g}" for depth in sorted(frame["depth"].unique()))
+    sizes = sorted(frame["params"].unique())
+    planned = f"at most {plan.cell_count:,}" if plan.search.chooses_cells else f"{plan.cell_count:,}"
+    return (
+        f"{len(frame):,} of {planned} planned; depths {depths}; {counted(len(sizes), 'size')} from "
+        f"N = {sizes[0]:,.0f} to {sizes[-1]:,.0f}; listed in runs.csv"
+    )

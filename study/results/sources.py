@@ -114,15 +114,16 @@ def study_runs(spec: StudySpec, results: Path, source: str | None = None) -> Stu
         )
     from study.results.answer import facts, search_info
 
+    table = run_table(plan, rows)
     known = {
-        "facts": facts(spec, plan),
+        "facts": facts(spec, plan, table),
         "entropy": plan.entropy,
         "curves": curve_table(rows),
         "measures": layer_table(plan, rows),
         "spec_text": spec.to_yaml(),
         "search": search_info(spec, plan),
     }
-    return StudyRuns(run_table(plan, rows), known, plan)
+    return StudyRuns(table, known, plan)
 
 
 def named_store(uri: str | None, results: Path) -> str:

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.fit.document import Fit
-from study.errors import SpecError
 from study.plan import Plan, make_plan
 from study.plan.layouts import ClusterCapacity
 from study.plan.table import duration
@@ -30,9 +29,10 @@ from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
 from study.tracking.mirror import Mirror
+from study.tracking.ownership import check_owner
 from study.tracking.provenance import revision, versions
 from study.tracking.rows import PURPOSE, Row
-from study.tracking.study_paths import SERIES, StudyPaths, study_paths
+from study.tracking.study_paths import SPEC, StudyPaths, study_paths
 from study.tracking.tables import curve_table, layer_table, run_table
 from study.tracking.tracker import make_tracker
 from study.workers.launch_failures import report_launch_failures
@@ -74,26 +74,24 @@ def run_study(spec: StudySpec, results: Path, console: Console) -> Summary:
     Ctrl-C or SIGTERM at any stage ends it cleanly: finished cells are on record, and `Summary.finished` is False.
 
     Raises:
-        SpecError: the spec cannot run, its store cannot be opened, or another process runs the study.
+        SpecError: the spec cannot run, its store cannot be opened, another process runs the study, or its folder
+            belongs to another study.
         DataError: the data cannot be used.
     """
     paths = study_paths(spec, results.resolve())
-    if (paths.folder / SERIES).is_file():
-        raise SpecError(
-            f"{paths.folder} is the folder of a series, whose page the report of the study {spec.name!r} would "
-            "replace; give the study another name with `--set name=NAME`."
-        )
     if paths.is_shared:
         open_storage(paths.checkpoints).check()
     with ExitStack() as stack:
         cluster = stack.enter_context(_cluster(spec, console)) if joins() else None
         plan = make_plan(spec, room=cluster.capacity if cluster else None)
         stack.enter_context(paths.locked())
+        recorded = paths.ledger.rows()
+        check_owner(plan, paths, recorded)
         check = stack.enter_context(remembered_interrupt())
         stack.enter_context(term_is_interrupt())
-        (paths.folder / "spec.yaml").write_text(spec.to_yaml())
+        (paths.folder / SPEC).write_text(spec.to_yaml())
         paths.write_storage()
-        return _Run(spec, plan, paths, cluster, console, check).to_the_end()
+        return _Run(spec, plan, paths, recorded, cluster, console, check).to_the_end()
 
 
 class _Run:
@@ -104,13 +102,13 @@ class _Run:
         spec: StudySpec,
         plan: Plan,
         paths: StudyPaths,
+        recorded: Mapping[str, Row],
         cluster: "_Cluster | None",
         console: Console,
         check_interrupt: Callable[[], None],
     ) -> None:
         self.spec, self.paths, self.cluster, self.console = spec, paths, cluster, console
         self.check_interrupt = check_interrupt
-        recorded = paths.ledger.rows()
         tags = {
             "interplay.revision": revision(),
             "interplay.protocol": plan.protocol,

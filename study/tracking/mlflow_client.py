@@ -3,10 +3,12 @@
 import logging
 import os
 import re
+import sqlite3
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -88,11 +90,42 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(make_url(uri).database or "")
 
 
+def relocate_artifacts(file: Path, artifacts: Path) -> None:
+    """Point the experiments of a results folder that was copied or moved to the artifacts beside its store `file`.
+
+    MLflow stores the absolute location of each experiment and run, and has no call to change it (3.17), so artifacts
+    of the copy would go into the folder that was copied. Experiments with artifacts elsewhere are left alone.
+
+    Raises:
+        SpecError: the file is no database, or cannot be written.
+    """
+    place = artifacts.resolve().as_uri()
+    try:
+        with closing(sqlite3.connect(file)) as store, store:
+            if not store.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
+                return
+            listed = store.execute("SELECT experiment_id, artifact_location FROM experiments").fetchall()
+            for number, old in listed:
+                if old == place or (old or "").rpartition("/")[2] != artifacts.name:
+                    continue
+                moved = "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?"
+                store.execute(moved, (place, number))
+                store.execute(
+                    "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?) "
+                    "WHERE experiment_id = ? AND substr(artifact_uri, 1, ?) = ?",
+                    (place, len(old) + 1, number, len(old) + 1, f"{old}/"),
+                )
+    except sqlite3.DatabaseError as error:
+        raise SpecError(
+            f"the MLflow store {file} cannot be opened: {error}. Check tracking.uri, or use another results folder."
+        ) from error
+
+
 class Experiment:
     """An MLflow experiment. Every method calls MLflow at once and raises what it raises."""
 
     def __init__(self, uri: str, name: str, artifacts: Path | None = None, *, create: bool = True) -> None:
-        """Open the experiment; a new one of a local store keeps files in `artifacts`.
+        """Open the experiment; one of a local store keeps files in `artifacts`, also after a move of both.
 
         Raises:
             SpecError: it is deleted, or the store cannot be opened and retrying does not help.
@@ -105,6 +138,13 @@ class Experiment:
         file = sqlite_file(uri)
         if file is not None and not file.is_file() and not create:
             raise LookupError(file)
+        if (
+            file is not None
+            and file.is_file()
+            and artifacts
+            and artifacts.parent.resolve() == file.parent.resolve()
+        ):
+            relocate_artifacts(file, artifacts)
         try:
             self.client = MlflowClient(uri)
             found = self.client.get_experiment_by_name(name)

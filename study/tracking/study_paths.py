@@ -21,6 +21,10 @@ from trainables.storage.storage import located, under
 STORAGE = "storage"
 #: The spec of a series in the folder of its page; a study has `spec.yaml`.
 SERIES = "series.yaml"
+#: The spec of a study in its folder.
+SPEC = "spec.yaml"
+#: The folder of MLflow's artifacts in a results folder.
+ARTIFACTS = "mlartifacts"
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class StudyPaths:
     @property
     def outputs(self) -> list[Path]:
         """The files and folders that a finished study has written for its user."""
-        names = ("spec.yaml", "runs.csv", "fit.json", "report.html", "figures")
+        names = (SPEC, "runs.csv", "fit.json", "report.html", "figures")
         return [self.folder / name for name in names]
 
     @contextmanager

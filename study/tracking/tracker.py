@@ -7,7 +7,7 @@ from typing import Protocol
 from study.spec.study import StudySpec
 from study.tracking.mlflow_client import tracking_uri
 from study.tracking.rows import CurveUpdate, Row
-from study.tracking.study_paths import StudyPaths
+from study.tracking.study_paths import ARTIFACTS, StudyPaths
 
 
 class Tracker(Protocol):
@@ -48,5 +48,5 @@ def make_tracker(spec: StudySpec, paths: StudyPaths, tags: Mapping[str, str]) ->
 
     uri = tracking_uri(spec.tracking.uri, paths.results)
     local = spec.tracking.uri == "auto" and uri.startswith("sqlite")
-    artifacts = paths.results / "mlartifacts" if local else None
+    artifacts = paths.results / ARTIFACTS if local else None
     return MlflowTracker(uri, spec.experiment, spec.name, tags, artifacts)

@@ -225,7 +225,7 @@ def test_a_series_does_not_replace_the_report_of_a_study(command, tmp_path):
     (tmp_path / "small" / "spec.yaml").write_text("name: small")
     status, _, err = command("run", SMALL, "--set", VARY, "--results", str(tmp_path))
     assert status == 2
-    assert "--set name=NAME" in err
+    assert "--set name=small-2" in err
 
 
 def test_a_study_does_not_replace_the_page_of_a_series(command, tmp_path):
@@ -234,7 +234,7 @@ def test_a_study_does_not_replace_the_page_of_a_series(command, tmp_path):
     status, _, err = command("run", SMALL, "--results", str(tmp_path))
     assert status == 2
     assert "the folder of a series" in err
-    assert "--set name=NAME" in err
+    assert "--set name=small-2" in err
 
 
 @pytest.mark.slow

@@ -1,9 +1,12 @@
 """MLflow as a tracker, what it refuses, and what `fit mlflow:NAME` reads back."""
 
+import shutil
 import socket
 import time
+from pathlib import Path
 
 import pytest
+from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 
 from analysis.runs.table import read_runs
 from study.errors import SpecError
@@ -19,7 +22,16 @@ from study.tracking.study_paths import StudyPaths
 from study.tracking.tables import run_table
 from tests.stubs import stub_result
 from tests.study.small import SMALL
-from tests.study.tracking.examples import cell_runs, history, mlflow_tracker, point, row, runs, statuses
+from tests.study.tracking.examples import (
+    ALL_RUNS,
+    cell_runs,
+    history,
+    mlflow_tracker,
+    point,
+    row,
+    runs,
+    statuses,
+)
 from trainables.progress import Evaluation
 
 
@@ -116,6 +128,47 @@ def test_fit_reads_from_mlflow_what_the_ledger_has_to_the_last_digit(uri, tmp_pa
         for cell, value in theirs[name].items():
             expected = ours.loc[cell, name]
             assert value == expected or (value != value and expected != expected) or not (value or expected)
+
+
+@pytest.mark.parametrize("how", ["copied", "moved"])
+def test_the_artifacts_of_a_results_folder_follow_it(uri, tmp_path, how):
+    """MLflow stores absolute locations: of a copy they would be those of the folder that was copied."""
+    old, new = tmp_path / "old [100 %]", tmp_path / "new"
+    old.mkdir()
+    shutil.copy(tmp_path / "mlflow.db", old)
+    report = tmp_path / "report.html"
+    report.write_text("first")
+    first = mlflow_tracker(tracking_uri("auto", old))
+    first.finish("FINISHED", [report])
+    (kept,) = old.glob("artifacts/*/artifacts/report.html")
+    if how == "copied":
+        shutil.copytree(old, new)
+    else:
+        old.rename(new)
+    # MLflow (3.17) keeps the places of runs by their ids for the life of a process; a copy is used in another.
+    _artifact_repos_cache.clear()
+    report.write_text("second")
+    again = mlflow_tracker(tracking_uri("auto", new))
+    again.open()
+    again.finish("FINISHED", [report])
+    (place,) = new.glob("artifacts/*/artifacts/report.html")
+    assert place.read_text() == "second"
+    assert place.relative_to(new) == kept.relative_to(old), "the study's one run"
+    assert kept.read_text() == "first" if how == "copied" else not old.exists()
+    experiment = Experiment(tracking_uri("auto", new), "study", new / "artifacts")
+    (run,) = experiment.runs(ALL_RUNS)
+    found = experiment.client.list_artifacts(run.info.run_id)
+    assert [one.path for one in found] == ["report.html"]
+    fetched = experiment.client.download_artifacts(run.info.run_id, "report.html", str(tmp_path))
+    assert Path(fetched).read_text() == "second"
+
+
+def test_artifacts_that_were_put_elsewhere_stay_there(uri, tmp_path):
+    elsewhere = tmp_path / "elsewhere" / "files"
+    Experiment(uri, "theirs", elsewhere)
+    experiment = Experiment(uri, "study", tmp_path / "artifacts")
+    found = experiment.client.get_experiment_by_name("theirs")
+    assert found.artifact_location == elsewhere.as_uri()
 
 
 def test_a_deleted_experiment_is_refused_with_the_way_out(uri, tracker):

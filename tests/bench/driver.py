@@ -9,10 +9,10 @@ until then the machine starts their processes, and ends with the start of the la
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import psutil
@@ -95,10 +95,13 @@ class Meter:
         ]
 
 
+AnyMeter = TypeVar("AnyMeter", bound=Meter)
+
+
 @contextmanager
-def metered(seconds: float) -> Iterator[list[Meter]]:
-    """Let the cells of studies sleep, and their events be measured."""
-    meters: list[Meter] = []
+def metered(trainable: Callable[[dict[str, Any]], None], meter: type[AnyMeter]) -> Iterator[list[AnyMeter]]:
+    """Let a meter measure the events of a study's cells, which this trainable trains."""
+    meters: list[AnyMeter] = []
 
     def run(
         source: Source,
@@ -109,8 +112,7 @@ def metered(seconds: float) -> Iterator[list[Meter]]:
         scratch: Path,
         **options: Any,
     ) -> bool:
-        meters.append(Meter(callback))
-        trainable = sleeper(seconds, stub_result().model_dump(mode="json"))
+        meters.append(meter(callback))
         return run_cells(source, slots, settings, retries, meters[-1], scratch, trainable, **options)
 
     with mock.patch("study.run.runner.run_cells", run):
@@ -135,7 +137,8 @@ def measure(
         "grid": [f"training.seeds={-(-cells // shapes)}"],
     }
     spec = load_spec(SMALL, [*chosen[sampler], f"resources.slots={workers}"])
-    with metered(seconds) as meters, Path(os.devnull).open("w") as nowhere:
+    asleep = sleeper(seconds, stub_result().model_dump(mode="json"))
+    with metered(asleep, Meter) as meters, Path(os.devnull).open("w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=120, height=50)
         summary = run_study(spec, folder, console)
     (meter,) = meters

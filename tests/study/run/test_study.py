@@ -151,9 +151,48 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert json.loads(fit_again.stdout)["kaplan"]["entropy"] == entropy
     from_mlflow = json.loads(laptop.run("fit", "mlflow:tiny", "--json").stdout)
     assert from_mlflow["rows"]["used"] == 12
+    page = (folder / "report.html").read_bytes()
+    part = laptop.run("run", "tiny.yaml")
+    assert part.returncode == 2, "with fewer seeds it would replace the report of all"
+    assert "--set name=tiny-2 --set tracking.experiment=tiny" in part.stderr
+    assert (folder / "report.html").read_bytes() == page
     report = laptop.run("report", "results/tiny/runs.csv", "--out", "elsewhere")
     assert report.returncode == 0, report.stderr
     assert (laptop.folder / "elsewhere" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.extended
+def test_a_results_folder_is_copied_and_moved_with_its_artifacts(laptop):
+    brief = laptop.overrides(["training.steps=10", "frontier.depths=[1]", ALONE])
+    first = laptop.run("run", "tiny.yaml", *brief)
+    assert first.returncode == 0, first.stdout + first.stderr
+
+    def artifacts(results):
+        found = results.glob("mlartifacts/*/artifacts/**/*")
+        return {path.relative_to(results): path.read_bytes() for path in found if path.is_file()}
+
+    before = artifacts(laptop.results)
+    assert before
+    copy = laptop.folder / "copy"
+    shutil.copytree(laptop.results, copy)
+    more = laptop.run("run", "tiny.yaml", *brief, "--set", "training.seeds=3", "--results", "copy")
+    assert more.returncode == 0, more.stdout + more.stderr
+    assert "2 cells in" in more.stdout, "one more seed of two shapes"
+    assert artifacts(laptop.results) == before
+    changed = artifacts(copy)
+    assert changed.keys() == before.keys()
+    assert changed != before
+    report = next(path for path in before if path.name == "report.html")
+    assert changed[report] == (copy / "tiny" / "report.html").read_bytes()
+
+    moved = laptop.folder / "moved"
+    copy.rename(moved)
+    again = laptop.run("run", "tiny.yaml", *brief, "--set", "training.seeds=3", "--results", "moved")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "nothing to train" in again.stdout
+    assert artifacts(moved).keys() == before.keys()
+    assert not copy.exists()
+    assert artifacts(laptop.results) == before
 
 
 def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):

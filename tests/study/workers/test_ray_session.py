@@ -3,6 +3,8 @@
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from tests.environment import environment_without
 
 @pytest.mark.slow
 def test_a_private_ray_leaves_the_users_token_alone_and_ends_its_processes(tmp_path):
-    """A fresh process with a home of its own: no file appears there, and Ray is gone afterwards."""
+    """A fresh process with a home of its own: no file appears there, and Ray and its files are gone afterwards."""
     program = (
         "import os, psutil\n"
         "from study.workers.machines import Slots\n"
@@ -23,6 +25,7 @@ def test_a_private_ray_leaves_the_users_token_alone_and_ends_its_processes(tmp_p
         "    assert ray.cluster_resources()['CPU'] == 1\n"
         "    assert os.stat(os.environ['RAY_AUTH_TOKEN_PATH']).st_mode & 0o077 == 0\n"
         "    assert psutil.Process().children(recursive=True)\n"
+        "    assert any(os.scandir(os.path.join(os.environ['RAY_TMPDIR'], 'ray')))\n"
         "psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)\n"
         "with private_ray(Slots(1, 1, 0)):\n"
         "    assert ray.cluster_resources()['CPU'] == 1, 'a second session in one process'\n"
@@ -31,16 +34,20 @@ def test_a_private_ray_leaves_the_users_token_alone_and_ends_its_processes(tmp_p
         "print('left', len(psutil.Process().children(recursive=True)))\n"
     )
     kept = environment_without("RAY_")
-    environment = {**kept, "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-        check=False,
-    )
+    # The paths of Ray's sockets may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:
+        environment = {**kept, "HOME": str(tmp_path), "RAY_TMPDIR": short}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=120,
+            check=False,
+        )
+        left = [path.name for path in Path(short, "ray").iterdir()]
     assert done.returncode == 0, done.stderr
+    assert not left, "no folder of a session, and no link to one"
     assert done.stdout.split() == ["left", "0"]
     assert not (tmp_path / ".ray").exists()
 

@@ -29,6 +29,8 @@ def test_three_columns_are_enough():
         ({"loss": "NaN"}, "loss is not finite: diverged"),
         ({"loss": -0.5}, "loss is -0.5; a loss in nats per token is positive"),
         ({"loss": 0}, "loss is 0; a loss"),
+        ({"loss": 1e200}, "loss is 1e+200, far from any loss"),
+        ({"loss": 1e-200}, "loss is 1e-200, far from any loss"),
         ({"depth": 0}, "depth is 0, not a positive whole number"),
         ({"depth": "two"}, "depth is missing or not a number"),
         ({"width": -8}, "width is -8, not a positive"),

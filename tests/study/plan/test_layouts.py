@@ -451,3 +451,31 @@ def test_a_study_is_read_where_it_could_not_be_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "expected"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (49, [1, 7, 49])])
 def test_divisors(number: int, expected: list[int]) -> None:
     assert divisors(number) == tuple(expected)
+
+
+@pytest.mark.parametrize("batch", [1, 12, 64, 97, 720])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_the_first_layout_that_fits_is_that_of_a_search_through_all(batch: int, zero: int) -> None:
+    """Of tensor and data parallel degrees in their order, the largest micro-batch whose memory fits."""
+    checked = set()
+    for width, context in itertools.product((256, 2048, 8192), (128, 4096, 65_536)):
+        shape = Shape(depth=6, width=width, heads=8)
+        planner = layout_planner(recipe(batch=batch, context=context), room=8, zero=zero)
+        every = sorted(
+            (tensor * data, -tensor, data, -piece)
+            for tensor in (1, 2, 4, 8)
+            for data in range(1, 9)
+            if tensor * data <= 8 and batch % data == 0
+            for piece in range(1, batch // data + 1)
+            if batch // data % piece == 0
+        )
+        layouts = (
+            Layout(tensor_parallel=-tensor, data_parallel=data, zero=zero, micro_batch=-piece)
+            for _, tensor, data, piece in every
+        )
+        fitting = (one for one in layouts if planner.cost(shape, one).memory.total <= planner.usable)
+        expected = next(fitting, None)
+        found = planner._first_fit(shape)
+        assert (found and found.layout) == expected
+        checked.add(expected and expected.ranks)
+    assert len(checked) > 1

@@ -423,3 +423,101 @@ def test_the_plan_of_a_search_says_what_it_chooses_from_and_what_ends_it(capsys)
     text = capsys.readouterr().out
     assert "these 15 shapes and " in text
     assert "the projected depth is known to ±10 %, at the latest at 20 cells" in text
+
+
+# Bounds
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        (["frontier.budgets={min: 1e3, max: 1e9, points: 10000}"], 30_000),
+        ([f"frontier.depths={list(range(1, 9000))}"], 5 * 8999),
+        (["training.seeds=10000"], 150_000),
+        ([f"training.seeds={list(range(0, 40000, 2))}"], 300_000),
+        ([f"search.lr_factors={list(range(1, 12001))}"], 540_000),
+        (["search={sampler: crossing, max_cells: 9, max_seeds: 1000}", "training.seeds=1"], None),
+        (["training.seeds=400", "vary={training.steps: [10, 20]}"], 12_000),
+        (["vary={training.seeds: [400, 600]}"], 15_000),
+    ],
+)
+def test_a_plan_of_too_many_cells_is_refused_before_it_is_made(
+    overrides: list[str], count: int | None
+) -> None:
+    message = refusal(SMALL, *overrides)
+    assert "the 10,000 of `frontier.max_cells`" in message
+    if count is not None:
+        assert f"{count:,} " in message
+        assert f"set `frontier.max_cells: {count}`" in message
+
+
+def test_the_bound_of_a_plan_can_be_raised_and_lowered() -> None:
+    seeds = "training.seeds=700"
+    assert "10,500 cells" in refusal(SMALL, seeds)
+    assert len(plan_of(SMALL, seeds, "frontier.max_cells=10500").cells) == 10_500
+    assert "`frontier.max_cells: 45`" in refusal(SMALL, "frontier.max_cells=44")
+    assert len(plan_of(SMALL, "frontier.max_cells=45").cells) == 45
+
+
+def test_a_bound_counts_the_cells_that_a_search_may_add() -> None:
+    search = "search={sampler: crossing, max_cells: 9}"
+    plan = plan_of(SMALL, search)
+    assert len(plan.pool) > len(plan.cells)
+    plan_of(SMALL, search, f"frontier.max_cells={len(plan.pool)}")
+    assert f"set `frontier.max_cells: {len(plan.pool)}`" in refusal(
+        SMALL, search, f"frontier.max_cells={len(plan.pool) - 1}"
+    )
+
+
+def test_a_series_of_very_many_studies_is_refused() -> None:
+    assert "1,000 values" in refusal(SMALL, f"vary={{training.steps: {list(range(1, 1001))}}}")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.lr.base=1e-323"],
+        ["training.lr.base=1e-300", "search.lr_factors=[1e-300]"],
+        ["training.lr={rule: fixed, value: 1e300}", "search.lr_factors=[1e300]"],
+    ],
+)
+def test_a_learning_rate_that_is_no_positive_number_is_refused(overrides: list[str]) -> None:
+    message = refusal(SMALL, *overrides)
+    assert "peak learning rate of depth 1, width" in message
+    assert "`training.lr`" in message
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("resources.cpus_per_trial=1e-320", "resources.cpus_per_trial=.inf", "training.tokens=1e308"),
+        *("resources.price_per_hour=1e308", "resources.utilisation=1e-320", "training.steps=" + "9" * 99),
+        *("training.batch=1000000000000000003", "training.context=1073741824", "data.sequences=1e300"),
+    ],
+)
+def test_absurd_numbers_are_refused_by_their_bound(override: str) -> None:
+    assert f"`{override.partition('=')[0]}` is " in refusal(SMALL, override)
+
+
+def test_a_plan_of_the_largest_numbers_has_finite_costs() -> None:
+    plan = plan_of(
+        SMALL,
+        *(
+            "training.batch=1",
+            "training.tokens=1e18",
+            "resources.price_per_hour=1e9",
+            "resources.utilisation=1e-6",
+        ),
+    )
+    json.dumps(plan.to_json(), allow_nan=False)
+    assert plan.cost is not None
+    assert math.isfinite(plan.cost)
+
+
+def test_a_long_table_ends_with_the_number_of_shapes_that_are_not_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("study.plan.table.MOST_LINES", 4)
+    printed = io.StringIO()
+    Console(file=printed, width=120).print(plan_table(plan_of(SMALL)))
+    assert "11 more shapes" in printed.getvalue()

@@ -34,6 +34,9 @@ def test_gpus_that_this_machine_does_not_have_are_refused(monkeypatch):
     check_devices(Slots(64, 1, 0), "cpu")
     with pytest.raises(SpecError, match=r"h100-80gb with 3 slots needs 3 GPUs.*has 1.*resources\.slots"):
         check_devices(Slots(3, 1, 1), "h100-80gb")
+    monkeypatch.setattr("study.workers.machines.local_gpus", lambda: 0)
+    with pytest.raises(SpecError, match=r"has 0\. Set `resources\.device: cpu`, or join a cluster"):
+        check_devices(Slots(3, 1, 1), "h100-80gb")
 
 
 def test_a_gang_that_could_never_be_placed_is_refused_with_both_numbers():

@@ -2,6 +2,7 @@ import bz2
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import pytest
 
 from trainables.data import data_key
 from trainables.data.kinds.files import FilesData
+from trainables.data.kinds.hub import HubData
 from trainables.data.store.open import open_store
 from trainables.errors import DataError
 
@@ -243,3 +245,38 @@ def test_the_key_follows_the_content_and_not_the_place(tmp_path):
     assert key("one", vocabulary=257) == first, "bytes always have 257"
     (tmp_path / "two" / "aa.txt").write_text(text.replace("some", "same"))
     assert key("two") != first
+
+
+def test_what_will_be_hashed_is_announced_once_and_only_if_it_is_long(corpus, monkeypatch, capsys):
+    data = FilesData(path=str(corpus))
+    key = data_key(data, 16)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("trainables.data.sources.hashing._known", {})
+    monkeypatch.setattr("trainables.data.sources.hashing.ANNOUNCED_BYTES", 10)
+    assert data_key(data, 16) == key
+    assert re.search(r"data\.path: hashing [4-9] files of 0\.0 GB", capsys.readouterr().err)
+    assert data_key(data, 16) == key
+    assert capsys.readouterr().err == ""
+
+
+def test_a_large_folder_is_counted_aloud_and_a_boundless_one_is_refused(corpus, monkeypatch, capsys):
+    monkeypatch.setattr("trainables.data.sources.file_listing.ANNOUNCED_FILES", 2)
+    for path in (corpus, f"{corpus}/**"):
+        data_key(FilesData(path=str(path)), 16)
+        assert "data.path: 4 files and folders found so far" in capsys.readouterr().err
+    monkeypatch.setattr("trainables.data.sources.file_listing.MOST_PATHS", 4)
+    with pytest.raises(DataError, match=r"more than 4 files and folders.*JSONL, Parquet"):
+        data_key(FilesData(path=str(corpus)), 16)
+
+
+@pytest.mark.parametrize("kind", [FilesData(path="/"), FilesData(path="/.."), HubData(name="/")])
+def test_the_whole_file_system_is_refused(kind):
+    with pytest.raises(DataError, match=r"data\.(path|name) '/.*' is the whole file system"):
+        data_key(kind, 16)
+
+
+@pytest.mark.parametrize("path", ["~no-such-user/a.txt", "x" * 5000, "a/" * 3000, "[" * 5000, "\0"])
+def test_a_path_that_no_system_has_is_refused_in_one_short_paragraph(path, tmp_path):
+    with pytest.raises(DataError) as caught:
+        data_key(FilesData(path=path), 16, tmp_path)
+    assert len(str(caught.value)) < 2000

@@ -176,3 +176,23 @@ def test_a_grammar_with_too_few_sequences_to_hold_one_out_ends_with_an_error():
             outcomes.append("too few different sequences" in str(error))
     assert any(outcome is True for outcome in outcomes)
     assert all(outcome is True or outcome == set() for outcome in outcomes)
+
+
+def test_too_few_sequences_are_counted_exactly_and_never_written_out():
+    for vocabulary, synonyms, levels, strings in itertools.product((2, 3, 5), (1, 2, 3), (1, 2, 3), (1, 2)):
+        if synonyms > vocabulary:
+            continue
+        nodes = 2**levels - 1
+        exact = (vocabulary * synonyms**nodes) ** strings
+        for wanted in {max(2, exact + delta) for delta in (-1, 0, 1)} | {2 * exact, 7 * exact}:
+            spec = HierarchyData(
+                vocabulary=vocabulary,
+                synonyms=synonyms,
+                levels=levels,
+                sequences=wanted - 1,
+                validation_sequences=1,
+            )
+            assert (spec.misfit(strings * 2**levels) is not None) == (exact < wanted)
+    # 3^(10^8) sequences: the number has 47 million digits.
+    assert HierarchyData(vocabulary=3).misfit(100_000_000 // 32 * 32) is None
+    assert "at most 4" in HierarchyData(branching=5, levels=1).misfit(4)

@@ -12,7 +12,7 @@ help:
 	@echo "make study      install, run the quickstart study (about 5 minutes on 2 cores), write its report"
 	@echo "make test       install, run the fast tests (5 minutes)"
 	@echo "make test-gate  the slow tests of the gate: whole studies, killed processes, servers (15 minutes)"
-	@echo "make test-all   all tests, also simulated clouds, coverage and presets (over an hour)"
+	@echo "make test-all   all tests, also simulated clouds, coverage and presets (over two hours, one of them the fuzzer's)"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed and memory, as ratios against a named rival in the same run"
 	@echo "make clean      remove what was built; results/ and .venv stay"

@@ -130,10 +130,9 @@ class StudySpec(Section):
             for found in shapes(self.frontier):
                 self.training.lr.rate(found.shape)
         self.search.check(self)
-        counts = [member.spec.cell_bound for member in members(self)] if self.vary else [self.cell_bound]
-        self.frontier.check_size(
-            sum(counts), "cells (shapes x `lr_factors` x seeds, in all studies of a series)"
-        )
+        specs = [self] if self.vary is None else [member.spec for member in members(self)]
+        count = sum(spec.cell_bound for spec in specs)
+        self.frontier.check_size(count, "cells (shapes x `lr_factors` x seeds, in all studies of a series)")
         return self
 
     @property
@@ -171,7 +170,7 @@ def varied(spec: StudySpec) -> tuple[str, tuple[int | float | str, ...]]:
         )
     if not 2 <= len(values) <= MOST_STUDIES:
         raise ValueError(
-            f"`vary.{key}` has {len(values):,} values; a series compares 2 to {MOST_STUDIES} studies on one page"
+            f"`vary.{key}` is a list of {len(values)}; a series compares 2 to {MOST_STUDIES} studies on one page"
         )
     refuse_repeats(f"vary.{key}", _slugs(key, values))
     return key, values

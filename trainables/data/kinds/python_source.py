@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trainables.data.kind import MOST, TextData, register
+from trainables.data.sources.file_listing import counted
 from trainables.data.sources.source import Source, Stretch
 from trainables.errors import DataError
 
@@ -85,7 +86,7 @@ def take_files(max_bytes: int, folders: tuple[tuple[str, Path], ...]) -> tuple[S
     named.sort(key=lambda item: (hashlib.sha256(item[0].encode()).digest(), item[0]))
     taken: dict[str, SourceText] = {}
     total = 0
-    for name, path in named:
+    for name, path in counted(named, "python-source"):
         content = _read(path)
         if not content:
             continue

@@ -4,7 +4,7 @@ import glob
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from trainables.data.sources.hashing import ANNOUNCED_FILES, unreadable
 from trainables.errors import DataError, near_misses, some
@@ -21,6 +21,10 @@ SUFFIXES: dict[str, Format] = {
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 #: Most files and folders that one path may name; listing as many takes about a minute.
 MOST_PATHS = 1_000_000
+
+
+#: A path, or a path with its name.
+AnyPath = TypeVar("AnyPath")
 
 
 class ListedFile(NamedTuple):
@@ -66,7 +70,7 @@ def files_below(folder: Path, origin: str) -> list[Path]:
     return sorted(path for path in counted(folder.rglob("*"), origin) if path.is_file())
 
 
-def counted(paths: Iterable[Path], origin: str) -> Iterator[Path]:
+def counted(paths: Iterable[AnyPath], origin: str) -> Iterator[AnyPath]:
     """Yield paths; their number so far is printed on stderr at times, and too many are a DataError."""
     for count, path in enumerate(paths, start=1):
         if count > MOST_PATHS:

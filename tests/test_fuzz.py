@@ -40,6 +40,8 @@ from trainables.errors import InputError
 
 #: Bounds of a case: seconds of processor time, bytes beyond what the process holds, characters of a message.
 SECONDS, MEMORY, CHARACTERS = 10, 1 << 30, 2000
+#: Address space that ends a case at once; Arrow reserves a gigabyte of it and fills little.
+ADDRESSES = 4 << 30
 #: Seconds of the long run, shared by the kinds of input.
 LONG = float(os.environ.get("INTERPLAY_FUZZ_SECONDS", "3600"))
 #: Cases of the gate.
@@ -293,12 +295,20 @@ class Tally:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    memory: int = 0
     characters: int = 0
 
     def __str__(self) -> str:
-        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000
         found = ", ".join(f"{count} {name}" for name, count in self.outcomes.items())
-        return f"{found}; longest {self.seconds:.1f} s, {self.characters} characters; process {megabytes} MB"
+        most = f"{self.seconds:.1f} s, {self.memory / 1e6:.0f} MB and {self.characters} characters at most"
+        return f"{found}; {most}"
+
+
+def peak_memory() -> int:
+    """Most bytes that the process held since the last call."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 @contextmanager
@@ -311,7 +321,7 @@ def bounds() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     former = signal.signal(signal.SIGPROF, stop)
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESSES, before[1]))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
@@ -360,6 +370,8 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
 def check(run: Callable[[Any], None], case: Any, tally: Tally) -> None:
     """Run a case within its bounds; only an answer or a user's error of one paragraph may come of it."""
     began = time.process_time()
+    peak_memory()
+    held = peak_memory()
     try:
         with bounds():
             run(case)
@@ -371,9 +383,10 @@ def check(run: Callable[[Any], None], case: Any, tally: Tally) -> None:
         assert 0 < len(message) < CHARACTERS
         assert "0 or fewer" not in message
         assert "at most 0 " not in message
-    seconds = time.process_time() - began
-    tally.seconds = max(tally.seconds, seconds)
+    seconds, memory = time.process_time() - began, peak_memory() - held
+    tally.seconds, tally.memory = max(tally.seconds, seconds), max(tally.memory, memory)
     assert seconds < SECONDS
+    assert memory < MEMORY
 
 
 def fuzz(kind: str, first: int, cases: int, tally: Tally) -> None:

@@ -71,14 +71,16 @@ def files_below(folder: Path, origin: str) -> list[Path]:
 
 
 def counted(paths: Iterable[AnyPath], origin: str) -> Iterator[AnyPath]:
-    """Yield paths; their number so far is printed on stderr at times, and too many are a DataError."""
+    """Yield paths; their number so far is printed on stderr whenever it has doubled, and too many are a DataError."""
+    announced = ANNOUNCED_FILES
     for count, path in enumerate(paths, start=1):
         if count > MOST_PATHS:
             raise DataError(
                 f"{origin} names more than {MOST_PATHS:,} files and folders; name the folder of the text, or join "
                 "small files to larger ones (JSONL, Parquet)"
             )
-        if count % ANNOUNCED_FILES == 0:
+        if count == announced:
+            announced *= 2
             print(f"{origin}: {count:,} files and folders found so far; Ctrl-C ends it", file=sys.stderr)
         yield path
 

@@ -36,12 +36,8 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
     try:
         failed, empty = run_any(loaded, results)
     except OtherStudyError as error:
-        new = ["name=" + _free_name(loaded.name, results)]
-        if error.shares:
-            new.append(f"tracking.experiment={loaded.experiment}")
-        kept = [text for text in overrides if not text.startswith(("name=", "tracking.experiment="))]
-        sets = [part for text in (*kept, *new) for part in ("--set", text)]
-        own = shlex.join([*program(), "run", spec, *sets, *where])
+        new = _own_folder(loaded, overrides, results, shares=error.shares)
+        own = shlex.join([*program(), "run", spec, *new, *where])
         shared = ", with the finished cells of both" if error.shares else ""
         raise SpecError(f"{error} Run it in a folder of its own{shared}: {own}") from error
     if failed is None:
@@ -57,9 +53,12 @@ def run(spec: str, overrides: Sequence[str], results: Path, default_results: Pat
     return FAILED if failed or empty else 0
 
 
-def _free_name(name: str, results: Path) -> str:
-    """Return a name that no study in the results folder has: NAME-2, NAME-3, ..."""
-    return next(free for n in itertools.count(2) if not (results / (free := f"{name}-{n}")).exists())
+def _own_folder(spec: StudySpec, overrides: Sequence[str], results: Path, *, shares: bool) -> list[str]:
+    """Return the options of a study with a folder of its own, NAME-2 or the next free one, and rows that it shares."""
+    name = next(free for n in itertools.count(2) if not (results / (free := f"{spec.name}-{n}")).exists())
+    kept = [text for text in overrides if not text.startswith(("name=", "tracking.experiment="))]
+    shared = [f"tracking.experiment={spec.experiment}"] if shares else []
+    return [part for text in (*kept, f"name={name}", *shared) for part in ("--set", text)]
 
 
 def _run_study(spec: StudySpec, results: Path) -> tuple[Mapping[str, str] | None, bool]:

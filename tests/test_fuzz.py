@@ -45,7 +45,7 @@ ADDRESSES = 4 << 30
 #: Seconds of the long run, shared by the kinds of input.
 LONG = float(os.environ.get("INTERPLAY_FUZZ_SECONDS", "3600"))
 #: Cases of the gate.
-CASES = {"specs": 300, "overrides": 500, "tables": 80}
+CASES = {"specs": 150, "overrides": 400, "tables": 50}
 
 BASES = ("quickstart", "quickstart-search", "text", "hops", "connectivity", "kaplan", "very-deep", SMALL)
 

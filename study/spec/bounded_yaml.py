@@ -27,39 +27,39 @@ class BoundedLoader(yaml.SafeLoader):
             raise yaml.YAMLError(f"it has more than {MOST_CHARACTERS:,} characters")
         super().__init__(text)
         self._values = self._level = self._deepest = 0
-        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
+        self._sizes: dict[yaml.Node | None, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose a node, and count its values and levels with those that an alias stands for."""
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
         values, deepest = self._values, self._deepest
         self._level += 1
         self._values, self._deepest = values + 1, self._level
-        self._check(event)
+        self._check(mark)
         node = super().compose_node(parent, index)
         if not isinstance(event, yaml.AliasEvent):
             self._sizes[node] = self._values - values, self._deepest - self._level
         elif node not in self._sizes:
             raise yaml.MarkedYAMLError(
-                problem="an alias stands for a list or section that contains it",
-                problem_mark=event.start_mark,
+                problem="an alias stands for a list or section that contains it", problem_mark=mark
             )
         else:
             more, levels = self._sizes[node]
             self._values, self._deepest = values + more, self._level + levels
-            self._check(event)
+            self._check(mark)
         self._level -= 1
         self._deepest = max(deepest, self._deepest)
         return node
 
-    def _check(self, event: yaml.Event) -> None:
+    def _check(self, mark: Any) -> None:
         problem = None
         if self._values > MOST_VALUES:
             problem = f"the document has more than {MOST_VALUES:,} keys and values, aliases included"
         elif self._deepest > MOST_LEVELS:
             problem = f"lists and sections are nested more than {MOST_LEVELS} deep"
         if problem:
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct a value; PyYAML's own constructors fail in several ways if a scalar does not fit its tag."""

@@ -54,7 +54,8 @@ SECRET = re.compile(r"passw|pwd|token|secret|credential|(api|access|account|priv
 
 def refuse_repeats(name: str, values: Sequence[float] | Sequence[str]) -> None:
     """Raise a `ValueError` if a list has a value more than once."""
-    repeated = sorted(value for value, count in Counter(values).items() if count > 1)
+    counts: Counter[Any] = Counter(values)
+    repeated = sorted(value for value, count in counts.items() if count > 1)
     if repeated:
         shown = [value if isinstance(value, str) else f"{value:g}" for value in repeated]
         raise ValueError(f"`{name}` has {some(shown)} more than once; write each value once")

@@ -5,6 +5,7 @@ short as they can be, so that what each one leaves behind adds up soonest. A ser
 with one of another third, after a first third in which caches fill.
 """
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -45,9 +46,9 @@ class Sample:
     when: float
     cpu: float
     """Seconds of driver and trials until now."""
-    memory: tuple[int, int, int]
+    memory: tuple[int, ...]
     """In bytes, of the largest process of each kind."""
-    files: tuple[int, int, int]
+    files: tuple[int, ...]
 
 
 class Census(Meter):
@@ -61,7 +62,8 @@ class Census(Meter):
         super().ended(planned, result)
         if len(self.ends) % EVERY:
             return
-        trials, servers = [], []
+        trials: list[psutil.Process] = []
+        servers: list[psutil.Process] = []
         for process in self.process.children(recursive=True):
             # Others, such as git, may have ended since.
             with suppress(psutil.NoSuchProcess):
@@ -70,11 +72,9 @@ class Census(Meter):
                 elif " ".join(process.cmdline()).startswith("ray::ImplicitFunc"):
                     trials.append(process)
         kinds = ([self.process], trials, servers)
-        memory, files = (
-            tuple(max(map(ask, kind), default=0) for kind in kinds)
-            for ask in (lambda one: one.memory_info().rss, psutil.Process.num_fds)
-        )
-        cpu = sum(sum(process.cpu_times()[:2]) for process in (self.process, *trials))
+        memory = tuple(max(map(_memory, kind), default=0) for kind in kinds)
+        files = tuple(max(map(_files, kind), default=0) for kind in kinds)
+        cpu = math.fsum(sum(process.cpu_times()[:2]) for process in (self.process, *trials))
         self.samples.append(Sample(time.monotonic(), cpu, memory, files))
 
     def growth(self, values: Sequence[float]) -> float:
@@ -91,6 +91,14 @@ class Census(Meter):
             for part in (values[third : 2 * third], values[-third:])
         )
         return before, after
+
+
+def _memory(process: psutil.Process) -> int:
+    return int(process.memory_info().rss)
+
+
+def _files(process: psutil.Process) -> int:
+    return int(process.num_fds())
 
 
 def _size(*paths: Path) -> int:

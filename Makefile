@@ -9,7 +9,7 @@ RESULTS ?= results
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make study      install, run the quickstart study (about 5 minutes on 2 cores), write its report"
+	@echo "make study      install, run the quickstart study (5 to 10 minutes on 2 cores), write its report"
 	@echo "make test       install, run the fast tests (5 minutes)"
 	@echo "make test-gate  the slow tests of the gate: whole studies, killed processes, servers (15 minutes)"
 	@echo "make test-all   all tests, also simulated clouds, coverage and presets (over two hours, one of them the fuzzer's)"

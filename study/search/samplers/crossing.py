@@ -182,7 +182,8 @@ class Crossing(Sampler):
         """Return more seeds of the listed shapes and shapes at new budgets, and why some of these are left out."""
         given = planner.spec.training.seed_values
         most = max(len(given), self._most_seeds)
-        others = [seed for seed in range(most) if seed not in set(given)][: most - len(given)]
+        taken = set(given)
+        others = [seed for seed in range(most) if seed not in taken][: most - len(given)]
         cells = [planned for found in listed for planned in planner.cells(found, others)]
         if self.new_budgets == "none":
             return cells, []

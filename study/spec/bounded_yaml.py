@@ -31,6 +31,7 @@ class BoundedLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose a node, and count its values and levels with those that an alias stands for."""
+        # The stubs of PyYAML leave `peek_event` without types.
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         mark: Any = event.start_mark
         values, deepest = self._values, self._deepest

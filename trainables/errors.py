@@ -33,6 +33,10 @@ def some(words: Sequence[object], most: int = 12) -> str:
     return listed if len(words) <= most else f"{listed} and {len(words) - most} more"
 
 
+class InterruptedTrainingError(Exception):
+    """Training was asked to stop; where it has storage, a checkpoint of its last step is saved."""
+
+
 def near_misses(word: str, words: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return the at most `most` words that are similar to `word` by `cutoff` (0 to 1), ignoring case; nearest first."""
     by_lower = {other.lower(): other for other in words}

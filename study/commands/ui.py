@@ -1,27 +1,31 @@
 """`interplay ui`: MLflow's own web page on a store, on loopback by default."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from study.errors import SpecError
 from study.results.sources import existing, named_store
+from study.run.interrupts import stop_signals
 from study.tracking.mlflow_client import relocate_artifacts, sqlite_file
 from study.tracking.study_paths import ARTIFACTS
 from trainables.storage.storage import shown
 
 #: Databases that MLflow's server can serve.
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+#: Seconds between two looks at the server and at the signals, and that it has to end by itself.
+POLL_SECONDS, END_SECONDS = 0.1, 20.0
 
 
 def serve(results: Path, host: str, port: int, console: Console, uri: str | None = None) -> None:
-    """Run MLflow's server until Ctrl-C or SIGTERM; of a tracking server, print the address of its page.
+    """Run MLflow's server until Ctrl-C, SIGTERM or SIGHUP; of a tracking server, print the address of its page.
 
     The store is that of the results folder unless `uri` names another; see `study.results.sources.named_store`.
 
@@ -66,17 +70,27 @@ def serve(results: Path, host: str, port: int, console: Console, uri: str | None
         # Else five idle job workers take 6 % of a core each.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    process = subprocess.Popen(command, env=environment)
+    with stop_signals() as signals:
+        # In a process group of its own, so that each process that it starts can be ended with it.
+        process = subprocess.Popen(command, env=environment, process_group=0)
+        try:
+            while process.poll() is None and not signals.came:
+                time.sleep(POLL_SECONDS)
+        finally:
+            end_group(process)
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        # Else the server would outlive this process and keep the port.
-        process.terminate()
 
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        process.wait()
-    except KeyboardInterrupt:
-        # The terminal has sent it the signal as well; wait for its own clean end.
-        process.wait(timeout=30)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and its process group, of which it is the leader: by SIGTERM, and by SIGKILL what is left."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline:
+            # The leader is a member until it is reaped.
+            process.poll()
+            try:
+                os.killpg(process.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(POLL_SECONDS)

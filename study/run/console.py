@@ -115,6 +115,10 @@ class Viewer:
         """Show that a trial was lost; its cell resumes from its checkpoint."""
         self.console.print(f"[yellow]again[/] {planned.title}: ", Text(reason))
 
+    def notice(self, text: str) -> None:
+        """Show a sentence about the run."""
+        self.console.print(Text(text, style="yellow"), soft_wrap=True)
+
     def seconds_left(self) -> float | None:
         """Return the time left: the plan's estimates of the missing cells, times their error so far."""
         begun, missing = list(self.running.values()), list(self._missing.values())

@@ -4,8 +4,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -46,20 +47,62 @@ def remembered_interrupt() -> Iterator[Callable[[], None]]:
 @contextmanager
 def term_is_interrupt() -> Iterator[None]:
     """Let SIGTERM (a scheduler's stop) and SIGHUP (a closed terminal) end the study as cleanly as Ctrl-C does."""
+
+    def interrupt(number: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with _handled((signal.SIGTERM, signal.SIGHUP), interrupt):
+        yield
+
+
+@dataclass
+class StopSignals:
+    """The signals that ask for the end and have come."""
+
+    came: bool = False
+    """Whether any has come: SIGINT (Ctrl-C), SIGTERM or SIGHUP."""
+    again: bool = False
+    """Whether Ctrl-C has come after that. A scheduler may repeat its SIGTERM, which is no impatience."""
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopSignals]:
+    """Only note the signals that ask for the end, for code that looks at them often."""
+    signals = StopSignals()
+
+    def note(number: int) -> None:
+        signals.again |= signals.came and number == signal.SIGINT
+        signals.came = True
+
+    with _handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), note):
+        yield signals
+
+
+@contextmanager
+def _handled(numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[None]:
+    """Handle these signals in the main thread; in other threads, which cannot, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # A terminal that is gone is no longer found to be one.
+    terminals = [file for file in (1, 2) if os.isatty(file)]
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+    def handler(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            # Writing to a closed terminal is an error, which would end the study before its cells have saved.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for file in terminals:
+                os.dup2(nowhere, file)
+            os.close(nowhere)
+        handle(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
-        for number, handler in before.items():
+        for number in numbers:
             # Under nohup a closed terminal stops nothing.
-            if handler != signal.SIG_IGN:
-                signal.signal(number, interrupt)
+            if before[number] != signal.SIG_IGN or number != signal.SIGHUP:
+                signal.signal(number, handler)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in numbers:
+            signal.signal(number, before[number])

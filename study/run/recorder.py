@@ -96,6 +96,11 @@ class Recorder:
         if self.viewer:
             self.viewer.retried(planned, reason)
 
+    def notice(self, text: str) -> None:
+        """Show a sentence about the run."""
+        if self.viewer:
+            self.viewer.notice(text)
+
     def _send(self, planned: PlannedCell, **parts: Any) -> None:
         params = cell_params(self.plan, planned)
         self.mirror.put(CurveUpdate(planned.cell.key, planned.title, params, **parts))

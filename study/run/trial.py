@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from study.workers.process_loss import Place, own_place
+from study.workers.stop_request import stop_requested
 from trainables.cell import Cell
 from trainables.diagnostics.names import Diagnostic
-from trainables.errors import InputError
+from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 from trainables.record import Keep
@@ -37,16 +39,23 @@ class TrialSettings(BaseModel):
     """Revision of the code, recorded with the weights."""
     gang_timeout: float = 300.0
     """Seconds that a rank waits for the others before a missing one counts as hanging."""
+    run: str = ""
+    """The name under which the driver asks its trials to stop; see `study.workers.stop_request`."""
 
 
 class Report(BaseModel):
-    """One report of a trial: its progress, its result, the input error that ended it, or a heartbeat."""
+    """One report of a trial: its place, its progress, its result, why it ended without one, or a heartbeat."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    place: Place | None = None
+    """Where the trial's own process is, sent before all else."""
     progress: Progress | None = None
     result: Result | None = None
     failure: str | None = None
+    """An error in the input."""
+    interrupted: bool = False
+    """The driver has asked for the end, and a checkpoint is saved."""
     alive: float | None = None
     """Of a heartbeat: seconds until the next one is due. Only gangs send heartbeats."""
 
@@ -89,8 +98,9 @@ def _train_on_gpu(train: Callable[..., Result], cell: Cell, **options: Any) -> R
 def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     """Train the cell of a `trial_config` over as many ranks as its layout has, each by `train`, and report.
 
-    An error in the input is reported as a failure, because a retry cannot help. Every other error is raised, and Tune
-    tries the cell again from its checkpoint.
+    An error in the input is reported as a failure, because a retry cannot help. Once the driver asks for the end, the
+    cell saves a checkpoint and ends without a result. Every other error is raised, and Tune tries the cell again from
+    its checkpoint.
     """
     from ray import tune
 
@@ -116,6 +126,7 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     def show(progress: Progress) -> None:
         send(progress=progress)
 
+    send(place=own_place())
     if "judge" in config:
         # Imports what fits forecasts, which the trials of most studies do not need.
         from study.search.early_stopping import Judge
@@ -124,12 +135,17 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     if settings.needs_gpu:
         train = functools.partial(_train_on_gpu, train)
     try:
-        if layout.ranks == 1:
-            result = train(cell, **options, report=show)
-        else:
-            limit = settings.gang_timeout
-            result = train_gang(train, cell, layout, options, limit, show, lambda due: send(alive=due))
+        with stop_requested(settings.run) as stop:
+            if layout.ranks == 1:
+                result = train(cell, **options, report=show, interrupted=stop)
+            else:
+                limit = settings.gang_timeout
+                result = train_gang(
+                    train, cell, layout, options, limit, show, lambda due: send(alive=due), stop
+                )
     except InputError as error:
         send(failure=str(error))
+    except InterruptedTrainingError:
+        send(interrupted=True)
     else:
         send(result=result)

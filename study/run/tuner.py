@@ -1,39 +1,39 @@
 """Runs cells by Ray Tune on warm actors and gangs, and tries them again when a process is lost."""
 
+import os
+import secrets
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
 from study.plan import PlannedCell
-from study.run.heartbeat import Heartbeat, HeartbeatMonitor
-from study.run.interrupts import term_is_interrupt
+from study.run.heartbeat import HeartbeatMonitor
+from study.run.interrupts import StopSignals, stop_signals
+from study.run.losses import failure_reason, is_machine_loss, lost_place, trial_error
 from study.run.trial import Report, TrialSettings, run_trial, trial_config
 from study.search import Outcome, Source
 from study.search.early_stopping import Judge
-from study.workers.gang import GangError
-from study.workers.machines import Slots, live_machines
-from study.workers.process_loss import LossCause, loss_cause
+from study.workers.machines import Slots
+from study.workers.process_loss import Place
+from study.workers.stop_request import request_stop, withdraw_stop
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
+
+if TYPE_CHECKING:
+    from study.workers.placement import Placer
 
 #: Seconds for which no other cell is started because a gang waits for room on the live machines. Devices
 #: that other studies hold may be why it waits, and free ones are then better used.
 HOLD_SECONDS = 3600.0
 #: The outcome of a cell whose trial is lost for good.
 FAILED = Outcome(None, status="failed")
-#: Descriptions of how the process of a trial was lost.
-LOSS_CAUSES = {
-    LossCause.MACHINE: "the machine of the trial was lost",
-    LossCause.UNREACHABLE: "the process of the trial cannot be reached, so its machine may be lost",
-    LossCause.MEMORY: "out of memory",
-    LossCause.PROCESS: "the process of the trial died",
-}
+#: Seconds that running cells have to save after a first Ctrl-C; `cluster/slurm.sbatch` gives 120 s for all.
+SAVE_SECONDS = 90.0
 
 
 class CellCallback(Protocol):
@@ -54,6 +54,9 @@ class CellCallback(Protocol):
     def retried(self, planned: PlannedCell, reason: str) -> None:
         """A trial was lost; the cell is tried again from its checkpoint."""
 
+    def notice(self, text: str) -> None:
+        """Something happened to the run that the user should read."""
+
 
 def run_cells(
     source: Source,
@@ -66,8 +69,9 @@ def run_cells(
     one_machine: bool = True,
     judge: Callable[[PlannedCell], Judge | None] = lambda _: None,
 ) -> bool:
-    """Run all cells of a source; return False if the user stopped it (Ctrl-C or SIGTERM) before the end.
+    """Run all cells of a source; return False if the user stopped it (Ctrl-C, SIGTERM, SIGHUP) before the end.
 
+    Then each running cell saves a checkpoint first, unless a second Ctrl-C comes or `SAVE_SECONDS` have passed.
     A cell whose process died is tried again, from its checkpoint, up to `retries` times. The folder `scratch`
     is for Tune's own files and removed at the end. Unless Ray has only `one_machine`, the ranks that share
     matrices are kept on one. `judge` returns the rule by which a cell that starts now may end before its last
@@ -75,15 +79,15 @@ def run_cells(
     """
     from ray import tune
 
-    from study.workers.placement import placement
+    from study.workers.placement import Placer
 
-    def live_ranks() -> int:
-        return sum(slots.ranks_on(machine.resources) for machine in live_machines())
+    settings = settings.model_copy(update={"run": f"stop-{secrets.token_hex(8)}"})
+    placer = Placer(slots, one_machine=one_machine)
 
     def resources(config: dict[str, Any]) -> Any:
-        return placement(Layout.model_validate_json(config["layout"]), slots, one_machine=one_machine)
+        return placer.request(Layout.model_validate_json(config["layout"]))
 
-    trials = Trials(source, settings, slots.devices, live_ranks, judge)
+    trials = Trials(source, settings, slots.devices, placer.live_ranks, judge)
     tuner = tune.Tuner(
         tune.with_resources(trainable, resources),
         tune_config=tune.TuneConfig(
@@ -98,13 +102,12 @@ def run_cells(
             storage_path=str(scratch.resolve()),
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=retries),
-            callbacks=[make_tune_callback(trials, callback), _silent_reporter()],
+            callbacks=[make_tune_callback(trials, callback, placer), _silent_reporter()],
         ),
     )
-    interrupt = signal.getsignal(signal.SIGINT)
     try:
         # Ray takes SIGTERM for itself when it starts, so it is taken back here.
-        with term_is_interrupt():
+        with stop_signals() as trials.signals:
             tuner.fit()
     except tune.TuneError:
         # Tune wraps errors of callbacks in the text of a traceback; re-raise the original error (a full disk).
@@ -112,11 +115,10 @@ def run_cells(
             raise
         raise trials.error from None
     finally:
-        # Tune leaves its own handler behind, which would swallow the next Ctrl-C.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, interrupt)
+        if trials.stop_since is not None:
+            withdraw_stop(settings.run)
         shutil.rmtree(scratch, ignore_errors=True)
-    return source.done and trials.held is None and not trials.running
+    return trials.stop_since is None and source.done and trials.held is None and not trials.running
 
 
 class Trials:
@@ -144,9 +146,14 @@ class Trials:
         self.waiting: dict[str, float] = {}
         """Trials whose ranks must be together and are not yet placed, and since when."""
         self.error: Exception | None = None
+        self.signals = StopSignals()
+        self.stop_since: float | None = None
+        """When the trials were asked to save and end."""
 
     def suggest(self, trial_id: str) -> dict[str, str] | str | None:
         """Return the configuration of a trial, "FINISHED" after the last one, None if nothing can be started now."""
+        if self.signals.came:
+            return None
         busy = sum(other.layout.ranks for other in self.running.values())
         since = time.monotonic() - HOLD_SECONDS
         if any(began > since for began in self.waiting.values()) and self.live_ranks() >= busy:
@@ -234,10 +241,14 @@ def make_scheduler() -> Any:
     return InOrder()
 
 
-def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
-    """Return a Tune callback that passes Tune's events on as those of cells, and ends gangs without a heartbeat."""
+def make_tune_callback(trials: Trials, callback: CellCallback, placer: "Placer") -> Any:
+    """Return a Tune callback that passes Tune's events on as those of cells.
+
+    It also ends gangs without a heartbeat, keeps trials from machines that lose them, and ends Tune after a signal.
+    """
     import ray
     from ray.tune import Callback
+    from ray.tune.experiment import Trial
 
     class TuneCallback(_NotPickled, Callback):
         def __init__(self) -> None:
@@ -245,6 +256,8 @@ def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
             self.heartbeats = HeartbeatMonitor()
             self.progressed: set[str] = set()
             """Trials that have reported progress since they were last lost."""
+            self.places: dict[str, Place] = {}
+            """Where the processes of trials are."""
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             late = self.heartbeats.overdue(time.monotonic())
@@ -252,6 +265,26 @@ def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
                 if trial.trial_id in late and trial.temporary_state.ray_actor:
                     # A stopped process cannot answer; Ray (2.60) ends it with SIGKILL after five seconds.
                     ray.kill(trial.temporary_state.ray_actor)
+            self.stop(trials)
+
+        def stop(self, tune_trials: list[Any]) -> None:
+            """After a signal, ask the running cells to save; end Tune when they have."""
+            if not trials.signals.came:
+                return
+            now = time.monotonic()
+            running = [t for t in tune_trials if t.trial_id in trials.running and t.status == Trial.RUNNING]
+            if trials.stop_since is None:
+                trials.stop_since = now
+                request_stop(trials.settings.run)
+                if running:
+                    self.notify(
+                        callback.notice,
+                        f"Stopping: {len(running)} running {'cell saves' if len(running) == 1 else 'cells save'} first "
+                        f"(at most {SAVE_SECONDS:g} s; Ctrl-C again does not wait).",
+                    )
+            if not running or trials.signals.again or now - trials.stop_since > SAVE_SECONDS:
+                # Tune (2.60) ends on it as on Ctrl-C, whose handler `study.workers.ray_session` turns off.
+                os.kill(os.getpid(), signal.SIGUSR1)
 
         def on_trial_start(self, trial: Any, **info: Any) -> None:
             trials.waiting.pop(trial.trial_id, None)
@@ -263,14 +296,18 @@ def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
             if planned is None or "report" not in result:
                 return
             report = read_report(result["report"])
+            if report.place:
+                self.places[trial.trial_id] = report.place
             if report.alive is not None:
                 place = f"host {result['hostname']}, pid {result['pid']}"
                 self.heartbeats.record(trial.trial_id, place, report.alive)
             if report.progress:
                 self.progressed.add(trial.trial_id)
                 self.notify(callback.progress, planned, report.progress)
-            if report.result or report.failure:
+            if report.result or report.failure or report.interrupted:
                 self.heartbeats.remove(trial.trial_id)
+            if report.interrupted:
+                trials.running.pop(trial.trial_id)
             if ended := report.result:
                 share = ended.step / planned.cell.recipe.steps
                 trials.end(trial.trial_id, Outcome(ended.loss, ended.loss_se, share, ended.status))
@@ -281,26 +318,49 @@ def make_tune_callback(trials: Trials, callback: CellCallback) -> Any:
 
         def on_trial_recover(self, trial: Any, **info: Any) -> None:
             if planned := trials.running.get(trial.trial_id):
+                error = trial_error(trial)
                 trials.wait(trial.trial_id)
-                if is_machine_loss(trial_error(trial)) and trial.trial_id in self.progressed:
+                if is_machine_loss(error) and trial.trial_id in self.progressed:
                     # A spot machine may be reclaimed many times in the life of a large cell, which is further each
                     # time. Retries are for losses that may be the cell's own fault.
                     trial.max_failures += 1
                 self.progressed.discard(trial.trial_id)
-                self.notify(callback.retried, planned, self.loss_of(trial, planned))
+                self.notify(callback.retried, planned, self.reason(trial, planned, error))
+                self.count_loss(trial, planned, error)
+                if placer.losses.avoided:
+                    trial.update_resources(placer.request(planned.layout))
 
         def on_trial_error(self, trial: Any, **info: Any) -> None:
             if planned := trials.end(trial.trial_id):
-                self.notify(callback.failed, planned, self.loss_of(trial, planned))
+                error = trial_error(trial)
+                self.notify(callback.failed, planned, self.reason(trial, planned, error))
+                self.count_loss(trial, planned, error)
 
         def on_trial_complete(self, trial: Any, **info: Any) -> None:
             self.heartbeats.remove(trial.trial_id)
+            self.places.pop(trial.trial_id, None)
             if planned := trials.end(trial.trial_id):
                 self.notify(callback.failed, planned, "the trial ended without a result")
 
-        def loss_of(self, trial: Any, planned: PlannedCell) -> str:
-            heartbeat = self.heartbeats.remove(trial.trial_id)
-            return failure_reason(trial_error(trial), planned.layout.ranks, heartbeat)
+        def reason(self, trial: Any, planned: PlannedCell, error: BaseException | None) -> str:
+            heartbeat, place = self.heartbeats.remove(trial.trial_id), self.places.get(trial.trial_id)
+            return failure_reason(error, planned, placer.slots, heartbeat, place, is_local=placer.one_machine)
+
+        def count_loss(self, trial: Any, planned: PlannedCell, error: BaseException | None) -> None:
+            """Count a lost trial for its machine, and report that the machine is avoided from now on."""
+            place = lost_place(error, self.places.pop(trial.trial_id, None))
+            if place is None or placer.one_machine:
+                return
+            before = placer.losses.avoided
+            placer.losses.add(place.node, planned.cell.key)
+            if place.node in placer.losses.avoided and place.node not in before:
+                fate = (
+                    "it is avoided in this run"
+                    if placer.avoided(planned.layout)
+                    else "no other can take its cells"
+                )
+                text = f"Several trials were lost on the machine {place.host} (Ray's node {place.node[:8]}): {fate}."
+                self.notify(callback.notice, text)
 
         def notify(self, event: Callable[..., None], *arguments: Any) -> None:
             try:
@@ -331,46 +391,3 @@ def read_report(text: str) -> Report:
         return Report.model_validate_json(text)
     except ValidationError as error:
         return Report(failure=f"the trial sent a report that cannot be read: {error.errors()[0]['msg']}")
-
-
-def trial_error(trial: Any) -> BaseException | None:
-    """Return the exception that ended a Tune trial's last try, without the wrapper in which Ray carries it.
-
-    It is read where the driver wrote it, before Tune copies it to its storage.
-    """
-    path = Path(trial.pickled_error_file or "")
-    if not path.is_file():
-        return None
-    from ray import cloudpickle
-
-    error: BaseException = cloudpickle.loads(path.read_bytes())
-    return getattr(error, "cause", None) or error
-
-
-def failure_reason(error: BaseException | None, ranks: int = 1, heartbeat: Heartbeat | None = None) -> str:
-    """Return one line on why a trial was lost: how its process was lost, or the exception that it raised.
-
-    The error is that of `trial_error`, the heartbeat the last one of the trial's process; each may be missing.
-    """
-    name, cause = type(error).__name__, loss_cause(error)
-    if cause is None and "OutOfMemory" in name:
-        cause = LossCause.MEMORY
-    if heartbeat and heartbeat.overdue:
-        reason = f"the process of the trial gave no sign of life for {heartbeat.timeout:g} s and was killed"
-    elif error is None:
-        reason = "the process of the trial was lost"
-    elif cause:
-        reason = f"{LOSS_CAUSES[cause]} ({name})"
-    else:
-        message = " ".join(str(error).split())
-        return (message if isinstance(error, GangError) else f"{name}: {message or 'no message'}")[:500]
-    if ranks == 1:
-        return reason
-    # The trial's process is rank 0, and can no longer report its own place; the gang names the other ranks.
-    return f"rank 0 of {ranks}{f' ({heartbeat.place})' if heartbeat else ''}: {reason}"
-
-
-def is_machine_loss(error: BaseException | None) -> bool:
-    """Whether a trial was lost because the machine of any of its ranks was lost, or seems to be."""
-    cause = error.loss_cause if isinstance(error, GangError) else loss_cause(error)
-    return cause is not None and cause.of_machine

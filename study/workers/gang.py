@@ -6,19 +6,16 @@ rank, whichever hangs. The processes of the other ranks are kept for the next ce
 
 import functools
 import importlib
-import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import Any
 
-from study.workers.process_loss import LossCause, loss_cause
+from study.workers.process_loss import LossCause, Place, loss_cause_at, own_place
 from trainables.cell import Cell
-from trainables.errors import InputError
+from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.progress import Progress, Result
 
@@ -41,18 +38,9 @@ class GangError(RuntimeError):
     """A gang was lost; the message names the rank and how it was lost."""
 
     loss_cause: LossCause | None = None
-    """How the process of the rank was lost, if Ray reports it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The machine and process of a rank."""
-
-    node: str
-    """Ray's id of the machine."""
-    host: str
-    address: str
-    pid: int
+    """How the process of the rank was lost, if that is known."""
+    place: Place | None = None
+    """Where the rank was, if that is known."""
 
 
 class Peer:
@@ -61,7 +49,7 @@ class Peer:
     def ready(self) -> Place:
         """Import what training needs, and return the place of this process."""
         _warm()
-        return _place()
+        return own_place()
 
     def train(self, train: Train, cell: Cell, options: Mapping[str, Any], rank_info: Any) -> None:
         """Train as this rank. Rank 0 has the result, so it is not sent again."""
@@ -81,14 +69,17 @@ def train_gang(
     timeout: float,
     report: Callable[[Progress], None],
     alive: Callable[[float], None],
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Train a cell over all ranks of its layout and return rank 0's result.
 
     Every rank passes `options`, the layout among them, to `train`. A rank that others wait for longer than `timeout`
     seconds hangs. `report` and `alive` are called in this thread: with rank 0's progress, and with the seconds within
-    which the next call is due. After a failure no peer is left, and the trial's process must not be used again.
+    which the next call is due. `interrupted` is rank 0's argument of `train`. After a failure no peer is left, and the
+    trial's process must not be used again.
 
     Raises:
+        InterruptedTrainingError: all ranks were interrupted.
         InputError: a rank found something wrong with the input.
         GangError: a rank died, hangs or raised; the original cause, not the errors of its peers.
     """
@@ -97,7 +88,7 @@ def train_gang(
     try:
         # Its own imports, then those of the peers.
         alive(2 * START_SECONDS)
-        seats = [_place(), *_peers(layout.ranks)]
+        seats = [own_place(), *_peers(layout.ranks)]
         order = seating(seats, layout.tensor_parallel)
         places = [seats[i] for i in order]
         alone = len({place.node for place in places}) == 1
@@ -105,9 +96,8 @@ def train_gang(
         rank_infos = [rendezvous.rank_info(rank, layout.ranks, timeout) for rank in range(layout.ranks)]
         actors = [None, *(_KEPT[i - 1] for i in order[1:])]
         events: queue.Queue[int | Progress] = queue.Queue()
-        leader = _lead(
-            lambda: train(cell, **options, rank_info=rank_infos[0], rendezvous=rendezvous, report=events.put)
-        )
+        own = {"rendezvous": rendezvous, "report": events.put, "interrupted": interrupted}
+        leader = _lead(lambda: train(cell, **options, rank_info=rank_infos[0], **own))
         futures: list[Future[Any]] = [leader]
         for actor, rank_info in zip(actors[1:], rank_infos[1:], strict=True):
             futures.append(actor.train.remote(train, cell, dict(options), rank_info).future())
@@ -214,12 +204,14 @@ def verdict(futures: Sequence[Future[Any]], places: Sequence[Place], timeout: fl
         for rank, place in enumerate(places)
     ]
     for rank, error in failed.items():
+        if isinstance(error, InterruptedTrainingError):
+            return error
         if isinstance(error, InputError):
             # An error on one machine only must name the machine.
             return error if rank == 0 else InputError(f"{error} (Reported by {names[rank]}.)")
     for rank, error in failed.items():
         if not is_echo(error):
-            return _lost(names[rank], error)
+            return _lost(names[rank], error, places[rank], is_local=places[rank].node == places[0].node)
     for rank, error in failed.items():
         if isinstance(error, PeerError):
             # The rank that raised has not reported it itself.
@@ -248,18 +240,18 @@ def _origin(error: BaseException | None) -> Any:
     return getattr(error, "cause", None) or error
 
 
-def _lost(rank: str, error: BaseException, when: str = "") -> GangError:
+def _lost(
+    rank: str, error: BaseException, place: Place | None = None, when: str = "", *, is_local: bool = False
+) -> GangError:
     """Return the error for a rank that raised, or that Ray has lost."""
-    how = loss_cause(error)
+    how = loss_cause_at(error, place, is_local=is_local)
     match how:
-        case LossCause.MEMORY:
-            fate = f"was killed because its machine ran out of memory: {_text(error)}"
-        case None:
+        case LossCause.MEMORY | None:
             fate = f"failed: {_text(error)}"
         case _:
             fate = f"was lost: {how.value}" if how.of_machine else f"died: {how.value}"
     lost = GangError(f"{rank} {fate}{when}")
-    lost.loss_cause = how
+    lost.loss_cause, lost.place = how, place
     return lost
 
 
@@ -269,13 +261,6 @@ def _text(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or "no message"
-
-
-def _place() -> Place:
-    import ray
-
-    node = ray.get_runtime_context().get_node_id()
-    return Place(node, socket.gethostname(), ray.util.get_node_ip_address(), os.getpid())
 
 
 def _warm() -> None:
@@ -316,7 +301,7 @@ def _peers(ranks: int) -> list[Place]:
     try:
         return places(START_SECONDS)
     except ray.exceptions.RayActorError as error:
-        raise _lost(f"a rank of {ranks}", error, " while it was started") from error
+        raise _lost(f"a rank of {ranks}", error, when=" while it was started") from error
     except ray.exceptions.GetTimeoutError as error:
         raise GangError(f"not all of {ranks} ranks have started within {START_SECONDS:g} s") from error
 

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "100000",
+    # Cells save before Tune ends; see `study.run.tuner`.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
@@ -113,13 +116,14 @@ def _connected(options: Mapping[str, Any], *, on_gpu: bool) -> Iterator[None]:
     hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
     try:
         _silence_raylet()
-        ray.init(
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-            runtime_env={"env_vars": TRIAL_ENVIRONMENT | hidden},
-            **options,
-        )
+        with _deaf_to_hang_up():
+            ray.init(
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=True,
+                runtime_env={"env_vars": TRIAL_ENVIRONMENT | hidden},
+                **options,
+            )
         for name in ("ray", "ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         yield
@@ -139,6 +143,19 @@ def _remove_session(folder: Path) -> None:
     latest = folder.parent / "session_latest"
     if latest.is_symlink() and not latest.exists():
         latest.unlink(missing_ok=True)
+
+
+@contextmanager
+def _deaf_to_hang_up() -> Iterator[None]:
+    """Block SIGHUP in the processes that are started: of a closed terminal, cells would die before they can save.
+
+    They inherit the mask. This process gets a signal that came meanwhile at the end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _silence_raylet() -> None:

@@ -53,6 +53,10 @@ class TrainingState(FloatRecord):
     step: int = 0
     train_seconds: float = 0.0
     first_loss: float | None = None
+    window_loss: float = 0.0
+    """Sum over ranks and steps of the training losses since the last point."""
+    window_seconds: float = 0.0
+    """Training time since the last point."""
     points: list[Point] = Field(default_factory=list)
     evaluations: list[Evaluation] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)

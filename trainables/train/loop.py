@@ -22,7 +22,7 @@ from trainables.data.store.open import open_store
 from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics.names import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
-from trainables.errors import InputError
+from trainables.errors import InputError, InterruptedTrainingError
 from trainables.export.weights import keep, whole_state
 from trainables.layout import Layout, default_zero
 from trainables.model.family import build_model, family
@@ -38,6 +38,9 @@ from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
 CURVE_POINTS = 60
 #: Least seconds between two reports of progress.
 REPORT_EVERY = 2.0
+#: Seconds between two checks of whether a checkpoint is due or the cell is to stop: a sixtieth of a cell of eight days
+#: is three hours (issue 15).
+CHECK_EVERY = 1.0
 #: Seconds that packing may take; 60 GB of text and its vocabulary take hours.
 PACK_LIMIT = 24 * 3600.0
 #: A cell has diverged when its training loss exceeds its first loss by this factor.
@@ -58,6 +61,7 @@ def train(
     diagnostics: Sequence[Diagnostic] = (),
     stop: Callable[[Evaluation], Ending | None] | None = None,
     report: Callable[[Progress], None] | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Train a cell, or resume it from its newest checkpoint, and return its result.
 
@@ -73,10 +77,12 @@ def train(
     - `stop`: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
       argument alone, so that a resumed cell ends at the same step.
     - `report`: called on rank 0 with new progress, at most once in `REPORT_EVERY` seconds.
+    - `interrupted`: asked on rank 0 about every `CHECK_EVERY` seconds; once it is true, the cell saves and ends.
 
     Raises:
         DataError: the data is missing, unusable, or has changed since the cell was planned.
         InputError: the cell cannot be trained in this layout, or the number of ranks differs from the layout's.
+        InterruptedTrainingError: `interrupted` asked for the end.
         RuntimeError: a rank was lost, or did not reach a collective in time.
     """
     recipe = cell.recipe
@@ -103,7 +109,9 @@ def train(
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
     engine, state = _start(cell, layout, store, storage)
-    training = _Training(cell, layout, store, engine, state, meter, storage, checkpoint_every, report)
+    training = _Training(
+        cell, layout, store, engine, state, meter, storage, checkpoint_every, report, interrupted
+    )
     try:
         if diagnostics:
             training.probe = Probe(diagnostics, engine.module, store, recipe.context)
@@ -176,14 +184,19 @@ class _Training:
     storage: Folder | None
     checkpoint_every: float
     report: Callable[[Progress], None] | None
+    interrupted: Callable[[], bool]
     probe: Probe | None = None
     #: Points and evaluations reported so far.
     reported: tuple[int, int] = (0, 0)
+    norm: float = float("nan")
 
     def __post_init__(self) -> None:
         self.device, self.rank = device(), dist.get_rank()
         self.group = self.rank // self.layout.tensor_parallel
         self.resumed_from, self.resumed_seconds = self.state.step, self.state.train_seconds
+        # Of a checkpoint in the middle of a window, rank 0 holds the sum of all ranks.
+        begun = self.state.window_loss if self.rank == 0 else 0.0
+        self.loss_sum = torch.tensor(begun, dtype=torch.float32, device=self.device)
 
     def run(self, evaluations: int, stop: Callable[[Evaluation], Ending | None] | None) -> Result:
         state, steps = self.state, self.cell.recipe.steps
@@ -195,52 +208,71 @@ class _Training:
             state.start = self.probe.measures()
             state.train_seconds += time.perf_counter() - start
         last_checkpoint = last_report = time.monotonic()
+        stride = 1
         while state.step < steps and reason is None:
             until = min(steps, state.step - state.step % window + window)
-            reason = self._window(min([until, *(s for s in evaluate_at if s > state.step)]))
+            end = min([until, *(s for s in evaluate_at if s > state.step)])
+            first_step = state.step
+            seconds = self._steps(min(end, state.step + stride), end)
+            if state.step == end:
+                reason = self._close_window()
             if state.step in evaluate_at and reason is None:
                 self._evaluate()
                 if stop and state.step < steps:
                     ending = stop(state.evaluations[-1])
-                    if self._decide_on_rank_0(ending is not None):
+                    if self._values_of_rank_0(ending is not None)[0]:
                         return self._result(None, ending or Ending(reason="decided by rank 0"))
             now = time.monotonic()
-            is_due = self.storage is not None and now - last_checkpoint > self.checkpoint_every
-            if reason is None and state.step < steps and self._decide_on_rank_0(is_due):
-                self._save()
-                last_checkpoint = time.monotonic()
+            if reason is None and state.step < steps:
+                is_due = now - last_checkpoint > self.checkpoint_every
+                affordable = int((state.step - first_step) * CHECK_EVERY / seconds)
+                stride = max(1, min(2 * stride, affordable))
+                ends, is_due, stride = self._values_of_rank_0(self.interrupted(), is_due, stride)
+                if self.storage is not None and (ends or is_due):
+                    self._save()
+                    last_checkpoint = time.monotonic()
+                if ends:
+                    raise InterruptedTrainingError(f"stopped at step {state.step}")
             if self.report and self.rank == 0 and now - last_report > REPORT_EVERY:
                 self._report()
                 last_report = now
         return self._result(reason)
 
-    def _window(self, until: int) -> str | None:
-        """Train up to step `until`, add a point to the curve, and return why the cell diverged, else None."""
+    def _steps(self, until: int, end: int) -> float:
+        """Train up to step `until` of the window that ends after step `end`; return the seconds."""
         recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
-        start, first_step = time.perf_counter(), state.step
-        total = torch.zeros((), device=self.device)
-        norm = float("nan")
+        start = time.perf_counter()
         pieces = layout.pieces(recipe)
         while state.step < until:
             # DeepSpeed has no norm at stage 0, and `step` clips the gradients.
-            is_measured = layout.zero == 0 and state.step == until - 1
+            is_measured = layout.zero == 0 and state.step == end - 1
             if recipe.dropout:
                 torch.manual_seed(dropout_seed(self.cell.seed, state.step, self.group))
             inputs, targets = self._batch()
             for x, y in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
                 loss = engine(input_ids=x, labels=y, shift_labels=y).loss
                 engine.backward(loss)
-                total += loss.detach() / pieces
+                self.loss_sum += loss.detach() / pieces
                 if is_measured and engine.is_gradient_accumulation_boundary():
-                    norm = gradient_norm(engine, layout)
+                    self.norm = gradient_norm(engine, layout)
                 engine.step()
             state.step += 1
-        if layout.zero:
-            norm = float(engine.get_global_grad_norm())
-        mean = float(self._sum(total)) / layout.ranks / (until - first_step)
+        # Waits for the device.
+        float(self.loss_sum)
         seconds = time.perf_counter() - start
         state.train_seconds += seconds
-        rate = (until - first_step) * recipe.batch * recipe.context / seconds
+        state.window_seconds += seconds
+        return seconds
+
+    def _close_window(self) -> str | None:
+        """Add the point of a window to the curve; return why the cell diverged, else None."""
+        recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
+        norm = float(engine.get_global_grad_norm()) if layout.zero else self.norm
+        steps = state.step - (state.points[-1].step if state.points else 0)
+        mean = float(self._sum(self.loss_sum)) / layout.ranks / steps
+        rate = steps * recipe.batch * recipe.context / state.window_seconds
+        self.loss_sum.zero_()
+        state.window_loss = state.window_seconds = 0.0
         lr = float(engine.lr_scheduler.get_last_lr()[0])
         state.points.append(
             Point(step=state.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
@@ -269,12 +301,12 @@ class _Training:
             dist.all_reduce(value)
         return value
 
-    def _decide_on_rank_0(self, decision: bool) -> bool:
-        """Return rank 0's decision on all ranks, because clocks differ."""
-        broadcast = torch.tensor(float(decision), device=self.device)
+    def _values_of_rank_0(self, *values: int) -> list[int]:
+        """Return rank 0's decisions and numbers on all ranks, because clocks differ."""
+        broadcast = torch.tensor(values, dtype=torch.int64, device=self.device)
         if self.layout.ranks > 1:
             dist.broadcast(broadcast, src=0)
-        return bool(broadcast)
+        return [int(value) for value in broadcast.tolist()]
 
     def _evaluate(self) -> None:
         """Evaluate loss and measures over the whole validation set; the groups share it and each target counts once."""
@@ -319,6 +351,7 @@ class _Training:
     def _save(self) -> None:
         assert self.storage is not None
         state = self.state
+        state.window_loss = float(self._sum(self.loss_sum.clone()))
         problem = checkpoint.save(self.engine, self.storage, self.layout, state)
         if problem and not any(problem in note for note in state.notes):
             # Note each problem once: a disk stays full for many checkpoints.
@@ -334,7 +367,8 @@ class _Training:
                 train_seconds=state.train_seconds,
                 points=tuple(state.points[points:]),
                 evaluations=tuple(state.evaluations[evaluations:]),
-                start={} if points else state.start,
+                # With the first points, once.
+                start=state.start if state.points and not points else {},
             )
         )
         self.reported = (len(state.points), len(state.evaluations))

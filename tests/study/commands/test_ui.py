@@ -10,7 +10,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from study.commands.ui import serve
+from study.commands.ui import end_group, serve
 from study.errors import SpecError
 from study.tracking.mlflow_client import Experiment, tracking_uri
 from study.tracking.study_paths import ARTIFACTS
@@ -51,13 +51,14 @@ def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypa
     seen = {}
 
     class Server:
-        def __init__(self, command, env):
+        def __init__(self, command, env, **options):
             seen.update(command=command, uri=env["MLFLOW_BACKEND_STORE_URI"])
 
-        def wait(self, timeout=None):
-            pass
+        def poll(self):
+            return 0
 
     monkeypatch.setattr("study.commands.ui.subprocess.Popen", Server)
+    monkeypatch.setattr("study.commands.ui.end_group", lambda process: None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -70,7 +71,10 @@ def test_another_store_is_served_with_the_artifacts_beside_it(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", ["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "stop",
+    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.extended) for n in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_the_page_comes_up_on_loopback_and_ends_with_its_server(tmp_path, stop):
     """Of a folder that was moved, with the artifacts of its runs."""
     run = a_run_with_a_file(tmp_path / "before")
@@ -104,9 +108,27 @@ def test_the_page_comes_up_on_loopback_and_ends_with_its_server(tmp_path, stop):
         assert set(listening) == {"127.0.0.1"}
     finally:
         group = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for one in group if stop == "ctrl-c" else group[:1]:
-            one.send_signal(signal.SIGINT if stop == "ctrl-c" else signal.SIGTERM)
+        process.send_signal(stop)
         _, alive = psutil.wait_procs(group, timeout=40)
         for one in alive:
             one.kill()
+    assert len(group) > 1, "the server is a process of its own"
     assert not alive
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+def test_a_group_is_ended_with_its_orphans_and_those_that_do_not_listen(monkeypatch):
+    """The leader ends at once; a process that it started ignores SIGTERM."""
+    monkeypatch.setattr("study.commands.ui.END_SECONDS", 0.5)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
+    start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {deaf!r}]); print(p.pid, flush=True)"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    lines = sorted(leader.stdout.readline().strip() for _ in range(2))
+    orphan = psutil.Process(int(lines[0]))
+    end_group(leader)
+    assert lines[1] == "on"
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE

@@ -13,23 +13,15 @@ import pytest
 from study.plan.plan import make_plan
 from study.run.heartbeat import HeartbeatMonitor
 from study.run.trial import Report, TrialSettings
-from study.run.tuner import (
-    Trials,
-    failure_reason,
-    is_machine_loss,
-    make_scheduler,
-    make_tune_callback,
-    read_report,
-    run_cells,
-    trial_error,
-)
+from study.run.tuner import Trials, make_scheduler, make_tune_callback, read_report, run_cells
 from study.search import Outcome
 from study.spec.study import load_spec
-from study.workers.gang import GangError
 from study.workers.machines import Slots
+from study.workers.placement import Placer
 from study.workers.process_loss import LossCause
 from study.workers.ray_session import private_ray
 from tests.stubs import Cells, stub_result
+from tests.study.run.test_losses import dead_node, lost_peer
 from tests.study.small import SMALL
 from trainables.layout import Layout
 from trainables.progress import Evaluation, Point, Progress
@@ -58,9 +50,17 @@ def trial(config):
     tune.report({"report": Report(result=stub_result(loss=float(seed))).model_dump_json()})
 
 
+def here():
+    """Two slots on this machine."""
+    return Placer(Slots(2, 1, 0), one_machine=True)
+
+
 class Recorder:
     def __init__(self):
         self.events = []
+
+    def notice(self, text):
+        self.events.append(("notice", None, text))
 
     def started(self, planned):
         self.events.append(("started", planned.cell.seed, ""))
@@ -204,13 +204,10 @@ def test_a_trial_that_gives_no_sign_of_life_is_overdue_once_and_named():
         for name in monitor.overdue(float(second)):
             late.setdefault(name, []).append(second)
     assert late == {"a": [1011]}
-    reason = failure_reason(None, 2, monitor.remove("a"))
-    assert reason.startswith("rank 0 of 2 (host h, pid 7): ")
-    assert "for 10 s" in reason
-    reason = failure_reason(None, 2, monitor.remove("b"))
-    assert reason.startswith("rank 0 of 2 (host h, pid 8): ")
-    assert "for 10 s" not in reason
-    assert failure_reason(None, 2, monitor.remove("b")) == "rank 0 of 2: the process of the trial was lost"
+    last = monitor.remove("a")
+    assert (last.place, last.timeout, last.overdue) == ("host h, pid 7", 10.0, True)
+    assert not monitor.remove("b").overdue
+    assert monitor.remove("b") is None
     assert monitor.overdue(2000.0) == []
 
 
@@ -256,7 +253,7 @@ def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(t
     live, clock = 2, 0.0
     monkeypatch.setattr("study.run.tuner.time.monotonic", lambda: clock)
     trials = Trials(Cells([plan.cells[1], wide, *plan.cells[2:]]), settings, 5, lambda: live)
-    callback = make_tune_callback(trials, Recorder())
+    callback = make_tune_callback(trials, Recorder(), here())
 
     def starts(trial_id):
         return isinstance(trials.suggest(trial_id), dict)
@@ -276,66 +273,6 @@ def test_no_cell_is_begun_beside_a_gang_that_waits_for_devices_which_are_there(t
     assert starts("four"), "but not for ever"
 
 
-def dead_node():
-    """Ray's error for an actor whose machine it has declared dead."""
-    from ray.core.generated.common_pb2 import ActorDiedErrorContext
-    from ray.exceptions import ActorDiedError
-
-    text = "The actor died because its node has died. Node Id: 0"
-    return ActorDiedError(ActorDiedErrorContext(error_message=text, actor_id=b"0" * 16))
-
-
-def lost_peer(cause):
-    error = GangError("rank 1 of 2 was lost")
-    error.loss_cause = cause
-    return error
-
-
-def stored(folder, error):
-    """A trial whose error lies where Tune writes it."""
-    from ray import cloudpickle
-
-    path = folder / "error.pkl"
-    path.write_bytes(cloudpickle.dumps(error))
-    return SimpleNamespace(pickled_error_file=str(path))
-
-
-def test_the_error_of_a_trial_is_read_without_rays_wrapper(tmp_path):
-    from ray.exceptions import RayTaskError
-
-    assert trial_error(SimpleNamespace(pickled_error_file=None)) is None
-    assert trial_error(SimpleNamespace(pickled_error_file=str(tmp_path / "absent"))) is None
-    assert str(trial_error(stored(tmp_path, ValueError("boom")))) == "boom"
-    wrapped = RayTaskError("train", "the traceback", ValueError("boom"))
-    assert isinstance(trial_error(stored(tmp_path, wrapped)), ValueError)
-
-
-def test_reasons_of_lost_trials_and_which_of_them_are_lost_machines():
-    from ray.exceptions import ActorDiedError, ActorUnavailableError
-    from ray.exceptions import OutOfMemoryError as MachineOutOfMemory
-
-    class OutOfMemoryError(RuntimeError):
-        """Named as torch's."""
-
-    away = ActorUnavailableError("rpc error", None)
-    cases = [
-        (dead_node(), "machine of the trial was lost (ActorDiedError)", True),
-        (ActorDiedError(), "process of the trial died (ActorDiedError)", False),
-        (away, "its machine may be lost (ActorUnavailableError)", True),
-        (MachineOutOfMemory("95% used"), "out of memory (OutOfMemoryError)", False),
-        (OutOfMemoryError("CUDA"), "out of memory (OutOfMemoryError)", False),
-        (RuntimeError("boom\nand more"), "RuntimeError: boom and more", False),
-        (lost_peer(LossCause.MACHINE), "rank 1 of 2 was lost", True),
-        (lost_peer(LossCause.PROCESS), "rank 1 of 2 was lost", False),
-        (None, "the process of the trial was lost", False),
-    ]
-    for error, reason, of_machine in cases:
-        assert failure_reason(error).endswith(reason)
-        assert is_machine_loss(error) == of_machine
-    assert failure_reason(dead_node(), 2).startswith("rank 0 of 2: the machine")
-    assert failure_reason(lost_peer(LossCause.MACHINE), 2) == "rank 1 of 2 was lost"
-
-
 def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch):
     """Twenty spot machines taken back are no fault of the cell; one that takes its machine down each time is."""
     from ray.exceptions import ActorDiedError
@@ -346,7 +283,7 @@ def test_a_cell_that_gets_on_between_lost_machines_uses_up_no_retry(monkeypatch)
     recorder = Recorder()
     settings = TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1)
     trials = Trials(Cells([planned]), settings, 1)
-    callback = make_tune_callback(trials, recorder)
+    callback = make_tune_callback(trials, recorder, here())
     trials.suggest("t")
     progress = Progress(step=1, steps=2, train_seconds=1, points=(), evaluations=())
     report = {"report": Report(progress=progress).model_dump_json()}
@@ -381,7 +318,7 @@ def test_an_error_while_an_event_is_recorded_is_kept_for_the_user(tmp_path):
     trials = Trials(Cells(plan.cells), settings, 1)
     trials.suggest("t")
     with pytest.raises(OSError, match="No space"):
-        make_tune_callback(trials, FullDisk()).on_trial_start(
+        make_tune_callback(trials, FullDisk(), here()).on_trial_start(
             iteration=1, trials=[], trial=SimpleNamespace(trial_id="t")
         )
     assert isinstance(trials.error, OSError)

@@ -18,7 +18,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.kinds.hops import HopsData
 from trainables.data.store.batches import IGNORED, batch, validation_batches
 from trainables.data.store.open import open_store
-from trainables.errors import InputError
+from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.model.family import build_model
 from trainables.progress import Ending
@@ -267,3 +267,59 @@ def test_a_cell_that_goes_on_from_a_checkpoint_stops_where_it_would_have(root, t
     straight = train(cell(), data_root=root, stop=stop_at(18, loss=1.5, loss_se=0.01))
     assert 0 < result.resumed_from < 18
     assert (result.status, result.evaluations) == ("stopped", straight.evaluations)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(zero=1, micro_batch=4)])
+def test_an_interrupted_cell_saves_inside_a_window_and_goes_on_to_the_same_bits(
+    layout, root, tmp_path, monkeypatch
+):
+    """A window of an eight-day cell takes three hours, and was lost whole."""
+    monkeypatch.setattr("trainables.train.loop.CHECK_EVERY", 0.0)
+    one = cell(recipe={"steps": 180})
+    whole = train(one, data_root=root, layout=layout)
+    assert whole.points[1].step - whole.points[0].step == 3
+    options = {"data_root": root, "layout": layout, "checkpoints": tmp_path, "checkpoint_every": 1e9}
+    for first, stopped_at in ((0, 50), (50, 100)):
+        checks = iter(range(first + 1, 200))
+        with pytest.raises(InterruptedTrainingError, match=rf"step {stopped_at}$"):
+            train(one, **options, interrupted=lambda at=stopped_at, checks=checks: next(checks) == at)
+    resumed = train(one, **options)
+    assert resumed.resumed_from == 100, "50 and 100 are inside windows of three steps"
+    assert resumed.loss == whole.loss
+    assert [(p.step, p.train_loss, p.grad_norm) for p in resumed.points] == [
+        (p.step, p.train_loss, p.grad_norm) for p in whole.points
+    ]
+    assert [e.loss for e in resumed.evaluations] == [e.loss for e in whole.evaluations]
+
+
+def test_a_cell_without_storage_ends_when_it_is_interrupted(root):
+    with pytest.raises(InterruptedTrainingError):
+        train(cell(), data_root=root, interrupted=lambda: True)
+
+
+def test_checks_are_about_as_far_apart_as_they_should_be(root, monkeypatch):
+    """Whatever the time of a step: 1 s of 5 ms steps is 200, and the first checks come sooner."""
+    monkeypatch.setattr("trainables.train.loop._Training._steps", slow_steps(seconds=5e-3))
+    monkeypatch.setattr("trainables.train.loop._Training._close_window", lambda self: None)
+    monkeypatch.setattr("trainables.train.loop._Training._result", lambda self, reason: None)
+    monkeypatch.setattr("trainables.train.loop._Training._evaluate", lambda self: None)
+    checks = []
+    train(
+        cell(recipe={"steps": 60_000}),
+        data_root=root,
+        evaluations=1,
+        interrupted=lambda: bool(checks.append(1)),
+    )
+    # 60 windows of 1,000 steps, each with 5 checks; before them 1, 2, 4, ... 128 steps.
+    assert 300 <= len(checks) <= 320
+
+
+def slow_steps(seconds):
+    """`_steps` that trains nothing and returns the time of as many steps."""
+
+    def steps(self, until, end):
+        spent = (until - self.state.step) * seconds
+        self.state.step = until
+        return spent
+
+    return steps

@@ -309,7 +309,8 @@ def memory_remedy(planned: PlannedCell, slots: int, *, on_gpu: bool) -> str:
     smaller = [n for n in divisors(layout.share(recipe)) if n < sequences]
     if smaller:
         remedies.append(f"`resources.micro_batch: {smaller[-1]}`")
-    if not layout.activation_checkpointing:
+    # On a CPU glibc keeps the blocks that it frees; see `_activation_checkpointing`.
+    if on_gpu and not layout.activation_checkpointing:
         remedies.append("`resources.activation_checkpointing: always`")
     wider = [n for n in divisors(planned.cell.shape.heads) if layout.tensor_parallel < n <= slots]
     if on_gpu and wider:

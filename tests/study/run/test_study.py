@@ -3,12 +3,16 @@
 import contextlib
 import csv
 import json
+import os
+import pty
+import select
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -274,6 +278,102 @@ def test_a_stopped_study_says_how_to_go_on_and_does(laptop, stop, stage):
     assert again.returncode == 0, again.stdout + again.stderr
     studies, trials = laptop.runs()
     assert [r.info.status for r in (*studies, *trials)] == ["FINISHED"] * 3
+
+
+#: One cell that saves by itself only when it is stopped.
+UNSAVED = (
+    "training.steps=3000",
+    *LONG[1:],
+    "training.seeds=1",
+    "resources.checkpoint_every_seconds=1000",
+    ALONE,
+)
+
+
+def wait_for_trial(laptop, process):
+    """Wait until a trial runs; whether it imports or trains, a stop lets it save."""
+
+    def is_there():
+        children = psutil.Process(process.pid).children(recursive=True)
+        return any("ray::ImplicitFunc.train" in " ".join(child.cmdline()) for child in children)
+
+    laptop.wait_for(is_there, process)
+    time.sleep(5)
+
+
+def check_saved_and_resumed(laptop, overrides):
+    assert len(laptop.checkpoints()) == 1, "saved when it was stopped"
+    again = laptop.run("run", "tiny.yaml", *overrides)
+    assert again.returncode == 0, again.stdout + again.stderr
+    _, (trial,) = laptop.runs()
+    assert int(trial.data.tags["interplay.resumed_from"]) > 0
+    assert len(laptop.rows()) == 1
+
+
+@pytest.mark.parametrize(
+    "layout", ["resources.slots=1", pytest.param("resources.tensor_parallel=2", marks=pytest.mark.extended)]
+)
+def test_running_cells_save_when_a_study_is_terminated(laptop, layout):
+    overrides = laptop.overrides([*UNSAVED[:-1], layout])
+    process = laptop.start("run", "tiny.yaml", *overrides)
+    wait_for_trial(laptop, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "1 running cell saves" in output
+    check_saved_and_resumed(laptop, overrides)
+
+
+@pytest.mark.extended
+def test_a_closed_terminal_stops_a_study_as_cleanly(laptop):
+    """The kernel sends SIGHUP to every process of the terminal, those of Ray included."""
+    overrides = laptop.overrides(UNSAVED)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(laptop.folder)
+        os.execve(sys.executable, laptop.command("run", "tiny.yaml", *overrides), laptop.environment)
+    over = threading.Event()
+    reader = threading.Thread(target=drain, args=(terminal, over))
+    reader.start()
+    process = psutil.Process(pid)
+    process.poll = lambda: None if process.is_running() and process.status() != psutil.STATUS_ZOMBIE else 1
+    wait_for_trial(laptop, process)
+    over.set()
+    reader.join()
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    studies, trials = laptop.runs()
+    assert [r.info.status for r in (*studies, *trials)] == ["KILLED"] * 2
+    check_saved_and_resumed(laptop, overrides)
+
+
+def drain(terminal, over):
+    """Read what a program writes, and in the end close its terminal."""
+    while not over.is_set():
+        if select.select([terminal], [], [], 0.1)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+
+
+@pytest.mark.extended
+def test_a_second_ctrl_c_does_not_wait_for_cells_to_save(laptop):
+    """A trial that is stopped (SIGSTOP) never saves."""
+    overrides = laptop.overrides(UNSAVED)
+    process = laptop.start("run", "tiny.yaml", *overrides)
+    wait_for_trial(laptop, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    for child in children:
+        if "ray::ImplicitFunc" in " ".join(child.cmdline()):
+            child.send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert time.monotonic() - start < 60
+    again = laptop.run("run", "tiny.yaml", *overrides)
+    assert again.returncode == 0, again.stdout + again.stderr
 
 
 @pytest.mark.extended

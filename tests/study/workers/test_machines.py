@@ -23,7 +23,7 @@ from study.workers.machines import (
     promised,
     room,
 )
-from study.workers.placement import placement
+from study.workers.placement import Placer, placement
 from tests.environment import environment_without
 from trainables.layout import Layout
 
@@ -76,6 +76,26 @@ def test_ranks_that_share_matrices_are_in_one_bundle_which_ray_does_not_divide()
     assert asked(True, tensor_parallel=2) == asked(True, data_parallel=2) == [(0.1, 1, MARK)] * 2
 
 
+def test_machines_to_avoid_are_excluded_unless_no_other_holds_the_ranks(monkeypatch):
+    small, large = Machine({"CPU": 1}, "small"), Machine({"CPU": 4}, "large")
+    monkeypatch.setattr("study.workers.placement.cluster_machines", lambda: [small, large])
+    monkeypatch.setattr("study.workers.placement.live_machines", lambda: [small, large])
+    placer = Placer(Slots(4, 1, 0), one_machine=False)
+
+    def labels(**degrees):
+        return placer.request(Layout(**degrees))._bound.kwargs.get("bundle_label_selector")
+
+    assert labels() is None
+    for cell in ("first", "second"):
+        placer.losses.add("large", cell)
+    assert labels() == [{"ray.io/node-id": "!in(large)"}]
+    assert labels(tensor_parallel=2) is None, "the small machine holds no pair"
+    assert placer.live_ranks() == 1
+    alone = Placer(Slots(4, 1, 0), one_machine=True)
+    alone.losses = placer.losses
+    assert alone.request(Layout())._bound.kwargs == {}
+
+
 def test_library_default_tune_gives_the_trial_all_of_its_first_bundle():
     """Its process would see the GPUs of all ranks of the group; `Together` gives it the share of one."""
     from ray.air.execution.resources.placement_group import PlacementGroupAcquiredResources
@@ -104,6 +124,30 @@ def test_more_groups_than_the_machines_hold_whole_are_refused():
     )
     with pytest.raises(SpecError, match=r"6 ranks.*3 groups of 2 devices.*room for 3 \+ 3 ranks, hold 2\."):
         check_capacity(Slots(6, 1, 0), {Layout(tensor_parallel=2, data_parallel=3)}, three)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_machine_that_kills_two_trials_gets_no_more_of_them(tmp_path):
+    """Two raylets of this machine, as two machines; in a process of its own, for Ray keeps its token."""
+    root = tmp_path / "root"
+    root.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.study.ill_machine", root],
+        capture_output=True,
+        text=True,
+        env={**environment_without("RAY_"), "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"},
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    tries = [line.split()[1:] for line in lines if line.startswith("try")]
+    assert [place for _, place in tries].count("ill") == 2
+    assert sorted(seed for seed, place in tries if place == "well") == list("012345")
+    (notice,) = (line for line in lines if line.startswith("notice"))
+    assert f"node {notice.split()[-1]}): it is avoided" in notice
+    assert "told " + " ".join(["1.0"] * 6) in lines
 
 
 @pytest.mark.extended

@@ -57,7 +57,8 @@ class Result(FloatRecord):
     """The result of a cell: `done` with a finite loss, or `diverged` or `stopped` with a reason.
 
     The loss of a stopped cell is a forecast, if any, with the standard error `loss_se`, both in nats per token. `start`
-    has the measures before and of the first step.
+    has the measures before and of the first step. `epochs` is how often the steps read the training data: tokens read
+    over the different ones that there are; above 1 some were read again.
     """
 
     status: Literal["done", "diverged", "stopped"]
@@ -67,6 +68,7 @@ class Result(FloatRecord):
     train_loss: float | None
     step: int
     tokens: int
+    epochs: float
     params: int
     total_params: int
     vocabulary: int

@@ -22,6 +22,7 @@ from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
 from analysis.law.projection import Law, law_of
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, compare
+from analysis.runs.epochs import Epochs, epochs_of
 from analysis.runs.table import RunTable
 from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
@@ -60,6 +61,7 @@ class Fit:
         best: the best depth of each measured budget; needs no law.
         noise, curves: the seed noise and the curves, see `Noise.summary` and `Curves.summary`.
         tokens: which training tokens were compared.
+        epochs: how often training read its data; None if no row has it.
         diverged: shapes with diverged runs: depth, width, params, diverged, of.
         count: how N is counted, see `RunTable.count`.
         used, left_out: number of rows used, and every other row with its reason.
@@ -87,6 +89,7 @@ class Fit:
     curves: dict[str, Any] = field(default_factory=dict)
     diverged: tuple[dict[str, Any], ...] = ()
     count: str = "nonembedding"
+    epochs: Epochs | None = None
     warnings: tuple[str, ...] = ()
     draws: int = 0
     seed: int = 0
@@ -188,6 +191,8 @@ def fit(
         cell = runs.frame.at[row, "cell"]
         left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
     advice = advices((law, power), surfaces)
+    epochs = epochs_of(rows)
+    repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
         crossings=found.items,
         law=law,
@@ -201,11 +206,12 @@ def fit(
         noise=curves.noise.summary(),
         curves=curves.summary(),
         tokens=comparison.tokens,
+        epochs=epochs,
         diverged=tuple({str(key): row[key] for key in row} for row in comparison.diverged.to_dict("records")),
         count=runs.count,
         used=len(rows),
         left_out=tuple(left_out),
-        warnings=(*comparison.warnings, *_warnings(rows, curves, found.items)),
+        warnings=(*comparison.warnings, *repeated, *_warnings(rows, curves, found.items)),
         level=level,
         draws=draws,
         seed=seed,

@@ -88,7 +88,7 @@ def write_report(
         colours |= palette.of_values(len(graded[1].axis.labels))
     pairs = _listed_pairs(fit)
     shapes, seeds = counted(len(evidence.curves.x), "shape"), counted(int(fit.noise.get("seeds", 1)), "seed")
-    tokens = f" {fit.tokens.sentence}" if fit.tokens.sentence else ""
+    read = [fit.tokens.sentence, fit.epochs.sentence if fit.epochs else "", count_phrase(fit.count)]
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
     return write_page(
@@ -101,7 +101,7 @@ def write_report(
         fit=fit,
         sections=sections,
         headlines=answers(fit),
-        about=f"{fit.used} rows of {shapes}, {seeds}.{tokens} {count_phrase(fit.count)}.",
+        about=f"{fit.used} rows of {shapes}, {seeds}. {' '.join(filter(None, read))}.",
         law=law_sentence(fit),
         disagreements=disagreement_sentence(fit),
         noise=noise_sentence(fit),

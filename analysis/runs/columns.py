@@ -16,8 +16,10 @@ REQUIRED = ("depth", "width", "loss")
 TEXT = ("cell", "status", "reason")
 #: Columns written as whole numbers if all their values are.
 WHOLE = ("depth", "width", "heads", "params", "total_params", "seed", "tokens")
+#: How often a run read its training data: tokens trained over the different training tokens that there are.
+EPOCHS = "epochs"
 #: Columns that are read as numbers when present, beyond those of `COLUMNS`.
-OPTIONAL_NUMBERS = ("vocabulary", "context")
+OPTIONAL_NUMBERS = ("vocabulary", "context", EPOCHS)
 #: Standard error, nats per token, of the loss of a run that was stopped early, which is a forecast. Such a run is used
 #: only with it; rows of another status ignore it.
 FORECAST_ERROR = "loss_se"

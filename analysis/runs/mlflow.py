@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.errors import InputError, near_misses
-from analysis.runs.columns import COLUMNS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
+from analysis.runs.columns import COLUMNS, EPOCHS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
 from analysis.runs.files import keep_missing
 
 #: Prefix of metrics measured in addition to the loss; the rest of the name is the column.
@@ -108,7 +108,7 @@ def _row(run: Any) -> tuple[Record | None, str | None]:
         return None, f"MLflow run {run.info.run_id} has no tag interplay.status; it is {run.info.status}"
     row: Record = {name: _number(params.get(name)) for name in COLUMNS if name not in TEXT}
     row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
-    row |= {name: metrics.get(name) for name in ("loss", "train_seconds")}
+    row |= {name: metrics.get(name) for name in ("loss", "train_seconds", EPOCHS)}
     # Measures of single layers would be hundreds of columns.
     row |= {
         name.removeprefix(MEASURE): value

@@ -150,6 +150,7 @@ class Plan:
             "precision": self.precision,
             "vocabulary": self.vocabulary,
             "entropy": self.entropy,
+            "epochs": self.planner.epochs,
             "sampler": self.search.sampler,
             **self.search.plan_json(),
             "totals": {
@@ -216,7 +217,12 @@ def make_plan(
         ),
         cells=cells,
         misses=missed,
-        notes=(*(miss.reason for miss in missed), *refused, *_notes(spec, device, recipe, cells)),
+        notes=(
+            *(miss.reason for miss in missed),
+            *refused,
+            *filter(None, [planner.repeat_note]),
+            *_notes(spec, device, recipe, cells),
+        ),
         planner=planner,
         more=tuple(more),
     )
@@ -296,12 +302,6 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
             notes.append(
                 "no GPU is visible here, so time assumes one slot; set `resources.slots` to plan for more"
             )
-    available = spec.data.training_tokens(recipe.context)
-    if available is not None and recipe.tokens > available:
-        notes.append(
-            f"each cell reads {recipe.tokens:,} tokens of at most {available:,} there are: "
-            f"{recipe.tokens / available:.1f} passes"
-        )
     kept = sum(p.parameters.total for p in cells) * (2 if recipe.precision == "bf16" else 4)
     if spec.resources.keep_weights == "final" and kept >= NOTED_BYTES:
         notes.append(

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from analysis.numbers import digits
+from analysis.runs.epochs import repeat_warning
 from study.errors import SpecError
 from study.plan.cells import PlannedCell
 from study.plan.layouts import PROCESS_BYTES, Choice, ClusterCapacity, LayoutPlanner
@@ -14,6 +16,7 @@ from study.spec.resources import ResourcesSection
 from study.spec.study import StudySpec
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
+from trainables.data.kind import RowData
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,34 @@ class Planner:
     recipe: Recipe
     data_key: str
     layouts: LayoutPlanner
+    windows: int | None = None
+    """The different training sequences there will be; None if that is unknown before the data is packed."""
     _known: dict[Shape, Choice] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def epochs(self) -> float | None:
+        """How often a cell reads its training data, of text at least; None if that is unknown before packing."""
+        return None if self.windows is None else self.epochs_of(self.windows)
+
+    def epochs_of(self, windows: int) -> float:
+        """Return how often a cell reads training data of this many sequences."""
+        return self.recipe.steps * self.recipe.batch / windows
+
+    @property
+    def epochs_words(self) -> str:
+        """The epochs as part of a sentence."""
+        if self.epochs is None:
+            return "an unknown number of epochs until the data is packed"
+        return f"{self._at_least}{digits(self.epochs, 3)} epochs"
+
+    @property
+    def repeat_note(self) -> str:
+        """The warning about data that are read more than once; empty if none are known to be."""
+        return repeat_warning(self.epochs or 0.0, self._at_least)
+
+    @property
+    def _at_least(self) -> str:
+        return "" if isinstance(self.spec.data, RowData) else "at least "
 
     def cells(self, found: FrontierShape, seeds: Iterable[int]) -> list[PlannedCell]:
         """Plan a shape with every learning-rate factor of the spec and these seeds."""
@@ -85,7 +115,7 @@ def make_planner(
     layouts = LayoutPlanner(spec.resources, device, slots, recipe, spec.data.vocabulary_size, not to_read)
     if room:
         layouts = replace(layouts, share=room.memory, largest=room.together)
-    return Planner(spec, recipe, key, layouts)
+    return Planner(spec, recipe, key, layouts, spec.data.training_windows(recipe.context, base))
 
 
 def _slots(resources: ResourcesSection, device: Device) -> int:

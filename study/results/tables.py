@@ -70,7 +70,8 @@ def fit_table(result: "Fit") -> RenderableType:
         parts.append(rich_table(best_table(result)))
     if (shifts := shifts_table(result.shifts)) is not None:
         parts += [rich_table(shifts), Text(shift_sentence(result.shifts))]
-    parts += _dim([" ".join(text for text in (result.tokens.sentence, noise_sentence(result)) if text)])
+    read = (result.tokens.sentence, result.epochs.sentence if result.epochs else "", noise_sentence(result))
+    parts += _dim([" ".join(filter(None, read))])
     return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
 
 

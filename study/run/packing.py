@@ -12,14 +12,18 @@ from study.errors import SpecError
 from study.plan.table import duration
 from trainables.data import DataSpec
 from trainables.data.packing.progress import OnProgress
-from trainables.data.store.open import is_packed, open_store
+from trainables.data.store.batches import window_count
+from trainables.data.store.open import open_store, packed_windows
 
 #: Seconds between two lines where the output is no terminal.
 LINE_SECONDS = 30.0
 
 
-def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Console) -> None:
+def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Console) -> int:
     """Pack the data of a study below `root`, a folder or URI, unless it is there under its `data_key` already.
+
+    Returns:
+        The different training sequences (windows) of the packed data.
 
     Raises:
         DataError: the data cannot be used, or the disk is full.
@@ -27,10 +31,12 @@ def packed(data: DataSpec, context: int, root: str | Path, key: str, console: Co
         SpecError: the storage cannot be reached.
     """
     try:
-        if is_packed(data, context, root, key):
-            return
-        with shown(console) as show:
-            open_store(data, context=context, root=root, key=key, on_progress=show)
+        windows = packed_windows(data, context, root, key)
+        if windows is None:
+            with shown(console) as show:
+                store = open_store(data, context=context, root=root, key=key, on_progress=show)
+            windows = window_count(len(store.train), context, store.row)
+        return windows
     except ConnectionError as error:
         raise SpecError(str(error)) from error
 

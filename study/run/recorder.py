@@ -166,6 +166,7 @@ def metrics_of(planned: PlannedCell, result: Result) -> dict[str, float]:
         "tokens_per_second": result.tokens_per_second,
         "utilisation": result.utilisation,
         "memory_bytes": float(result.memory_bytes),
+        "epochs": result.epochs,
         "trained_share": result.step / planned.cell.recipe.steps,
     }
     if result.loss is not None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.fit.document import Fit
+from analysis.runs.epochs import repeat_warning
 from study.plan import Plan, make_plan
 from study.plan.layouts import ClusterCapacity
 from study.plan.table import duration
@@ -210,7 +211,9 @@ class _Run:
                 stack.enter_context(report_launch_failures(resources, show))
             # Trials open the store by its key alone: a relative path may mean nothing where they run.
             key = self.plan.cells[0].cell.data_key
-            packed(spec.data, spec.training.context, self.paths.data, key, self.console)
+            windows = packed(spec.data, spec.training.context, self.paths.data, key, self.console)
+            if repeated := repeat_warning(self.plan.planner.epochs_of(windows)):
+                self._warn(repeated)
             self.check_interrupt()
             if cluster is None:
                 with self.console.status("starting Ray"):

@@ -16,7 +16,7 @@ IDENTITY = (
     *("tokens", "flops"),
 )
 #: Columns that its training adds.
-MEASURED = ("train_seconds", "tokens_per_second", "utilisation")
+MEASURED = ("epochs", "train_seconds", "tokens_per_second", "utilisation")
 
 
 def identity(planned: PlannedCell) -> dict[str, str | int | float]:

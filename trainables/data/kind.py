@@ -71,8 +71,12 @@ class DataKind(BaseModel):
         return None
 
     @abstractmethod
-    def training_tokens(self, context: int) -> int | None:
-        """Return the most tokens of the training split; None if there is no limit."""
+    def training_windows(self, context: int, base: Path) -> int | None:
+        """Return the different training sequences there will be; None if that is unknown before packing.
+
+        Of rows the number is exact. Of text it follows from the limits and from the size of the text, so that fewer
+        may be found. Relative paths of the data start from `base`.
+        """
 
     @abstractmethod
     def held_out_tokens(self, context: int) -> int:
@@ -168,9 +172,16 @@ class TextData(DataKind):
         end = BYTES_END if self.tokenizer == "bytes" else BPE_END
         return end, end
 
-    def training_tokens(self, context: int) -> int | None:
-        """The limit, if any."""
-        return self.max_tokens
+    def training_windows(self, context: int, base: Path) -> int | None:
+        """From the limit and the size of the text, whichever is less: a token holds a byte or more."""
+        size = self.text_bytes(base)
+        share = [] if size is None else [round(size * (1 - self.validation_fraction))]
+        most = min([*share, *([] if self.max_tokens is None else [self.max_tokens])], default=None)
+        return None if most is None else max(1, (most - 1) // context)
+
+    def text_bytes(self, base: Path) -> int | None:
+        """Return the most bytes of text before it is split; None if they are unknown unless it is read."""
+        return None
 
     def held_out_tokens(self, context: int) -> int:
         """The limit."""
@@ -208,9 +219,9 @@ class RowData(DataKind):
         default=512, ge=1, le=MOST, description="sequences of the fixed validation set"
     )
 
-    def training_tokens(self, context: int) -> int:
-        """One sequence per row."""
-        return self.sequences * context
+    def training_windows(self, context: int, base: Path) -> int:
+        """One per row."""
+        return self.sequences
 
     def held_out_tokens(self, context: int) -> int:
         """One sequence per row."""

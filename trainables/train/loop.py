@@ -17,7 +17,7 @@ import torch.distributed as dist
 from trainables.cell import Cell
 from trainables.checkpoint import checkpoint
 from trainables.checkpoint.checkpoint import TrainingState
-from trainables.data.store.batches import IGNORED, batch, validation_batches
+from trainables.data.store.batches import IGNORED, batch, epochs, validation_batches
 from trainables.data.store.open import open_store
 from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics.names import Diagnostic, check_diagnostics
@@ -396,6 +396,7 @@ class _Training:
             loss_se=ending.loss_se if ending and status == "stopped" else None,
             train_loss=state.points[-1].train_loss if state.points else None,
             tokens=tokens,
+            epochs=epochs(store, context=recipe.context, batch=recipe.batch, steps=state.step),
             params=cell.shape.budget_params,
             total_params=model_family.parameters(*size, recipe.residual).total,
             vocabulary=store.vocabulary,

@@ -150,6 +150,8 @@ def test_relative_paths_start_from_the_base(monkeypatch: pytest.MonkeyPatch, tmp
         return "key"
 
     monkeypatch.setattr(study.plan.planner, "data_key", data_key)
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
     make_plan(load_spec("text", ["data.path=a.txt"]), base=tmp_path)
     assert seen == [tmp_path]
 
@@ -166,8 +168,7 @@ def test_a_task_has_no_floor_and_says_how_often_its_sequences_are_seen() -> None
     plan = plan_of(SMALL, "data={kind: hops, sequences: 500}")
     assert plan.entropy == 0
     assert plan.vocabulary == 6
-    read, there = plan.cells[0].cell.recipe.tokens, 500 * 64
-    assert f"each cell reads {read:,} tokens of at most {there:,} there are" in " ".join(plan.notes)
+    assert plan.to_json()["epochs"] == plan.cells[0].tokens / (500 * 64)
 
 
 def test_a_batch_too_large_for_the_device_is_cut_into_equal_pieces_that_fit() -> None:
@@ -253,10 +254,30 @@ def test_a_search_lists_all_candidates_and_counts_those_it_tries() -> None:
     assert more.cell_count == len(more.cells)
 
 
-def test_repeated_passes_over_the_data_are_noted() -> None:
-    assert not any("passes" in note for note in plan_of(SMALL).notes)
-    (note,) = plan_of(SMALL, "data.sequences=9600").notes
-    assert note == "each cell reads 1,228,800 tokens of at most 614,400 there are: 2.0 passes"
+def test_epochs_stand_in_the_plan_with_a_warning_from_the_second_pass_on() -> None:
+    once = plan_of(SMALL, "data.sequences=19200")
+    assert once.to_json()["epochs"] == 1
+    assert not any("epochs" in note for note in once.notes)
+    twice = plan_of(SMALL, "data.sequences=9600")
+    assert twice.to_json()["epochs"] == 2
+    (note,) = twice.to_json()["notes"]
+    assert "2.00 times (epochs)" in note
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(plan_table(twice))
+    assert "(2.00 epochs of the data)" in console.export_text()
+
+
+def test_the_epochs_of_text_follow_from_its_limits_and_its_size(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 100_000)
+    text = f"data={{kind: files, path: {tmp_path / 'a.txt'}, validation_fraction: 0.5}}"
+    read = plan_of(SMALL).cells[0].tokens
+    assert plan_of(SMALL, text).planner.epochs == pytest.approx(read / 50_000, rel=0.01)
+    limited = plan_of(SMALL, text, "data.max_tokens=20000")
+    assert limited.planner.epochs == read / (19_999 // 64 * 64)
+    assert "at least" in limited.notes[0]
+    unknown = plan_of(SMALL, "data={kind: hub, name: owner/text}")
+    assert unknown.to_json()["epochs"] is None
+    assert unknown.notes == ()
 
 
 def test_depths_without_a_shape_are_listed_and_noted() -> None:

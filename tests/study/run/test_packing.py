@@ -28,7 +28,9 @@ def test_data_is_packed_once(tmp_path, monkeypatch, data):
     key = data_key(data, CONTEXT)
     console = Console(file=io.StringIO())
     for _ in range(2):
-        packed(data, CONTEXT, tmp_path, key, console)
+        windows = packed(data, CONTEXT, tmp_path, key, console)
+        tokens = (tmp_path / key / "train.bin").stat().st_size // 2
+        assert windows == (300 if data.kind == "hierarchy" else (tokens - 1) // CONTEXT)
         assert (tmp_path / key / "manifest.json").is_file()
         # Packed is packed: the second time nothing is opened.
         monkeypatch.setattr(packing, "open_store", lambda *_, **__: pytest.fail("packed again"))

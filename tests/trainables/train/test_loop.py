@@ -144,6 +144,24 @@ def test_the_result_counts_what_was_done(root):
     assert result.memory_bytes >= 16 * result.total_params
 
 
+@pytest.mark.parametrize(("sequences", "steps"), [(30, 12), (96, 12), (100, 12), (96, 9)])
+def test_epochs_are_what_the_loop_read(tmp_path, monkeypatch, sequences, steps):
+    read = []
+
+    def recorded(*arguments, **options):
+        x, y = batch(*arguments, **options)
+        read.extend(row.tobytes() for row in x)
+        return x, y
+
+    monkeypatch.setattr("trainables.train.loop.batch", recorded)
+    data = DATA.model_copy(update={"sequences": sequences})
+    one = cell(data=data, data_key=data_key(data, CONTEXT), recipe={"steps": steps})
+    result = train(one, data_root=tmp_path, evaluations=1)
+    assert result.epochs == len(read) / sequences
+    assert len(set(read)) == min(sequences, len(read))
+    assert (result.epochs > 1) == (len(read) > len(set(read)))
+
+
 def test_one_cell_has_one_result_and_seeds_differ(root):
     first, again, other = (train(cell(seed=seed), data_root=root, evaluations=1) for seed in (3, 3, 4))
     assert first.loss == again.loss

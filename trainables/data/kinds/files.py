@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trainables.data.kind import TextData, register
-from trainables.data.sources.file_listing import ListedFile, list_files
+from trainables.data.sources.file_listing import COMPRESSIONS, ListedFile, list_files
 from trainables.data.sources.hashing import files_sha256, unreadable
 from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
@@ -44,6 +44,13 @@ class FilesData(TextData):
     def _hashed(self, base: Path) -> list[tuple[ListedFile, str]]:
         files = list_files(self._paths, self.format, base)
         return list(zip(files, files_sha256([file.path for file in files], "data.path"), strict=True))
+
+    def text_bytes(self, base: Path) -> int | None:
+        """The size of plain text files; None if a file is compressed or has fields."""
+        files = list_files(self._paths, self.format, base)
+        if any(f.format != "text" or f.path.suffix.lower() in COMPRESSIONS for f in files):
+            return None
+        return sum(f.path.stat().st_size for f in files)
 
     def source(self, base: Path) -> Source:
         """A text file is one document; in JSONL and Parquet each row is one. Line ends become `\\n`.

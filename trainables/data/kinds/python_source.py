@@ -38,6 +38,10 @@ class PythonSourceData(TextData):
         files = base and [file.sha256 for file in take_files(self.max_bytes, roots())]
         return {"kind": self.kind, "max_bytes": self.max_bytes, "files": files}
 
+    def text_bytes(self, base: Path) -> int:
+        """The limit; files are taken up to it."""
+        return self.max_bytes
+
     def source(self, base: Path) -> Source:
         """Each file is a document; a DataError if there is none (a frozen interpreter)."""
         files = take_files(self.max_bytes, roots())

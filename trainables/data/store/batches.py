@@ -23,6 +23,11 @@ def window_count(tokens: int, context: int, row: int | None) -> int:
     return tokens // row if row else max(0, tokens - 1) // context
 
 
+def epochs(store: TokenStore, *, context: int, batch: int, steps: int) -> float:
+    """Return how often `steps` training batches read each window of the training split, in the mean."""
+    return steps * batch / window_count(len(store.train), context, store.row)
+
+
 def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) -> Batch:
     """Return the training batch of a step, counted from 0, of a store that was opened for this context.
 

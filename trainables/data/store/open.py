@@ -58,8 +58,10 @@ def open_store(
     return store
 
 
-def is_packed(data: DataKind, context: int, root: str | Path, key: str) -> bool:
-    """Return whether the store of a key is packed below `root`, and published there if that is a URI.
+def packed_windows(data: DataKind, context: int, root: str | Path, key: str) -> int | None:
+    """Return the training windows of the store of a key below `root`; None unless it is packed there.
+
+    If `root` is a URI, a store is packed when it is published.
 
     Raises:
         DataError: it is, and one of its splits is too short for a window.
@@ -71,9 +73,10 @@ def is_packed(data: DataKind, context: int, root: str | Path, key: str) -> bool:
     else:
         store = read_store(storage.local / key, data, context, key)
         manifest = store.manifest if store else None
-    if manifest is not None:
-        _check_length(manifest, f"{storage.name}/{key}", context)
-    return manifest is not None
+    if manifest is None:
+        return None
+    _check_length(manifest, f"{storage.name}/{key}", context)
+    return window_count(manifest["tokens"]["train"], context, manifest["row"])
 
 
 def _check_length(manifest: Mapping[str, Any], where: str | Path, context: int) -> None:

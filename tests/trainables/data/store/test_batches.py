@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainables.data.store.batches import IGNORED, batch, validation_batches
+from trainables.data.store.batches import IGNORED, batch, epochs, validation_batches
 from trainables.data.store.permutation import mix, permute
 from trainables.data.store.token_store import TokenStore
 
@@ -138,3 +138,18 @@ def test_a_batch_takes_less_than_a_tenth_of_a_millisecond():
             batch(store, context=64, batch=16, seed=0, step=step)
         best = min(best, (time.perf_counter() - start) / 300)
     assert best < 1e-4
+
+
+@pytest.mark.parametrize(("row", "steps"), [(None, 7), (None, 41), (9, 25), (16, 13)])
+def test_epochs_are_the_mean_number_of_times_each_window_was_read(row, steps):
+    """The batches themselves are counted: first inputs of windows that do not overlap name them."""
+    store, size = store_of(203, row=row, targets=row == 16), 8
+    read = np.concatenate(
+        [batch(store, context=size, batch=6, seed=1, step=step)[0][:, 0] for step in range(steps)]
+    )
+    windows = len(range(0, 203 - (row or size + 1) + 1, row or size))
+    times = np.bincount(np.searchsorted(np.arange(0, 203, row or size), read), minlength=windows)
+    assert epochs(store, context=size, batch=6, steps=steps) == pytest.approx(times.mean())
+    # A window is read again only after all others were read.
+    assert times.max() - times.min() <= 1
+    assert times.max() == np.ceil(times.mean())

@@ -23,7 +23,7 @@ from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store import remote_store
 from trainables.data.store.build import BUILDING
-from trainables.data.store.open import is_packed, open_store
+from trainables.data.store.open import open_store, packed_windows
 from trainables.errors import DataError, InputError
 from trainables.storage.storage import Bucket, open_storage
 from trainables.train.loop import train
@@ -165,7 +165,7 @@ def test_what_is_published_anew_replaces_the_copy(machine, memory):
 @pytest.mark.parametrize(
     "damage", ["missing file", "short file", "other bytes", "bad manifest", "no manifest"]
 )
-def test_a_damaged_store_on_the_storage_is_packed_and_published_again(machine, memory, text, damage):
+def test_a_damaged_store_on_the_storage_packed_windows_and_published_again(machine, memory, text, damage):
     packed = files(open_store(text, context=CONTEXT, root=memory))
     storage, key = open_storage(memory), data_key(text, CONTEXT)
     part = next(name for name in there(memory) if "train-" in name)
@@ -211,14 +211,14 @@ def test_a_store_that_is_not_packed_is_an_error_where_the_source_is_not(tmp_path
     assert there(memory) == []
 
 
-def test_whether_it_is_packed_is_known_without_fetching(tmp_path, machine, memory):
+def test_whether_it_packed_windows_is_known_without_fetching(tmp_path, machine, memory):
     key = data_key(SMALL, CONTEXT)
     for root in (memory, tmp_path / "plain"):
-        assert not is_packed(SMALL, CONTEXT, root, key)
+        assert not packed_windows(SMALL, CONTEXT, root, key)
         open_store(SMALL, context=CONTEXT, root=root)
         empty = machine("empty")
-        assert is_packed(SMALL, CONTEXT, root, key)
-        assert not is_packed(SMALL.model_copy(update={"sequences": 301}), CONTEXT, root, key)
+        assert packed_windows(SMALL, CONTEXT, root, key)
+        assert not packed_windows(SMALL.model_copy(update={"sequences": 301}), CONTEXT, root, key)
         assert not empty.exists()
         machine("one")
 
@@ -272,7 +272,7 @@ def test_a_killed_publisher_leaves_nothing_that_counts(tmp_path, machine, bucket
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert there(bucket)
     key = data_key(text, CONTEXT)
-    assert not is_packed(text, CONTEXT, bucket, key)
+    assert not packed_windows(text, CONTEXT, bucket, key)
     machine("two")
     assert files(open_store(text, context=CONTEXT, root=bucket)) == plain
     # The machine of the killed one has packed already and need not again.
@@ -288,7 +288,7 @@ def test_a_publisher_that_was_killed_goes_on_from_what_it_packed(tmp_path, machi
     inode = (tmp_path / "one" / data_key(text, CONTEXT) / "train.bin").stat().st_ino
     store = open_store(text, context=CONTEXT, root=bucket)
     assert (store.path / "train.bin").stat().st_ino == inode
-    assert is_packed(text, CONTEXT, bucket, store.path.name)
+    assert packed_windows(text, CONTEXT, bucket, store.path.name)
 
 
 FETCH = """
@@ -362,7 +362,7 @@ def test_a_storage_that_went_away_is_an_error_unless_there_is_a_copy(
     with pytest.raises(ConnectionError, match=r"cannot be reached: .*NETWORK_CONNECTION"):
         open_store(SMALL, context=CONTEXT, root=memory)
     with pytest.raises(ConnectionError, match="cannot be reached"):
-        is_packed(SMALL, CONTEXT, memory, store.path.name)
+        packed_windows(SMALL, CONTEXT, memory, store.path.name)
 
 
 def test_a_storage_that_goes_away_while_it_is_fetched_from_leaves_nothing(machine, memory, monkeypatch):
@@ -401,7 +401,7 @@ def test_what_could_not_be_published_is_published_by_the_next_run(machine, memor
         with pytest.raises(ConnectionError, match=r"cannot be published.*ACCESS_DENIED.*next run publishes"):
             open_store(SMALL, context=CONTEXT, root=memory)
     monkeypatch.setattr("trainables.data.packing.pack.pack", lambda *_: pytest.fail("packed again"))
-    assert is_packed(SMALL, CONTEXT, memory, open_store(SMALL, context=CONTEXT, root=memory).path.name)
+    assert packed_windows(SMALL, CONTEXT, memory, open_store(SMALL, context=CONTEXT, root=memory).path.name)
 
 
 def test_a_store_too_short_for_a_window_is_refused_though_it_is_published(machine, memory, text):
@@ -409,7 +409,7 @@ def test_a_store_too_short_for_a_window_is_refused_though_it_is_published(machin
     with pytest.raises(DataError, match="fewer than one window"):
         open_store(text, context=50_000, root=memory)
     with pytest.raises(DataError, match=f"{key} has .* fewer than one window"):
-        is_packed(text, 50_000, memory, key)
+        packed_windows(text, 50_000, memory, key)
 
 
 # Room

@@ -106,7 +106,6 @@ def run_cells(
         ),
     )
     try:
-        # Ray takes SIGTERM for itself when it starts, so it is taken back here.
         with stop_signals() as trials.signals:
             tuner.fit()
     except tune.TuneError:

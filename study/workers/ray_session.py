@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -116,7 +117,7 @@ def _connected(options: Mapping[str, Any], *, on_gpu: bool) -> Iterator[None]:
     hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
     try:
         _silence_raylet()
-        with _deaf_to_hang_up():
+        with _own_signals():
             ray.init(
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -146,16 +147,22 @@ def _remove_session(folder: Path) -> None:
 
 
 @contextmanager
-def _deaf_to_hang_up() -> Iterator[None]:
-    """Block SIGHUP in the processes that are started: of a closed terminal, cells would die before they can save.
+def _own_signals() -> Iterator[None]:
+    """Keep SIGHUP from the processes that Ray starts, and the handler of SIGTERM in this one, which Ray replaces.
 
-    They inherit the mask. This process gets a signal that came meanwhile at the end.
+    When a terminal is closed, the trials would die before they can save. They inherit the mask; this process gets a
+    SIGHUP that came meanwhile at the end.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    mask, handler = (
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}),
+        signal.getsignal(signal.SIGTERM),
+    )
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _silence_raylet() -> None:

@@ -67,6 +67,9 @@ class Meter:
     def retried(self, planned: PlannedCell, reason: str) -> None:
         raise AssertionError(reason)
 
+    def notice(self, text: str) -> None:
+        raise AssertionError(text)
+
     def figures(self, workers: int) -> list[Figure]:
         """The idle share of the workers, the CPU per cell, and how CPU and memory grow."""
         begin, finish = self.starts[workers - 1], self.starts[-1]

@@ -44,6 +44,9 @@ class Starts:
     def retried(self, planned: PlannedCell, reason: str) -> None:
         raise AssertionError(reason)
 
+    def notice(self, text: str) -> None:
+        raise AssertionError(text)
+
 
 def timed(cell: Cell, *, data_root: Path, report: Any = None, **options: Any) -> Result:
     """`train` that writes down when rank 0 has done its first step."""

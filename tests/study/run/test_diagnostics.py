@@ -73,6 +73,7 @@ def test_a_trial_asks_for_the_diagnostics_of_its_study(plan, tmp_path, monkeypat
         return stub_result()
 
     monkeypatch.setattr("ray.tune.report", lambda report: None)
+    monkeypatch.setattr("study.run.trial.own_place", lambda: None)
     for names in ((), ("rank", "layer_drop")):
         settings = TrialSettings(
             data_root=tmp_path, checkpoint_root=tmp_path, checkpoint_every=1, evaluations=1, diagnostics=names

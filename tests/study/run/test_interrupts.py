@@ -1,10 +1,12 @@
+import os
+import pty
 import signal
 import sys
 import weakref
 
 import pytest
 
-from study.run.interrupts import remembered_interrupt
+from study.run.interrupts import remembered_interrupt, stop_signals, term_is_interrupt
 
 
 class Thing:
@@ -51,3 +53,54 @@ def test_library_defect_an_interrupt_in_a_callback_of_a_weak_reference_is_ignore
     """Fails when Python lets it through, and `study.run.interrupts` is no longer needed."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     lose_an_interrupt()
+
+
+def test_signals_that_ask_for_the_end_are_noted_and_a_second_ctrl_c_is_told_from_a_repeated_signal():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with stop_signals() as signals:
+        assert not signals.came
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(number)
+            assert (signals.came, signals.again) == (True, False)
+        signal.raise_signal(signal.SIGINT)
+        assert signals.again
+    assert {number: signal.getsignal(number) for number in before} == before
+    with stop_signals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert (signals.came, signals.again) == (True, False)
+
+
+def test_sighup_that_is_ignored_as_under_nohup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as signals, term_is_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+            assert not signals.came
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_sigterm_is_a_ctrl_c_where_nothing_is_to_be_saved():
+    with pytest.raises(KeyboardInterrupt), remembered_interrupt(), term_is_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_after_a_closed_terminal_output_is_dropped():
+    """A write to it raises an OSError, which would end the study before its cells have saved."""
+    program = (
+        "import os, signal\n"
+        "from study.run.interrupts import stop_signals\n"
+        "with stop_signals() as signals:\n"
+        "    print('ready', flush=True)\n"
+        "    while not signals.came:\n"
+        "        signal.sigtimedwait([], 0.05)\n"
+        "    print('dropped', flush=True)\n"
+        "os._exit(7)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", program])
+    assert b"ready" in os.read(terminal, 100)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 7

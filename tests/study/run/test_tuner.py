@@ -322,3 +322,21 @@ def test_an_error_while_an_event_is_recorded_is_kept_for_the_user(tmp_path):
             iteration=1, trials=[], trial=SimpleNamespace(trial_id="t")
         )
     assert isinstance(trials.error, OSError)
+
+
+def test_a_cell_that_was_interrupted_has_neither_ended_nor_failed():
+    plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
+    settings = TrialSettings(data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1)
+    source, recorder = Cells(plan.cells), Recorder()
+    trials = Trials(source, settings, 2)
+    callback = make_tune_callback(trials, recorder, here())
+    trials.suggest("t")
+    trial = SimpleNamespace(trial_id="t")
+    report = {"report": Report(interrupted=True).model_dump_json()}
+    callback.on_trial_result(iteration=1, trials=[trial], trial=trial, result=report)
+    callback.on_trial_complete(iteration=1, trials=[trial], trial=trial)
+    assert source.told == {}
+    assert recorder.events == []
+    trials.signals.came = True
+    source.cells = list(plan.cells)
+    assert trials.suggest("u") is None, "nothing starts after a signal"

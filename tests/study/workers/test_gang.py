@@ -30,7 +30,7 @@ from tests.stubs import Cells
 from tests.study.run.test_study import Laptop
 from tests.study.small import SMALL
 from trainables.data.store.open import open_store
-from trainables.errors import InputError
+from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.ranks.collective import PeerError
 from trainables.train.loop import train
@@ -97,15 +97,42 @@ def test_the_verdict_on_what_ray_says_of_a_lost_process():
     died = verdict([ended(CLOSED), ended(ActorDiedError())], places("a", "a"), TIMEOUT)
     assert str(died) == "rank 1 of 2 (host host-a, pid 101) died: its process was killed or crashed"
     full = verdict([ended(CLOSED), ended(OutOfMemoryError("95% used"))], places("a", "a"), TIMEOUT)
-    assert "rank 1 of 2" in str(full)
-    assert "was killed because its machine ran out of memory" in str(full)
-    assert "95% used" in str(full)
+    assert str(full).startswith("rank 1 of 2 (host host-a, pid 101) died: Ray's memory monitor killed it")
+    assert (full.loss_cause, full.place.pid) == (LossCause.RAY, 101)
+    gpu = verdict([ended(CLOSED), ended(torch.OutOfMemoryError("CUDA"))], places("a", "a"), TIMEOUT)
+    assert str(gpu).endswith("failed: OutOfMemoryError: CUDA")
+    assert gpu.loss_cause is LossCause.MEMORY
 
 
-def test_the_verdict_tells_the_loss_of_a_machine_from_that_of_a_process():
+def test_the_verdict_counts_the_kernels_kills_on_the_machine_of_the_lost_rank(monkeypatch):
+    from ray.exceptions import ActorDiedError
+
+    monkeypatch.setattr("study.workers.process_loss.oom_kills", lambda: 4)
+    monkeypatch.setattr("study.workers.process_loss._oom_kills_on", lambda node: {"b": 7, "c": None}[node])
+
+    def cause(node, before):
+        lost = dataclasses.replace(places("a", node)[1], oom_kills=before)
+        return verdict([ended(CLOSED), ended(ActorDiedError())], [*places("a"), lost], TIMEOUT).loss_cause
+
+    assert cause("a", 3) is LossCause.KERNEL
+    assert cause("a", 4) is LossCause.PROCESS
+    assert cause("b", 6) is LossCause.KERNEL
+    assert cause("b", 7) is LossCause.PROCESS
+    assert cause("c", 0) is LossCause.PROCESS, "the machine does not answer"
+
+
+def test_the_verdict_on_ranks_that_were_interrupted_is_no_failure():
+    stopped = InterruptedTrainingError("stopped at step 3")
+    assert verdict([ended(stopped), ended(stopped)], places("a", "a"), TIMEOUT) is stopped
+    assert verdict([ended(CLOSED), ended(stopped)], places("a", "a"), TIMEOUT) is stopped
+
+
+def test_the_verdict_tells_the_loss_of_a_machine_from_that_of_a_process(monkeypatch):
     """A rank beside the trial's own that went with its machine used up a retry, and was said to have crashed."""
     from ray.core.generated.common_pb2 import ActorDiedErrorContext
     from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+    monkeypatch.setattr("study.workers.process_loss._oom_kills_on", lambda node: 0)
 
     def found(error):
         failure = verdict([ended(CLOSED), ended(error)], places("a", "b"), TIMEOUT)
@@ -232,6 +259,9 @@ class Listener:
     def __init__(self, root):
         self.root, self.results, self.reasons, self.gone = root, {}, {}, {}
         self.threads = []
+
+    def notice(self, text):
+        pass
 
     def started(self, planned):
         pass

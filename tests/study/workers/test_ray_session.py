@@ -17,7 +17,11 @@ from tests.environment import environment_without
 def test_a_private_ray_leaves_the_users_token_alone_and_ends_its_processes(tmp_path):
     """A fresh process with a home of its own: no file appears there, and Ray and its files are gone afterwards."""
     program = (
-        "import os, psutil\n"
+        "import os, psutil, signal\n"
+        "def deaf(pid='self'):\n"
+        "    status = dict(line.split(':', 1) for line in open(f'/proc/{pid}/status'))\n"
+        "    masks = int(status['SigBlk'], 16) | int(status['SigIgn'], 16)\n"
+        "    return bool(masks >> (signal.SIGHUP - 1) & 1)\n"
         "from study.workers.machines import Slots\n"
         "from study.workers.ray_session import private_ray\n"
         "with private_ray(Slots(1, 1, 0)):\n"
@@ -26,6 +30,10 @@ def test_a_private_ray_leaves_the_users_token_alone_and_ends_its_processes(tmp_p
         "    assert os.stat(os.environ['RAY_AUTH_TOKEN_PATH']).st_mode & 0o077 == 0\n"
         "    assert psutil.Process().children(recursive=True)\n"
         "    assert any(os.scandir(os.path.join(os.environ['RAY_TMPDIR'], 'ray')))\n"
+        "    assert all(deaf(child.pid) for child in psutil.Process().children())\n"
+        "    assert ray.get(ray.remote(deaf).remote()), 'a closed terminal ends no trial'\n"
+        "    assert not deaf()\n"
+        "    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
         "psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)\n"
         "with private_ray(Slots(1, 1, 0)):\n"
         "    assert ray.cluster_resources()['CPU'] == 1, 'a second session in one process'\n"

@@ -41,7 +41,9 @@ def trial(config):
 
 
 def main(root):
-    cluster = Cluster(True, head_node_args={"num_cpus": 0, "object_store_memory": SMALL_STORE})
+    cluster = Cluster(
+        True, head_node_args={"num_cpus": 0, "object_store_memory": SMALL_STORE, "include_dashboard": False}
+    )
     for _ in range(2):
         cluster.add_node(num_cpus=1, object_store_memory=SMALL_STORE)
     ray.init(address=cluster.address, log_to_driver=False)

@@ -17,7 +17,6 @@ from study.run.tuner import Trials, make_scheduler, make_tune_callback, read_rep
 from study.search import Outcome
 from study.spec.study import load_spec
 from study.workers.machines import Slots
-from study.workers.placement import Placer
 from study.workers.process_loss import LossCause
 from study.workers.ray_session import private_ray
 from tests.stubs import Cells, stub_result
@@ -52,6 +51,9 @@ def trial(config):
 
 def here():
     """Two slots on this machine."""
+    # Imported here: Ray reads its mode of authentication when it is imported, before a program has set it.
+    from study.workers.placement import Placer
+
     return Placer(Slots(2, 1, 0), one_machine=True)
 
 

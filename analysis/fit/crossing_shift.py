@@ -192,9 +192,9 @@ def paired_shifts(
         crossings: of the main study.
         level: of the intervals.
     """
-    pairs = _pairs(again.used, rows)
-    lost = _pairs(again.frame[again.frame["status"] == "diverged"], rows)
-    groups, dof = _groups(pairs, curves)
+    pairs = pair_runs(again.used, rows)
+    lost = pair_runs(again.frame[again.frame["status"] == "diverged"], rows)
+    groups, dof = group_changes(pairs, curves)
     gaps = [
         (item, gap)
         for item in crossings
@@ -209,13 +209,13 @@ def paired_shifts(
                 item.shallow, item.deep, item.params, item.params_interval, item.status, diverged=len(near)
             )
             here = groups[groups["factor"] == factor]
-            found.append(_paired_shift(start, factor, gap, here, dof, curves, level))
+            found.append(paired_shift(start, f"{factor:g} times its rate", gap, here, dof, curves, level))
         runs = int((pairs["factor"] == factor).sum())
         studies.append(ChangedStudy(LEARNING_RATE, 1.0, factor, tuple(found), level, runs))
     return tuple(studies)
 
 
-def _pairs(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def pair_runs(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Sensitivity runs joined with the runs of the same shape and seed: depth, params, seed, factor, base, change."""
     own = rows[["depth", "params", "seed", "lr", "loss"]]
     both = part.merge(own, on=["depth", "params", "seed"], suffixes=("", "_own"))
@@ -233,7 +233,7 @@ def _pairs(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return paired
 
 
-def _groups(pairs: pd.DataFrame, curves: Curves) -> tuple[pd.DataFrame, float]:
+def group_changes(pairs: pd.DataFrame, curves: Curves) -> tuple[pd.DataFrame, float]:
     """Means of the differences, and the degrees of freedom of their noise.
 
     The noise is pooled over all shapes, in proportion to the noise of one seed. One row per shape and factor: depth,
@@ -255,16 +255,16 @@ def _groups(pairs: pd.DataFrame, curves: Curves) -> tuple[pd.DataFrame, float]:
     return frame.assign(variance=ratio * sd**2 / frame["count"]), free
 
 
-def _paired_shift(
+def paired_shift(
     start: CrossingShift,
-    factor: float,
+    rate: str,
     gap: Gap,
     groups: pd.DataFrame,
     dof: float,
     curves: Curves,
     level: float,
 ) -> CrossingShift:
-    """Complete a shift at one factor, from the rows of `_groups` at that factor."""
+    """Complete a shift from the rows of `group_changes` at one rate, which a reason names."""
     place = start.params or 1.0
     where = math.log(place)
     change = variance = 0.0
@@ -273,7 +273,7 @@ def _paired_shift(
         part = groups[groups["depth"] == depth]
         if part.empty:
             lost = ": all its rows diverged" if start.diverged else ""
-            return replace(start, reason=f"depth {depth} has no row at {factor:g} times its rate{lost}")
+            return replace(start, reason=f"depth {depth} has no row at {rate}{lost}")
         weight = _weights(part["x"].to_numpy(dtype=float), where)
         change += sign * float(weight @ part["change"].to_numpy(dtype=float))
         variance += float(weight**2 @ part["variance"].to_numpy(dtype=float))

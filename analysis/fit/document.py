@@ -14,6 +14,7 @@ from analysis.errors import InputError
 from analysis.files import from_json, to_json
 from analysis.fit.crossing_shift import ChangedStudy, paired_shifts, split_sensitivity_runs
 from analysis.fit.kaplan import Kaplan, kaplan
+from analysis.fit.rate_check import RateCheck, check_rates, widened
 from analysis.law.advice import Advice, Disagreement, advices, disagreements, threshold_advice
 from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
@@ -52,7 +53,8 @@ class Fit:
     """The fit of a run table.
 
     Attributes:
-        crossings: of every pair of depths; adjacent depths are flagged.
+        crossings: of every pair of depths; adjacent depths are flagged. If sensitivity runs were trained, the intervals
+            include the shift to the best learning rates.
         law: ln d = a + b·L through the crossings of adjacent depths, or the reason why there is none.
         rivals: other forms through the same crossings.
         surfaces: laws of the loss itself, through the same points.
@@ -70,6 +72,7 @@ class Fit:
         parametric_bootstrap: intervals from repeating the whole pipeline; None if not requested or without a noise
             estimate.
         shifts: how far the crossings move with the learning rate (sensitivity runs).
+        learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
         kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
         evidence: None if read from a file.
     """
@@ -95,6 +98,7 @@ class Fit:
     seed: int = 0
     parametric_bootstrap: ParametricBootstrap | None = None
     shifts: tuple[ChangedStudy, ...] = ()
+    learning_rate: RateCheck | None = None
     kaplan: Kaplan | None = None
     # A file has no evidence: data frames are not read.
     evidence: Annotated[Evidence | None, PlainValidator(lambda _: None)] = field(
@@ -191,10 +195,11 @@ def fit(
         cell = runs.frame.at[row, "cell"]
         left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
     advice = advices((law, power), surfaces)
+    check = check_rates(again, comparison, curves, found.items, level)
     epochs = epochs_of(rows)
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
-        crossings=found.items,
+        crossings=widened(found.items, check),
         law=law,
         rivals=(power,),
         surfaces=surfaces,
@@ -217,6 +222,7 @@ def fit(
         seed=seed,
         parametric_bootstrap=run_bootstrap(curves, parametric_bootstrap, level=level, seed=seed),
         shifts=() if again is None else paired_shifts(again, rows, curves, found.items, level),
+        learning_rate=check,
         kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
         evidence=Evidence(comparison, curves, found),
     )

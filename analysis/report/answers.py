@@ -7,5 +7,6 @@ from analysis.report.extras.shifts import shift_sentence
 
 
 def answers(fit: Fit) -> list[str]:
-    """Scores of a task, the headlines, and the shifts at other learning rates."""
-    return [*score_sentences(fit), *headlines(fit), *filter(None, [shift_sentence(fit.shifts)])]
+    """Scores of a task, the headlines, the shifts at other learning rates, and whether the rate was checked."""
+    checked = fit.learning_rate.sentence if fit.learning_rate else ""
+    return [*score_sentences(fit), *headlines(fit), *filter(None, [shift_sentence(fit.shifts), checked])]

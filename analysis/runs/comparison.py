@@ -30,6 +30,7 @@ class Comparison:
         diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, and `of` how many
             runs with an outcome. A run is a seed at a learning rate; it counts as diverged if it has no loss at the
             tokens compared.
+        enclosed, several: (depth, params) of the shapes whose rates enclose the best one, and with several rates.
     """
 
     rows: pd.DataFrame
@@ -37,6 +38,8 @@ class Comparison:
     tokens: TokenRule
     diverged: pd.DataFrame
     warnings: tuple[str, ...]
+    enclosed: frozenset[tuple[int, float]] = frozenset()
+    several: frozenset[tuple[int, float]] = frozenset()
 
 
 def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
@@ -78,7 +81,8 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
         *_vocabulary_warning(rows),
     ]
     left_out = level.left_out | averaged | choice.left_out
-    return Comparison(rows, dict(sorted(left_out.items())), level.rule, diverged, tuple(warnings))
+    left_out = dict(sorted(left_out.items()))
+    return Comparison(rows, left_out, level.rule, diverged, tuple(warnings), choice.enclosed, choice.several)
 
 
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:

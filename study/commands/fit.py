@@ -1,14 +1,15 @@
 """`interplay fit` and `interplay report`: RUNS is a spec, a series, an MLflow experiment or a table."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from study.commands.output import refuse_file, relative, say, show
 from study.errors import SpecError
-from study.results.sources import Reading, Runs
+from study.results.rate_check import study_fit
+from study.results.sources import Reading, Runs, StudyRuns
 from study.tracking.ownership import refuse_results
 
 if TYPE_CHECKING:
@@ -51,13 +52,15 @@ def fit(reading: Reading, draws: int, out: Path | None, *, as_json: bool) -> Non
 def _fit(reading: Reading, source: Runs, draws: int = 0) -> "Fit":
     from analysis.fit.document import fit as fit_runs
 
-    return fit_runs(
-        source.table,
-        level=reading.level,
-        tokens=reading.tokens,
-        parametric_bootstrap=draws,
-        entropy=source.known.get("entropy"),
-    )
+    options: dict[str, Any] = {
+        "level": reading.level,
+        "tokens": reading.tokens,
+        "parametric_bootstrap": draws,
+        "entropy": source.known.get("entropy"),
+    }
+    if isinstance(source, StudyRuns):
+        return study_fit(source.plan, source.table, **options)
+    return fit_runs(source.table, **options)
 
 
 def report(reading: Reading, out: Path) -> None:

@@ -91,7 +91,7 @@ def plan(spec: StudySpec) -> tuple[dict[str, Any], RenderableType]:
 
 def read_series(spec: StudySpec, results: Path, **options: Any) -> list[FittedMember]:
     """Fit the members that have rows, with options of `analysis.fit.document.fit`; SpecError if none has."""
-    from analysis.fit.document import fit
+    from study.results.rate_check import study_fit
     from study.results.sources import NoRowsError, study_runs
 
     found = []
@@ -102,7 +102,7 @@ def read_series(spec: StudySpec, results: Path, **options: Any) -> list[FittedMe
             continue
         fitted = None
         with suppress(InputError):  # no usable loss; the page shows that
-            fitted = fit(source.table, entropy=source.known["entropy"], **options)
+            fitted = study_fit(source.plan, source.table, entropy=source.known["entropy"], **options)
         report = study_paths(member.spec, results.resolve()).folder / "report.html"
         found.append(FittedMember(member, source, fitted, report if report.is_file() else None))
     if not found:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.numbers import counted
+from study.results.rate_check import study_fit
 
 if TYPE_CHECKING:
     # Loaded only when a report is written.
@@ -31,10 +32,9 @@ def answer(
     Curves are validation losses, measures diagnostics of the layers, both by cell and step; `ended` is why the search
     ended, a sentence.
     """
-    from analysis.fit.document import fit
     from analysis.report.study_page import write_report
 
-    result = fit(runs, entropy=plan.entropy)
+    result = study_fit(plan, runs, entropy=plan.entropy)
     report = write_report(
         runs,
         result,

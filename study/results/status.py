@@ -14,7 +14,9 @@ from rich.text import Text
 from analysis.design.next_cells import Choice
 from analysis.design.objective import Estimate, estimate
 from analysis.files import to_json
+from analysis.fit.rate_check import RateCheck
 from study.plan import Plan, PlannedCell, make_plan
+from study.results.rate_check import study_check
 from study.search import make_search
 from study.search.crossing_search import frame, next_words, row_of
 from study.search.source import SearchEnd
@@ -23,6 +25,7 @@ from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
 from study.tracking.rows import ENDED, Row
 from study.tracking.study_paths import study_paths
+from study.tracking.tables import run_table
 from study.tracking.tracker import make_tracker
 
 
@@ -73,6 +76,8 @@ class StudyStatus:
     """Whether the tracker has the study."""
     known: Knowledge | None
     """None before the first cell has finished."""
+    learning_rate: RateCheck | None = None
+    """Whether the learning rate was checked; None while no pair of depths can be compared."""
 
     @property
     def cells(self) -> list[PlannedCell]:
@@ -108,7 +113,8 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     own = {key: row.tags.get(ENDED) for key, row in recorded.items() if row.study == spec.name}
     waiting = None if problem else sum((sent or {}).get(key) != ended for key, ended in own.items())
     known = _knowledge(spec, plan, rows, unfinished_cells(plan, rows, started, paths.checkpoints))
-    return StudyStatus(plan, rows, states, driver, waiting, problem, sent is not None, known)
+    check = study_check(plan, run_table(plan, rows)) if known else None
+    return StudyStatus(plan, rows, states, driver, waiting, problem, sent is not None, known, check)
 
 
 def _knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[str]) -> Knowledge | None:
@@ -136,6 +142,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
             "counts": Counter(state.states.values()),
             "waiting_for_mlflow": state.waiting,
             "known": state.known.document() if state.known else None,
+            "learning_rate": state.learning_rate,
             "cells": [
                 {
                     "cell": planned.cell.key,
@@ -178,6 +185,8 @@ def status_table(state: StudyStatus) -> RenderableType:
             lines.append(Text(f"next: {state.known.next_words}", style="dim"))
         if state.known.ended:
             lines.append(Text(f"the search has ended: {state.known.ended.words}"))
+    if state.learning_rate:
+        lines.append(Text(state.learning_rate.sentence))
     if state.problem:
         lines.append(Text(f"{state.problem}; the rows above are still complete", style="yellow"))
     elif state.waiting:

@@ -72,6 +72,8 @@ def fit_table(result: "Fit") -> RenderableType:
         parts += [rich_table(shifts), Text(shift_sentence(result.shifts))]
     read = (result.tokens.sentence, result.epochs.sentence if result.epochs else "", noise_sentence(result))
     parts += _dim([" ".join(filter(None, read))])
+    if check := result.learning_rate:
+        parts.append(Text(check.sentence, style="" if check.checked else "yellow"))
     return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
 
 
@@ -103,8 +105,9 @@ def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> Renderabl
     if any(shape.get("measured") for shape in shapes):
         more["best measured there"] = [_best_measured(shape.get("measured")) for shape in shapes]
     table = rich_table(shapes_table(source, shapes, level, more))
+    checks = dict.fromkeys(shape["learning_rate"] for shape in shapes if "learning_rate" in shape)
     if not found or level is None:
-        return table
+        return Group(table, *map(Text, checks))
     wide = [item["relative_error"] > FIRST_ORDER for item in found]
     error = f"as a {percent(level)} interval" if all(wide) else "± one standard error"
     if any(wide) and not all(wide):
@@ -123,7 +126,7 @@ def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> Renderabl
         lines.append("The slope of the law is compatible with zero, so the depth has no upper limit.")
     elif any(shape.get("unbounded") for shape in shapes):
         lines.append("The law sets no limit on the open side of an interval.")
-    return Group(table, *_dim(lines))
+    return Group(table, *_dim(lines), *map(Text, checks))
 
 
 def _transition(found: dict[str, Any] | None) -> str | None:

@@ -7,11 +7,9 @@ rows give the same cells.
 import itertools
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import pandas as pd
-
 from analysis.curves.curves import build_curves
 from analysis.fit.crossing_shift import SENSITIVITY, split_sensitivity_runs
+from analysis.fit.rate_check import near_crossing
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
@@ -48,7 +46,7 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[Plan
     cells: dict[str, PlannedCell] = {}
     for item, factor in itertools.product(crossings, spec.sensitivity.lr_factors):
         for depth in (item.shallow, item.deep):
-            near = _about(whole[whole["depth"] == depth], float(item.params or 0))
+            near = near_crossing(whole[whole["depth"] == depth], float(item.params or 0))
             for row in near[["depth", "width", "heads", "budget", "seed"]].to_dict("records"):
                 shape = Shape(depth=int(row["depth"]), width=int(row["width"]), heads=int(row["heads"]))
                 planned = plan.planned_for(
@@ -57,13 +55,6 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[Plan
                 cells.setdefault(planned.cell.key, planned)
     # As in a grid: all shapes of one seed before the next, and the longest first.
     return sorted(cells.values(), key=lambda planned: (planned.cell.seed, -planned.flops))
-
-
-def _about(rows: pd.DataFrame, params: float) -> pd.DataFrame:
-    """Rows of the largest size up to `params` and of the smallest size above it."""
-    sizes = np.sort(rows["params"].unique())
-    right = int(np.searchsorted(sizes, params, side="right"))
-    return rows[rows["params"].isin(sizes[max(0, right - 1) : right + 1])]
 
 
 class ThenSensitivityRuns:

@@ -56,6 +56,9 @@ def test_a_grids_status_has_an_estimate_too_and_lists_what_is_missing(tmp_path):
     document = status_json(state)
     assert document["counts"] == {"done": 30, "missing": 15}
     assert document["known"]["words"] in text(state)
+    assert not document["learning_rate"]["checked"]
+    assert document["learning_rate"]["runs"] > 0
+    assert "sensitivity.lr_factors=[0.5,2]" in text(state)
     assert document["known"]["next"] == []
     assert document["known"]["ended"] is None
 

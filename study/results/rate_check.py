@@ -1,0 +1,98 @@
+"""The check of the learning rate of a study: its state, and what the missing part takes by the plan."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    # A status without rows, or a recommendation from a published law, loads no numerical library.
+    from analysis.fit.document import Fit
+    from analysis.fit.rate_check import RateCheck
+    from analysis.runs.table import RunTable
+    from study.plan.cells import PlannedCell
+    from study.plan.plan import Plan
+
+
+def study_fit(plan: "Plan", table: "RunTable", **options: Any) -> "Fit":
+    """Fit the run table of a study by `analysis.fit.document.fit`, and plan the missing part of the check."""
+    from analysis.fit.document import fit
+
+    found = fit(table, **options)
+    return replace(found, learning_rate=_planned(found.learning_rate, plan, table))
+
+
+def study_check(plan: "Plan", table: "RunTable") -> "RateCheck | None":
+    """The state of the check without a whole fit; None if no pair of depths can be compared."""
+    from analysis.curves.curves import build_curves
+    from analysis.fit.crossing_shift import split_sensitivity_runs
+    from analysis.fit.document import LEAST_DRAWS
+    from analysis.fit.rate_check import check_rates
+    from analysis.law.crossings import find_crossings
+    from analysis.runs.comparison import compare
+
+    main, again = split_sensitivity_runs(table)
+    if main.used.empty:
+        return None
+    comparison = compare(main)
+    curves = build_curves(comparison.rows)
+    crossings = find_crossings(curves, draws=LEAST_DRAWS, neighbours=True).items
+    return _planned(check_rates(again, comparison, curves, crossings, 0.95), plan, table)
+
+
+def with_check(fit_file: Path | None, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Recommended shapes with the state of the check of the fit that they come from, if it has one."""
+    if fit_file is None:
+        return list(shapes)
+    from study.results.recommend import read_fit
+
+    check = read_fit(fit_file).learning_rate
+    return [{**shape, **({"learning_rate": check.sentence} if check else {})} for shape in shapes]
+
+
+def _planned(check: "RateCheck | None", plan: "Plan", table: "RunTable") -> "RateCheck | None":
+    """The check with the cells, FLOPs and seconds of its missing part by the plan, and the `--set` that adds it."""
+    from analysis.fit.rate_check import rate_check
+    from study.plan.plan import wall_seconds
+
+    if check is None or check.checked:
+        return check
+    cells, key, factors = _missing_cells(plan, table)
+    value = f"{key}=[{','.join(f'{factor:g}' for factor in factors)}]"
+    one_rate = key == "search.lr_factors" and plan.search.chooses_cells
+    return rate_check(
+        check.pairs,
+        len(cells),
+        math.fsum(cell.flops for cell in cells),
+        wall_seconds([(cell.seconds, cell.layout.ranks) for cell in cells], plan.slots),
+        f"it needs a grid with `{value}`" if one_rate else f"add it with `--set {value}`",
+    )
+
+
+def _missing_cells(plan: "Plan", table: "RunTable") -> "tuple[list[PlannedCell], str, tuple[float, ...]]":
+    """The cells of the missing part, and the key and value that add them."""
+    from study.search.sensitivity_runs import sensitivity_cells
+    from study.spec.search import SensitivitySection
+
+    spec, ended = plan.planner.spec, table.frame[table.frame["status"] != "failed"]
+    rates = spec.search.lr_factors
+    asked = (spec.sensitivity or SensitivitySection()).lr_factors
+    if len(rates) == 1:
+        # Wider than asked for if all of that has been trained.
+        for factors in (asked, _wider((1.0, *asked))):
+            section = SensitivitySection(lr_factors=tuple(factor for factor in factors if factor != 1))
+            cells = sensitivity_cells(spec.model_copy(update={"sensitivity": section}), plan, table)
+            missing = [cell for cell in cells if cell.cell.key not in set(ended["cell"])]
+            if missing:
+                return missing, "sensitivity.lr_factors", section.lr_factors
+    # No crossing lies inside the sizes: all shapes at other rates.
+    wider = _wider(rates) if len(rates) > 1 else tuple(rates[0] * factor for factor in (0.5, 1.0, 2.0))
+    base = [cell for cell in plan.cells if cell.lr_factor == rates[0]]
+    new = [factor for factor in wider if factor not in rates]
+    return [cell for cell in base for _ in new], "search.lr_factors", wider
+
+
+def _wider(factors: Sequence[float]) -> tuple[float, ...]:
+    """Half of the lowest factor, the factors, and double the highest, ascending."""
+    return (min(factors) / 2, *sorted(factors), max(factors) * 2)

@@ -1,0 +1,108 @@
+"""The check of the learning rate of a study: what its missing part takes is what the `--set` it names adds."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from analysis.files import write_json
+from analysis.runs.table import RunTable
+from study.plan.plan import make_plan
+from study.results.rate_check import study_check, study_fit, with_check
+from study.results.recommend import recommend
+from study.results.tables import fit_table, recommendation_table
+from study.search.sensitivity_runs import sensitivity_cells
+from study.spec.study import load_spec
+from tests.study.search.test_sensitivity_runs import loss_of
+from tests.study.small import SMALL
+
+
+def table_of(cells, best=1.0, harm=0.03):
+    """Losses that rise by `harm` at a factor of two from the best multiple of the rate."""
+    lines = [
+        {
+            **planned.row(),
+            "loss": loss_of(planned) + harm * float(np.log2(planned.lr_factor / best)) ** 2,
+            "status": "done",
+            "purpose": planned.purpose,
+        }
+        for planned in cells
+    ]
+    return RunTable.from_frame(pd.DataFrame(lines))
+
+
+def added(check):
+    """The `--set` that the sentence names."""
+    (found,) = re.findall(r"`--set (\S+)`", check.sentence)
+    return found
+
+
+def keys(cells):
+    return {planned.cell.key for planned in cells}
+
+
+def test_the_missing_check_takes_the_sensitivity_runs_of_the_plan():
+    plan = make_plan(load_spec(SMALL))
+    check = study_check(plan, table_of(plan.cells))
+    assert not check.checked
+    spec = load_spec(SMALL, [added(check)])
+    cells = sensitivity_cells(spec, make_plan(spec), table_of(plan.cells))
+    assert check.runs == len(cells) > 0
+    assert check.flops == pytest.approx(sum(planned.flops for planned in cells))
+    assert check.seconds == pytest.approx(sum(planned.seconds for planned in cells) / plan.slots)
+    # What was trained of it is not counted again; all of it is the check.
+    assert study_check(plan, table_of([*plan.cells, *cells[:5]])).runs == len(cells) - 5
+    done = study_check(plan, table_of([*plan.cells, *cells]))
+    assert done.checked
+    assert (done.runs, done.flops) == (0, None)
+
+
+def test_a_best_rate_beyond_those_tried_asks_for_wider_ones():
+    spec = load_spec(SMALL, ["sensitivity.lr_factors=[0.5, 2]"])
+    plan = make_plan(spec)
+    cells = sensitivity_cells(spec, plan, table_of(plan.cells, best=4.0))
+    table = table_of([*plan.cells, *cells], best=4.0)
+    check = study_check(plan, table)
+    assert not check.checked
+    wider = load_spec(SMALL, [added(check)])
+    assert wider.sensitivity.lr_factors == (0.25, 0.5, 2.0, 4.0)
+    assert check.runs == len(keys(sensitivity_cells(wider, plan, table)) - keys(cells))
+
+
+@pytest.mark.parametrize(("overrides", "best"), [(["search.lr_factors=[0.5,1]"], 1.0), ([], None)])
+def test_without_one_rate_or_a_crossing_it_takes_more_rates_of_all_shapes(overrides, best):
+    plan = make_plan(load_spec(SMALL, overrides))
+    table = table_of(plan.cells)
+    if best is None:
+        frame = table.frame.assign(loss=table.frame["loss"] - 0.9 * np.log2(table.frame["depth"]))
+        table = RunTable.from_frame(frame.assign(loss=frame["loss"] + 2))
+    check = study_check(plan, table)
+    more = make_plan(load_spec(SMALL, [added(check)]))
+    assert keys(plan.cells) < keys(more.cells)
+    assert check.runs == len(more.cells) - len(plan.cells)
+    assert check.flops == pytest.approx(more.flops - plan.flops)
+
+
+def test_three_rates_in_the_grid_are_a_check():
+    plan = make_plan(load_spec(SMALL, ["search.lr_factors=[0.5, 1, 2]"]))
+    assert study_check(plan, table_of(plan.cells)).checked
+
+
+def test_fit_and_recommendation_state_the_check(tmp_path):
+    plan = make_plan(load_spec(SMALL))
+    fit = study_fit(plan, table_of(plan.cells), draws=100)
+    assert fit.learning_rate == study_check(plan, table_of(plan.cells))
+    write_json(tmp_path / "fit.json", fit.to_json())
+    assert json.loads((tmp_path / "fit.json").read_text())["learning_rate"]["checked"] is False
+    source, shapes = recommend(tmp_path / "fit.json", None, [1e5])
+    shapes = with_check(tmp_path / "fit.json", shapes)
+    assert [shape["learning_rate"] for shape in shapes] == [fit.learning_rate.sentence]
+    for view in (recommendation_table(source, shapes), fit_table(fit)):
+        console = Console(file=io.StringIO(), width=2000)
+        console.print(view)
+        assert fit.learning_rate.sentence in console.file.getvalue()
+    assert with_check(None, [{"depth": 1}]) == [{"depth": 1}]

@@ -102,7 +102,7 @@ SLOW = {
     "interplay run quickstart --set resources.tensor_parallel=2": "",
     "interplay run quickstart --set 'vary={training.parametrisation: [sp, completep]}' --set name=transfer": " "
     "--set frontier.budgets=[1730,4800]",
-    "interplay run quickstart-search": " --set search.max_cells=8",
+    "interplay run quickstart-search": " --set search.max_cells=8 --set sensitivity=null",
     "interplay run rank-collapse": " --set frontier.depths=[2,6]",
     "interplay run induction": "",
     "interplay run hops": " --set training.steps=200",

@@ -117,10 +117,10 @@ def places(results, study):
 @pytest.mark.extended
 def test_a_search_trains_at_most_half_of_the_grid(searched):
     grid, search = (
-        pd.read_csv(searched / study / "runs.csv")["flops"].sum()
-        for study in ("quickstart", "quickstart-search")
+        pd.read_csv(searched / study / "runs.csv") for study in ("quickstart", "quickstart-search")
     )
-    assert search <= 0.5 * grid
+    # The check of the learning rate comes after the search.
+    assert search["flops"][search["purpose"].isna()].sum() <= 0.5 * grid["flops"].sum()
 
 
 @pytest.mark.extended

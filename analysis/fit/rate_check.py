@@ -11,30 +11,25 @@ interval at the study's own rates and the one at the best rates.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from analysis.curves.curves import Curves
+from analysis.curves.noise import Floats
 from analysis.fit.crossing_shift import CrossingShift, group_changes, pair_runs, paired_shift
 from analysis.law.crossings import Crossing, gap_of
-from analysis.numbers import counted, duration, layers, listed, scientific
+from analysis.numbers import counted, duration, listed, scientific
 from analysis.runs.comparison import Comparison
 from analysis.runs.table import RunTable
 
-#: Training FLOPs per parameter and token (Kaplan et al. 2020, section 2.1).
-FLOPS = 6
 #: Standard errors by which a rate at the end of those tried must be better for the best one to lie beyond it: by chance
 #: in 4 % of the checks of eight shapes whose loss does not depend on the rate.
 BEYOND = 2.6
-#: Pairs that the sentence names; beyond it their number.
-MOST_NAMED = 3
+NONE = "no three rates enclose the best one"
 OUTSIDE = "at the best learning rates the crossing may lie outside the sizes measured"
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -54,79 +49,73 @@ class PairCheck:
 
 @dataclass(frozen=True)
 class RateCheck:
-    """Whether the learning rate was checked.
+    """Whether the learning rate was checked, as a sentence and by pair of depths.
 
     Attributes:
-        pairs: pairs of neighbouring depths that can be compared.
-        sentence: the state of the check, and what the missing part of it takes.
-        runs, flops, seconds: of the missing part; FLOPs and seconds are None if unknown.
+        runs, flops, seconds: of the missing part of the check; FLOPs and seconds are None without a plan.
         how: how to add the missing part.
     """
 
-    checked: bool
-    sentence: str
     pairs: tuple[PairCheck, ...]
-    runs: int = 0
+    runs: int
+    how: str
     flops: float | None = None
     seconds: float | None = None
-    how: str = ""
+
+    JSON_PROPERTIES = ("checked", "sentence")
+
+    @property
+    def checked(self) -> bool:
+        """Whether the check of no pair is missing."""
+        return all(pair.reason is None for pair in self.pairs)
+
+    @property
+    def sentence(self) -> str:
+        """The state of the check, and what the missing part of it takes."""
+        missing = [pair for pair in self.pairs if pair.reason]
+        if not missing:
+            words = "; the intervals of crossings include the shift to the best rates"
+            shifted = any(pair.shift for pair in self.pairs)
+            return f"The learning rate is checked: rates enclose the best one at every crossing{words * shifted}."
+        names = listed([f"{pair.shallow} → {pair.deep}" for pair in missing])
+        where = f" for {names}" if len(missing) < len(self.pairs) else ""
+        cost = "" if self.flops is None else f" ({scientific(self.flops)} FLOPs"
+        cost += "" if self.seconds is None else f", about {duration(self.seconds)})"
+        why = listed(list(dict.fromkeys(str(pair.reason) for pair in missing)))
+        return (
+            f"The learning rate was not checked{where}: {why}, and at the best rates depths may compare otherwise. The "
+            f"check takes {counted(self.runs, 'run')}{cost}; {self.how}."
+        )
 
 
 def check_rates(
-    again: RunTable | None,
-    comparison: Comparison,
-    curves: Curves,
-    crossings: Sequence[Crossing],
-    level: float,
+    again: RunTable | None, main: Comparison, curves: Curves, crossings: Sequence[Crossing], level: float
 ) -> RateCheck | None:
-    """Check the learning rate of every pair of neighbouring depths; None if no pair can be compared.
+    """Check the learning rate of neighbouring depths; None if no pair can be compared.
 
-    Args:
-        again: sensitivity runs, if there are any.
-        comparison: of the main study.
-        curves: of the main study.
-        crossings: of the main study.
-        level: of the intervals of shifts.
+    `again` are the sensitivity runs, if there are any; `main`, `curves` and `crossings` are those of the study itself.
     """
     items = [item for item in crossings if item.adjacent and item.status != "insufficient"]
     if not items:
         return None
-    best, dof = (None, 0.0) if again is None else _best_rates(again, comparison.rows, curves)
-    pairs = []
+    best, dof = (None, 0.0) if again is None else _best_rates(again, main.rows, curves)
+    pairs, missing = [], []
     for item in items:
-        pair = PairCheck(item.shallow, item.deep, reason=_unchecked(item, comparison))
+        near = [_near(main.rows, item, depth) for depth in (item.shallow, item.deep)]
+        shapes = {
+            (int(depth), float(n)) for part in near for depth, n in part[["depth", "params"]].to_numpy()
+        }
+        pair = PairCheck(item.shallow, item.deep, reason=None if shapes <= main.enclosed else NONE)
         if pair.reason and best is not None and item.params is not None:
             pair = _with_runs(pair, item, best, dof, curves, level)
         pairs.append(pair)
-    open_pairs = [item for item, pair in zip(items, pairs, strict=True) if pair.reason]
-    return rate_check(tuple(pairs), *_missing(comparison.rows, open_pairs))
-
-
-def rate_check(
-    pairs: tuple[PairCheck, ...], runs: int, flops: float | None, seconds: float | None, how: str
-) -> RateCheck:
-    """The check of all pairs, with what its missing part takes."""
-    missing = [pair for pair in pairs if pair.reason]
-    if not missing:
-        shifted = any(pair.shift for pair in pairs)
-        words = " Their intervals include the shift to the best rates." if shifted else ""
-        return RateCheck(
-            True, f"The learning rate is checked: rates enclose the best one at every crossing.{words}", pairs
-        )
-    names = [f"{pair.shallow} → {pair.deep}" for pair in missing]
-    which = listed(names) if len(names) <= MOST_NAMED else f"{len(names)} of {len(pairs)} pairs of depths"
-    where = "" if len(missing) == len(pairs) else f" for {which}"
-    costs = [
-        *([f"{scientific(flops)} FLOPs"] if flops else []),
-        *([f"about {duration(seconds)}"] if seconds else []),
-    ]
-    cost = f" ({', '.join(costs)})" if costs else ""
-    why = listed(list(dict.fromkeys(str(pair.reason) for pair in missing)))
-    sentence = (
-        f"The learning rate was not checked{where}: {why}, and at the best rates depths may compare otherwise. The "
-        f"check takes {counted(runs, 'run')}{cost}; {how}."
+        missing += near if pair.reason else []
+    runs = 2 * len(pd.concat(missing).index.unique()) if missing else 0
+    how = (
+        "train the shapes next to each crossing (without one, all shapes) again with the same seeds at half and double "
+        "their rates, and add these rows with `sensitivity` in the column `purpose`"
     )
-    return RateCheck(False, sentence, pairs, runs, flops, seconds, how)
+    return RateCheck(tuple(pairs), runs, how)
 
 
 def near_crossing(rows: pd.DataFrame, params: float) -> pd.DataFrame:
@@ -138,55 +127,42 @@ def near_crossing(rows: pd.DataFrame, params: float) -> pd.DataFrame:
 
 def widened(crossings: Sequence[Crossing], check: RateCheck | None) -> tuple[Crossing, ...]:
     """Crossings whose intervals hold the crossing at the best rates too, where sensitivity runs have measured it."""
-    shifts = {(pair.shallow, pair.deep): pair.shift for pair in (check.pairs if check else ()) if pair.shift}
+    shifts = {(pair.shallow, pair.deep): pair.shift for pair in (check.pairs if check else ())}
     return tuple(_widened(item, shifts.get((item.shallow, item.deep))) for item in crossings)
 
 
 def _widened(item: Crossing, shift: CrossingShift | None) -> Crossing:
     if shift is None or shift.shift_interval is None or item.params is None or item.params_interval is None:
         return item
-    ends = tuple(
-        side * math.inf if end is None else math.log(end)
-        for side, end in zip((-1, 1), item.params_interval, strict=True)
-    )
-    moved = tuple(
-        side * math.inf if end is None else end
-        for side, end in zip((-1, 1), shift.shift_interval, strict=True)
-    )
-    place, (low, high) = math.log(item.params), ends
+    own_low, own_high = item.params_interval
+    low = -math.inf if own_low is None else math.log(own_low / item.params)
+    high = math.inf if own_high is None else math.log(own_high / item.params)
+    left = -math.inf if shift.shift_interval[0] is None else shift.shift_interval[0]
+    right = math.inf if shift.shift_interval[1] is None else shift.shift_interval[1]
     if shift.shift is None:
-        # The crossing leaves the sizes on the side where its interval is open.
-        low, high = min(low, low + moved[0]), max(high, high + moved[1])
+        # The crossing leaves the sizes on the side where the interval of its shift is open.
+        low, high = min(low, low + left), max(high, high + right)
     else:
-        # The error of the crossing and that of the shift are independent (MOVER, see `difference`).
-        centre = place + shift.shift
-        low = min(low, centre - math.hypot(place - low, shift.shift - moved[0]))
-        high = max(high, centre + math.hypot(high - place, moved[1] - shift.shift))
+        # The errors of the crossing and of the shift are independent (MOVER, see `crossing_shift`).
+        low, high = (
+            min(low, shift.shift - math.hypot(low, shift.shift - left)),
+            max(high, shift.shift + math.hypot(high, right - shift.shift)),
+        )
+    ends = [item.params * math.exp(low), item.params * math.exp(min(high, 700.0))]
     smallest, largest = item.range or (0.0, math.inf)
-    found = (
-        None if low < math.log(smallest) else math.exp(low),
-        None if high > math.log(largest) else math.exp(high),
-    )
-    widths = tuple(
-        None if end is None or item.width is None else item.width * math.sqrt(end / item.params)
-        for end in found
-    )
-    item = replace(item, params_interval=found, width_interval=(widths[0], widths[1]))
+    found = (ends[0] if ends[0] >= smallest else None, ends[1] if ends[1] <= largest else None)
+    per_root = None if item.width is None else item.width / math.sqrt(item.params)
+    below, above = (None if end is None or per_root is None else per_root * math.sqrt(end) for end in found)
+    item = replace(item, params_interval=found, width_interval=(below, above))
     if item.status == "bracketed" and None in found:
         return replace(item, status="ambiguous", reason=OUTSIDE)
     return item
 
 
-def _unchecked(item: Crossing, comparison: Comparison) -> str | None:
-    """Why the rates of the study itself do not check a pair; None if they do."""
-    for depth in (item.shallow, item.deep):
-        part = comparison.rows[comparison.rows["depth"] == depth]
-        near = part if item.params is None else near_crossing(part, item.params)
-        shapes = {(int(deep), float(params)) for deep, params in near[["depth", "params"]].to_numpy()}
-        if not shapes <= comparison.enclosed:
-            several = comparison.enclosed or shapes & comparison.several
-            return "rates do not enclose the best one" if several else "each shape has one rate"
-    return None
+def _near(rows: pd.DataFrame, item: Crossing, depth: int) -> pd.DataFrame:
+    """Rows of one depth next to the crossing; all of them without one."""
+    part = rows[rows["depth"] == depth]
+    return part if item.params is None else near_crossing(part, item.params)
 
 
 def _with_runs(
@@ -194,20 +170,13 @@ def _with_runs(
 ) -> PairCheck:
     """The check of a pair by sensitivity runs; as it was if one of its depths has none."""
     gap = gap_of(curves, item.shallow, item.deep)
-    parts = [near_crossing(best[best["depth"] == d], item.params or 0.0) for d in (item.shallow, item.deep)]
-    if gap is None or any(part.empty for part in parts):
+    near = {depth: _near(best, item, depth) for depth in (item.shallow, item.deep)}
+    if gap is None or any(part.empty for part in near.values()):
         return pair
     start = CrossingShift(item.shallow, item.deep, item.params, item.params_interval, item.status)
     shift = paired_shift(start, "its best rate", gap, best, dof, curves, level)
-    beyond = [
-        depth
-        for depth, part in zip((item.shallow, item.deep), parts, strict=True)
-        if not part["enclosed"].all()
-    ]
-    reason = None
-    if beyond:
-        named = listed([layers(depth) for depth in beyond])
-        reason = f"the best rate of {named} may lie beyond those tried"
+    beyond = [str(depth) for depth, part in near.items() if not part["enclosed"].all()]
+    reason = f"the best rate at depth {listed(beyond)} may lie beyond those tried" if beyond else None
     return replace(pair, shift=shift, reason=reason)
 
 
@@ -220,49 +189,30 @@ def _best_rates(again: RunTable, rows: pd.DataFrame, curves: Curves) -> tuple[pd
     lost = pair_runs(again.frame[again.frame["status"] == "diverged"], rows)
     lines = []
     for (depth, params), part in groups.groupby(["depth", "params"], sort=True):
-        died = lost[(lost["depth"] == depth) & (lost["params"] == params)]["factor"]
-        change, variance, enclosed = _best_rate(part, np.log(died.to_numpy(dtype=float)), curves.noise.known)
-        lines.append(
-            {
-                "depth": depth,
-                "params": params,
-                "x": math.log(params),
-                "change": change,
-                "variance": variance,
-                "count": int(part["count"].sum()),
-                "enclosed": enclosed,
-            }
-        )
-    names = ["depth", "params", "x", "change", "variance", "count", "enclosed"]
+        died = lost["factor"][(lost["depth"] == depth) & (lost["params"] == params)]
+        found = _best_rate(part, np.log(died.to_numpy(dtype=float)), curves.noise.known)
+        lines.append((depth, params, math.log(params), int(part["count"].sum()), *found))
+    names = ["depth", "params", "x", "count", "change", "variance", "enclosed"]
     return pd.DataFrame(lines, columns=names), dof
 
 
 def _best_rate(part: pd.DataFrame, died: Floats, known: bool) -> tuple[float, float, bool]:
     """Change of the mean loss of a shape at its best rate, its variance, and whether rates enclose that rate.
 
-    Args:
-        part: rows of `group_changes`, one per factor.
-        died: ln of the factors at which runs diverged.
-        known: whether there is a noise estimate.
+    `part` has a row of `group_changes` per factor; `died` are the ln of the factors at which runs diverged; `known` is
+    whether there is a noise estimate.
     """
-    part = part.sort_values("factor")
-    x = np.insert(np.log(part["factor"].to_numpy(dtype=float)), 0, 0.0)
-    order = np.argsort(x)
-    x, y, sd = (
-        np.insert(values, 0, 0.0)[order]
-        for values in (
-            x[1:],
-            part["change"].to_numpy(dtype=float),
-            np.sqrt(part["variance"].to_numpy(dtype=float)),
-        )
-    )
+    table = np.log(part["factor"].to_numpy(dtype=float)), part["change"], np.sqrt(part["variance"])
+    # The study's own rate is the factor 1, of which the change is 0.
+    points = np.column_stack([np.zeros(3), np.array(table, dtype=float)])
+    x, y, sd = points[:, np.argsort(points[0])]
     lowest = int(np.argmin(y))
-    weights = np.eye(len(x))[lowest]
     tried = np.concatenate([x, died])
     enclosed = bool(tried.min() < x[lowest] < tried.max())
     if not enclosed and known and tried.min() < 0 < tried.max():
         # A rate at the end that is better within the noise gives no reason to look beyond it.
         enclosed = bool(y[lowest] + BEYOND * sd[lowest] > 0)
+    weights = np.eye(len(x))[lowest]
     if len(x) >= 3:
         middle = min(max(lowest, 1), len(x) - 2)
         near = slice(middle - 1, middle + 2)
@@ -277,24 +227,3 @@ def _best_rate(part: pd.DataFrame, died: Floats, known: bool) -> tuple[float, fl
     # Differences share the run at the study's own rate, which is half of the variance of each.
     parts = weights * sd
     return float(weights @ y), float((parts.sum() ** 2 + parts @ parts) / 2), enclosed
-
-
-def _missing(rows: pd.DataFrame, items: Collection[Crossing]) -> tuple[int, float | None, float | None, str]:
-    """Runs, FLOPs, seconds (unknown) and words of the check of some pairs, for a table without a plan."""
-    crossed = [item for item in items if item.params is not None]
-    parts = [
-        near_crossing(rows[rows["depth"] == depth], item.params or 0.0)
-        for item in crossed
-        for depth in (item.shallow, item.deep)
-    ]
-    what = "at the sizes next to each crossing train both depths"
-    if not parts:
-        parts, what = [rows], "train the shapes"
-    near = pd.concat(parts)
-    near = near[~near.index.duplicated()]
-    tokens = near["tokens"].to_numpy(dtype=float)
-    flops = float(FLOPS * np.sum(near["params"].to_numpy(dtype=float) * tokens)) * 2
-    how = f"{what} again with the same seeds at half and double their rates and add these rows"
-    if crossed:
-        how += ", with `sensitivity` in the column `purpose`"
-    return 2 * len(near), flops if math.isfinite(flops) else None, None, how

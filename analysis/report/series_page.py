@@ -17,6 +17,7 @@ from analysis.fit.series import (
     measures_of,
     shifts_by_value,
 )
+from analysis.numbers import counted
 from analysis.report.extras.measures import measure_figure, needed_table
 from analysis.report.extras.series import (
     best_figure,
@@ -70,6 +71,12 @@ def write_series(
     measures = {f"measure_{data.name}": data for data in found if data is not None}
     shown = list(measures.values())
     words = series_sentences(key, ordered, crossings, best, shifts, shown, level, comparable=comparable)
+    fits = [member.fit for member in ordered if member.fit is not None]
+    read = [fit.epochs for fit in fits if fit.epochs is not None]
+    repeated = max(read, key=lambda epochs: epochs.high).warning if read else ""
+    unchecked = [fit.learning_rate for fit in fits if fit.learning_rate and not fit.learning_rate.checked]
+    words += [f"In {counted(len(unchecked), 'member')}: {unchecked[-1].sentence}"] if unchecked else []
+    words += [repeated] if repeated else []
     about = [_about(member) for member in ordered]
     document = {
         "title": title,

@@ -30,7 +30,7 @@ class Comparison:
         diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, and `of` how many
             runs with an outcome. A run is a seed at a learning rate; it counts as diverged if it has no loss at the
             tokens compared.
-        enclosed, several: (depth, params) of the shapes whose rates enclose the best one, and with several rates.
+        enclosed: (depth, params) of the shapes whose learning rates enclose the best one.
     """
 
     rows: pd.DataFrame
@@ -39,7 +39,6 @@ class Comparison:
     diverged: pd.DataFrame
     warnings: tuple[str, ...]
     enclosed: frozenset[tuple[int, float]] = frozenset()
-    several: frozenset[tuple[int, float]] = frozenset()
 
 
 def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
@@ -81,8 +80,8 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
         *_vocabulary_warning(rows),
     ]
     left_out = level.left_out | averaged | choice.left_out
-    left_out = dict(sorted(left_out.items()))
-    return Comparison(rows, left_out, level.rule, diverged, tuple(warnings), choice.enclosed, choice.several)
+    ordered = dict(sorted(left_out.items()))
+    return Comparison(rows, ordered, level.rule, diverged, tuple(warnings), choice.enclosed)
 
 
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:

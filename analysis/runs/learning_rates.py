@@ -33,7 +33,6 @@ class RateChoice:
         lowest: number of shapes with the rate of the lowest mean loss.
         at_end: those of `lowest` with three or more rates of which the best is the first or last.
         enclosed: (depth, params) of the shapes with a parabola: their rates enclose the best one.
-        several: (depth, params) of the shapes with several rates.
     """
 
     rows: pd.DataFrame
@@ -41,7 +40,6 @@ class RateChoice:
     lowest: int
     at_end: int
     enclosed: frozenset[tuple[int, float]] = frozenset()
-    several: frozenset[tuple[int, float]] = frozenset()
 
 
 def choose_rates(rows: pd.DataFrame) -> RateChoice:
@@ -91,12 +89,9 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
         errors = rows[FORECAST_ERROR].fillna(0).where(laid.used, 0)
         worst = errors.groupby([shape, rows["seed"].to_numpy()]).transform("max")
         replaced = replaced.assign(**{FORECAST_ERROR: rows[FORECAST_ERROR].where(~at, worst)})
-    enclosed, tried = (_shapes(rows[flags]) for flags in (laid.representative, several))
-    return RateChoice(replaced[keep], left_out, lowest, at_end, enclosed, tried)
-
-
-def _shapes(rows: pd.DataFrame) -> frozenset[tuple[int, float]]:
-    return frozenset((int(depth), float(params)) for depth, params in rows[["depth", "params"]].to_numpy())
+    found = rows[["depth", "params"]][laid.representative].to_numpy()
+    enclosed = frozenset((int(depth), float(params)) for depth, params in found)
+    return RateChoice(replaced[keep], left_out, lowest, at_end, enclosed)
 
 
 @dataclass(frozen=True)

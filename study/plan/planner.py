@@ -44,8 +44,8 @@ class Planner:
     def epochs_words(self) -> str:
         """The epochs as part of a sentence."""
         if self.epochs is None:
-            return "an unknown number of epochs until the data is packed"
-        return f"{self._at_least}{digits(self.epochs, 3)} epochs"
+            return "epochs unknown until the data is packed"
+        return f"{self._at_least}{digits(self.epochs, 3)} epochs of the data"
 
     @property
     def repeat_note(self) -> str:

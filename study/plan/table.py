@@ -84,7 +84,7 @@ def _below(plan: Plan, flags: dict[str, str]) -> list[str]:
     workers = f"{plan.slots} {'devices' if gangs else 'workers'}"
     lines = [
         *([spec.description] if spec.description else []),
-        f"{short(plan.planner.recipe.tokens)} training tokens per cell ({plan.planner.epochs_words} of the data), "
+        f"{short(plan.planner.recipe.tokens)} training tokens per cell ({plan.planner.epochs_words}), "
         f"{short(plan.tokens)} in total",
         f"time: per cell; total: estimated wall clock with {workers} on {plan.device}, {plan.precision}",
     ]

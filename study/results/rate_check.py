@@ -24,21 +24,10 @@ def study_fit(plan: "Plan", table: "RunTable", **options: Any) -> "Fit":
 
 
 def study_check(plan: "Plan", table: "RunTable") -> "RateCheck | None":
-    """The state of the check without a whole fit; None if no pair of depths can be compared."""
-    from analysis.curves.curves import build_curves
-    from analysis.fit.crossing_shift import split_sensitivity_runs
+    """The state of the check; None if no pair of depths can be compared."""
     from analysis.fit.document import LEAST_DRAWS
-    from analysis.fit.rate_check import check_rates
-    from analysis.law.crossings import find_crossings
-    from analysis.runs.comparison import compare
 
-    main, again = split_sensitivity_runs(table)
-    if main.used.empty:
-        return None
-    comparison = compare(main)
-    curves = build_curves(comparison.rows)
-    crossings = find_crossings(curves, draws=LEAST_DRAWS, neighbours=True).items
-    return _planned(check_rates(again, comparison, curves, crossings, 0.95), plan, table)
+    return None if table.used.empty else study_fit(plan, table, draws=LEAST_DRAWS).learning_rate
 
 
 def with_check(fit_file: Path | None, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -53,20 +42,21 @@ def with_check(fit_file: Path | None, shapes: Sequence[dict[str, Any]]) -> list[
 
 def _planned(check: "RateCheck | None", plan: "Plan", table: "RunTable") -> "RateCheck | None":
     """The check with the cells, FLOPs and seconds of its missing part by the plan, and the `--set` that adds it."""
-    from analysis.fit.rate_check import rate_check
     from study.plan.plan import wall_seconds
 
     if check is None or check.checked:
         return check
     cells, key, factors = _missing_cells(plan, table)
-    value = f"{key}=[{','.join(f'{factor:g}' for factor in factors)}]"
-    one_rate = key == "search.lr_factors" and plan.search.chooses_cells
-    return rate_check(
-        check.pairs,
-        len(cells),
-        math.fsum(cell.flops for cell in cells),
-        wall_seconds([(cell.seconds, cell.layout.ranks) for cell in cells], plan.slots),
-        f"it needs a grid with `{value}`" if one_rate else f"add it with `--set {value}`",
+    sets = [f"{key}=[{','.join(f'{factor:g}' for factor in factors)}]"]
+    if key == "search.lr_factors":
+        sets += ["sensitivity=null"] * (plan.planner.spec.sensitivity is not None)
+        sets += ["search.sampler=grid"] * plan.search.chooses_cells
+    return replace(
+        check,
+        runs=len(cells),
+        how=f"add it with `{' '.join(f'--set {text}' for text in sets)}`",
+        flops=math.fsum(cell.flops for cell in cells),
+        seconds=wall_seconds([(cell.seconds, cell.layout.ranks) for cell in cells], plan.slots),
     )
 
 

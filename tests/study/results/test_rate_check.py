@@ -36,9 +36,8 @@ def table_of(cells, best=1.0, harm=0.03):
 
 
 def added(check):
-    """The `--set` that the sentence names."""
-    (found,) = re.findall(r"`--set (\S+)`", check.sentence)
-    return found
+    """The values of the `--set` that the sentence names."""
+    return re.findall(r"--set ([^\s`]+)", check.sentence)
 
 
 def keys(cells):
@@ -49,7 +48,7 @@ def test_the_missing_check_takes_the_sensitivity_runs_of_the_plan():
     plan = make_plan(load_spec(SMALL))
     check = study_check(plan, table_of(plan.cells))
     assert not check.checked
-    spec = load_spec(SMALL, [added(check)])
+    spec = load_spec(SMALL, added(check))
     cells = sensitivity_cells(spec, make_plan(spec), table_of(plan.cells))
     assert check.runs == len(cells) > 0
     assert check.flops == pytest.approx(sum(planned.flops for planned in cells))
@@ -68,23 +67,31 @@ def test_a_best_rate_beyond_those_tried_asks_for_wider_ones():
     table = table_of([*plan.cells, *cells], best=4.0)
     check = study_check(plan, table)
     assert not check.checked
-    wider = load_spec(SMALL, [added(check)])
+    wider = load_spec(SMALL, added(check))
     assert wider.sensitivity.lr_factors == (0.25, 0.5, 2.0, 4.0)
     assert check.runs == len(keys(sensitivity_cells(wider, plan, table)) - keys(cells))
 
 
-@pytest.mark.parametrize(("overrides", "best"), [(["search.lr_factors=[0.5,1]"], 1.0), ([], None)])
-def test_without_one_rate_or_a_crossing_it_takes_more_rates_of_all_shapes(overrides, best):
-    plan = make_plan(load_spec(SMALL, overrides))
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        (SMALL, ["search.lr_factors=[0.5,1]"]),
+        (SMALL, []),
+        (SMALL, ["sensitivity.lr_factors=[0.5,2]"]),
+        ("quickstart-search", []),
+    ],
+)
+def test_without_one_rate_or_a_crossing_it_takes_more_rates_of_all_shapes(name, overrides):
+    plan = make_plan(load_spec(name, overrides))
     table = table_of(plan.cells)
-    if best is None:
+    if len(plan.search.lr_factors) == 1:
         frame = table.frame.assign(loss=table.frame["loss"] - 0.9 * np.log2(table.frame["depth"]))
         table = RunTable.from_frame(frame.assign(loss=frame["loss"] + 2))
     check = study_check(plan, table)
-    more = make_plan(load_spec(SMALL, [added(check)]))
+    more = make_plan(load_spec(name, [*overrides, *added(check)]))
     assert keys(plan.cells) < keys(more.cells)
     assert check.runs == len(more.cells) - len(plan.cells)
-    assert check.flops == pytest.approx(more.flops - plan.flops)
+    assert check.flops == pytest.approx(sum(p.flops for p in more.cells) - sum(p.flops for p in plan.cells))
 
 
 def test_three_rates_in_the_grid_are_a_check():

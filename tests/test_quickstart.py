@@ -86,6 +86,21 @@ def test_the_best_depth_grows_with_the_budget(whole):
 
 
 @pytest.mark.slow
+def test_epochs_and_the_check_of_the_learning_rate_are_stated(short):
+    rows = pd.read_csv(short / "results" / "quickstart" / "runs.csv")
+    assert (rows["epochs"] == rows["tokens"] / (2000 * 64)).all()
+    fit = fit_of(short)
+    assert fit["epochs"]["high"] == rows["epochs"].max()
+    # One rate per shape: the run's end gives the cost of the check and what adds it.
+    check = fit["learning_rate"]
+    assert not check["checked"]
+    assert check["runs"] > 0
+    for text in (f"{check['runs']} runs", "lr_factors=["):
+        assert text in check["sentence"]
+        assert text in " ".join((short / "output.txt").read_text().split())
+
+
+@pytest.mark.slow
 def test_every_file_is_there_and_the_output_says_where(short):
     study = short / "results" / "quickstart"
     assert {"report.html", "fit.json", "runs.csv", "figures", "spec.yaml"} <= {

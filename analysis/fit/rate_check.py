@@ -191,7 +191,7 @@ def _best_rates(again: RunTable, rows: pd.DataFrame, curves: Curves) -> tuple[pd
     for (depth, params), part in groups.groupby(["depth", "params"], sort=True):
         died = lost["factor"][(lost["depth"] == depth) & (lost["params"] == params)]
         found = _best_rate(part, np.log(died.to_numpy(dtype=float)), curves.noise.known)
-        lines.append((depth, params, math.log(params), int(part["count"].sum()), *found))
+        lines.append((depth, params, float(part["x"].iloc[0]), int(part["count"].sum()), *found))
     names = ["depth", "params", "x", "count", "change", "variance", "enclosed"]
     return pd.DataFrame(lines, columns=names), dof
 

@@ -36,8 +36,11 @@ def epochs_of(rows: "pd.DataFrame") -> Epochs | None:
     """The epochs of rows of a run table; None if no row has them."""
     from analysis.runs.columns import EPOCHS
 
-    known = rows[EPOCHS][rows[EPOCHS] > 0] if EPOCHS in rows else rows.iloc[:0]
-    if known.empty:
+    if EPOCHS not in rows:
+        return None
+    values = rows[EPOCHS].to_numpy(dtype=float)
+    known = values[values > 0]
+    if not len(known):
         return None
     return Epochs(float(known.min()), float(known.max()), len(rows) - len(known))
 

@@ -62,7 +62,7 @@ def test_a_driver_killed_anywhere_on_a_rows_way_loses_and_doubles_nothing(stage,
     results = tmp_path / "results"
     child = multiprocessing.get_context("fork").Process(target=run_and_die, args=(stage, spec, results))
     child.start()
-    child.join(60)
+    child.join(300)
     assert child.exitcode == -signal.SIGKILL
     recorded = set(Ledger(results / "tiny" / "rows").rows())
     assert ("before the row" in stage) == (not recorded)

@@ -227,8 +227,8 @@ class _Training:
                 is_due = now - last_checkpoint > self.checkpoint_every
                 affordable = int((state.step - first_step) * CHECK_EVERY / seconds)
                 stride = max(1, min(2 * stride, affordable))
-                ends, is_due, stride = self._values_of_rank_0(self.interrupted(), is_due, stride)
-                if self.storage is not None and (ends or is_due):
+                ends, due, stride = self._values_of_rank_0(self.interrupted(), is_due, stride)
+                if self.storage is not None and (ends or due):
                     self._save()
                     last_checkpoint = time.monotonic()
                 if ends:

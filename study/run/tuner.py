@@ -87,12 +87,17 @@ def run_cells(
     def resources(config: dict[str, Any]) -> Any:
         return placer.request(Layout.model_validate_json(config["layout"]))
 
+    def keep_away(trial: Any) -> None:
+        # Tune asks a pickled copy of `resources`, in which no trial was ever lost.
+        if placer.losses.avoided:
+            trial.update_resources(resources(trial.config))
+
     trials = Trials(source, settings, slots.devices, placer.live_ranks, judge)
     tuner = tune.Tuner(
         tune.with_resources(trainable, resources),
         tune_config=tune.TuneConfig(
             search_alg=_searcher(trials),
-            scheduler=make_scheduler(),
+            scheduler=make_scheduler(keep_away),
             num_samples=-1,
             max_concurrent_trials=slots.devices,
             reuse_actors=True,
@@ -105,6 +110,7 @@ def run_cells(
             callbacks=[make_tune_callback(trials, callback, placer), _silent_reporter()],
         ),
     )
+    _end_trials_alone_for_memory()
     try:
         with stop_signals() as trials.signals:
             tuner.fit()
@@ -118,6 +124,25 @@ def run_cells(
             withdraw_stop(settings.run)
         shutil.rmtree(scratch, ignore_errors=True)
     return trials.stop_since is None and source.done and trials.held is None and not trials.running
+
+
+def _end_trials_alone_for_memory() -> None:
+    """Let a kill by Ray's memory monitor end one trial, as any other loss of its process does.
+
+    Ray reports such a kill with an exception that is neither of the two that Tune (2.60) expects from a trial, so that
+    Tune would end the whole run. Tune has no setting for the manager of its processes.
+    """
+    from ray.air.execution._internal import RayActorManager
+    from ray.exceptions import OutOfMemoryError, RayActorError
+    from ray.tune.execution import tune_controller
+
+    class ActorManager(RayActorManager):
+        def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
+            if isinstance(exception, OutOfMemoryError):
+                exception = RayActorError(error_msg=str(exception))
+            super()._actor_task_failed(tracked_actor_task, exception)
+
+    tune_controller.RayActorManager = ActorManager
 
 
 class Trials:
@@ -207,8 +232,8 @@ def _searcher(trials: Trials) -> Any:
     return CellSearcher()
 
 
-def make_scheduler() -> Any:
-    """Return Tune's scheduler: first in, first out."""
+def make_scheduler(on_add: Callable[[Any], None] = lambda _: None) -> Any:
+    """Return Tune's scheduler: first in, first out. `on_add` is called with each trial that is added."""
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import FIFOScheduler
 
@@ -226,6 +251,7 @@ def make_scheduler() -> Any:
             if trial in self.open:
                 self.open.remove(trial)
             self.open.append(trial)
+            on_add(trial)
 
         def choose_trial_to_run(self, tune_controller: Any) -> Any:
             self.open = [trial for trial in self.open if not trial.is_finished()]

@@ -293,9 +293,12 @@ UNSAVED = (
 def wait_for_trial(laptop, process):
     """Wait until a trial runs; whether it imports or trains, a stop lets it save."""
 
+    def is_trial(child):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return "ray::ImplicitFunc.train" in " ".join(child.cmdline())
+
     def is_there():
-        children = psutil.Process(process.pid).children(recursive=True)
-        return any("ray::ImplicitFunc.train" in " ".join(child.cmdline()) for child in children)
+        return any(is_trial(child) for child in psutil.Process(process.pid).children(recursive=True))
 
     laptop.wait_for(is_there, process)
     time.sleep(5)

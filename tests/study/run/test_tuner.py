@@ -148,9 +148,11 @@ class StubTrial:
 
 
 def test_trials_run_in_the_order_they_came_and_those_that_ended_are_looked_at_no_more():
-    scheduler, trials = make_scheduler(), [StubTrial() for _ in range(5)]
+    added = []
+    scheduler, trials = make_scheduler(added.append), [StubTrial() for _ in range(5)]
     for one in trials:
         scheduler.on_trial_add(None, one)
+    assert added == trials
     assert scheduler.choose_trial_to_run(None) is trials[0]
     trials[0].state = "RUNNING"
     trials[1].state = "PAUSED"

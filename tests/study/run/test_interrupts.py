@@ -90,6 +90,7 @@ def test_after_a_closed_terminal_output_is_dropped():
     program = (
         "import os, signal\n"
         "from study.run.interrupts import stop_signals\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # it is ignored where pytest runs under nohup
         "with stop_signals() as signals:\n"
         "    print('ready', flush=True)\n"
         "    while not signals.came:\n"

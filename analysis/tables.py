@@ -107,9 +107,9 @@ def shapes_table(
     rows = [
         (
             human(shape["params"]),
-            str(shape["depth"]),
+            None if shape["depth"] is None else str(shape["depth"]),
             span(shape["depth_interval"]),
-            str(shape["width"]),
+            None if shape["width"] is None else str(shape["width"]),
             span(shape["width_interval"]),
             _place(shape),
             *others,

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.errors import InputError as AnalysisError
+from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
 from study.commands.output import show
 from study.commands.theory import app as theory_app
@@ -59,6 +60,9 @@ CountOption = Annotated[
 TokensOption = Annotated[
     float | None, typer.Option(help="compare at these training tokens; default: the most all shapes have")
 ]
+WithinOption = Annotated[
+    float, typer.Option(metavar="NATS", help="show the depths within this many nats per token of the best")
+]
 FitOption = Annotated[Path | None, typer.Option("--fit", help="the fit.json of a study")]
 
 
@@ -104,7 +108,8 @@ def plan(
     assume: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="with --power: a, b, noise, slope, exponent, shared, misfit_sd or loss"
+            metavar="NAME=VALUE",
+            help="with --power: a, b, noise, slope, exponent, shared, misfit_sd, misfit_length, scatter or loss",
         ),
     ] = None,
     pilot: Annotated[
@@ -237,7 +242,8 @@ def recommend(
     ] = None,
     more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
     fit_file: FitOption = None,
-    law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020")] = None,
+    law: Annotated[str | None, typer.Option("--law", help="a published law: levine2020 or liu2026")] = None,
+    within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size, with an interval, from a study's fit or a published law."""
@@ -245,7 +251,7 @@ def recommend(
     from study.results.recommend import recommend as recommended
     from study.results.tables import recommendation_table
 
-    source, rows = recommended(fit_file, law, [*(params or ()), *(more or ())])
+    source, rows = recommended(fit_file, law, [*(params or ()), *(more or ())], within)
     rows = with_check(fit_file, rows)
     show(rows, recommendation_table(source, rows), as_json=as_json)
 
@@ -259,17 +265,18 @@ def audit(
     depth: Annotated[int | None, typer.Option(help="layers, instead of a config")] = None,
     width: Annotated[int | None, typer.Option(help="width, instead of a config")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="with --depth and --width: number of tokens")] = None,
-    law: Annotated[str | None, typer.Option(help="a published law; default: levine2020")] = None,
+    law: Annotated[str | None, typer.Option(help="a published law: levine2020 (default) or liu2026")] = None,
     fit_file: FitOption = None,
     count: Annotated[
         str, typer.Option(help="N of the law: nonembedding (12·L·d²) or exact")
     ] = "nonembedding",
+    within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
     """Compare an existing model with the law: too deep, too shallow, or within the interval."""
     from study.commands.audit import audit_json, audit_models, audit_view
 
-    audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, count)
+    audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, count, within)
     show(audit_json(audits), audit_view(audits), as_json=as_json)
 
 

@@ -4,9 +4,17 @@ import math
 
 import numpy as np
 
-from analysis.design.simulated_study import Truth, study_rows
+from analysis.curves.smooth import solution
+from analysis.design.simulated_study import Truth, draw_curves, study_rows
 
-__all__ = ["Truth", "shapes_of", "simulate"]
+__all__ = ["Truth", "family_covariance", "shapes_of", "simulate"]
+
+
+def family_covariance(curves):
+    """Return the covariance of the parameters of the family's curves from noise and forecasts alone, without misfit."""
+    shared, own = curves.errors
+    solve, _ = solution(curves.smooth, curves.depth, curves.x, own**-2)
+    return (solve * own**2) @ solve.T + (solve @ shared) @ (solve @ shared).T
 
 
 def shapes_of(depths, budgets, multiple=2):
@@ -23,4 +31,9 @@ def simulate(truth, shapes, seeds, generator):
     common = generator.standard_normal(seeds)
     own = generator.standard_normal((len(shapes), seeds))
     misfit = generator.standard_normal(len(shapes)) if truth.misfit_sd else np.zeros(len(shapes))
-    return study_rows(truth, shapes, common, own, misfit)
+    drawn = truth.scatter or truth.misfit_length
+    curves = draw_curves(truth, [int(generator.integers(2**32))] if drawn else [0])
+    by_depth = np.zeros((len(truth.depths), seeds))
+    if truth.depth_shared:
+        by_depth = generator.standard_normal(by_depth.shape)
+    return study_rows(curves, shapes, common, own, misfit, by_depth)

@@ -18,6 +18,7 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/answer.md",
+    "docs/coverage.md",
     "docs/depth.md",
     "docs/search.md",
     "docs/theory.md",
@@ -34,6 +35,14 @@ ELSEWHERE = {
     "make study": "test_quickstart.py, by the same target",
     "interplay run quickstart": "test_quickstart.py, through `make study`",
     "make bench": "test_bench.py runs its quick parts; the whole takes ten minutes",
+    **dict.fromkeys(
+        (
+            ".venv/bin/python -m tests.coverage --studies 100 --json coverage.json",
+            '.venv/bin/python -m tests.coverage --studies 100 --only "smooth misfit"',
+            ".venv/bin/python -m tests.coverage --page",
+        ),
+        "tests/coverage, with fewer studies",
+    ),
     ".venv/bin/python -m tests.bench plan": "test_bench.py, with the interpreter it has",
     "torchrun --nproc-per-node 2 -m trainables cell.json --tensor-parallel 2": "test_parallel.py, on another cell",
     "interplay ui": "test_ui.py, which also ends it",

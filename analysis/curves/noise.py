@@ -33,6 +33,8 @@ class Noise:
         log_sd, slope, centre: ln σ is log_sd + slope·(ln loss - centre), σ in nats per token.
         correlation: ρ, share of the variance common to all shapes of one seed.
         seeds: largest number of seeds of any shape.
+        within: share of the variance common to the shapes of one depth and seed only. It does not cancel in the gap
+            of two depths, and more sizes do not average it out.
     """
 
     source: Source
@@ -42,6 +44,12 @@ class Noise:
     centre: float
     correlation: float
     seeds: int
+    within: float = 0.0
+
+    @property
+    def independent(self) -> float:
+        """Share of the variance that no two shapes have in common."""
+        return 1 - self.correlation - self.within
 
     @property
     def known(self) -> bool:
@@ -67,14 +75,16 @@ class Noise:
             "loss": loss,
             "slope": self.slope if self.known else None,
             "seed_correlation": self.correlation if self.known else None,
+            "depth_correlation": self.within if self.known else None,
         }
 
 
-def from_seeds(losses: Floats) -> Noise:
+def from_seeds(losses: Floats, depth: npt.NDArray[np.int64]) -> Noise:
     """Pooled noise from replicates: gamma likelihood of the sample variances with ln σ² linear in ln loss.
 
     Args:
         losses: (shapes, seeds), NaN where a shape lacks a seed.
+        depth: (shapes,), layers.
     """
     present = np.isfinite(losses)
     count = present.sum(axis=1)
@@ -99,7 +109,8 @@ def from_seeds(losses: Floats) -> Noise:
     log_sd = float(coefficients[0]) / 2
     free = max(float(dof.sum()) - (len(coefficients) - 1), 1.0)
     sd = np.exp(log_sd + slope * (level - centre))
-    return Noise("seeds", free, log_sd, slope, centre, _correlation(residual, present, sd), seeds)
+    correlation, within = _correlations(residual / sd[:, None], present, depth)
+    return Noise("seeds", free, log_sd, slope, centre, correlation, seeds, within)
 
 
 def from_residuals(noise: Noise, square: float, dof: int) -> Noise:
@@ -131,14 +142,27 @@ def _gamma_regression(design: Floats, variance: Floats, dof: Floats) -> Floats:
     return np.asarray(beta)
 
 
-def _correlation(residual: Floats, present: npt.NDArray[np.bool_], sd: Floats) -> float:
-    """ρ by moments over all pairs of shapes that share seeds; between 0 and 0.99.
+def _correlations(
+    scaled: Floats, present: npt.NDArray[np.bool_], depth: npt.NDArray[np.int64]
+) -> tuple[float, float]:
+    """ρ from pairs of shapes of different depths, and the excess over it of pairs of one depth; at most 0.99."""
+    whole = _products(scaled, present)
+    parts = [_products(scaled[depth == value], present[depth == value]) for value in np.unique(depth)]
+    inside = np.sum(parts, axis=0)
+    between = whole - inside if (whole - inside)[1] > 1e-9 else whole
+    correlation = float(np.clip(between[0] / between[1], 0.0, 0.99)) if between[1] > 1e-9 else 0.0
+    if not inside[1] > 1e-9 or len(parts) < 2:
+        return correlation, 0.0
+    return correlation, float(np.clip(inside[0] / inside[1] - correlation, 0.0, 0.99 - correlation))
+
+
+def _products(scaled: Floats, present: npt.NDArray[np.bool_]) -> Floats:
+    """Sum of the products of residuals over all pairs of shapes and their common seeds, and the same if ρ were 1.
 
     The expectation of sum_s (e_p - mean e_p)(e_q - mean e_q) over the common seeds of the shapes p and q is
     ρ·(c - c/n_p - c/n_q + c²/(n_p·n_q)) with c common seeds. Both are summed over the pairs by way of the seeds, so
     that the work grows with the number of shapes and not with its square.
     """
-    scaled = residual / sd[:, None]
     count = np.maximum(present.sum(axis=1).astype(float), 1)
     there = present.astype(float)
     observed = float(np.sum(scaled.sum(axis=0) ** 2) - np.sum(scaled**2)) / 2
@@ -147,5 +171,4 @@ def _correlation(residual: Floats, present: npt.NDArray[np.bool_], sd: Floats) -
     overlap = there.T @ share
     everything = float(both @ both) - 2 * float(both @ one) + float(np.sum(overlap * overlap.T))
     itself = float(np.sum(count - 1))
-    expected = (everything - itself) / 2
-    return float(np.clip(observed / expected, 0.0, 0.99)) if expected > 1e-9 else 0.0
+    return np.array([observed, (everything - itself) / 2])

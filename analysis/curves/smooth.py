@@ -95,7 +95,7 @@ class Smooth:
 
     def fitted(self, depth: npt.NDArray[np.int64], x: Floats) -> Floats:
         """Nats per token of points that are ordered by depth."""
-        return np.concatenate([self.loss(value, x[part]) for value, part in _parts(depth)])
+        return np.concatenate([self.loss(value, x[part]) for value, part in parts_of(depth)])
 
     def jacobian(self, depth: int, x: Floats) -> Floats:
         """(len(x), size): derivative of `loss` with respect to all parameters of the study."""
@@ -151,7 +151,7 @@ def solution(
     smooth: Smooth, depth: npt.NDArray[np.int64], x: Floats, weight: Floats
 ) -> tuple[Floats, Floats]:
     """(size, points): derivative of the parameters by the losses; and (points,): leverage of each point."""
-    return _solution(np.vstack([smooth.jacobian(value, x[part]) for value, part in _parts(depth)]), weight)
+    return _solution(np.vstack([smooth.jacobian(value, x[part]) for value, part in parts_of(depth)]), weight)
 
 
 def _solution(design: Floats, weight: Floats) -> tuple[Floats, Floats]:
@@ -160,7 +160,7 @@ def _solution(design: Floats, weight: Floats) -> tuple[Floats, Floats]:
     return np.asarray(solve), np.vecdot(design, solve.T)
 
 
-def _parts(depth: npt.NDArray[np.int64]) -> list[tuple[int, slice]]:
+def parts_of(depth: npt.NDArray[np.int64]) -> list[tuple[int, slice]]:
     """Each depth and its points, which are ordered by depth."""
     values, first = np.unique(depth, return_index=True)
     ends = itertools.pairwise([*first.tolist(), len(depth)])
@@ -173,7 +173,7 @@ class _Points:
     def __init__(self, depth: npt.NDArray[np.int64], x: Floats, loss: Floats, weight: Floats) -> None:
         """Points are ordered by depth; rows are padded with points of zero weight and hold losses less their mean."""
         self.x, self.loss, self.weight = x, loss, weight
-        self.parts = _parts(depth)
+        self.parts = parts_of(depth)
         self.many = [part for _, part in self.parts if part.stop - part.start > 1]
         self.centre = float(np.mean(x))
         most = max((part.stop - part.start for part in self.many), default=0)

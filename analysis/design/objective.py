@@ -1,7 +1,7 @@
 """Objective of a search, and its estimate from the cells so far.
 
 The objective is the projected best depth of a size, the slope b of the law, or the crossings. The estimate is that of a
-fit (`build_curves`, `find_crossings`, `fit_threshold`, `recommend`) with its intervals, so that a search ends on the
+fit (`build_curves`, `find_crossings`, `fit_threshold`, `project`) with its intervals, so that a search ends on the
 same numbers that the report shows.
 """
 
@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.curves.curves import build_curves
+from analysis.curves.curves import Curves, build_curves
 from analysis.design.candidates import diverged
 from analysis.errors import InputError
+from analysis.intervals import Interval
+from analysis.law.combined import Projection, project, rejected
 from analysis.law.crossings import Crossing, Crossings, find_crossings
-from analysis.law.projection import law_of, recommend
+from analysis.law.loss_surfaces import fit_surfaces, points_of
 from analysis.law.threshold import ThresholdFit, fit_threshold
 from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
@@ -55,8 +57,8 @@ class Estimate:
     Attributes:
         value: depth, slope, or N of the least certain crossing; None where there is none.
         low, high: its interval; an end is None where it is open.
-        halfwidth: for depth and slope (high - low)/(2·value); for crossings the largest half-length of the intervals of
-            ln N; infinite where an interval is open.
+        halfwidth: for the slope (high - low)/(2·value), for a depth `Projection.halfwidth`; for crossings the largest
+            half-length of the intervals of ln N; infinite where an interval is open.
         words: the same as a sentence.
     """
 
@@ -89,10 +91,22 @@ def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -
         return _nothing("fewer than two depths have a loss")
     curves = build_curves(used)
     found = find_crossings(curves, level=level, draws=DRAWS, delta=None, diverged=lost, neighbours=True)
+    return estimate_from(curves, found, objective)
+
+
+def estimate_from(curves: Curves, found: Crossings, objective: Objective) -> Estimate:
+    """Estimate the objective from the curves of the cells so far and their crossings."""
     if objective.kind == "crossings":
         return _of_crossings(found)
-    law = fit_threshold(found, "log-linear")
-    return _of_slope(law) if objective.kind == "b" else _of_depth(law, float(objective.params or 0))
+    if objective.kind == "b":
+        return _of_slope(fit_threshold(found, "log-linear"))
+    return _of_depth(projection(curves, found, float(objective.params or 0)))
+
+
+def projection(curves: Curves, found: Crossings, params: float) -> Projection:
+    """The best depth at N = `params` as a fit gives it, from the curves of a study and its crossings."""
+    laws = fit_threshold(found, "log-linear"), fit_threshold(found, "power")
+    return project(laws, fit_surfaces(points_of(curves, curves.misfit_sd)), found.items, params)
 
 
 def reached(estimates: Sequence[Estimate], halfwidth: float) -> bool:
@@ -133,33 +147,33 @@ def _nothing(why: str) -> Estimate:
     return Estimate(None, None, None, math.inf, f"No estimate yet: {why}.")
 
 
-def _of_depth(law: ThresholdFit, params: float) -> Estimate:
-    usable = law_of(law)
-    if usable is None:
-        return _nothing(law.reason or "there is no law")
-    if not usable.b > 0:
-        return _nothing(
-            f"the slope of the law is {usable.b:.3g}, and only a positive slope gives a best depth"
-        )
-    found = recommend(usable, [params])[0]
-    value = float(found["depth_exact"])
-    low, high = found["depth_interval"]
-    return _interval(value, low, high, f"The best depth at N = {params:.3g} is {value:.3g} layers")
+def _of_depth(found: Projection) -> Estimate:
+    if found.depth is None and found.interval == (None, None):
+        return _nothing(found.reason or "there is no law")
+    what = "is not settled" if found.depth is None else f"is {found.depth:.3g} layers"
+    why = f": {found.reason}" if found.depth is None else ""
+    sentence = f"The best depth at N = {found.params:.3g} {what}"
+    return _estimate(found.depth, found.interval, found.halfwidth, sentence, why)
 
 
 def _of_slope(law: ThresholdFit) -> Estimate:
     if law.b is None or law.b_interval is None:
         return _nothing(law.reason or "there is no law")
     low, high = law.b_interval
-    return _interval(law.b, low, high, f"The slope b is {law.b:.3g} per layer")
+    halfwidth, why = math.inf, ""
+    if rejected(law.p_value):
+        why = f": the crossings reject the law (p = {law.p_value:.1g})"
+    elif low is not None and high is not None and law.b > 0:
+        halfwidth = (high - low) / (2 * law.b)
+    return _estimate(law.b, law.b_interval, halfwidth, f"The slope b is {law.b:.3g} per layer", why)
 
 
-def _interval(value: float, low: float | None, high: float | None, what: str) -> Estimate:
-    closed = low is not None and high is not None and value > 0
-    halfwidth = (high - low) / (2 * value) if low is not None and high is not None and closed else math.inf
-    ends = ["no limit" if end is None else f"{end:.3g}" for end in (low, high)]
+def _estimate(
+    value: float | None, interval: Interval, halfwidth: float, what: str, why: str = ""
+) -> Estimate:
+    ends = ["no limit" if end is None else f"{end:.3g}" for end in interval]
     share = f", ±{halfwidth:.0%}" if math.isfinite(halfwidth) else ""
-    return Estimate(value, low, high, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}).")
+    return Estimate(value, *interval, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}){why}.")
 
 
 def _of_crossings(found: Crossings) -> Estimate:

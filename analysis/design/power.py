@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.curves.curves import build_curves
-from analysis.design.objective import DRAWS
-from analysis.design.simulated_study import Shape, Truth, simulate_matched
+from analysis.curves.curves import Curves, build_curves
+from analysis.design.objective import DRAWS, projection
+from analysis.design.simulated_study import Shape, Truth, draw_curves, simulate_matched
 from analysis.intervals import Interval, width_of
-from analysis.law.crossings import Crossing, find_crossings
-from analysis.law.projection import law_of, recommend, solve_depth
+from analysis.law.combined import Projection
+from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.threshold import ThresholdFit, fit_threshold
 from analysis.threads import single_threaded
 
@@ -27,6 +27,8 @@ LAW_STATUSES = ("ok", "open", "not_converged", "insufficient")
 LEVEL = 0.95
 #: Projected size over the largest size planned.
 AHEAD = 10.0
+#: A crossing of simulated curves is searched up to this factor beyond the sizes planned.
+BEYOND = 20.0
 #: Names of the changes that `compare_changes` tries, in this order.
 CHANGES = ("seeds_x2", "seeds_x4", "sizes_x2", "top_x4")
 
@@ -37,11 +39,11 @@ class PairPower:
 
     Attributes:
         shallow, deep: the pair.
-        params, width: true crossing, as N and as the width of the shallow model.
+        params, width: crossing by the law, as N and as the width of the shallow model.
         statuses: status of the crossing -> share.
         closed: share with an interval that has two ends.
         ratio: median of high/low of the closed intervals, in N; None where there is none.
-        coverage: share of all intervals, open ones included, that contain the true crossing.
+        coverage: share of all intervals, open ones included, that contain the crossing of their study's own curves.
     """
 
     shallow: int
@@ -65,8 +67,9 @@ class LawPower:
         b_width: median width of the closed intervals.
         coverage: share of the intervals of b, open ones included, that contain the true b.
         ahead_params, ahead_depth: a size ten times the largest planned, and the best depth there by the true law.
-        band: medians of the low and of the high end of the depth projected there, over the studies with a law; an end
-            is None where more than half of them are open.
+        stated: share of the studies that state a best depth there, because the laws that they do not reject agree.
+        band: medians of the low and of the high end of the interval of that depth, by all laws that are not rejected,
+            over the studies with a law; an end is None where more than half of them are open.
     """
 
     a: float
@@ -77,6 +80,7 @@ class LawPower:
     coverage: float | None
     ahead_params: float
     ahead_depth: float
+    stated: float
     band: Interval | None
 
 
@@ -163,16 +167,23 @@ def simulate_power(
     Raises:
         InputError: the truth gives a shape a loss that is not positive.
     """
-    simulated = [_simulated(truth, shapes, seeds, (seed, number)) for number in range(studies)]
-    crossings, laws = zip(*simulated, strict=True)
-    pairs = zip(itertools.pairwise(truth.depths), zip(*crossings, strict=True), strict=True)
+    keys = [(seed, number) for number in range(studies)]
+    simulated = [_simulated(truth, shapes, seeds, key) for key in keys]
+    crossings = [found.items for _, found in simulated]
+    laws = [fit_threshold(found, "log-linear") for _, found in simulated]
+    ahead = AHEAD * max(map(_params, shapes))
+    projected = [projection(curves, found, ahead) for curves, found in simulated]
+    true = [_true_crossings(truth, shapes, key) for key in keys]
+    pairs = zip(
+        itertools.pairwise(truth.depths), zip(*crossings, strict=True), zip(*true, strict=True), strict=True
+    )
     return PowerEstimate(
         studies=studies,
         seed=seed,
         level=LEVEL,
         seeds=seeds,
-        crossings=tuple(_pair(truth, *pair, found) for pair, found in pairs),
-        law=_law(truth, laws, AHEAD * max(map(_params, shapes))),
+        crossings=tuple(_pair(truth, *pair, found, params) for pair, found, params in pairs),
+        law=_law(truth, laws, projected),
         share_error=0.5 / math.sqrt(studies),
         b_widths=tuple(_b_width(law) for law in laws),
     )
@@ -195,8 +206,8 @@ def compare_changes(
     work = math.fsum(map(_params, shapes)) * base.seeds
     tried = []
     for name, words, changed, seeds in _changes(shapes, base.seeds):
-        laws = [_simulated(truth, changed, seeds, (base.seed, number))[1] for number in range(count)]
-        widths = [_b_width(law) for law in laws]
+        studies_of = (_simulated(truth, changed, seeds, (base.seed, number)) for number in range(count))
+        widths = [_b_width(fit_threshold(found, "log-linear")) for _, found in studies_of]
         width = _finite_median(widths)
         ratio = width / before if width is not None and before else None
         tried.append(
@@ -219,17 +230,30 @@ def compare_changes(
 
 def _simulated(
     truth: Truth, shapes: Sequence[Shape], seeds: int, key: tuple[int, int]
-) -> tuple[tuple[Crossing, ...], ThresholdFit]:
-    """Simulate one study and analyse it: crossings of neighbours, and the law."""
+) -> tuple[Curves, Crossings]:
+    """Simulate one study: its curves, and the crossings of neighbours."""
     curves = build_curves(simulate_matched(truth, shapes, seeds, key))
-    found = find_crossings(curves, level=LEVEL, draws=DRAWS, delta=None, neighbours=True)
-    return found.items, fit_threshold(found, "log-linear")
+    return curves, find_crossings(curves, level=LEVEL, draws=DRAWS, delta=None, neighbours=True)
 
 
-def _pair(truth: Truth, shallow: int, deep: int, found: Sequence[Crossing]) -> PairPower:
+def _true_crossings(truth: Truth, shapes: Sequence[Shape], key: tuple[int, int]) -> list[float]:
+    """N at which the curves of a simulated study cross, for each pair of neighbours."""
+    sizes = [_params(shape) for shape in shapes]
+    curves = draw_curves(truth, key)
+    low, high = min(sizes) / BEYOND, max(sizes) * BEYOND
+    return [curves.crossing(shallow, low, high) for shallow in truth.depths[:-1]]
+
+
+def _pair(
+    truth: Truth, shallow: int, deep: int, found: Sequence[Crossing], true: Sequence[float]
+) -> PairPower:
     params = truth.crossing(shallow)
-    intervals = [item.params_interval for item in found if item.params_interval is not None]
-    ratios = [high / low for low, high in intervals if low is not None and high is not None]
+    intervals = [
+        (item.params_interval, own)
+        for item, own in zip(found, true, strict=True)
+        if item.params_interval is not None
+    ]
+    ratios = [high / low for (low, high), _ in intervals if low is not None and high is not None]
     return PairPower(
         shallow=shallow,
         deep=deep,
@@ -238,11 +262,11 @@ def _pair(truth: Truth, shallow: int, deep: int, found: Sequence[Crossing]) -> P
         statuses=_shares(STATUSES, [item.status for item in found]),
         closed=len(ratios) / len(found),
         ratio=_finite_median(ratios),
-        coverage=_coverage(params, intervals),
+        coverage=_coverage(intervals),
     )
 
 
-def _law(truth: Truth, laws: Sequence[ThresholdFit], params: float) -> LawPower:
+def _law(truth: Truth, laws: Sequence[ThresholdFit], projected: Sequence[Projection]) -> LawPower:
     widths = np.array([_b_width(law) for law in laws])
     closed = widths[np.isfinite(widths)]
     return LawPower(
@@ -251,20 +275,19 @@ def _law(truth: Truth, laws: Sequence[ThresholdFit], params: float) -> LawPower:
         statuses=_shares(LAW_STATUSES, [law.status for law in laws]),
         closed=len(closed) / len(laws),
         b_width=_finite_median(closed),
-        coverage=_coverage(truth.b, [law.b_interval for law in laws if law.b_interval is not None]),
-        ahead_params=params,
-        ahead_depth=solve_depth(truth.a, truth.b, params),
-        band=_projected(laws, params),
+        coverage=_coverage([(law.b_interval, truth.b) for law in laws if law.b_interval is not None]),
+        ahead_params=projected[0].params,
+        ahead_depth=truth.best_depth(projected[0].params),
+        stated=sum(item.depth is not None for item in projected) / len(projected),
+        band=_band([item.interval for law, item in zip(laws, projected, strict=True) if law.a is not None]),
     )
 
 
-def _projected(laws: Sequence[ThresholdFit], params: float) -> Interval | None:
-    """Medians of the ends of the projected depth over the laws there are; an open end counts as infinite."""
-    ends = []
-    for law in filter(None, map(law_of, laws)):
-        # If the width falls with the depth, no depth is best and both ends are open.
-        low, high = recommend(law, [params])[0]["depth_interval"] if law.b > 0 else (None, None)
-        ends.append((-math.inf if low is None else low, math.inf if high is None else high))
+def _band(intervals: Sequence[Interval]) -> Interval | None:
+    """Medians of the ends; an open end counts as infinite."""
+    ends = [
+        (-math.inf if low is None else low, math.inf if high is None else high) for low, high in intervals
+    ]
     if not ends:
         return None
     lows, highs = zip(*ends, strict=True)
@@ -276,8 +299,11 @@ def _b_width(law: ThresholdFit) -> float:
     return math.inf if low is None or high is None else high - low
 
 
-def _coverage(value: float, intervals: Sequence[Interval]) -> float | None:
-    held = [(low is None or low <= value) and (high is None or value <= high) for low, high in intervals]
+def _coverage(intervals: Sequence[tuple[Interval, float]]) -> float | None:
+    """Share of the intervals that hold their true value."""
+    held = [
+        (low is None or low <= value) and (high is None or value <= high) for (low, high), value in intervals
+    ]
     return sum(held) / len(held) if held else None
 
 

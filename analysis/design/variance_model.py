@@ -21,6 +21,7 @@ from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.design.candidates import Key
 from analysis.design.objective import Objective
+from analysis.intervals import between
 from analysis.law.crossings import roots
 from analysis.law.projection import solve_depth
 
@@ -149,7 +150,7 @@ class VarianceModel:
         tables = {depth: smooth.jacobian(depth, self.places) for depth in curves.depths}
         values = {depth: smooth.loss(depth, self.places) for depth in curves.depths}
         self.pairs = list(itertools.pairwise(curves.depths))
-        self.shallow = np.array([pair[0] for pair in self.pairs], dtype=float)
+        self.middle = np.array([between(*pair) for pair in self.pairs])
         self.gap = np.vstack([values[s] - values[d] for s, d in self.pairs])
         self.table = np.stack([tables[s] - tables[d] for s, d in self.pairs])
         vague = np.vstack(list(tables.values())) / (VAGUE * float(np.median(self.sd)) * math.sqrt(PLACES))
@@ -178,11 +179,11 @@ class VarianceModel:
         least = 0.3 * float(np.median(steep)) if len(steep) else 0.2 * float(np.median(self.sd))
         rows = self.table[pair, at(x)] / (2 * np.maximum(slopes, least))[:, None]
         joint = rows @ inverse @ rows.T + (rows @ moved) @ (rows @ moved).T
-        offset = np.log(12 * self.shallow)
+        offset = np.log(12 * self.middle)
         log_width = (x - offset) / 2
         own = np.where(inside, np.diag(joint), np.inf)
         a, b = self._line(log_width, own)
-        by_law = a + b * self.shallow
+        by_law = a + b * self.middle
         share = ABOUT**2 / (ABOUT**2 + own)
         share = np.where(inside, share, 0.0) if inside.sum() >= 2 else np.ones(len(x))
         log_width = share * log_width + (1 - share) * by_law
@@ -204,7 +205,7 @@ class VarianceModel:
         if len(inside) < 3:
             return result
         matrix = joint[np.ix_(inside, inside)] + 1e-12 * np.eye(len(inside))
-        design = np.column_stack([np.ones(len(inside)), self.shallow[inside]])
+        design = np.column_stack([np.ones(len(inside)), self.middle[inside]])
         solved = np.linalg.solve(matrix, design)
         law = np.linalg.solve(design.T @ solved, solved.T @ log_width[inside])
         residual = log_width[inside] - design @ law
@@ -217,17 +218,17 @@ class VarianceModel:
     def _line(self, log_width: Floats, variance: Floats) -> tuple[float, float]:
         """Fit ln d = a + b·L to the crossings, with a positive b, because only then a depth can be projected."""
         weight = 1 / (variance + ABOUT**2)
-        spread = float(np.ptp(self.shallow)) or float(self.pairs[0][1] - self.pairs[0][0])
+        spread = float(np.ptp(self.middle)) or float(self.pairs[0][1] - self.pairs[0][0])
         flattest = 0.2 / spread
         if np.sum(weight > 0) < 2:
             known = int(np.argmax(weight))
             b = 1 / spread
-            return float(log_width[known] - b * self.shallow[known]), b
-        design = np.column_stack([np.ones_like(self.shallow), self.shallow])
+            return float(log_width[known] - b * self.middle[known]), b
+        design = np.column_stack([np.ones_like(self.middle), self.middle])
         a, b = np.linalg.solve(design.T @ (weight[:, None] * design), design.T @ (weight * log_width))
         if b < flattest:
             b = flattest
-            a = float(np.average(log_width - b * self.shallow, weights=weight))
+            a = float(np.average(log_width - b * self.middle, weights=weight))
         return float(a), float(b)
 
     def _covariance(self, taken: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -307,11 +308,11 @@ class VarianceModel:
             value = float(np.sum(variance**4) ** 0.25)
             share = np.where(covered, (variance / value) ** 1.5 / (1 + np.diag(crossings)), 0.0)
             return np.diag(share), value
-        design = np.column_stack([np.ones(len(used)), self.shallow[used]])
+        design = np.column_stack([np.ones(len(used)), self.middle[used]])
         matrix = crossings[np.ix_(used, used)] + SCATTER**2 * np.eye(len(used))
         weighted = np.linalg.solve(matrix, design).T
-        every = np.column_stack([np.ones_like(self.shallow), self.shallow])
-        vague = every.T @ every / (UNKNOWN**2 * len(self.shallow))
+        every = np.column_stack([np.ones_like(self.middle), self.middle])
+        vague = every.T @ every / (UNKNOWN**2 * len(self.middle))
         # Keeps the matrix invertible if there is only one crossing.
         vague[np.diag_indices(2)] += 1e-9
         covariance = np.linalg.inv(weighted @ design + vague)

@@ -16,11 +16,12 @@ from analysis.fit.crossing_shift import ChangedStudy, paired_shifts, split_sensi
 from analysis.fit.kaplan import Kaplan, kaplan
 from analysis.fit.rate_check import RateCheck, check_rates, widened
 from analysis.law.advice import Advice, Disagreement, advices, disagreements, threshold_advice
+from analysis.law.combined import Projection, project
 from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
+from analysis.law.near_optimal import WITHIN, near_optimal
 from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
-from analysis.law.projection import Law, law_of
 from analysis.law.threshold import Form, ThresholdFit, fit_threshold
 from analysis.runs.comparison import Comparison, compare
 from analysis.runs.epochs import Epochs, epochs_of
@@ -105,9 +106,24 @@ class Fit:
         default=None, compare=False, repr=False
     )
 
-    def projection_law(self) -> Law | None:
-        """The law to `recommend` with, or None."""
-        return law_of(self.law)
+    def project(self, params: float) -> Projection:
+        """The best depth at N = `params` by all laws that the data do not reject."""
+        laws, refusal = (self.law, *self.rivals), self.tokens.no_projection
+        return project(laws, self.surfaces, self.crossings, params, refusal)
+
+    def near_optimal(
+        self, params: float, depth: float | None, within: float = WITHIN
+    ) -> dict[str, Any] | None:
+        """What a depth loses at N = `params`, see `analysis.law.near_optimal`, by the first surface of the projection.
+
+        None where the projection states no depth, or all surfaces are excluded from it: their losses then contradict
+        its depth.
+        """
+        found = self.project(params)
+        surface = next((item for form in found.laws for item in self.surfaces if item.form == form), None)
+        if surface is None or found.depth is None:
+            return None
+        return near_optimal(surface, params, depth, f"{surface.form} surface of this study", within)
 
     def advices(self) -> dict[str, Advice]:
         """Form -> depth as a function of N, for the law and every usable rival."""
@@ -188,7 +204,8 @@ def fit(
     )
     law, power = fit_threshold(found, "log-linear"), fit_threshold(found, "power")
     points = points_of(curves, curves.misfit_sd)
-    surfaces = fit_surfaces(points)
+    equal_tokens = comparison.tokens.rule not in ("with_params", "unequal")
+    surfaces = fit_surfaces(points, equal_tokens=equal_tokens)
     best = best_shapes(rows, curves)
     left_out = [*runs.left_out]
     for row, reason in comparison.left_out.items():
@@ -203,7 +220,7 @@ def fit(
         law=law,
         rivals=(power,),
         surfaces=surfaces,
-        held_out=_held_out(rows, curves),
+        held_out=_held_out(rows, curves, equal_tokens=equal_tokens),
         disagreements=disagreements(advice, float(rows["params"].min()), reference=law.form)
         if law.form in advice
         else (),
@@ -237,7 +254,7 @@ def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
     )
 
 
-def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
+def _held_out(rows: pd.DataFrame, curves: Curves, *, equal_tokens: bool) -> tuple[HeldOut, ...]:
     # Both forms use the same rows, one after the other: keep the last crossings.
     last: list[tuple[pd.DataFrame, Crossings]] = []
 
@@ -254,7 +271,7 @@ def _held_out(rows: pd.DataFrame, curves: Curves) -> tuple[HeldOut, ...]:
         return train
 
     # The median, not the mean square: the misfit of the smallest models can be many times that of the others.
-    surfaces = surface_trainers(float(np.median(curves.misfit_sd)))
+    surfaces = surface_trainers(float(np.median(curves.misfit_sd)), equal_tokens=equal_tokens)
     return held_out(rows, {"log-linear": trainer("log-linear"), "power": trainer("power"), **surfaces})
 
 
@@ -263,8 +280,8 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
     source = curves.noise.source
     if source == "residuals":
         found.append(
-            "One seed: noise is estimated from residuals, so curve misfit is counted as noise and errors common to all "
-            "shapes of the seed are not."
+            "One seed: noise is estimated from residuals. An error common to all sizes of one depth leaves none, so no "
+            "interval includes it; more seeds show it."
         )
     elif source == "none" and curves.noise.seeds < 2:
         found.append(
@@ -281,6 +298,12 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
         found.append(
             f"The losses deviate from smooth curves by {curves.misfit_rms:.2g} nats beyond the seed noise "
             f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
+        )
+    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.adjacent and item.turns_back]
+    if turned:
+        found.append(
+            f"At the largest sizes the lead of the deeper model shrinks again, or its loss rises ({', '.join(turned)} "
+            "layers). Deep models may be trained too little there: do not project from these crossings."
         )
     lost = sorted({item for crossing in crossings for item in crossing.diverged})
     if lost:

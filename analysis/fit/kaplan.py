@@ -247,7 +247,7 @@ def _on_curves(curves: Curves, sizes: list[float], depths: list[int], places: li
     """Losses on the curves of `depths` at ln N = `places`, for the counts `sizes`."""
     both = [curves.both(depth, np.array([x])) for depth, x in zip(depths, places, strict=True)]
     loss = np.array([float(values[0]) for values, _ in both])
-    jacobian = np.vstack([slopes for _, slopes in both]) if both else np.empty((0, curves.smooth.size))
+    jacobian = np.vstack([slopes for _, slopes in both]) if both else np.empty((0, curves.size))
     return _Losses(np.array(sizes), loss, jacobian @ curves.covariance @ jacobian.T)
 
 

@@ -5,8 +5,11 @@ import math
 from analysis.fit.document import Fit
 from analysis.intervals import Interval
 from analysis.law.advice import APART
+from analysis.law.combined import rejected
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.held_out import BASELINE
+from analysis.law.near_optimal import WITHIN, depths_text, measured_within
+from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
 
 #: Maximum number of pairs of depths with a sentence among the headlines.
@@ -65,12 +68,15 @@ def law_sentence(fit: Fit) -> str:
     text = f"Threshold law: {law_formula(law.a, law.b)}"
     if law.status == "not_converged":
         return f"{text}, but the fit did not converge ({law.reason}): do not use it."
+    if len(law.depths) == 2:
+        return f"{text} ({law.note or TWO_POINTS})."
+    if rejected(law.p_value):
+        return f"{text}; the crossings reject its form (p = {law.p_value:.1g}): do not use it."
     text += f", slope {percent(law.level)}: {ends(law.b_interval)}"
     if holds_zero(law.b_interval):
         text += "; the slope is compatible with zero"
     if law.status == "open":
-        few = "; two crossings cannot test its form" if len(law.depths) < 3 else ""
-        return f"{text}. The data bound it on one side only{few}."
+        return f"{text}. The data bound it on one side only."
     return f"{text} ({law.note})." if law.note else f"{text}."
 
 
@@ -108,6 +114,8 @@ def disagreement_sentence(fit: Fit) -> str:
     law = next((item for item in fit.disagreements if item.law == fit.law.form), None)
     if law is None:
         return "Without a threshold law the rivals cannot be compared with it."
+    if rejected(fit.law.p_value):
+        return "The threshold law is rejected, so the rivals are not compared with it."
     apart, close, silent = [], [], []
     for item in fit.disagreements:
         name = f"the {law_name(item.law)}"
@@ -119,15 +127,19 @@ def disagreement_sentence(fit: Fit) -> str:
         elif last is None or last.high < item.params[-1]:
             close.append(name)
         else:
-            where = f"more than {percent(APART)} {last.direction} from N ≈ {human(last.low)} on"
-            apart.append((last.low, f"{name} is {where}"))
+            where = (
+                f"is {last.direction} by more than a factor of {1 + APART:g} from N ≈ {human(last.low)} on"
+            )
+            apart.append((last.low, f"{name} {where}"))
     end = human(law.params[-1])
     sentences = []
     if apart:
         sentences.append(f"Against the threshold law, {listed([text for _, text in sorted(apart)])}.")
     if close:
         verb = "is" if len(close) == 1 else "are"
-        sentences.append(f"{_capital(listed(close))} {verb} within {percent(APART)} of it at N ≈ {end}.")
+        sentences.append(
+            f"{_capital(listed(close))} {verb} within a factor of {1 + APART:g} of it at N ≈ {end}."
+        )
     if silent:
         sentences.append(
             f"{_capital(listed(silent))} name{'s' * (len(silent) == 1)} no finite depth at N ≈ {end}."
@@ -139,13 +151,19 @@ def best_sentence(fit: Fit) -> str:
     """The best measured depth of each budget; neighbouring budgets with the same depth are joined."""
     if not fit.best:
         return "No budget has two depths that can be compared at one N, so there is no best shape."
-    groups: list[tuple[int, list[float]]] = []
+    groups: list[tuple[tuple[int, ...], list[float]]] = []
     for item in fit.best:
-        if groups and groups[-1][0] == item.depth:
+        # The best depth, then those that lose next to nothing.
+        near = (item.depth, *(depth for depth in measured_within(item) if depth != item.depth))
+        if groups and groups[-1][0] == near:
             groups[-1][1].append(item.params)
         else:
-            groups.append((item.depth, [item.params]))
-    parts = [f"{layers(depth)} at {_sizes(sizes)}" for depth, sizes in groups]
+            groups.append((near, [item.params]))
+    parts = [
+        f"{layers(depth)} at {_sizes(sizes)}"
+        + (f" ({listed([str(other) for other in others])} within {WITHIN:g} nats)" if others else "")
+        for (depth, *others), sizes in groups
+    ]
     depths = {depth for item in fit.crossings for depth in (item.shallow, item.deep)}
     compared = max(len(item.shapes) for item in fit.best)
     # In a table with one size per depth few depths can be compared at one N.
@@ -158,25 +176,31 @@ def best_sentence(fit: Fit) -> str:
 
 
 def surface_sentence(fit: Fit) -> str:
-    """The best depths by the response surface if there is no law; empty without a best depth with an interval."""
-    surface = next((item for item in fit.surfaces if item.form == "response" and item.usable), None)
-    if fit.law.a is not None or surface is None or surface.params_range is None:
+    """The best depths by the loss surfaces if there is no law; empty without a best depth with an interval."""
+    ranges = [item.params_range for item in fit.surfaces if item.params_range]
+    if fit.law.a is not None or not ranges:
         return ""
     if len({depth for item in fit.crossings for depth in (item.shallow, item.deep)}) < DEPTHS_FOR_SURFACE:
         return ""
-    low, high = (math.log10(end) for end in surface.params_range)
+    low, high = (math.log10(end) for end in ranges[0])
     # The powers of ten inside the data, and the next one.
-    parts = []
+    parts, form = [], ""
     for power in range(math.ceil(low), math.floor(high) + 2):
-        depth = surface.best_depth(10.0**power)
-        interval = surface.best_depth_interval(10.0**power, fit.level)
-        if depth is None or interval is None or (power <= high and None in interval):
+        found, outside = fit.project(10.0**power), power > high
+        if not outside and (found.depth is None or None in found.interval):
             return ""
-        outside = ", outside the data" if power > high else ""
-        parts.append(f"{digits(depth)} at N ≈ {human(10.0**power)} ({ends(interval)}{outside})")
+        if found.depth is None:
+            continue
+        near = depths_text(fit.near_optimal(10.0**power, found.depth))
+        flat = f"; {near} within {WITHIN:g} nats" if near else ""
+        interval = f"{ends(found.interval)}{flat}{'; outside the data' * outside}"
+        parts.append(f"{digits(found.depth)} at N ≈ {human(10.0**power)} ({interval})")
+        form = found.laws[0]
+    if not parts:
+        return ""
     return (
-        "A quadratic surface through all losses, in ln N and ln L, puts the best depth at "
-        f"{listed(parts)}; intervals at {percent(fit.level)}."
+        f"The {form} surface through all losses puts the best depth at {listed(parts)}; intervals at "
+        f"{percent(fit.level)}, over every surface that the losses do not rule out."
     )
 
 

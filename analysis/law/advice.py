@@ -1,7 +1,7 @@
 """The depth that each law recommends, and the sizes at which two laws disagree."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.curves.noise import Floats
+from analysis.intervals import Interval
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.projection import solve_depth
+from analysis.law.projection import Law, range_over, solve_depth
 from analysis.law.threshold import ThresholdFit
 
 Direction = Literal["shallower", "deeper"]
 
-#: Two laws disagree if one depth exceeds the other by more than this share of the reference's.
+#: Laws disagree if the largest depth exceeds the smallest by more than this share.
 APART = 0.25
 
 
@@ -27,11 +28,13 @@ class Advice:
     Attributes:
         depth: N -> best depth, or None if the law has none.
         reason: N -> why there is no depth, if known.
+        interval: N -> interval of the best depth, None for a law without one.
         loss: (N, L) -> predicted nats per token, elementwise; None for a law that predicts no loss.
     """
 
     depth: Callable[[float], float | None]
     reason: Callable[[float], str | None] = lambda params: None
+    interval: Callable[[float], Interval | None] = lambda params: None
     loss: Callable[[npt.ArrayLike, npt.ArrayLike], Floats] | None = None
 
     def __call__(self, params: float) -> float | None:
@@ -40,9 +43,14 @@ class Advice:
         return depth if depth is not None and math.isfinite(depth) and depth > 0 else None
 
 
-def surface_advice(fit: SurfaceFit) -> Advice:
-    """The advice of a loss surface."""
-    return Advice(fit.best_depth, fit.best_depth_reason, fit.loss)
+def surface_advice(fit: SurfaceFit, level: float = 0.95) -> Advice:
+    """The advice of a loss surface; `level` is that of its interval."""
+    return Advice(
+        fit.best_depth,
+        fit.best_depth_reason,
+        lambda params: fit.best_depth_interval(params, level),
+        fit.loss,
+    )
 
 
 def threshold_advice(fit: ThresholdFit) -> Advice:
@@ -50,24 +58,56 @@ def threshold_advice(fit: ThresholdFit) -> Advice:
     a, b = fit.a, fit.b
     if a is None or b is None:
         return Advice(lambda params: None, lambda params: fit.reason)
+    solve = solve_depth if fit.form == "log-linear" else _solve_power
+    law = law_of(fit)
+
+    def interval(params: float) -> Interval | None:
+        return None if law is None else range_over(law, lambda a, b: solve(a, b, params))
+
     if b <= 0:
-        return Advice(
-            lambda params: None, lambda params: "the width at the crossing does not rise with the depth"
-        )
-    if fit.form == "log-linear":
-        return Advice(lambda params: solve_depth(a, b, params))
-    return Advice(lambda params: math.exp((math.log(params / 12) - 2 * a) / (1 + 2 * b)))
+        why = "the width at the crossing does not rise with the depth"
+        return Advice(lambda params: None, lambda params: why, interval)
+    return Advice(lambda params: solve(a, b, params), interval=interval)
 
 
-def advices(laws: Sequence[ThresholdFit], surfaces: Sequence[SurfaceFit]) -> dict[str, Advice]:
-    """Form -> advice, of every law and surface that was fitted."""
+def _solve_power(a: float, b: float, params: float) -> float:
+    """L with 12·L·exp(2(a + b·ln L)) = N; +inf if the size at the crossing does not rise with the depth."""
+    exponent = (math.log(params / 12) - 2 * a) / (1 + 2 * b) if 1 + 2 * b > 0 else math.inf
+    return math.exp(exponent) if exponent < 700 else math.inf
+
+
+def law_of(fit: ThresholdFit) -> Law | None:
+    """The law of either form with its region; None if the fit has none that is bounded."""
+    if fit.status not in ("ok", "open") or fit.a is None or fit.b is None or fit.covariance is None:
+        return None
+    return Law(
+        a=fit.a,
+        b=fit.b,
+        covariance=fit.covariance,
+        source="this study",
+        depth_range=(min(fit.depths), max(fit.depths)) if fit.depths else (math.nan, math.nan),
+        level=fit.level,
+        region=fit.region,
+    )
+
+
+def advices(
+    laws: Sequence[ThresholdFit], surfaces: Sequence[SurfaceFit], level: float = 0.95
+) -> dict[str, Advice]:
+    """Form -> advice, of every law and surface that was fitted; `level` is that of the intervals of the surfaces."""
     lines: dict[str, Advice] = {item.form: threshold_advice(item) for item in laws if item.a is not None}
-    return lines | {item.form: surface_advice(item) for item in surfaces if item.usable}
+    return lines | {item.form: surface_advice(item, level) for item in surfaces if item.usable}
+
+
+def apart(depths: Iterable[float | None]) -> bool:
+    """Whether depths disagree, see `APART`; None is no depth."""
+    known = [depth for depth in depths if depth is not None]
+    return len(known) > 1 and max(known) > (1 + APART) * min(known)
 
 
 @dataclass(frozen=True)
 class DisagreementSpan:
-    """Sizes at which the depth of a law differs from the reference's by more than `APART`, and to which side."""
+    """Sizes at which the depths of a law and of the reference disagree, and to which side."""
 
     low: float
     high: float
@@ -113,7 +153,7 @@ def disagreements(
 def _disagreement(law: str, advice: Advice, reference: Advice, grid: Sequence[float]) -> Disagreement:
     def side(params: float) -> Direction | None:
         depth, other = advice(params), reference(params)
-        if depth is None or other is None or abs(depth / other - 1) <= APART:
+        if depth is None or other is None or not apart((depth, other)):
             return None
         return "deeper" if depth > other else "shallower"
 

@@ -23,7 +23,14 @@ from analysis.curves.budgets import LINE_REACH, SHIFT, budget_of, budgets, commo
 from analysis.curves.curves import ShapeMeans, shape_means
 from analysis.curves.noise import Floats
 from analysis.law.advice import Advice, Direction, surface_advice
-from analysis.law.loss_surfaces import SurfaceFit, SurfaceForm, fit_surface, fit_surfaces, points_of
+from analysis.law.loss_surfaces import (
+    SurfaceFit,
+    SurfaceForm,
+    fit_surface,
+    fit_surfaces,
+    points_of,
+    supported,
+)
 
 #: Rows of a run table (depth, params, seed, loss, and where known budget) -> the law's advice, or None if the law
 #: cannot be fitted to them.
@@ -38,22 +45,17 @@ TRAINING_BUDGETS = 3
 MOST_CUTS, MOST_SIZES = 4, 8
 
 
-def surface_trainers(misfit_sd: float = 0.0) -> dict[str, Trainer]:
-    """One trainer per surface, by its form; `misfit_sd` as in `points_of`."""
+def surface_trainers(misfit_sd: float = 0.0, *, equal_tokens: bool = True) -> dict[str, Trainer]:
+    """One trainer per surface, by its form; `misfit_sd` as in `points_of`, `equal_tokens` as in `fit_surfaces`."""
 
     def trainer(form: SurfaceForm) -> Trainer:
-        return lambda rows: surface_advice(fit_surface(form, _weighted(shape_means(rows), misfit_sd)))
+        def train(rows: pd.DataFrame) -> Advice:
+            points = points_of(shape_means(rows), misfit_sd)
+            return surface_advice(fit_surface(form, points, equal_tokens=equal_tokens))
+
+        return train
 
     return {form: trainer(form) for form in ("additive", "response")}
-
-
-def _weighted(means: ShapeMeans, misfit_sd: float = 0.0) -> pd.DataFrame:
-    # The weights of `points_of` in another order of operations; with those, the last digit of regrets changes.
-    points = points_of(means)
-    if means.noise.known:
-        variance = means.noise.sd_at(means.mean) ** 2 / means.count + means.forecast**2
-        points["weight"] = 1 / (variance + misfit_sd**2)
-    return points
 
 
 @dataclass(frozen=True)
@@ -137,19 +139,14 @@ def _interpolation(knots: Floats, x: float) -> Floats:
 
 def _covariance(means: ShapeMeans, matrix: Floats) -> Floats:
     """(rows, rows): covariance of `matrix` times the mean losses, from seed noise, shared seeds and forecasts."""
-    scaled, rho = matrix * means.noise.sd_at(means.mean), means.noise.correlation
-    shared = scaled @ means.incidence
-    errors = matrix * means.forecast
-    own = (1 - rho) * (scaled / means.count) @ scaled.T + errors @ errors.T
-    return np.asarray(rho * shared @ shared.T + own)
+    shared, own = means.errors
+    return np.asarray((matrix @ shared) @ (matrix @ shared).T + (matrix * own**2) @ matrix.T)
 
 
 def _best_surface(means: ShapeMeans) -> SurfaceFit | None:
     """The surface of lowest AICc; None if none can be fitted and judged."""
-    judged = [
-        (fit.aicc, fit) for fit in fit_surfaces(_weighted(means)) if fit.usable and fit.aicc is not None
-    ]
-    return min(judged, key=lambda item: item[0])[1] if judged else None
+    best = next(iter(supported(fit_surfaces(points_of(means)))), None)
+    return None if best is None or best.aicc is None else best
 
 
 @dataclass(frozen=True)

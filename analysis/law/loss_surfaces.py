@@ -8,6 +8,7 @@ that cannot be separated from E. The E below is their sum, not the entropy of th
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.ndimage import minimum_filter
 from scipy.optimize import least_squares, nnls
+from scipy.stats import f as fisher
 from scipy.stats import norm
 from scipy.stats import t as student
 
@@ -34,6 +36,11 @@ STARTS = 6
 TOLERANCE = 1e-12
 #: Smallest ratio of the singular values of centred (ln N, ln L): below it depth and size move together.
 COLLINEAR = 1e-4
+
+#: Smallest ratio of the singular values of a scaled Jacobian whose inverse has correct digits.
+SINGULAR = 1e-8
+#: A surface whose AIC exceeds the lowest by more has essentially no support (Burnham and Anderson 2002, section 2.6).
+SUPPORT = 10.0
 
 _PARAMETERS: dict[SurfaceForm, int] = {"additive": 5, "response": 6}
 _RESPONSE = ("b", "b_N", "b_L", "b_NN", "b_NL", "b_LL")
@@ -55,10 +62,12 @@ class SurfaceFit:
         aicc: Akaike's criterion corrected for few points, with an estimated variance; comparable between surfaces of
             the same points only; None with too few points.
         message: of the optimiser, how many starts reached the same minimum, and the size of the grid.
-        covariance: of the six coefficients of `response`; None for `additive`.
+        covariance: of the six coefficients of `response`; of (ln c_m, alpha_m, ln c_l, alpha_l) of `additive`, None if
+            the points do not determine them.
         scaled: the covariance is scaled by the residuals (Student's t), because the noise is not known or the residuals
             exceed it; else it follows from the noise alone (normal).
         params_range: smallest and largest N of the points.
+        p_value: of the residuals against the noise (F test); None if that is not known.
     """
 
     form: SurfaceForm
@@ -73,6 +82,7 @@ class SurfaceFit:
     covariance: tuple[tuple[float, ...], ...] | None = None
     scaled: bool = False
     params_range: tuple[float, float] | None = None
+    p_value: float | None = None
 
     @property
     def usable(self) -> bool:
@@ -102,38 +112,41 @@ class SurfaceFit:
     def best_depth_interval(
         self, params: float, level: float = 0.95
     ) -> tuple[float | None, float | None] | None:
-        """Interval of the best depth at fixed N by Fieller's method (1954); None for `additive`.
+        """Interval of the best depth at fixed N by Fieller's method (1954); None without a covariance.
 
-        It holds the depths at which the slope of the loss in ln L does not differ from zero at `level`. It is exact for
-        normal errors however weak the curvature, where a standard error of the ratio would be far too short. An end is
-        None where the data do not exclude that the loss keeps falling that way.
+        It holds the depths at which the slope of the loss in ln L does not differ from zero at `level`; for `additive`
+        the slope is ln of what a layer costs in width over what it saves in depth. Both are straight in ln L. The
+        interval of `response` is exact for normal errors however weak the curvature, where a standard error of the
+        ratio would be far too short; that of `additive` is first-order in its four parameters. An end is None where the
+        data do not exclude that the loss keeps falling that way.
         """
-        if self.form != "response" or self.covariance is None:
+        if self.covariance is None:
             return None
         centre = self.best_depth(params)
         if centre is None:
             return None, None
-        quantile = student.ppf((1 + level) / 2, self.dof) if self.scaled else norm.ppf((1 + level) / 2)
         p = self.parameters
-        u = math.log(params) - p["log_params"]
-        # The slope in v is (c0 + v·c1)·β; it is zero within its error where a quadratic in v is not positive.
-        c0, c1 = np.array([0, 0, 1, 0, u, 0.0]), np.array([0, 0, 0, 0, 0, 2.0])
-        beta, covariance = np.array([p[name] for name in _RESPONSE]), np.array(self.covariance)
-        form = np.outer(beta, beta) - quantile**2 * covariance
-        a, half_b, c = float(c1 @ form @ c1), float(c0 @ form @ c1), float(c0 @ form @ c0)
-        root = half_b**2 - a * c
-        if root <= 0:
-            return None, None
-        # The root that is not lost to cancellation, and the other one from the product of both.
-        q = -(half_b + math.copysign(math.sqrt(root), half_b))
-        ends = sorted((q / a if a else math.inf, c / q))
-        best = math.log(centre) - p["log_depth"]
-        low, high = (_depth(end, p["log_depth"]) for end in ends)
-        if a > 0:
-            return low, high
-        # Two half-lines. Between them the slope has one sure sign, so of a curve with a minimum only the half with
-        # the estimate can hold it.
-        return (high, None) if best >= ends[1] else (None, low)
+        if self.form == "response":
+            origin = p["log_depth"]
+            u = math.log(params) - p["log_params"]
+            # The slope in v = ln L - origin is value[0] + v·value[1].
+            gradients = np.array([[0, 0, 1, 0, u, 0], [0, 0, 0, 0, 0, 2.0]])
+            value = gradients @ np.array([p[name] for name in _RESPONSE])
+        else:
+            origin = 0.0
+            half, size = p["alpha_m"] / 2, math.log(params / 12)
+            gradients = np.array([[1, 1 / p["alpha_m"] - size / 2, -1, -1 / p["alpha_l"]], [0, 0.5, 0, 1.0]])
+            slope = half + p["alpha_l"]
+            value = np.array([-slope * math.log(centre), slope])
+        quantile = student.ppf((1 + level) / 2, self.dof) if self.scaled else norm.ppf((1 + level) / 2)
+        ends = _fieller(
+            value,
+            gradients @ np.array(self.covariance) @ gradients.T,
+            float(quantile),
+            math.log(centre) - origin,
+        )
+        low, high = (None if end is None else _depth(end, origin) for end in ends)
+        return low, high
 
     def _best(self, params: float) -> tuple[float | None, str | None]:
         if not (math.isfinite(params) and params > 0):
@@ -157,29 +170,60 @@ class SurfaceFit:
         ratio = (
             math.log(p["c_l"] * alpha) - math.log(p["c_m"] * half) + half * (math.log(params) - math.log(12))
         )
-        return math.exp(ratio / (half + alpha)), None
+        best = _depth(ratio / (half + alpha), 0.0)
+        return (best, None) if best else (None, "the minimum lies beyond any finite depth")
+
+
+def supported(surfaces: Sequence[SurfaceFit]) -> tuple[SurfaceFit, ...]:
+    """The usable surfaces that the points do not rule out, lowest AICc first; those without an AICc come last.
+
+    A surface is ruled out by its misfit: its AIC exceeds the lowest by `SUPPORT`. AICc would rule out the form with one
+    parameter more wherever there are few points.
+    """
+    usable = sorted(
+        (item for item in surfaces if item.usable), key=lambda item: (item.aicc is None, item.aicc or 0.0)
+    )
+    limit = min((value for item in usable if (value := _aic(item)) is not None), default=math.inf) + SUPPORT
+    return tuple(item for item in usable if (value := _aic(item)) is None or value <= limit)
+
+
+def _aic(item: SurfaceFit) -> float | None:
+    """AICc without its correction for few points; None where there is no AICc."""
+    if item.aicc is None:
+        return None
+    k = item.points - item.dof + 1
+    return item.aicc - 2 * k * (k + 1) / (item.points - k - 1)
 
 
 def points_of(means: ShapeMeans, misfit_sd: npt.ArrayLike = 0.0) -> pd.DataFrame:
-    """One row per shape, for the fits here: depth, params, loss, and if the noise is known the weight.
+    """One row per shape, for the fits here: depth, params, loss, and if the noise is known weight and noise_dof.
 
     Args:
         means: of the study.
         misfit_sd: scatter of the shapes beyond the seed noise, nats per token; it is part of the weights.
     """
     frame = pd.DataFrame({"depth": means.depth, "params": np.exp(means.x), "loss": means.mean})
-    return frame.assign(weight=1 / (means.se**2 + np.square(misfit_sd))) if means.noise.known else frame
+    if not means.noise.known:
+        return frame
+    return frame.assign(weight=1 / (means.se**2 + np.square(misfit_sd)), noise_dof=means.noise.dof)
 
 
-def fit_surfaces(points: pd.DataFrame) -> tuple[SurfaceFit, ...]:
+def fit_surfaces(points: pd.DataFrame, *, equal_tokens: bool = True) -> tuple[SurfaceFit, ...]:
     """Both surfaces through the same points: additive, response."""
-    return fit_surface("additive", points), fit_surface("response", points)
+    forms: tuple[SurfaceForm, ...] = ("additive", "response")
+    return tuple(fit_surface(form, points, equal_tokens=equal_tokens) for form in forms)
 
 
-def fit_surface(form: SurfaceForm, points: pd.DataFrame) -> SurfaceFit:
-    """Fit one surface by weighted least squares to points as of `points_of`, in any order."""
+def fit_surface(form: SurfaceForm, points: pd.DataFrame, *, equal_tokens: bool = True) -> SurfaceFit:
+    """Fit one surface by weighted least squares to points as of `points_of`, in any order.
+
+    The additive law holds at equal training tokens. Where they differ, its two terms would absorb that of the tokens,
+    so it is not fitted; the quadratic absorbs it, if tokens follow N.
+    """
     data = _Points.read(points)
     reason = data.lacking(form)
+    if form == "additive" and not equal_tokens:
+        reason = "shapes differ in training tokens, and the additive law holds at equal tokens"
     if reason is not None:
         return SurfaceFit(form, "insufficient", reason, points=len(data.loss))
     return _fit_additive(data) if form == "additive" else _fit_response(data)
@@ -268,8 +312,34 @@ def _fit_additive(data: "_Points") -> SurfaceFit:
         status, reason = "not_converged", f"the optimiser stopped early: {message}"
     elif hits:
         status, reason = "bound_hit", f"the best fit lies on a bound: {', '.join(hits)}"
-    summary = data.summary("additive", float(misfit @ misfit) * unit**2)
-    return SurfaceFit("additive", status, reason, values, message=message, **summary)
+    rss = float(misfit @ misfit) * unit**2
+    scaled = data.scaled(rss, "additive")
+    spread = rss / (len(logs) - _PARAMETERS["additive"]) if scaled else 1.0
+    covariance = _additive_covariance(data, values, spread)
+    summary = data.summary("additive", rss)
+    return SurfaceFit(
+        "additive", status, reason, values, message=message, covariance=covariance, scaled=scaled, **summary
+    )
+
+
+def _additive_covariance(
+    data: "_Points", values: dict[str, float], spread: float
+) -> tuple[tuple[float, ...], ...] | None:
+    """Of (ln c_m, alpha_m, ln c_l, alpha_l), by the Jacobian at the minimum; None if it is singular."""
+    width, depth = (data.x - np.log(12 * data.depth)) / 2, np.log(data.depth)
+    by_width = values["c_m"] * np.exp(-values["alpha_m"] * width)
+    by_depth = values["c_l"] * np.exp(-values["alpha_l"] * depth)
+    columns = (by_width, -width * by_width, by_depth, -depth * by_depth, np.ones_like(depth))
+    jacobian = np.sqrt(data.weight)[:, None] * np.column_stack(columns)
+    norms = np.linalg.norm(jacobian, axis=0)
+    if not np.all(norms > 0):
+        return None
+    r = np.linalg.qr(jacobian / norms, mode="r")
+    singular = np.linalg.svd(r, compute_uv=False)
+    if singular[-1] < SINGULAR * singular[0]:
+        return None
+    inverse = np.linalg.inv(r) / norms[:, None]
+    return tuple(tuple(float(value) for value in row[:4]) for row in (inverse @ inverse.T * spread)[:4])
 
 
 def _fit_response(data: "_Points") -> SurfaceFit:
@@ -289,10 +359,8 @@ def _fit_response(data: "_Points") -> SurfaceFit:
     residual = root * (data.loss - design @ beta)
     rss, dof = float(residual @ residual), len(data.loss) - 6
     inverse = np.linalg.inv(r)
-    # With known noise a misfit beyond it must not make the interval too short; a smaller one is chance.
-    spread = rss / dof
-    scaled = not data.known or spread > 1
-    covariance = inverse @ inverse.T * (spread if scaled else 1.0)
+    scaled = data.scaled(rss, "response")
+    covariance = inverse @ inverse.T * (rss / dof if scaled else 1.0)
     values = dict(zip(_RESPONSE, (float(value) for value in beta), strict=True))
     values |= {"log_params": centre_x, "log_depth": centre_v}
     return SurfaceFit(
@@ -311,6 +379,25 @@ def _quadratic(u: Floats, v: Floats) -> Floats:
     return np.stack([np.ones_like(u), u, v, u**2, u * v, v**2], axis=-1)
 
 
+def _fieller(
+    value: Floats, covariance: Floats, quantile: float, best: float
+) -> tuple[float | None, float | None]:
+    """The v at which value[0] + v·value[1] does not differ from zero, `best` among them; None for an open end."""
+    form = np.outer(value, value) - quantile**2 * covariance
+    a, half_b, c = float(form[1, 1]), float(form[0, 1]), float(form[0, 0])
+    root = half_b**2 - a * c
+    if root <= 0:
+        return None, None
+    # The root that is not lost to cancellation, and the other one from the product of both.
+    q = -(half_b + math.copysign(math.sqrt(root), half_b))
+    low, high = sorted((q / a if a else math.inf, c / q))
+    if a > 0:
+        return low, high
+    # Two half-lines. Between them the slope has one sure sign, so of a curve with a minimum only the half with the
+    # estimate can hold it.
+    return (high, None) if best >= high else (None, low)
+
+
 def _depth(v: float, centre: float) -> float | None:
     """exp(v + centre), None where it is no positive finite number."""
     return math.exp(v + centre) if abs(v + centre) < 700 else None
@@ -325,6 +412,7 @@ class _Points:
     loss: Floats
     weight: Floats
     known: bool
+    noise_dof: float
 
     @classmethod
     def read(cls, points: pd.DataFrame) -> "_Points":
@@ -332,7 +420,8 @@ class _Points:
         weight = points["weight"].to_numpy(dtype=float) if "weight" in points else np.ones(len(points))
         order = np.lexsort((weight, loss, depth, params))
         known = bool(np.any(weight != 1))
-        return cls(depth[order], np.log(params[order]), loss[order], weight[order], known)
+        noise_dof = float(points["noise_dof"].iloc[0]) if "noise_dof" in points else math.inf
+        return cls(depth[order], np.log(params[order]), loss[order], weight[order], known, noise_dof)
 
     def lacking(self, form: SurfaceForm) -> str | None:
         """Why the points cannot determine the surface."""
@@ -348,6 +437,13 @@ class _Points:
             return "depth and size move together, so their effects cannot be separated"
         return None
 
+    def scaled(self, rss: float, form: SurfaceForm) -> bool:
+        """Whether errors are scaled by the residuals.
+
+        With known noise a misfit beyond it must not make an interval too short; a smaller one is chance.
+        """
+        return not self.known or rss > len(self.loss) - _PARAMETERS[form]
+
     def summary(self, form: SurfaceForm, rss: float) -> dict[str, Any]:
         """The attributes of `SurfaceFit` that follow from the sum of squares."""
         count, k = len(self.loss), _PARAMETERS[form] + 1
@@ -362,4 +458,7 @@ class _Points:
             if spare > 0 and mean > 0
             else None,
             "params_range": (float(np.exp(self.x.min())), float(np.exp(self.x.max()))),
+            "p_value": float(fisher.sf(rss / (count - k + 1), count - k + 1, min(self.noise_dof, 1e9)))
+            if self.known
+            else None,
         }

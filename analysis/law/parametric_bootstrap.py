@@ -69,15 +69,19 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     noise = curves.noise
     fitted = curves.mean - curves.residual
     sd = noise.sd_at(curves.mean)
-    centre = fitted + curves.misfit_sd * generator.standard_normal(len(fitted))
-    common = generator.standard_normal(max(curves.incidence.shape[1], int(curves.count.max())))
+    white = np.zeros(len(fitted)) if curves.misfit is None else np.sqrt(curves.misfit.white)
+    centre = fitted + white * generator.standard_normal(len(fitted))
+    seeds = max(curves.incidence.shape[1], int(curves.count.max()))
+    common = generator.standard_normal(seeds)
+    of_depth = generator.standard_normal((len(curves.depths), seeds))
     centre = centre + curves.forecast * generator.standard_normal(len(fitted))
     point = np.repeat(np.arange(len(fitted)), curves.count)
     # Numbered within each point if seeds are not paired.
     paired = curves.incidence.shape[1] > 1
     seed = np.nonzero(curves.incidence)[1] if paired else np.concatenate([np.arange(n) for n in curves.count])
     own = generator.standard_normal(len(point))
-    error = np.sqrt(noise.correlation) * common[seed] + np.sqrt(1 - noise.correlation) * own
+    error = np.sqrt(noise.correlation) * common[seed] + np.sqrt(noise.independent) * own
+    error += np.sqrt(noise.within) * of_depth[np.searchsorted(curves.depths, curves.depth[point]), seed]
     rows = pd.DataFrame(
         {
             "depth": curves.depth[point],

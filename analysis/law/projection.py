@@ -9,13 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, Region, width_of
-
-if TYPE_CHECKING:
-    from analysis.law.threshold import ThresholdFit
 
 #: Points of an ellipse: its extremes are met to (pi / 720)² / 2, that is 1e-5 of the half-width.
 _POINTS = 720
@@ -28,7 +25,7 @@ class Law:
     Attributes:
         covariance: of (a, b).
         source: where it comes from, in words.
-        depth_range: smallest and largest depth (of the shallower model) it was fitted on, (nan, nan) if not known.
+        depth_range: smallest and largest depth of its crossings, (nan, nan) if not known.
         level: confidence of `region`, and so of every interval from it.
         region: the boundary of {(a, b): 2·(max loglik - loglik(a, b)) <= chi²₁(level)}. The profile-likelihood
             interval of any scalar g(a, b) is the range of g over that set; for a g that is monotone in a and in
@@ -69,8 +66,13 @@ class Law:
 
     def extrapolates(self, depth: float) -> bool:
         """Whether this depth lies outside the fitted ones by more than half a layer, or these are not known."""
-        # No comparison with NaN is true.
-        return not self.depth_range[0] - 0.5 <= depth <= self.depth_range[1] + 0.5
+        return outside_depths(self.depth_range, depth)
+
+
+def outside_depths(fitted: tuple[float, float], depth: float) -> bool:
+    """Whether a depth lies outside a range by more than half a layer, or the range is not known (NaN)."""
+    # No comparison with NaN is true.
+    return not fitted[0] - 0.5 <= depth <= fitted[1] + 0.5
 
 
 #: a and b as quoted by BloombergGPT and BigScience; covariance as recalled from the paper's third version and
@@ -100,22 +102,6 @@ class Transition:
     params_interval: Interval
 
 
-def law_of(fit: "ThresholdFit") -> Law | None:
-    """The law to project with, or None if the fit has none."""
-    usable = fit.status in ("ok", "open") and fit.form == "log-linear"
-    if not usable or fit.a is None or fit.b is None or fit.covariance is None:
-        return None
-    return Law(
-        a=fit.a,
-        b=fit.b,
-        covariance=fit.covariance,
-        source="this study",
-        depth_range=(min(fit.depths), max(fit.depths)) if fit.depths else (math.nan, math.nan),
-        level=fit.level,
-        region=fit.region,
-    )
-
-
 def n_transition(law: Law, depth: float) -> Transition:
     """N_transition(L) = 12·L·exp(2a)·exp(2bL) (eq. 11) with its error 2·sqrt(var a + L²·var b + 2·L·cov).
 
@@ -135,7 +121,7 @@ def n_transition(law: Law, depth: float) -> Transition:
             f"The law of {law.source} gives no finite size at which {depth:g} layers are overtaken (the law was fitted "
             f"on {fitted})."
         )
-    interval = _range_over(law, lambda a, b: 12 * depth * _exp(2 * (a + b * depth)))
+    interval = range_over(law, lambda a, b: 12 * depth * _exp(2 * (a + b * depth)))
     return Transition(depth, params, width, _relative_error(law, depth), interval)
 
 
@@ -202,11 +188,22 @@ def _recommend_one(law: Law, params: float) -> dict[str, Any]:
             f"The law of {law.source} (a = {law.a:.3g}, b = {law.b:.3g}) gives no finite depth for N = {params:g}. "
             "Use the measured best shapes, or another law (--law levine2020)."
         )
-    depth = max(1, round(exact))
-    transition = n_transition(law, depth)
-    low, high = _range_over(law, lambda a, b: solve_depth(a, b, params))
-    # dL/L = -(relative error of N at fixed L) / (1 + 2bL), and d goes as 1/sqrt(L) where N is fixed.
+    interval = range_over(law, lambda a, b: solve_depth(a, b, params))
+    # dL/L = -(relative error of N at fixed L) / (1 + 2bL).
     depth_error = _relative_error(law, exact) / (1 + 2 * law.b * exact)
+    return shape_document(law, params, exact, interval, depth_error, n_transition(law, max(1, round(exact))))
+
+
+def shape_document(
+    law: Any, params: float, exact: float, interval: Interval, depth_error: float, transition: Transition
+) -> dict[str, Any]:
+    """The best shape for N as `recommend` returns it, from the best depth with its interval and relative error.
+
+    `law` has `source`, `level` and `extrapolates` as `Law` has.
+    """
+    low, high = interval
+    depth = max(1, round(exact))
+    # d goes as 1/sqrt(L) where N is fixed.
     return {
         "params": params,
         "depth": depth,
@@ -235,7 +232,7 @@ def _relative_error(law: Law, depth: float) -> float:
     return 2 * math.sqrt(max(va + depth * depth * vb + 2 * depth * cab, 0.0))
 
 
-def _range_over(law: Law, of: Callable[[float, float], float]) -> Interval:
+def range_over(law: Law, of: Callable[[float, float], float]) -> Interval:
     """The range of a monotone function of (a, b) over the law's region; an infinite end and an open one are None."""
     found = [(of(a, b), is_open) for a, b, is_open in law.boundary()]
     found.append((of(law.a, law.b), False))

@@ -1,7 +1,8 @@
 """Fit the threshold law ln d = a + b·L through the crossings, or its rival, the power law ln d = a + b·ln L.
 
-d is the width of the shallower model at its crossing with the next deeper depth of the study, L that model's depth
-(Levine et al. 2020, eq. 10).
+A crossing of two neighbouring depths belongs to the depth between them, L = sqrt(L1·L2): there both have the same
+loss, so the best depth lies between. d is the width of that depth at the crossing. (Levine et al. 2020, eq. 10, use
+the shallower depth; their law keeps their meaning.)
 
 The likelihood is that of the gaps. A law (a, b) predicts the place of each crossing, where the gap is zero. The gaps g
 at those places, with the covariance S that pairs sharing a curve have, give
@@ -16,7 +17,9 @@ the interval of every scalar that follows from the law: a, b, a projected depth.
 
 `scatter` is the standard deviation of ln d about the line beyond the crossings' own errors. With three or more
 crossings it is the estimate of largest likelihood. It has as many degrees of freedom as there are crossings less two,
-so if it is positive, Student's t has those degrees of freedom.
+so if it is positive, Student's t has those degrees of freedom. Two or three crossings cannot show it: the larger
+of their estimate and `PRIOR_SCATTER` is assumed, with Student's t of one degree of freedom, and two crossings give no
+interval of the slope.
 """
 
 import math
@@ -27,17 +30,18 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field
 from scipy.optimize import brentq, minimize
-from scipy.stats import chi2
+from scipy.stats import f as fisher
 from scipy.stats import t as student
 
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, Region
 from analysis.law.crossings import Crossing, Crossings, Gap
+from analysis.law.projection import LEVINE2020
 
 Form = Literal["log-linear", "power"]
 Status = Literal["ok", "open", "not_converged", "insufficient"]
 Covariance = tuple[tuple[float, float], tuple[float, float]]
-TWO_POINTS = "two crossings: no test of the form"
+TWO_POINTS = "two crossings: no test of the form, and no interval of the slope"
 
 #: Directions in which the edge of the region is searched, and distances in units of the edge of a normal likelihood. A
 #: region that reaches twelve times as far counts as open.
@@ -46,8 +50,14 @@ REACH = np.concatenate([np.linspace(0.05, 4, 60), np.geomspace(4.2, 12, 20)])
 HALVINGS = 14
 #: Number of distances evaluated at a time.
 RINGS = 4
-#: Fewest degrees of freedom of a scatter: three crossings have one, whose t of 12.7 would make every interval useless.
-LEAST_FREEDOM = 2
+#: Fewest crossings whose own scatter is used alone.
+OWN_SCATTER = 4
+#: Depths of the six crossings of Levine et al. 2020.
+_PUBLISHED_DEPTHS = np.array([6, 12, 18, 24, 30, 36])
+#: Standard deviation of ln d about the published line: the error of its slope is this over the root of the squared
+#: distances of the depths. It includes the errors of those crossings. It is the scatter of one study, so it counts as
+#: one degree of freedom: 95 % lie within 12.7 times it, and a scatter of 0.2 in another study is covered too.
+PRIOR_SCATTER = math.sqrt(LEVINE2020.covariance[1][1] * float(np.sum((_PUBLISHED_DEPTHS - 21.0) ** 2)))
 #: Factor on the variance of a pair that removes the pair from the likelihood.
 _HUGE = 1e9
 
@@ -81,16 +91,18 @@ class ThresholdFit:
 
     Attributes:
         form: `log-linear` is ln d = a + b·L, `power` is ln d = a + b·ln L.
-        status: `ok`; `open`: the data bound a or b on one side only (its interval then has an end None);
+        status: `ok`; `open`: the data bound a or b on one side only (its interval then has an end None), or there are
+            two crossings, which give no interval;
             `not_converged`: the optimiser failed, with its message as the `reason`; `insufficient`: nothing to fit.
         covariance: of (a, b), from the crossings' covariance and the scatter, to first order; intervals are better.
         a_interval, b_interval: by inverting the test, at `level`, as `region`.
         note: a caveat, such as that two points cannot test the form.
-        depths, widths, residuals: the crossings with an estimate; residuals in ln d.
+        depths, widths, residuals: the crossings with an estimate: depth between the two, its width, residual in ln d.
         pairs: number of pairs used, including those with a bound only.
         params_range: smallest and largest N among the points.
-        scatter: of ln d beyond the crossings' own errors.
-        chi2, dof, p_value: squared residuals over the crossings' covariance without scatter; None with two points.
+        scatter: of ln d beyond the crossings' own errors; None with two points.
+        chi2, dof, p_value: squared residuals over the crossings' covariance without scatter, and their F test, as the
+            noise is estimated; None with two points.
         leave_one_out: with three or more points.
     """
 
@@ -104,7 +116,7 @@ class ThresholdFit:
     b_interval: Interval | None = None
     reason: str | None = None
     note: str | None = None
-    depths: tuple[int, ...] = ()
+    depths: tuple[float, ...] = ()
     widths: tuple[float, ...] = ()
     pairs: int = 0
     params_range: tuple[float, float] | None = None
@@ -127,7 +139,7 @@ class ThresholdFit:
 
 @dataclass(frozen=True)
 class _Points:
-    """Crossings with an estimate: L or ln L, ln d of the shallower model, and its covariance to first order."""
+    """Crossings with an estimate: L or ln L, ln d of that depth, and its covariance to first order."""
 
     regressor: Floats
     log_width: Floats
@@ -153,13 +165,15 @@ class _Points:
 class _Likelihood:
     """T(a, b) of a study for many laws at once."""
 
-    def __init__(self, gaps: list[Gap], shallow: Floats, regressor: Floats, covariance: Floats) -> None:
-        """Tabulate gaps and roots of their covariance on each pair's grid; `shallow` are the depths L."""
+    def __init__(self, gaps: list[Gap], depth: Floats, regressor: Floats, covariance: Floats) -> None:
+        """Tabulate gaps and roots of their covariance on each pair's grid; `depth` are the depths L."""
         values, vectors = np.linalg.eigh(covariance)
-        root = vectors * np.sqrt(np.maximum(values, 0))
+        # Most directions of the coefficients of smooth departures have almost no variance.
+        live = values > 1e-12 * max(float(values[-1]), 0.0)
+        root = vectors[:, live] * np.sqrt(values[live])
         self.low = np.array([gap.x[0] for gap in gaps])
         self.high = np.array([gap.x[-1] for gap in gaps])
-        self.length, self.offset, self.regressor = self.high - self.low, np.log(12 * shallow), regressor
+        self.length, self.offset, self.regressor = self.high - self.low, np.log(12 * depth), regressor
         values = np.stack([gap.value for gap in gaps])[..., None]
         slopes = np.stack([np.gradient(gap.value, gap.x) for gap in gaps])[..., None]
         table = np.concatenate([np.stack([gap.jacobian @ root for gap in gaps]), values, slopes], axis=2)
@@ -288,23 +302,30 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
                 f"{len(points)} of {len(adjacent)} {'has' if len(points) == 1 else 'have'} one"
             )
         return ThresholdFit(form, "insufficient", level, reason=reason, pairs=len(pairs))
-    shallow = np.array([item.shallow for item, _ in pairs], dtype=float)
-    regressor = shallow if form == "log-linear" else np.log(shallow)
-    likelihood = _Likelihood([gap for _, gap in pairs], shallow, regressor, crossings.covariance)
+    depth = np.array([item.middle for item, _ in pairs])
+    regressor = depth if form == "log-linear" else np.log(depth)
+    likelihood = _Likelihood([gap for _, gap in pairs], depth, regressor, crossings.covariance)
     line = _points(pairs, crossings.covariance, regressor)
-    scatter = _scatter(line)
-    start, covariance, _ = line.line(scatter)
-    best, why = _optimum(likelihood, start, covariance, scatter)
+    own = scatter = _scatter(line)
     free = len(points) - 2
     quantile = crossings.quantile
-    if scatter > 0:
-        quantile = max(quantile, float(student.ppf((1 + level) / 2, max(free, LEAST_FREEDOM))))
+    if len(points) < OWN_SCATTER:
+        # Scaled to its own t, because the errors of the crossings have the quantile of the noise.
+        scatter = max(own, PRIOR_SCATTER) * float(student.ppf((1 + level) / 2, 1)) / quantile
+    elif own > 0:
+        quantile = max(quantile, float(student.ppf((1 + level) / 2, free)))
+    start, covariance, _ = line.line(scatter)
+    best, why = _optimum(likelihood, start, covariance, scatter)
     region = _region(likelihood, best, covariance, scatter, quantile)
     a_interval, b_interval = _range(region, 0, best[0]), _range(region, 1, best[1])
     closed = None not in (*a_interval, *b_interval)
+    if not free:
+        a_interval = b_interval = (None, None)
     raw = line.residual(line.line(0.0)[0])
     square = float(raw @ np.linalg.solve(line.covariance, raw))
     notes = [] if free else [TWO_POINTS]
+    if len(points) < OWN_SCATTER:
+        notes.append(f"scatter about the law assumed at least {PRIOR_SCATTER:.2g} in ln d, as published")
     lost = [f"{item.shallow} → {item.deep}" for item, _ in adjacent if item.contradicted]
     if lost:
         notes.append(f"without {', '.join(lost)}, where a model diverged on the wrong side of the crossing")
@@ -314,7 +335,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
     (va, cab), (cba, vb) = covariance.tolist()
     return ThresholdFit(
         form=form,
-        status="not_converged" if why else "ok" if closed else "open",
+        status="not_converged" if why else "ok" if closed and free else "open",
         level=level,
         a=float(best[0]),
         b=float(best[1]),
@@ -323,16 +344,16 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
         b_interval=b_interval,
         reason=why,
         note="; ".join(notes) or None,
-        depths=tuple(item.shallow for item in points),
+        depths=tuple(item.middle for item in points),
         widths=tuple(np.exp(line.log_width).tolist()),
         pairs=len(pairs),
         params_range=(min(params), max(params)),
         residuals=tuple((line.log_width - best[0] - best[1] * line.regressor).tolist()),
-        scatter=scatter if free else None,
+        scatter=own if free else None,
         chi2=square if free else None,
         dof=free if free else None,
-        p_value=float(chi2.sf(square, free)) if free else None,
-        leave_one_out=_leave_one_out(line, scatter, points) if free else (),
+        p_value=float(fisher.sf(square / free, free, min(crossings.dof, 1e9))) if free else None,
+        leave_one_out=_leave_one_out(line, own, points) if free else (),
         region=region,
     )
 
@@ -345,7 +366,7 @@ def _points(pairs: list[tuple[Crossing, Gap]], covariance: Floats, regressor: Fl
         x = math.log(item.params)
         slope = float(np.interp(x, gap.x, np.gradient(gap.value, gap.x)))
         places.append(place)
-        log_width.append((x - math.log(12 * item.shallow)) / 2)
+        log_width.append((x - math.log(12 * item.middle)) / 2)
         # d ln N = -d gap / slope, and ln d is half of ln N; a flat gap at its own zero leaves the point open.
         rows.append(gap.jacobian[int(np.argmin(np.abs(gap.x - x)))] / (2 * max(abs(slope), 1e-9)))
     root = np.vstack(rows)

@@ -12,7 +12,7 @@ from analysis.fit.sentences import LAWS, law_name
 from analysis.law.crossings import Crossing
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.projection import recommend
+from analysis.law.near_optimal import WITHIN, depths_text, lost_text
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import counted, digits, duration, ends, human, percent, short, short_range
 from analysis.report.figures.frames import drawn_law
@@ -123,6 +123,8 @@ def _law(
         new = [f"held out: {reason}" for reason in own.reasons if reason not in note]
         note = "; ".join(text for text in (note, *new[:1]) if text)
     regret, baseline = (None, None) if own is None or base is None else paired_regret(own, base)
+    answered = 0 if own is None else len(own.trials) - own.unanswered
+    outside = 0 if own is None else own.outside
     asked = 0 if own is None else len(own.trials)
     return (
         *LAWS.get(form, (form, "")),
@@ -130,7 +132,8 @@ def _law(
         note,
         parameters or None,
         None if aicc is None else f"{aicc:.1f}",
-        None if regret is None else f"{regret:.4f}",
+        # An answer beyond the depths is charged the nearest depth: a lower bound, and zero if that depth is the best.
+        None if regret is None or outside == answered else f"{'≥ ' * (outside > 0)}{regret:.4f}",
         None if baseline is None or form == BASELINE else f"{baseline:.4f}",
         f"{asked - own.unanswered} of {asked}" if own is not None and asked else None,
         str(own.outside) if own is not None and own.outside else None,
@@ -162,7 +165,7 @@ def _line_note(item: ThresholdFit) -> str:
     parts = [item.reason, item.note]
     if item.chi2 is not None and item.dof and item.p_value is not None:
         freedom = f"{counted(item.dof, 'degree')} of freedom"
-        parts.append(f"χ² = {item.chi2:.2f} with {freedom}, p = {item.p_value:.2g}")
+        parts.append(f"χ² = {item.chi2:.2f} with {freedom}, p = {item.p_value:.2g} by an F test")
     if item.scatter:
         parts.append(f"scatter of ln d ±{digits(item.scatter)}")
     return "; ".join(part for part in parts if part)
@@ -183,6 +186,7 @@ def best_table(fit: Fit) -> Table:
         Column("width", look="strong"),
         Column("loss"),
         Column("statistically tied", right=False),
+        Column(f"within {WITHIN:g} nats", "of the lowest loss", right=False),
     )
     rows = [
         (
@@ -193,23 +197,32 @@ def best_table(fit: Fit) -> Table:
             "no noise estimate"
             if item.near is None
             else ", ".join(str(depth) for depth in item.near if depth != item.depth) or "none",
+            ", ".join(
+                f"{shape.depth} (+{shape.excess:.4f})"
+                for shape in item.shapes
+                if shape.excess <= WITHIN and shape.depth != item.depth
+            )
+            or "none",
         )
         for item in fit.best
     ]
     return Table(
-        "best measured shapes", columns, rows, "Lowest loss of each budget, read off the curves at one N."
+        "best measured shapes",
+        columns,
+        rows,
+        "Lowest loss of each budget, read off the curves at one N, and the other depths that lose less than "
+        f"{WITHIN:g} nats per token, with what they lose.",
     )
 
 
 def projections(runs: RunTable, fit: Fit) -> tuple[list[str], list[dict[str, Any]]]:
-    """The names of the rivals, and the shapes of the law at sizes beyond the data; none without a rising law.
+    """The names of the rivals, and the projected shapes at sizes beyond the data; none without a projection.
 
     The sizes are `MULTIPLES` of the largest measured one, and `SIZES` if they lie beyond it. At the measured budgets
     the losses are better evidence than a law of two parameters. Each shape has `outside`, `far` and `rivals`: the
     depths of the rivals, None if there is none and `DEEPER_THAN_WIDE` if the model would have more layers than width.
     """
-    law = drawn_law(fit)
-    if law is None or law.b <= 0 or runs.used.empty:
+    if drawn_law(fit) is None or runs.used.empty or fit.tokens.no_projection:
         return [], []
     high = float(runs.used["params"].max())
     largest = max((item.params for item in fit.best), default=high)
@@ -223,7 +236,7 @@ def projections(runs: RunTable, fit: Fit) -> tuple[list[str], list[dict[str, Any
             "far": row["params"] > FAR * high * (1 + 1e-9),
             "rivals": [_rival_depth(advice(row["params"]), row["params"]) for advice in advices.values()],
         }
-        for row in recommend(law, sorted(sizes))
+        for row in (fit.project(size).shape() for size in sorted(sizes))
     ]
     return [law_name(form) for form in advices], rows
 
@@ -243,12 +256,22 @@ def projection_table(runs: RunTable, fit: Fit) -> Table | None:
     more = {
         f"by {name}": [depth_text(value) for value in found] for name, found in depths.items() if any(found)
     }
+    near = [fit.near_optimal(row["params"], row["depth"]) for row in rows]
+    if known := next(filter(None, near), None):
+        more[f"within {WITHIN:g} nats"] = [depths_text(item) for item in near]
+        more["nats lost by L*"] = [lost_text(item) for item in near]
     table = shapes_table("projected shapes", rows, fit.level, more)
     note = (
-        "The depth L that solves 12·L·exp(2(a + b·L)) = N, rounded, and the width that fills the budget. At that N "
-        "deeper models are about to overtake, so between two whole depths prefer the deeper. Intervals cover noise "
-        "only, not whether the law has the right form, which is the larger doubt outside the data; compare the rivals."
+        "The depth that all laws which the data do not reject agree on within a factor of 1.25, and the width that "
+        "fills the budget; else only the interval. The interval is the envelope of those laws: it covers noise and the "
+        "choice among these forms, no other form."
     )
+    # The reasons grow with N, so the smallest size has the shortest.
+    if (doubt := next((row for row in rows if row["reason"]), None)) is not None:
+        agree = f"; they agree up to N ≈ {human(doubt['agree_to'])}" if doubt["agree_to"] else ""
+        note += f" No depth at N ≈ {human(doubt['params'])}: {doubt['reason']}{agree}."
+    if known:
+        note += f" Depths within {WITHIN:g} nats of the lowest loss and nats lost are those of the {known['losses']}."
     if any(row["far"] for row in rows):
         note += (
             f" Far outside: more than {FAR:.0f} times the largest N measured; do not rely on these numbers."

@@ -103,7 +103,7 @@ class RunTable:
         if named.empty and not left_out:
             raise InputError(f"{source} has no rows. A run table needs one row for every trained model.")
         typed, own = _typed(named, count)
-        reasons = _reasons(typed, own)
+        reasons = _reasons(typed, own, ~_labelled(named) & (typed["cell"] == "").to_numpy())
         cells = typed.loc[reasons.index, "cell"]
         bad = [
             {"row": row, **({"cell": cell} if cell else {}), "reason": reason}
@@ -239,8 +239,19 @@ def _divergence(
     return np.where(lost, "diverged", made["status"]), reason
 
 
-def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
-    """The reason why a row cannot be used, by its number, for the rows that cannot."""
+def _labelled(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether a row has a seed or a learning rate, so that a repeated row is the same run again."""
+    known = np.zeros(len(frame), dtype=bool)
+    for name in ("seed", "lr"):
+        if name in frame.columns:
+            known |= np.char.strip(_texts(frame[name]).astype(str)) != ""
+    return known
+
+
+def _reasons(
+    typed: pd.DataFrame, own: npt.NDArray[np.float64], anonymous: npt.NDArray[np.bool_]
+) -> pd.Series:
+    """The reason why a row cannot be used, by its number, for the rows that cannot; `anonymous`: see `_repeats`."""
     found = np.full(len(typed), "", dtype=object)
 
     def mark(wrong: npt.NDArray[np.bool_], text: str, values: npt.NDArray[Any]) -> None:
@@ -277,18 +288,23 @@ def _reasons(typed: pd.DataFrame, own: npt.NDArray[np.float64]) -> pd.Series:
         loss,
     )
     good = np.flatnonzero(found == "")
-    found[good] = _repeats(typed.iloc[good], own[good], is_forecast[good])
+    found[good] = _repeats(typed.iloc[good], own[good], is_forecast[good], anonymous[good])
     left = found != ""
     return pd.Series(found[left], index=typed.index[left])
 
 
 def _repeats(
-    rows: pd.DataFrame, own: npt.NDArray[np.float64], is_forecast: npt.NDArray[np.bool_]
+    rows: pd.DataFrame,
+    own: npt.NDArray[np.float64],
+    is_forecast: npt.NDArray[np.bool_],
+    anonymous: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.object_]:
     """Reason of rows that repeat another, empty for all others.
 
     A run that was stopped and later trained to its end counts by its end. Of rows of one run with several losses the
     one with the middle loss is kept (the lower of two), so neither the order of the rows nor copies change the choice.
+    Rows without seed, learning rate and cell (`anonymous`) are runs of a search whose settings the table lacks: the
+    best of the shape is kept, because the middle one is worse by more, the wider its shape was searched (issue 15).
     """
     found = np.full(len(rows), "", dtype=object)
     if rows.empty:
@@ -306,20 +322,23 @@ def _repeats(
     outdone = is_forecast & ended[run]
     if outdone.any():
         found[outdone] = "a forecast of a run that another row has trained to its end"
-        found[~outdone] = _repeats(rows[~outdone], own[~outdone], is_forecast[~outdone])
+        found[~outdone] = _repeats(rows[~outdone], own[~outdone], is_forecast[~outdone], anonymous[~outdone])
         return found
-    table = pd.DataFrame({"run": run, "loss": rows["loss"].to_numpy(dtype=float), "row": rows.index})
+    losses = rows["loss"].to_numpy(dtype=float)
+    table = pd.DataFrame({"run": run, "loss": losses, "row": rows.index, "anonymous": anonymous})
     table = table.sort_values(["run", "loss", "row"])
     first = table.groupby(["run", "loss"])["row"].transform("first")
     again = table["row"] != first
     found[table.index[again]] = [f"duplicate of row {row}" for row in first[again]]
     distinct = table[~again]
     several = distinct.groupby("run")["loss"]
-    kept = several.cumcount() == (several.transform("size") - 1) // 2
-    keeper = {run: (row, loss) for run, loss, row in distinct[kept].itertuples(index=False)}
+    middle = (several.transform("size") - 1) // 2
+    kept = several.cumcount() == middle.where(~distinct["anonymous"], 0)
+    keeper = {run: (row, loss) for run, loss, row, _ in distinct[kept].itertuples(index=False)}
     cell = with_cell.to_numpy()
-    for at, which, loss, _ in distinct[~kept].itertuples():
+    for at, which, loss, _, unnamed in distinct[~kept].itertuples():
         what = "cell" if cell[at] else "shape, seed, learning rate and tokens"
+        what = "shape and tokens" if unnamed else what
         row, best = keeper[which]
         found[at] = (
             f"same {what} as row {row} but another loss ({loss:.6g}, there {best:.6g}); "

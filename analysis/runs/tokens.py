@@ -27,6 +27,8 @@ SAME_LEVEL = 0.01
 NEAR_LEVEL = 0.05
 #: Relative difference below which tokens at similar N, and two N, are the same.
 SAME_AT_N = 0.10
+#: Correlation of ln N and ln tokens from which size and tokens grow together.
+TOGETHER = 0.95
 #: Most levels that an error lists.
 LISTED = 40
 
@@ -40,12 +42,14 @@ class TokenRule:
             (tokens follow N, equal at equal N) or `unequal`.
         compared: the level compared, in the table's unit; None if there is no single one.
         levels: all levels, ascending.
+        no_projection: why the table allows no answer beyond its sizes, if tokens differ between the shapes compared.
     """
 
     rule: Rule
     compared: float | None
     levels: tuple[float, ...]
     sentence: str
+    no_projection: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,12 @@ class _Table:
     level: Integers
     levels: Floats
 
-    def named(self, rule: Rule, sentence: str, compared: float | None = None) -> TokenRule:
+    def named(
+        self, rule: Rule, sentence: str, compared: float | None = None, no_projection: str | None = None
+    ) -> TokenRule:
         """A rule for this table."""
-        return TokenRule(rule, compared, tuple(self.levels.tolist()), sentence)
+        more = f" There is no projection beyond the measured sizes: {no_projection}." if no_projection else ""
+        return TokenRule(rule, compared, tuple(self.levels.tolist()), sentence + more, no_projection)
 
 
 def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
@@ -109,11 +116,14 @@ def choose_tokens(used: pd.DataFrame, tokens: float | None) -> TokenChoice:
     span = f"{levels[0]:.4g} to {levels[-1]:.4g}"
     if _follows_params(used[known], value[known]):
         words = f"Training tokens follow N ({span}) and are equal at equal N, where depths are compared."
-        return TokenChoice(table.named("with_params", words), used, {}, warnings)
+        refusal = _no_projection(used[known], value[known])
+        return TokenChoice(table.named("with_params", words, no_projection=refusal), used, {}, warnings)
     words = (
         f"Rows differ in training tokens ({span}) at similar N; losses are comparable only at equal tokens."
     )
-    return TokenChoice(table.named("unequal", words), used, {}, (*warnings, words))
+    refusal = _no_projection(used[known], value[known]) or "tokens differ at similar N"
+    rule = table.named("unequal", words, no_projection=refusal)
+    return TokenChoice(rule, used, {}, (*warnings, rule.sentence))
 
 
 def _levels(value: Floats) -> tuple[Floats, Integers]:
@@ -140,8 +150,10 @@ def _asked(tokens: float, levels: Floats) -> int:
             f"No row of the table has its training tokens, so none can be compared at {tokens:.4g}. Name the column "
             "with --column tokens=THEIRS, or leave out --tokens."
         )
-    nearest = int(np.argmin(np.abs(np.log(levels / tokens))))
-    if abs(math.log(levels[nearest] / tokens)) > math.log1p(NEAR_LEVEL):
+    # Differences of logarithms, because a quotient of extreme numbers is zero.
+    apart = np.abs(np.log(levels) - math.log(tokens))
+    nearest = int(np.argmin(apart))
+    if apart[nearest] > math.log1p(NEAR_LEVEL):
         shown = ", ".join(f"{item:.4g}" for item in levels[:LISTED])
         more = f" and {len(levels) - LISTED} more up to {levels[-1]:.4g}" if len(levels) > LISTED else ""
         raise InputError(
@@ -184,7 +196,7 @@ def _at_level(table: _Table, chosen: int, why: str) -> TokenChoice:
         if math.isnan(tokens):
             left_out[int(row)] = f"no training tokens; compared at {compared:.4g}"
         elif other:
-            left_out[int(row)] = f"checkpoint at {tokens:.4g} tokens; compared at {compared:.4g}"
+            left_out[int(row)] = f"checkpoint at other tokens than the {compared:.4g} compared"
         else:
             left_out[int(row)] = f"at {tokens:.4g} tokens, with none at the {compared:.4g} compared"
     warnings = []
@@ -207,16 +219,37 @@ def _at_level(table: _Table, chosen: int, why: str) -> TokenChoice:
 def _at_ends(table: _Table, ends: npt.NDArray[np.bool_]) -> TokenChoice:
     value = table.value
     left_out = {
-        int(row): "no training tokens; compared at the end of training"
+        int(row): "no training tokens; the end of training is compared"
         if math.isnan(tokens)
-        else f"checkpoint at {tokens:.4g} tokens; compared at the end of training"
+        else "checkpoint before the end of training, which is compared"
         for row, tokens in zip(table.rows.index[~ends], value[~ends], strict=True)
     }
     words = (
         "Losses are compared at the last checkpoint of each shape: training tokens grow with N, from "
         f"{value[ends].min():.4g} to {value[ends].max():.4g}, and are equal at equal N."
     )
-    return TokenChoice(table.named("with_params", words), table.rows[ends], left_out)
+    refusal = _no_projection(table.rows[ends], value[ends])
+    return TokenChoice(table.named("with_params", words, no_projection=refusal), table.rows[ends], left_out)
+
+
+def _no_projection(rows: pd.DataFrame, value: Floats) -> str | None:
+    """Why nothing is projected from a table in which size and tokens grow together; None if they do not.
+
+    Beyond the sizes a projection would need the tokens of that size, and the effect of size on the best depth cannot be
+    separated from that of tokens. In public tables with a fixed number of tokens per parameter the logarithms are
+    correlated by .98 (issue 15).
+    """
+    frame = pd.DataFrame({"x": np.log(rows["params"]), "y": np.log(value), "depth": rows["depth"]})
+    points = frame.groupby(["depth", "x"])["y"].max().reset_index()
+    if points["x"].nunique() < 2 or points["y"].nunique() < 2:
+        return None
+    together = float(np.corrcoef(points["x"], points["y"])[0, 1])
+    if together < TOGETHER:
+        return None
+    return (
+        f"size and training tokens grow together (correlation of their logarithms {together:.2f}), so their effects "
+        "on the best depth cannot be separated; train shapes of several sizes on equal tokens"
+    )
 
 
 def _follows_params(rows: pd.DataFrame, value: Floats) -> bool:

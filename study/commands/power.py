@@ -19,7 +19,8 @@ from rich.text import Text
 from analysis.design.power import ChangeComparison, PowerEstimate, compare_changes, simulate_power
 from analysis.design.simulated_study import Shape, Truth
 from analysis.files import to_json
-from analysis.law.projection import LEVINE2020
+from analysis.intervals import between
+from analysis.law.projection import LEVINE2020, n_transition
 from analysis.numbers import digits, short
 from analysis.tables import Column, Table
 from study.errors import SpecError
@@ -45,7 +46,10 @@ MEANINGS = {
     "slope": ("of gaps, nats per e-fold of N", 1e-9, 100.0),
     "exponent": ("α of E + A·N^-α", 1e-3, 3.0),
     "shared": ("share of noise by the seed", 0.0, 0.99),
+    "depth_shared": ("share by seed and depth", 0.0, 0.99),
     "misfit_sd": ("sd of shapes off curves, nats", 0.0, 100.0),
+    "misfit_length": ("of the misfit, e-folds of N", 0.0, 100.0),
+    "scatter": ("sd of ln d off the law", 0.0, 3.0),
     "loss": ("nats at the middle size", 1e-9, 1e6),
 }
 DEFAULT = "default"
@@ -214,17 +218,23 @@ def _truth(value: dict[str, float], shapes: Sequence[Shape], depths: tuple[int, 
                 f"e^{a + b * depth:.3g}, which no model has; assume an a and b with a + b·L between 0 and "
                 f"{MOST_LOG_WIDTH:g} for the depths {', '.join(map(str, depths))}."
             )
+    if value["shared"] + value["depth_shared"] >= 1:
+        raise SpecError(
+            f"`shared` = {value['shared']:g} and `depth_shared` = {value['depth_shared']:g} are shares of the same "
+            "noise; assume a sum below 1."
+        )
     plain = Truth(a, b, depths)
     # The loss is set where the plan measures, so that a law with far crossings gives no implausible losses. The
     # asymptote has the same share of the loss as by default.
     share = plain.drop / (plain.asymptote + plain.drop)
     middle = sum(math.log(12 * depth * width**2) for depth, width, _ in shapes) / len(shapes)
     above = value["exponent"] * (middle - math.log(plain.crossing(depths[0])))
+    numbers: dict[str, Any] = {name: number for name, number in value.items() if name != "loss"}
     return Truth(
         depths=depths,
         asymptote=(1 - share) * value["loss"],
         drop=share * value["loss"] * math.exp(above),
-        **{name: number for name, number in value.items() if name != "loss"},
+        **numbers,
     )
 
 
@@ -243,7 +253,11 @@ def _from_pilot(fit: "Fit") -> tuple[dict[str, Assumption], str]:
         found["noise"] = Assumption(noise["sd_relative"], "pilot: noise")
     # Residuals of one seed hold no information on what a seed shares; a zero there is no finding.
     if noise.get("source") == "seeds" and noise.get("seed_correlation") is not None:
-        found["shared"] = Assumption(min(noise["seed_correlation"], 0.99), "pilot: correlation of its seeds")
+        shared = min(noise["seed_correlation"], 0.99)
+        found["shared"] = Assumption(shared, "pilot: correlation of its seeds")
+        # Files of before 2026-11 have no such share.
+        own = min(noise.get("depth_correlation") or 0.0, 0.99 - shared)
+        found["depth_shared"] = Assumption(own, "pilot: correlation within a depth")
     if noise.get("known") and noise.get("loss"):
         found["loss"] = Assumption(noise["loss"], "pilot: mean loss")
     exponent = Truth.exponent
@@ -253,6 +267,8 @@ def _from_pilot(fit: "Fit") -> tuple[dict[str, Assumption], str]:
         found["exponent"] = Assumption(exponent, "pilot: curves")
     if curves.get("lack_of_fit") is not None:
         found["misfit_sd"] = Assumption(curves["lack_of_fit"], "pilot: lack of fit")
+    if law.scatter is not None:
+        found["scatter"] = Assumption(law.scatter, "pilot: scatter of its law")
     if slopes := _slopes(fit, exponent):
         found["slope"] = Assumption(slopes[len(slopes) // 2], f"pilot: middle of {len(slopes)} gaps")
     return found, no_law
@@ -284,23 +300,31 @@ def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[floa
         for shallow, deep in itertools.pairwise(depths)
     }
     ranges = {depth: (low, high) for depth, (low, high) in ranges.items() if low < high}
-    a, b, source = LEVINE2020.a, LEVINE2020.b, f"{DEFAULT}: law of {LEVINE2020.source}"
+    middles = {shallow: between(shallow, deep) for shallow, deep in itertools.pairwise(depths)}
+    source = f"{DEFAULT}: law of {LEVINE2020.source}"
+    published = {depth: math.log(n_transition(LEVINE2020, depth).params) for depth in middles}
     if not ranges:
-        return a, b, f"{source}; no pair has a common range"
-    published = Truth(a, b, depths)
-    if all(low < math.log(published.crossing(depth)) < high for depth, (low, high) in ranges.items()):
-        return a, b, source
+        return *_line_through(published, middles), f"{source}; no pair has a common range"
+    if all(low < published[depth] < high for depth, (low, high) in ranges.items()):
+        return *_line_through(published, middles), source
     # Crossings evenly over the middle half of the range, from the shallowest pair to the deepest, and a line through.
-    places = np.linspace(0.25, 0.75, len(ranges)).tolist() if len(ranges) > 1 else [0.5]
-    log_widths = [
-        (low + (high - low) * place - math.log(12 * depth)) / 2
-        for place, (depth, (low, high)) in zip(places, ranges.items(), strict=True)
-    ]
-    rise = statistics.linear_regression(list(ranges), log_widths).slope if len(ranges) > 1 else 0.0
-    # Ranges that fall with the depth would give a falling law; the published slope is a small one that rises.
-    b = rise if rise > 0 else b
+    shares = np.linspace(0.25, 0.75, len(ranges)).tolist() if len(ranges) > 1 else [0.5]
+    places = {
+        depth: low + (high - low) * share
+        for share, (depth, (low, high)) in zip(shares, ranges.items(), strict=True)
+    }
     why = "crossings spread over the middle of the planned sizes; assumed, to show what the grid can resolve"
-    return statistics.fmean(log_widths) - b * statistics.fmean(ranges), b, f"{DEFAULT}: {why}"
+    return *_line_through(places, middles), f"{DEFAULT}: {why}"
+
+
+def _line_through(places: dict[int, float], middles: dict[int, float]) -> tuple[float, float]:
+    """(a, b) of a rising line through crossings: shallow depth -> ln N, and -> the depth between the two."""
+    depths = [middles[depth] for depth in places]
+    log_widths = [(x - math.log(12 * middles[depth])) / 2 for depth, x in places.items()]
+    rise = statistics.linear_regression(depths, log_widths).slope if len(depths) > 1 else 0.0
+    # Ranges that fall with the depth would give a falling law; the published slope is a small one that rises.
+    b = rise if rise > 0 else LEVINE2020.b
+    return statistics.fmean(log_widths) - b * statistics.fmean(depths), b
 
 
 def _notes(plan: Plan, depths: int, assumptions: dict[str, Assumption]) -> list[str]:
@@ -313,11 +337,15 @@ def _notes(plan: Plan, depths: int, assumptions: dict[str, Assumption]) -> list[
         )
     if assumptions["misfit_sd"].source.startswith(DEFAULT):
         notes.append(
-            "Shapes are assumed to lie on smooth curves. If they do not (--assume misfit_sd=NATS), more seeds help "
-            "less than shown."
+            "Shapes are assumed to lie on curves of the fitted family. If they do not (--assume misfit_sd=NATS, and "
+            "misfit_length=E-FOLDS where neighbouring sizes deviate alike), more seeds help less than shown."
         )
     if depths == 2:
         notes.append("Two depths have one crossing, and a law needs two crossings: plan a third depth.")
+    if depths == 3:
+        notes.append(
+            "Three depths have two crossings, which give no interval of b and no projected depth: plan a fourth depth."
+        )
     return notes
 
 
@@ -396,7 +424,8 @@ def _law_lines(estimate: PowerEstimate) -> list[str]:
         interval = "no limits" if law.band == (None, None) else f"{low} to {high}"
         lines.append(
             f"Projected to N = {short(law.ahead_params)}, ten times the largest size: depth {law.ahead_depth:.1f}, "
-            f"median interval: {interval}."
+            f"median interval: {interval}; {_share(law.stated)} of the studies state a depth, the others "
+            "an interval only."
         )
     return lines
 
@@ -421,7 +450,7 @@ def _change_lines(found: ChangeComparison) -> list[str]:
     ]
     if not any(change.halves for change in found.changes):
         if all(change.width is None for change in found.changes):
-            lines.append("None of these bounds b in half of the studies: the crossings are out of reach.")
+            lines.append("None of these bounds b in half of the studies.")
         else:
             lines.append(
                 "None of these halves it; the width falls with the square root of the number of seeds."

@@ -7,26 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import InputError
-from analysis.law.projection import LEVINE2020, Law
-from analysis.law.projection import recommend as project
+from analysis.intervals import width_of
+from analysis.law.near_optimal import WITHIN, check_within, measured_near_optimal, near_optimal
+from analysis.law.published import best_shapes_by, losses_of, published_law
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
+    from analysis.curves.best_shapes import BestShape
     from analysis.fit.document import Fit
-    from analysis.law.loss_surfaces import SurfaceFit
 
-#: Laws that can be named instead of fitted.
-PUBLISHED = {"levine2020": LEVINE2020}
+#: Form of the law whose depth is given -> its name.
+LAW_WORDS = {
+    "log-linear": "threshold law: ln d = a + b·L",
+    "power": "power law: ln d = a + b·ln L",
+    "additive": "additive surface: E + c_m·d^-α_m + c_l·L^-α_l",
+    "response": "response surface: a quadratic in ln N and ln L",
+}
 
 
 def recommend(
-    fit_file: Path | None, name: str | None, params: Sequence[float]
+    fit_file: Path | None, name: str | None, params: Sequence[float], within: float = WITHIN
 ) -> tuple[str, list[dict[str, Any]]]:
     """Return the source of the recommendation in words, and the best shape for each N.
 
-    From a fit, an N near a measured budget also has `measured`: the depth of the lowest loss there and the depths that
-    are statistically tied with it. If the fit has no law, the answer is that of the response surface of the losses, or
-    the measured one.
+    From a fit, the answer for each N is that of `shape_by`. Each shape has `near_optimal`: the depths that lose at most
+    `within` nats per token, and what the shape itself loses; None without a law of the loss.
 
     Raises:
         InputError: no size, neither or both sources are given, the law is unknown, the file cannot be read, or its fit
@@ -36,41 +41,25 @@ def recommend(
         raise InputError("Give the sizes: --params 1e9 7e9, in non-embedding parameters.")
     if (fit_file is None) == (name is None):
         raise InputError(
-            "Give one source: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for the published "
+            "Give one source: --fit results/NAME/fit.json for a study's own law, or --law levine2020 for a published "
             "one (not both)."
         )
+    check_within(within)
     if name is not None:
-        law = published_law(name)
-        return f"law of {law.source}", project(law, params)
+        published = published_law(name)
+        losses = losses_of(published)
+        shapes = best_shapes_by(published, params)
+        for shape in shapes:
+            near = near_optimal(losses, shape["params"], shape["depth"], losses.source, within)
+            shape["near_optimal"] = near
+        return f"law of {published.source}", shapes
     assert fit_file is not None
     result = read_fit(fit_file)
-    own = result.projection_law()
-    if own is not None and own.b > 0:
-        shapes = [
-            {**shape, "measured": _measured(result, value)}
-            for shape, value in zip(project(own, params), params, strict=True)
-        ]
-        return f"law of {fit_file}", shapes
-    surface = next((item for item in result.surfaces if item.form == "response" and item.usable), None)
-    found = {value: _without_law(result, surface, value) for value in params}
-    if missing := [f"{value:g}" for value, shape in found.items() if shape is None]:
-        sizes = [shape.params for shape in result.best]
-        why = result.law.reason or "its slope is not positive"
-        inside = f" It has measured sizes from {min(sizes):,.0f} to {max(sizes):,.0f} only." if sizes else ""
-        raise InputError(
-            f"The fit in {fit_file} has no law that reaches N = {', '.join(missing)}: {why}.{inside} Use --law "
-            "levine2020 for the published law, or add depths, budgets or seeds to the study."
-        )
-    chosen = [shape for value in params if (shape := found[value]) is not None]
-    by = "response surface" if all("level" in shape for shape in chosen) else "losses"
+    chosen = shapes_by(result, fit_file, params, within)
+    if result.law.a is not None:
+        return f"laws of {fit_file}", chosen
+    by = "losses" if all(shape["source"] == "measured" for shape in chosen) else "loss surfaces"
     return f"{by} of {fit_file}, which has no law", chosen
-
-
-def published_law(name: str) -> Law:
-    """Return a published law; InputError if there is none of this name."""
-    if name not in PUBLISHED:
-        raise InputError(f"There is no published law {name!r}; there is: {', '.join(PUBLISHED)}.")
-    return PUBLISHED[name]
 
 
 def read_fit(path: Path) -> "Fit":
@@ -90,58 +79,83 @@ def read_fit(path: Path) -> "Fit":
         raise InputError(f"{path} cannot be used. {error}") from error
 
 
-def _measured(result: "Fit", params: float) -> dict[str, Any] | None:
-    """The best measured shape at the budget nearest to N; None if no budget is within the range of its depths."""
+def _nearest(result: "Fit", params: float) -> "BestShape | None":
+    """The best measured shape of the budget nearest to N; None if no budget is within the range of its depths."""
     from analysis.curves.budgets import SHIFT
 
     nearest = min(result.best, key=lambda shape: abs(math.log(shape.params / params)), default=None)
     if nearest is None or abs(math.log(nearest.params / params)) > math.log(SHIFT):
         return None
-    near = None if nearest.near is None else list(nearest.near)
-    return {"params": nearest.params, "depth": nearest.depth, "near": near, "compared": len(nearest.shapes)}
+    return nearest
 
 
-def _without_law(result: "Fit", surface: "SurfaceFit | None", params: float) -> dict[str, Any] | None:
-    """The answer for one N without a law; None if there is none.
+def _between_worse(best: "BestShape") -> tuple[int | None, int | None]:
+    """Whole depths between the measured depths next to those tied with the best; None without such a depth."""
+    if not best.near:
+        return None, None
+    depths = sorted(shape.depth for shape in best.shapes)
+    low = max((depth + 1 for depth in depths if depth < best.near[0]), default=None)
+    high = min((depth - 1 for depth in depths if depth > best.near[-1]), default=None)
+    return low, high
 
-    The response surface if its best depth has an interval closed on both sides, because it is fitted to all sizes;
-    else the best depth measured near N; else the surface with the bounds it has.
+
+def _measured(best: "BestShape") -> dict[str, Any]:
+    near = None if best.near is None else list(best.near)
+    return {"params": best.params, "depth": best.depth, "near": near, "compared": len(best.shapes)}
+
+
+def shapes_by(
+    result: "Fit", fit_file: Path, params: Sequence[float], within: float = WITHIN
+) -> list[dict[str, Any]]:
+    """`shape_by` of each N; InputError if one of them has no answer."""
+    found = {value: shape_by(result, value, within) for value in params}
+    if missing := [value for value, shape in found.items() if shape is None]:
+        sizes = [shape.params for shape in result.best]
+        inside = f" It has measured sizes from {min(sizes):,.0f} to {max(sizes):,.0f} only." if sizes else ""
+        raise InputError(
+            f"The fit in {fit_file} has no law that reaches N = {', '.join(f'{value:g}' for value in missing)}: "
+            f"{result.project(missing[0]).reason}.{inside} Use --law levine2020 or liu2026 for a published law, or add "
+            "depths, budgets or seeds to the study."
+        )
+    return [shape for value in params if (shape := found[value]) is not None]
+
+
+def shape_by(result: "Fit", params: float, within: float = WITHIN) -> dict[str, Any] | None:
+    """The best shape at N by a fit; None if the fit has no depth and no bound of a depth there, or the table none.
+
+    The key `source` names what the depth is from:
+
+    - `law`: the laws that the data do not reject agree on it (`analysis.law.combined`);
+    - `measured`: they do not, and it is the depth of the lowest loss measured near N. The interval has the depths
+      between the next shallower and the next deeper measured depth that are significantly worse; it is open where there
+      is none. `band` is the interval of the laws;
+    - `band`: neither; `depth` and `width` are None, and the interval is that of the laws.
+
+    Unless it is `law`, `reason` is why the laws give no depth. `measured` holds the measured answer near N, if any.
     """
-    if not (math.isfinite(params) and params > 0):
-        raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
-    measured = _measured(result, params)
-    exact = None if surface is None else surface.best_depth(params)
-    if surface is not None and exact is not None:
-        interval = surface.best_depth_interval(params, result.level) or (None, None)
-        inside = surface.params_range and surface.params_range[0] <= params <= surface.params_range[1]
-        if measured is None or None not in interval:
-            return {
-                **_shape(params, max(1, round(exact)), interval),
-                "extrapolated": not inside,
-                "depth_exact": exact,
-                "level": result.level,
-                "law": "response surface: a quadratic in ln N and ln L",
-                "measured": measured,
-            }
-    if measured is None:
-        return None
-    # The interval spans the statistically tied depths.
-    near = measured["near"]
-    return {
-        **_shape(params, measured["depth"], (min(near), max(near)) if near else (None, None)),
-        "extrapolated": False,
-        "law": "the lowest loss measured near this size",
-        "measured": measured,
-    }
-
-
-def _shape(params: float, depth: int, interval: tuple[float | None, float | None]) -> dict[str, Any]:
-    """Depth and width at N with their intervals; N is fixed, so the deepest shape is the narrowest."""
+    found, best = result.project(params), _nearest(result, params)
+    measured, shape = best and _measured(best), found.shape()
+    shape |= {"measured": measured, "near_optimal": result.near_optimal(params, shape["depth"], within)}
+    if found.depth is not None:
+        return shape | {"source": "law", "law": LAW_WORDS.get(found.laws[0], found.laws[0])}
+    if best is None or measured is None:
+        known = found.interval != (None, None)
+        return shape | {"source": "band", "law": "interval of the laws"} if known else None
+    ends = _between_worse(best)
+    # N is fixed, so the deepest shape is the narrowest.
     return {
         "params": params,
-        "depth": depth,
-        "width": max(1, round(math.sqrt(params / (12 * depth)))),
-        "depth_interval": list(interval),
-        "width_interval": [None if end is None else math.sqrt(params / (12 * end)) for end in interval[::-1]],
-        "unbounded": None in interval,
+        "depth": best.depth,
+        "width": max(1, round(width_of(params, best.depth))),
+        "depth_interval": list(ends),
+        "width_interval": [width_of(params, end) if end else None for end in reversed(ends)],
+        "unbounded": None in ends,
+        "extrapolated": False,
+        "source": "measured",
+        "law": "the lowest loss measured near this size",
+        "reason": found.reason,
+        "agree_to": found.agree_to,
+        "band": list(found.interval),
+        "measured": measured,
+        "near_optimal": measured_near_optimal(best, within),
     }

@@ -1,13 +1,16 @@
 """The tables of `fit` and `recommend` for a terminal."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from analysis.numbers import ends, human, params_range, percent, short_range
+from analysis.law.near_optimal import depths_text, lost_text
+from analysis.numbers import counted, ends, human, params_range, percent, short_range
 from analysis.tables import EMPTY, Column, Table, shapes_table
 
 if TYPE_CHECKING:
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Pairs with too few sizes that are listed one by one.
 MOST_MISSING = 4
+#: Reasons of left-out rows that are listed.
+MOST_REASONS = 3
 #: Relative error up to which an estimate ± its error, a first-order rule, is shown; beyond it, the interval.
 FIRST_ORDER = 0.5
 #: Tags that need attention.
@@ -48,7 +53,7 @@ def _cell(column: Column, text: str | None) -> Text:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return crossings, law, rivals and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
+    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence, surface_sentence
     from analysis.report.extras.shifts import shift_sentence, shifts_table
     from analysis.report.tables import best_table, crossings_table, laws_table
 
@@ -63,6 +68,8 @@ def fit_table(result: "Fit") -> RenderableType:
     if hidden := len(missing) - len(listed):
         parts += _dim([f"{hidden} more pair{'s have' if hidden > 1 else ' has'} too few sizes in common"])
     parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
+    if surface := surface_sentence(result):
+        parts.append(Text(surface))
     parts.append(rich_table(laws_table(result)))
     if result.disagreements:
         parts.append(Text(disagreement_sentence(result)))
@@ -71,10 +78,23 @@ def fit_table(result: "Fit") -> RenderableType:
     if (shifts := shifts_table(result.shifts)) is not None:
         parts += [rich_table(shifts), Text(shift_sentence(result.shifts))]
     read = (result.tokens.sentence, result.epochs.sentence if result.epochs else "", noise_sentence(result))
-    parts += _dim([" ".join(filter(None, read))])
+    parts += _dim([" ".join(filter(None, read)), _left_out_text(result)])
     if check := result.learning_rate:
         parts.append(Text(check.sentence, style="" if check.checked else "yellow"))
     return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
+
+
+def _left_out_text(result: "Fit") -> str:
+    """How many rows are left out, and the most frequent reasons; empty if all are used."""
+    count = len(result.left_out)
+    if not count:
+        return ""
+    reasons = Counter(str(item["reason"]) for item in result.left_out).most_common()
+    shown = "; ".join(f"{number} × {reason}" for reason, number in reasons[:MOST_REASONS])
+    more = (
+        f"; and {counted(len(reasons) - MOST_REASONS, 'other reason')}" if len(reasons) > MOST_REASONS else ""
+    )
+    return f"{result.used} of {result.used + count} rows are used. Left out: {shown}{more}. fit.json has each row's."
 
 
 def _dim(texts: Sequence[str]) -> list[RenderableType]:
@@ -106,27 +126,50 @@ def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> Renderabl
         more["best measured there"] = [_best_measured(shape.get("measured")) for shape in shapes]
     table = rich_table(shapes_table(source, shapes, level, more))
     checks = dict.fromkeys(shape["learning_rate"] for shape in shapes if "learning_rate" in shape)
+    if any(shape.get("unbounded") and shape.get("source") != "measured" for shape in shapes):
+        notes = ["The laws set no limit on the open side of an interval."]
+    else:
+        notes = []
+    notes += _reasons(shapes)
+    more_tables = [*_near_optimal_tables(shapes), *map(Text, checks)]
     if not found or level is None:
-        return Group(table, *map(Text, checks))
+        return Group(table, *_dim(notes), *more_tables)
     wide = [item["relative_error"] > FIRST_ORDER for item in found]
     error = f"as a {percent(level)} interval" if all(wide) else "± one standard error"
     if any(wide) and not all(wide):
         error += f" or, if that is more than half of it, a {percent(level)} interval"
-    lines = [
+    what = (
         f"Intervals: {percent(level)} at fixed N. Overtaken at: the N from which deeper models win, {error}."
+    )
+    return Group(table, *_dim([what, *notes]), *more_tables)
+
+
+def _reasons(shapes: Sequence[dict[str, Any]]) -> list[str]:
+    """Why the laws of a fit give no depth, each reason once with its smallest N, and what is shown instead."""
+    shown = {
+        "measured": "the best measured depth is shown; its interval ends before the measured depths that are "
+        "significantly worse",
+        "band": "only the interval of the laws is shown",
+    }
+    first = {shape["reason"]: shape for shape in reversed(shapes) if shape.get("reason")}
+    return [
+        f"N = {human(shape['params'])}: {reason}; {shown[shape['source']]}."
+        + (f" The laws agree up to N = {human(shape['agree_to'])}." if shape.get("agree_to") else "")
+        for reason, shape in reversed(first.items())
     ]
-    # If the region of the law is closed on all sides, only a slope of zero leaves the depth without a limit.
-    if any(
-        shape["unbounded"]
-        and shape["depth_interval"][1] is None
-        and None not in shape["n_transition"]["params_interval"]
-        for shape in shapes
-        if "n_transition" in shape
-    ):
-        lines.append("The slope of the law is compatible with zero, so the depth has no upper limit.")
-    elif any(shape.get("unbounded") for shape in shapes):
-        lines.append("The law sets no limit on the open side of an interval.")
-    return Group(table, *_dim(lines), *map(Text, checks))
+
+
+def _near_optimal_tables(shapes: list[dict[str, Any]]) -> list[RenderableType]:
+    """Per source of losses: the depths that lose next to nothing at each N, and what L* itself loses."""
+    tables: dict[str, Table] = {}
+    for shape in shapes:
+        if near := shape["near_optimal"]:
+            names = ("N", f"depths within {near['within']:g} nats of the best", "nats lost by L*")
+            title = f"by the losses of {near['losses']}"
+            table = tables.setdefault(title, Table(title, tuple(map(Column, names)), []))
+            row = (human(shape["params"]), depths_text(near), lost_text(near))
+            tables[title] = replace(table, rows=[*table.rows, row])
+    return [rich_table(table) for table in tables.values()]
 
 
 def _transition(found: dict[str, Any] | None) -> str | None:

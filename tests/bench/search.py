@@ -28,7 +28,6 @@ import pandas as pd
 from analysis.design.next_cells import Option, propose
 from analysis.design.objective import Estimate, Objective, estimate, reached
 from analysis.design.simulated_study import Truth, simulate_matched
-from analysis.law.projection import solve_depth
 from study.plan.plan import Plan, make_plan
 from study.search import Outcome
 from study.spec.search import parse_search
@@ -83,7 +82,7 @@ class Setting:
 
     @property
     def depth(self) -> float:
-        return solve_depth(self.truth.a, self.truth.b, 10 * self.budgets[-1])
+        return self.truth.best_depth(10 * self.budgets[-1])
 
     @property
     def batch(self) -> int:
@@ -130,12 +129,14 @@ class Raced:
         cells: how many.
         reached: whether it reached the half-width.
         held: whether its last interval contains the true depth.
+        rows: its cells with their losses.
     """
 
     spent: float
     cells: int
     reached: bool
     held: bool
+    rows: pd.DataFrame
 
 
 def race(setting: Setting, losses: dict[Cell, float], ask: Ask, most: float = math.inf) -> Raced:
@@ -154,7 +155,8 @@ def race(setting: Setting, losses: dict[Cell, float], ask: Ask, most: float = ma
         asked.append(estimate(pd.DataFrame(rows, columns=list(COLUMNS)), setting.objective))
     last = asked[-1]
     held = last.value is not None and (last.low or 0.0) <= setting.depth <= (last.high or math.inf)
-    return Raced(spent, len(rows), reached(asked, setting.halfwidth), held)
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    return Raced(spent, len(rows), reached(asked, setting.halfwidth), held, frame)
 
 
 def grid(setting: Setting) -> Ask:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import study.run.runner
+from analysis.law.projection import solve_depth
 from study import cli
 from study.commands.run import program
 from study.plan import make_plan
@@ -19,6 +21,7 @@ from study.spec.study import load_spec
 from study.tracking.mlflow_client import Experiment, tracking_uri
 from study.tracking.rows import Row
 from study.tracking.study_paths import study_paths
+from tests.simulated_study import Truth, shapes_of, simulate
 from tests.study.small import SMALL
 from tests.tables import CROSSINGS, foreign_runs, one_size_a_depth
 from trainables.cell import Cell
@@ -150,14 +153,47 @@ def test_recommend_gives_the_published_shapes(command):
     assert [shape["depth"] for shape in json.loads(out)] == [80, 95]
 
 
-def test_recommend_from_a_fit_with_a_law_says_what_was_measured_too(command, tmp_path):
+SHAPE = {"params", "depth", "width", "depth_interval", "width_interval", "extrapolated", "source", "reason"}
+
+
+def test_recommend_from_a_fit_whose_laws_agree_says_what_was_measured_too(command, tmp_path):
+    truth = Truth(2.5, 0.3, (1, 2, 3, 4, 5), noise=0.002)
+    shapes = shapes_of(truth.depths, np.geomspace(2000, 400_000, 7))
+    rows = simulate(truth, shapes, 3, np.random.default_rng(0))
+    assert command("fit", table(tmp_path, rows.to_csv(index=False)), "--out", "fit.json")[0] == 0
+    status, out, err = command("recommend", "--fit", "fit.json", "--params", "4e5", "1e6", "--json")
+    assert status == 0, err
+    inside, outside = json.loads(out)
+    for shape in (inside, outside):
+        assert set(shape) >= SHAPE
+        assert (shape["source"], shape["reason"]) == ("law", None)
+        assert (
+            shape["depth_interval"][0] < solve_depth(2.5, 0.3, shape["params"]) < shape["depth_interval"][1]
+        )
+    assert inside["measured"]["depth"] in (4, 5)
+    assert outside["measured"] is None
+
+
+def test_recommend_from_two_crossings_gives_the_measured_shape_or_an_interval(command, tmp_path):
     assert command("fit", table(tmp_path, RUNS), "--out", "fit.json")[0] == 0
-    law = json.loads((tmp_path / "fit.json").read_text())["law"]
-    status, out, err = command("recommend", "--fit", "fit.json", "--params", "3e4", "--json")
-    assert (law["status"], status) == ("ok", 0), err
-    shape = json.loads(out)[0]
-    assert {"params", "depth", "width", "depth_interval", "width_interval", "extrapolated"} <= set(shape)
-    assert shape["measured"]["depth"] in (1, 2, 4)
+    status, out, err = command("recommend", "--fit", "fit.json", "--params", "3e4", "1e7", "--json")
+    assert status == 0, err
+    near, far = json.loads(out)
+    assert set(near) >= SHAPE
+    assert set(far) >= SHAPE
+    assert (near["source"], far["source"]) == ("measured", "band")
+    assert near["depth"] == near["measured"]["depth"]
+    # 1, 2 and 4 layers are measured, and 2 are best: 1 and 4 are excluded, 3 are not.
+    assert near["measured"]["near"] == [2]
+    assert near["depth_interval"] == [2, 3]
+    assert (far["depth"], far["width"]) == (None, None)
+    # 4 layers overtake 2 at N = 5e4, so at 200 times that more than 2 are best, by any law through both crossings.
+    assert far["depth_interval"][0] > 2
+    assert "two crossings" in near["reason"]
+    assert near["reason"] == far["reason"]
+    status, out, _ = command("recommend", "--fit", "fit.json", "--params", "3e4", "1e7")
+    assert status == 0
+    assert " ".join(out.split()).count("two crossings") == 1
 
 
 def test_recommend_without_a_law_answers_inside_the_measured_sizes_and_refuses_outside(command, tmp_path):
@@ -172,19 +208,57 @@ def test_recommend_without_a_law_answers_inside_the_measured_sizes_and_refuses_o
     assert "has no law that reaches N = 1e+09" in err
 
 
-def test_recommend_without_a_law_answers_from_the_response_surface_and_says_so(command, tmp_path):
+def test_recommend_without_a_law_answers_from_the_loss_surfaces_and_says_so(command, tmp_path):
     assert command("fit", table(tmp_path, one_size_a_depth()), "--out", "fit.json")[0] == 0
     assert json.loads((tmp_path / "fit.json").read_text())["law"]["status"] == "insufficient"
     status, out, err = command("recommend", "--fit", "fit.json", "--params", "5e7", "1e10", "--json")
     assert status == 0, err
     inside, outside = json.loads(out)
-    # Of 1.8 + 30·d^-0.9 + 2·L^-1.1 at N = 5e7 the least loss is at 26 layers; a quadratic is near it, not on it.
-    assert inside["depth_interval"][0] < inside["depth"] < inside["depth_interval"][1]
-    assert 20 <= inside["depth"] <= 33
+    # Of 1.8 + 30·d^-0.9 + 2·L^-1.1 the least loss is at 26 layers at N = 5e7 and at 121 at 1e10.
+    for shape, best in ((inside, 25.9), (outside, 120.6)):
+        assert shape["depth_interval"][0] < shape["depth_exact"] < shape["depth_interval"][1]
+        assert shape["depth_exact"] == pytest.approx(best, rel=0.02)
+        low, high = shape["near_optimal"]["depths"]
+        assert low < shape["depth"] < high
+        assert shape["near_optimal"]["lost"] == pytest.approx(0, abs=1e-6)
     assert (inside["extrapolated"], outside["extrapolated"]) == (False, True)
-    assert "response surface" in inside["law"]
+    assert "additive surface" in inside["law"]
     status, out, _ = command("recommend", "--fit", "fit.json", "--params", "5e7")
-    assert "response surface of fit.json, which has no law" in out
+    assert "loss surfaces of fit.json, which has no law" in out
+    assert "depths within 0.005 nats of the best" in out
+
+
+def test_sizes_that_grow_with_tokens_are_answered_inside_and_refused_outside_with_the_reason(
+    command, tmp_path
+):
+    header, *lines = RUNS.splitlines()
+    grown = [f"{header},tokens"]
+    for line in lines:
+        depth, width = (int(text) for text in line.split(",")[:2])
+        grown.append(f"{line},{20 * 12 * depth * width**2}")
+    assert command("fit", table(tmp_path, "\n".join(grown)), "--out", "fit.json")[0] == 0
+    status, out, err = command("recommend", "--fit", "fit.json", "--params", "5e4", "--json")
+    assert status == 0, err
+    assert json.loads(out)[0]["extrapolated"] is False
+    for verb in (("recommend", "--params", "1e9"), ("audit", "--depth", "2", "--width", "4096")):
+        status, _, err = command(verb[0], "--fit", "fit.json", *verb[1:])
+        assert status == 2
+        assert "grow together (correlation of their logarithms 1.00)" in err
+
+
+@pytest.mark.parametrize("name", ["levine2020", "liu2026"])
+def test_a_published_answer_has_the_depths_that_lose_next_to_nothing(command, name):
+    asked = ("recommend", "--law", name, "--params", "7e9", "--json")
+    (narrow,) = json.loads(command(*asked)[1])
+    (wide,) = json.loads(command(*asked, "--within", "0.02")[1])
+    assert narrow["near_optimal"]["depths"] == [36, 67]
+    assert (narrow["near_optimal"]["lost"] > 1e-4) == (name == "levine2020")
+    assert "Liu et al. 2026" in narrow["near_optimal"]["losses"]
+    low, high = wide["near_optimal"]["depths"]
+    assert low < 36 < 67 < high
+    status, out, err = command(*asked[:-1], "--within", "0")
+    assert (status, out) == (2, "")
+    assert "--within is 0" in err
 
 
 def test_the_answer_for_one_size_does_not_depend_on_the_others_asked_with_it(command, tmp_path):
@@ -300,7 +374,7 @@ def test_paths_of_reports_are_printed_as_they_are(command, tmp_path):
 def test_a_fit_is_written_into_folders_that_are_missing_and_never_over_a_folder(command, tmp_path):
     path = table(tmp_path, RUNS)
     assert command("fit", path, "--out", "no/such/fit.json")[0] == 0
-    assert json.loads((tmp_path / "no/such/fit.json").read_text())["law"]["status"] == "ok"
+    assert json.loads((tmp_path / "no/such/fit.json").read_text())["law"]["status"] == "open"
     status, _, err = command("fit", path, "--out", "no")
     assert status == 2
     assert "--out no is a folder" in err

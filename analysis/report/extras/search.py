@@ -69,7 +69,8 @@ def _draw_cells(axes: Axes, data: SearchData, colours: Mapping[int, str]) -> Non
 
 
 def _draw_value(axes: Axes, data: SearchData) -> None:
-    steps = data.steps[data.steps["value"].notna()]
+    # A depth that is not settled has no value, but may have an interval.
+    steps = data.steps[data.steps[["value", "low", "high"]].notna().any(axis=1)]
     x = steps["flops"]
     # Where an end is open, and so NaN, nothing is shaded.
     axes.fill_between(x, steps["low"], steps["high"], color=palette.ACCENT, alpha=0.18, linewidth=0)

@@ -1,14 +1,14 @@
 """Tables and laws that several figures use."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from analysis.curves.noise import Floats
 from analysis.fit.document import Evidence, Fit
-from analysis.law.projection import Law, law_of, solve_depth
+from analysis.law.advice import law_of
+from analysis.law.projection import Law
 
 #: Points of a smooth line.
 LINE = 61
@@ -36,24 +36,13 @@ def shape_points(fit: Fit) -> pd.DataFrame:
 
 def drawn_law(fit: Fit) -> Law | None:
     """The law with its region, also if the data bound it on one side only; None without a law."""
-    # An open law is drawn with its open side shown as open.
-    law = replace(fit.law, status="ok") if fit.law.status == "open" else fit.law
-    return law_of(law)
+    return law_of(fit.law)
 
 
 def width_interval(law: Law, depth: Floats) -> tuple[Floats, Floats]:
     """Smallest and largest exp(a + b·L) over the region of the law, at each depth; NaN where there is no limit."""
-    return _extremes(law, lambda a, b: np.exp(a + b * depth))
-
-
-def depth_interval(law: Law, params: Floats) -> tuple[Floats, Floats]:
-    """Smallest and largest best depth over the region of the law, at each N; NaN where there is no limit."""
-    return _extremes(law, lambda a, b: np.array([solve_depth(a, b, float(value)) for value in params]))
-
-
-def _extremes(law: Law, of: Callable[[float, float], Floats]) -> tuple[Floats, Floats]:
     points = [*law.boundary(), (law.a, law.b, False)]
-    values = np.vstack([of(a, b) for a, b, _ in points])
+    values = np.vstack([np.exp(a + b * depth) for a, b, _ in points])
     cut = np.array([is_open for _, _, is_open in points])
     values = np.where(np.isfinite(values), values, np.inf)
     low, high = values.min(axis=0), values.max(axis=0)

@@ -96,7 +96,7 @@ def _noise_words(fit: Fit) -> str:
     level = percent(fit.level)
     source = "the scatter about the curves, because there is one seed"
     if fit.noise.get("source") == "seeds":
-        source = "seed noise and curve misfit"
+        source = "seed noise and smooth misfit of the curves"
     return (
         f"Grey: {level} confidence region of the gap, from {source}. Shaded: {level} interval of the crossing; the bar "
         "on the zero line is the bootstrap interval. Both stop at the ends of the measured range."

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from analysis.fit.document import Fit
+from analysis.intervals import width_of
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import digits, percent
 from analysis.report.figures import palette
@@ -45,16 +46,16 @@ def residual_data(fit: Fit) -> pd.DataFrame:
         law without the pair: a, b, predicted, measured (widths), z.
     """
     law = fit.law
-    items = {item.shallow: item for item in fit.crossings if item.adjacent}
+    items = {item.middle: item for item in fit.crossings if item.adjacent}
     rows = []
     for depth, residual, without in zip(law.depths, law.residuals, law.leave_one_out, strict=True):
         predicted = (law.a or 0.0) + (law.b or 0.0) * depth
         low, high = (
-            math.nan if end is None else math.log(end) - predicted
-            for end in items[depth].width_interval or (None, None)
+            math.nan if end is None else math.log(width_of(end, depth)) - predicted
+            for end in items[depth].params_interval or (None, None)
         )
         left_out = (without.a, without.b, without.width, without.measured, without.z)
-        rows.append((depth, items[depth].deep, residual, low, high, *left_out))
+        rows.append((items[depth].shallow, items[depth].deep, residual, low, high, *left_out))
     names = ["shallow", "deep", "residual", "low", "high", "a", "b", "predicted", "measured", "z"]
     return pd.DataFrame(rows, columns=names)
 

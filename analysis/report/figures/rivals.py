@@ -13,7 +13,7 @@ from analysis.numbers import percent
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import count_axis, new_canvas, outside_legend, size_axis
 from analysis.report.figures.figure import Absent, Context, Figure
-from analysis.report.figures.frames import concat, depth_interval, drawn_law, evidence_of, stack
+from analysis.report.figures.frames import concat, drawn_law, evidence_of, stack
 
 NAME, TITLE = "rivals", "The best depth by each law"
 #: Largest N drawn, and points per decade.
@@ -30,7 +30,8 @@ class RivalsData:
 
     Attributes:
         lines: law, params, depth (NaN where there is none).
-        interval: params, low, high of the threshold law's depth; NaN where there is no limit.
+        interval: params, low, high of the projected depth by all laws that are not rejected; NaN where there is no
+            limit.
         best: params, depth, near_low, near_high: measured, without any law.
         measured: smallest and largest N measured.
     """
@@ -47,7 +48,7 @@ def figure(context: Context) -> Figure | Absent:
     if data is None:
         return Absent(NAME, TITLE, context.fit.law.reason or "no law has a best depth")
     level = percent(context.fit.level)
-    interval = f", that of the threshold law with its {level} interval" if len(data.interval) else ""
+    interval = f", with the {level} interval of all laws that are not rejected" if len(data.interval) else ""
     caption = (
         f"Best depth by each law{interval}. Points are the best measured depths, bars the depths statistically tied "
         "with them. Sizes beyond the shaded range are extrapolation."
@@ -71,10 +72,9 @@ def rivals_data(fit: Fit) -> RivalsData | None:
     if all(part["depth"].isna().all() for part in parts):
         return None
     interval = concat([], "params", "low", "high")
-    law = drawn_law(fit)
-    if law is not None and law.b > 0:
-        bottom, top = depth_interval(law, grid)
-        interval = pd.DataFrame({"params": grid, "low": bottom, "high": top})
+    if drawn_law(fit) is not None:
+        ends = np.array([fit.project(float(value)).interval for value in grid], dtype=float)
+        interval = pd.DataFrame({"params": grid, "low": ends[:, 0], "high": ends[:, 1]})
     rows = [
         (item.params, item.depth, min(item.near or (item.depth,)), max(item.near or (item.depth,)))
         for item in fit.best

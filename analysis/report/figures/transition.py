@@ -11,6 +11,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from analysis.fit.document import Fit
+from analysis.intervals import width_of
+from analysis.law.crossings import Crossing
 from analysis.law.projection import LEVINE2020
 from analysis.numbers import percent
 from analysis.report.figures import palette
@@ -32,11 +34,11 @@ LINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class TransitionData:
-    """Width of the shallower model at each crossing against its depth.
+    """Width at each crossing of the depth between the two, against that depth.
 
     Attributes:
-        points: shallow, deep, status, width, low, high (NaN where open or absent), and in_law, whether the estimate is
-            among the law's points.
+        points: shallow, deep, depth, status, width, low, high (NaN where open or absent), and in_law, whether the
+            estimate is among the law's points.
         line: depth, published (Levine et al. 2020), and if there are such laws width, low, high of the threshold law
             (low and high NaN where there is no limit) and power, the rival.
     """
@@ -58,7 +60,8 @@ def figure(context: Context) -> Figure | Absent:
         else ""
     )
     caption = (
-        f"Width of the shallower model at each crossing, with {percent(context.fit.level)} intervals. Dashed bars are "
+        f"Size of each crossing as the width of the depth between the two, with {percent(context.fit.level)} "
+        "intervals. Dashed bars are "
         f"open-ended, arrows are bounds, hollow marks are inconclusive.{ours} The dashed line is the published law for "
         "6 to 48 layers on English text; compare its slope only."
     )
@@ -69,22 +72,26 @@ def figure(context: Context) -> Figure | Absent:
 def transition_data(fit: Fit) -> TransitionData | None:
     """Crossings of adjacent depths with the laws through them; None without a law, a settled crossing and a bound."""
     rows = [
-        (item.shallow, item.deep, item.status, item.width, *(item.width_interval or (None, None)))
+        (item.shallow, item.deep, item.middle, item.status, *_widths(item))
         for item in fit.crossings
         if item.adjacent and item.status != "insufficient"
     ]
     if not rows:
         return None
-    points = pd.DataFrame(rows, columns=["shallow", "deep", "status", "width", "low", "high"])
+    points = pd.DataFrame(rows, columns=["shallow", "deep", "depth", "status", "width", "low", "high"])
     points = points.astype(dict.fromkeys(("width", "low", "high"), float))
-    points = points.assign(in_law=points["shallow"].isin(fit.law.depths))
+    points = points.assign(in_law=points["depth"].isin(fit.law.depths))
     law = drawn_law(fit)
     # Inconclusive crossings alone make no figure.
     settled = points["status"] != "ambiguous"
     if law is None and points.loc[settled, ["width", "low", "high"]].isna().all(axis=None):
         return None
     depth = np.linspace(0.5 * float(points["shallow"].min()), float(points["deep"].max()), LINE)
-    line = pd.DataFrame({"depth": depth, "published": np.exp(LEVINE2020.a + LEVINE2020.b * depth)})
+    # The published law is that of the shallower depth: N there, then the width of the depth between the two.
+    ratio = float(np.exp(np.mean(np.log(points["deep"] / points["shallow"]))))
+    shallow = depth / math.sqrt(ratio)
+    published = np.exp(LEVINE2020.a + LEVINE2020.b * shallow) * np.sqrt(shallow / depth)
+    line = pd.DataFrame({"depth": depth, "published": published})
     if law is not None:
         bottom, top = width_interval(law, depth)
         line = line.assign(width=np.exp(law.a + law.b * depth), low=bottom, high=top)
@@ -92,6 +99,12 @@ def transition_data(fit: Fit) -> TransitionData | None:
         if rival.form == "power" and rival.a is not None and rival.b is not None:
             line = line.assign(power=np.exp(rival.a + rival.b * np.log(depth)))
     return TransitionData(points, line)
+
+
+def _widths(item: Crossing) -> tuple[float | None, ...]:
+    """Width at the crossing of the depth between the two, and its interval."""
+    ends = (item.params, *(item.params_interval or (None, None)))
+    return tuple(None if end is None else width_of(end, item.middle) for end in ends)
 
 
 def draw_transition(data: TransitionData, colours: Mapping[int, str]) -> Canvas:
@@ -116,14 +129,14 @@ def draw_transition(data: TransitionData, colours: Mapping[int, str]) -> Canvas:
     outside_legend(canvas, 2, handlelength=2.6)
     count_axis(axes.yaxis, math.log10(top / bottom))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_xlabel("depth L of the shallower model")
+    axes.set_xlabel("depth L between the two, √(L₁·L₂)")
     axes.set_ylabel("its width d at the crossing")
     return canvas
 
 
 def _draw_point(axes: Axes, point: Mapping[Any, Any], colour: str, frame: tuple[float, float]) -> None:
     """Draw an interval with its estimate, an arrow for a bound, or a hollow mark for an inconclusive crossing."""
-    x, width, low, high = float(point["shallow"]), point["width"], point["low"], point["high"]
+    x, width, low, high = float(point["depth"]), point["width"], point["low"], point["high"]
     bottom, top = frame
     if np.isfinite(width):
         settled = point["status"] == "bracketed" and bool(point["in_law"])

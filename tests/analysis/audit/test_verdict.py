@@ -128,6 +128,26 @@ def test_an_open_end_blames_nobody_on_that_side():
     assert shallow.verdict == "too shallow"
 
 
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        ((4.0, None), "not settled"),
+        ((None, 20.0), "not settled"),
+        ((None, 9.0), "too deep"),
+        ((4, 20), "within the interval"),
+    ],
+)
+def test_without_a_best_depth_an_open_interval_settles_only_what_lies_outside_it(ends, verdict):
+    best = {
+        "depth": None,
+        "depth_exact": None,
+        "depth_interval": list(ends),
+        "extrapolated": False,
+        "law": "fit.json",
+    }
+    assert audit(shape_of(12, 64), lambda params: best).verdict == verdict
+
+
 def test_the_exact_count_is_shown_beside_and_asked_when_wanted():
     model = model_config(
         LLAMA(vocab_size=128_256, num_key_value_heads=8, intermediate_size=14336).to_dict(), "8B"

@@ -9,13 +9,14 @@ import pytest
 from analysis.design.objective import Objective, estimate, reached
 from analysis.errors import InputError
 from analysis.fit.document import fit
-from analysis.law.projection import law_of, recommend, solve_depth
+from analysis.law.projection import solve_depth
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
 
-TRUTH = Truth(2.5, 0.3, (1, 2, 4), noise=0.002)
-SHAPES = shapes_of(TRUTH.depths, np.geomspace(800, 48_000, 6))
-AHEAD = 480_000.0
+TRUTH = Truth(2.5, 0.3, (1, 2, 3, 4, 5), noise=0.002)
+SHAPES = shapes_of(TRUTH.depths, np.geomspace(2000, 400_000, 7))
+#: Near the data, where the log-linear law and the power law still agree.
+AHEAD = 400_000.0
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +32,42 @@ def fitted(rows):
 
 def test_the_depth_is_that_of_the_fit_of_the_same_rows(rows, fitted):
     found = estimate(rows, Objective("depth", AHEAD))
-    projected = recommend(law_of(fitted.law), [AHEAD])[0]
-    assert found.value == pytest.approx(projected["depth_exact"])
-    assert (found.low, found.high) == pytest.approx(tuple(projected["depth_interval"]))
+    projected = fitted.project(AHEAD)
+    assert found.value == pytest.approx(projected.depth)
+    assert (found.low, found.high) == pytest.approx(projected.interval)
     assert found.halfwidth == pytest.approx((found.high - found.low) / (2 * found.value))
     assert found.low < solve_depth(TRUTH.a, TRUTH.b, AHEAD) < found.high
-    assert "N = 4.8e+05" in found.words
+    assert "N = 4e+05" in found.words
     assert f"{found.halfwidth:.0%}" in found.words
+
+
+def test_a_depth_that_the_laws_do_not_agree_on_has_an_interval_only(rows):
+    # More noise, so that neither form is rejected.
+    rough = rows.assign(loss=rows["loss"] * (1 + 0.01 * np.random.default_rng(1).standard_normal(len(rows))))
+    far = 1e8
+    projected = fit(RunTable.from_frame(rough), draws=200).project(far)
+    found = estimate(rough, Objective("depth", far))
+    assert (found.value, projected.depth) == (None, None)
+    assert (found.low, found.high) == pytest.approx(projected.interval)
+    assert "disagree" in found.words
+    # Three depths have two crossings, which do not settle a depth however narrow their interval is.
+    two = estimate(rows[rows["depth"] < 4], Objective("depth", AHEAD))
+    assert (two.value, two.halfwidth) == (None, math.inf)
+    assert "two crossings" in two.words
 
 
 def test_the_slope_is_that_of_the_fit(rows, fitted):
     found = estimate(rows, Objective("b"))
     assert found.value == pytest.approx(fitted.law.b)
     assert (found.low, found.high) == pytest.approx(fitted.law.b_interval)
+
+
+def test_a_slope_of_a_law_that_is_rejected_ends_no_search(rows):
+    bent = rows.assign(loss=rows["loss"] - 0.02 * (rows["depth"] == 3))
+    law = fit(RunTable.from_frame(bent), draws=200).law
+    assert law.p_value < 0.05
+    found = estimate(bent, Objective("b"))
+    assert (found.value, found.halfwidth) == (pytest.approx(law.b), math.inf)
 
 
 def test_the_crossings_have_the_half_width_of_the_least_certain(rows, fitted):
@@ -66,7 +90,7 @@ def test_order_and_index_of_the_rows_do_not_matter(rows):
 def test_too_few_rows_give_no_estimate_but_a_reason(rows):
     for few, why in (
         (rows[rows["depth"] == 1], "fewer than two depths"),
-        (rows[rows["depth"] < 4], "two crossings"),
+        (rows[rows["depth"] < 3], "two crossings"),
         (rows[:0], "fewer than two depths"),
     ):
         found = estimate(few, Objective("depth", AHEAD))
@@ -77,7 +101,7 @@ def test_too_few_rows_give_no_estimate_but_a_reason(rows):
 def test_a_diverged_shape_opens_its_crossing_and_a_failed_one_does_not(
     rows,
 ):
-    lost = rows.iloc[[0]].assign(depth=4, width=36, params=12 * 4 * 36**2, loss=np.nan)
+    lost = rows.iloc[[0]].assign(depth=4, width=50, params=12 * 4 * 50**2, loss=np.nan)
     diverged = pd.concat([rows, lost], ignore_index=True)
     assert math.isinf(estimate(diverged, Objective("crossings")).halfwidth)
     marked = diverged.assign(status=["done"] * len(rows) + ["failed"])

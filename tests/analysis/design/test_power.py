@@ -13,9 +13,12 @@ from analysis.files import to_json
 from analysis.law.projection import solve_depth
 from tests.simulated_study import Truth, shapes_of
 
-#: 2 layers overtake 1 at N = 2.2e3 and 4 overtake 2 at 7.9e3, well inside the sizes below.
-TRUTH = Truth(2.3, 0.3, (1, 2, 4), noise=0.002)
-BUDGETS = np.geomspace(500, 60_000, 6)
+#: Crossings from N = 3.0e3 (1 and 2 layers) to 3.2e4 (4 and 5), well inside the sizes below. Four of them, because the
+#: scatter about a law through fewer is assumed and not measured, so that seeds hardly narrow it.
+TRUTH = Truth(2.3, 0.2, (1, 2, 3, 4, 5), noise=0.002)
+BUDGETS = np.geomspace(600, 160_000, 6)
+#: Crossings at N = 3.9e3 and 1.8e4.
+THREE = Truth(2.3, 0.3, (1, 2, 4), noise=0.0005)
 SHAPES = shapes_of(TRUTH.depths, BUDGETS)
 
 
@@ -32,10 +35,11 @@ def mean_log_ratio(after, before):
 
 
 def test_crossings_inside_the_sizes_are_found_and_their_intervals_contain_the_truth(plain):
-    assert [(pair.shallow, pair.deep) for pair in plain.crossings] == [(1, 2), (2, 4)]
+    assert [(pair.shallow, pair.deep) for pair in plain.crossings] == [(1, 2), (2, 3), (3, 4), (4, 5)]
     for pair in plain.crossings:
-        assert pair.params == pytest.approx(12 * pair.shallow * math.exp(2 * (2.3 + 0.3 * pair.shallow)))
-        assert pair.width == pytest.approx(math.exp(2.3 + 0.3 * pair.shallow))
+        middle = math.sqrt(pair.shallow * pair.deep)
+        assert pair.params == pytest.approx(12 * middle * math.exp(2 * (2.3 + 0.2 * middle)))
+        assert pair.width == pytest.approx(math.sqrt(pair.params / (12 * pair.shallow)))
         assert pair.statuses["bracketed"] == 1 == pair.closed
         assert 1 < pair.ratio < 1.5
         # 16 intervals at 95 %: fewer than 13 that hold the truth has a chance of 0.7 %.
@@ -49,16 +53,28 @@ def test_crossings_inside_the_sizes_are_found_and_their_intervals_contain_the_tr
 def test_the_projected_interval_contains_the_true_depth_ten_times_beyond(plain):
     law = plain.law
     assert law.ahead_params == 10 * max(12 * depth * width**2 for depth, width, _ in SHAPES)
-    assert law.ahead_depth == pytest.approx(solve_depth(2.3, 0.3, law.ahead_params))
+    assert law.ahead_depth == pytest.approx(solve_depth(2.3, 0.2, law.ahead_params))
     low, high = law.band
     assert low < law.ahead_depth < high
+    assert 0 <= law.stated <= 1
+
+
+def test_crossings_off_the_law_are_held_against_the_curves_of_their_own_study():
+    """A scatter of 0.25 in ln d moves N by half an e-fold, four times the half-length of an interval."""
+    truth = dataclasses.replace(TRUTH, scatter=0.25)
+    found = simulate_power(truth, SHAPES, 4, studies=16)
+    for pair in found.crossings:
+        assert pair.params == truth.crossing(pair.shallow)
+        assert pair.ratio < 1.5
+        assert pair.coverage >= 13 / 16
 
 
 def test_four_times_the_seeds_halve_the_interval(plain):
     """1/sqrt(seeds): 4 seeds of 18 shapes have 54 degrees of freedom and 16 have 270, which takes another 2 %."""
-    mean, error = mean_log_ratio(simulate_power(TRUTH, SHAPES, 16, studies=16), plain)
-    assert error < 0.06
-    assert mean == pytest.approx(math.log(0.5 * 1.97 / 2.00), abs=3 * error)
+    after = simulate_power(TRUTH, SHAPES, 16, studies=8)
+    for narrow, wide in zip(after.crossings, plain.crossings, strict=True):
+        # Of the interval of ln N, as below. That of b also depends on the scatter that chance shows.
+        assert math.log(narrow.ratio) / math.log(wide.ratio) == pytest.approx(0.5 * 1.97 / 2.00, abs=0.08)
 
 
 def test_half_the_noise_halves_the_interval(plain):
@@ -79,10 +95,10 @@ def test_seeds_do_not_average_out_the_misfit_of_shapes():
 
 
 def test_a_crossing_above_the_grid_is_right_censored():
-    short = shapes_of(TRUTH.depths, np.geomspace(300, 3000, 5))
-    found = simulate_power(dataclasses.replace(TRUTH, noise=0.0005), short, 3, studies=12)
+    short = shapes_of(THREE.depths, np.geomspace(500, 7000, 5))
+    found = simulate_power(THREE, short, 3, studies=12)
     second = found.crossings[1]
-    assert second.params == pytest.approx(24 * math.exp(2 * 2.9))
+    assert second.params == pytest.approx(12 * math.sqrt(8) * math.exp(2 * (2.3 + 0.3 * math.sqrt(8))))
     assert second.statuses["right_censored"] > 0.9
     assert (second.closed, second.ratio) == (0, None)
     # An interval that is open above holds a crossing above.
@@ -92,8 +108,8 @@ def test_a_crossing_above_the_grid_is_right_censored():
 
 
 def test_a_crossing_below_the_grid_is_left_censored():
-    late = shapes_of(TRUTH.depths, np.geomspace(6000, 90_000, 5))
-    found = simulate_power(dataclasses.replace(TRUTH, noise=0.0005), late, 3, studies=12)
+    late = shapes_of(THREE.depths, np.geomspace(9000, 150_000, 5))
+    found = simulate_power(THREE, late, 3, studies=12)
     assert found.crossings[0].statuses["left_censored"] > 0.9
     assert found.crossings[1].statuses["bracketed"] > 0.9
 
@@ -110,7 +126,7 @@ def test_one_more_study_does_not_change_those_before():
 
 
 def test_json_is_strict():
-    found = simulate_power(TRUTH, shapes_of((1, 2, 4), np.geomspace(300, 2000, 3)), 1, studies=4)
+    found = simulate_power(THREE, shapes_of((1, 2, 4), np.geomspace(300, 2000, 3)), 1, studies=4)
     document = to_json(found)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     for pair in document["crossings"]:
@@ -129,31 +145,31 @@ def test_changes_cost_what_their_cells_cost(plain):
         assert change.ratio == pytest.approx(1 / math.sqrt(factor), abs=0.2)
     between = [
         (depth, even)
-        for depth in (1, 2, 4)
+        for depth in TRUTH.depths
         for low, high in itertools.pairwise(sorted(width for other, width, _ in SHAPES if other == depth))
         if (even := 2 * round(math.sqrt(low * high) / 2)) not in (low, high)
     ]
     # Between the smallest widths there is no even one.
-    assert 10 < len(between) < 15
+    assert 15 < len(between) < 25
     assert by_name["sizes_x2"].shapes == len(SHAPES) + len(between)
     assert 1.5 < by_name["sizes_x2"].cost < 2
     # The ladder climbs by 2.6 a step, so four times more is one or two steps: 60,000·4 dominates all the rest.
     assert 3 < by_name["top_x4"].cost < 5
-    halving = [change for change in found.changes if change.halves]
-    assert [c.name for c in found.changes if c.cheapest] == [min(halving, key=lambda c: c.cost).name]
     assert all((change.width <= found.width / 2) == change.halves for change in found.changes)
     json.dumps(to_json(found), allow_nan=False)
 
 
 def test_an_open_interval_is_infinitely_wide():
-    """Sizes end just above the second crossing: b has no upper end until they reach further."""
-    truth = dataclasses.replace(TRUTH, noise=0.004)
-    short = shapes_of(TRUTH.depths, np.geomspace(500, 9_000, 5))
-    base = simulate_power(truth, short, 2, studies=6)
+    """Sizes end below the third crossing, at 3.3e4: b has no interval until they reach further."""
+    truth = Truth(2.3, 0.3, (1, 2, 3, 4), noise=0.002)
+    short = shapes_of(truth.depths, np.geomspace(800, 20_000, 5))
+    base = simulate_power(truth, short, 2, studies=4)
     assert base.law.closed < 0.5
-    found = compare_changes(truth, short, base, studies=4)
+    found = compare_changes(truth, short, base, studies=3)
     assert found.width is None
     assert all(change.ratio is None for change in found.changes)
     taller = next(change for change in found.changes if change.name == "top_x4")
     assert taller.closed > 0.5
     assert taller.halves
+    halving = [change for change in found.changes if change.halves]
+    assert [c.name for c in found.changes if c.cheapest] == [min(halving, key=lambda c: c.cost).name]

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from analysis.audit.verdict import audit, shape_of
 from analysis.errors import InputError
 from analysis.fit.document import Fit
-from analysis.law.projection import recommend, solve_depth
+from analysis.law.projection import solve_depth
 from study.cli import main
 
 #: Every key that a fit file is sure to have, and no other.
@@ -79,13 +78,11 @@ def test_a_file_of_the_contracts_keys_alone_is_enough(verb, monkeypatch, capsys,
 
 
 def test_without_depths_every_answer_is_an_extrapolation():
-    law = Fit.from_json(CONTRACT).projection_law()
-    assert all(shape["extrapolated"] for shape in recommend(law, [1e3, 4100.0, 1e4, 1e9]))
-    assert audit(shape_of(1, 18), law).extrapolated
-    known = Fit.from_json(with_law(depths=[1, 2])).projection_law()
-    (inside,) = recommend(known, [4100.0])
-    assert solve_depth(2.5, 0.31, 4100.0) < 2.5
-    assert not inside["extrapolated"]
+    unknown = Fit.from_json(CONTRACT)
+    assert all(unknown.project(params).extrapolated for params in (1e3, 4100.0, 1e4, 1e9))
+    known = Fit.from_json(with_law(depths=[1, 2, 3]))
+    assert 1 < solve_depth(2.5, 0.31, 4100.0) < 2.5
+    assert not known.project(4100.0).extrapolated
 
 
 def test_a_rival_of_which_nothing_is_said_has_no_law():
@@ -167,16 +164,18 @@ def test_the_command_ends_with_a_paragraph(verb, text, monkeypatch, capsys, tmp_
     assert "Traceback" not in said.err
 
 
-@pytest.mark.parametrize(("a", "b"), [(-1000, 5e-324), (1e300, 1.0), (-1e300, 1.0), (400, 1e-9), (3, 1e300)])
-def test_a_law_beyond_the_numbers_of_a_computer_is_refused(a, b):
-    law = Fit.from_json(with_law(a=a, b=b)).projection_law()
-    with pytest.raises(InputError, match="finite"):
-        recommend(law, [1e9])
+@pytest.mark.parametrize(
+    ("a", "b"), [(-1000, 5e-324), (-1e300, 1.0), (-1000, 1e-300), (-200, 1e-200), (-100, 1e-60)]
+)
+def test_a_law_of_absurd_depths_gives_none(a, b):
+    found = Fit.from_json(with_law(a=a, b=b)).project(1e9)
+    assert found.depth is None
+    assert "finite" in found.reason
 
 
-@pytest.mark.parametrize(("a", "b"), [(-1000, 1e-300), (-200, 1e-200), (-100, 1e-60)])
-def test_a_law_of_absurd_depths_is_answered(a, b):
-    (found,) = recommend(Fit.from_json(with_law(a=a, b=b)).projection_law(), [1e9])
-    exact = found["depth_exact"]
-    assert math.log(12) + math.log(exact) + 2 * (a + b * exact) == pytest.approx(math.log(1e9))
-    assert found["extrapolated"]
+@pytest.mark.parametrize(("a", "b", "depth"), [(1e300, 1.0, None), (400, 1e-9, None), (3, 1e300, 1)])
+def test_a_law_of_less_than_a_layer_is_answered_with_one(a, b, depth):
+    found = Fit.from_json(with_law(a=a, b=b)).project(1e9)
+    assert found.extrapolated
+    # A depth of zero to all digits is none.
+    assert found.shape()["depth"] == depth

@@ -11,7 +11,7 @@ from analysis.fit.document import fit
 from analysis.law.parametric_bootstrap import resample
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
-from tests.simulated_study import Truth, shapes_of, simulate
+from tests.simulated_study import Truth, family_covariance, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
 SHAPES = shapes_of(TRUTH.depths, np.geomspace(TRUTH.crossing(1) / 4, TRUTH.crossing(2) * 4, 6))
@@ -126,9 +126,10 @@ def test_the_covariance_of_curves_allows_for_forecasts():
     for seed in range(80):
         curves = build_curves(study(seed, error=0.03))
         place = np.array([math.log(TRUTH.crossing(1))])
-        gap = curves.both(1, place)[1] - curves.both(2, place)[1]
-        drawn.append(float(curves.loss(1, place)[0] - curves.loss(2, place)[0]))
-        claimed.append(float(gap[0] @ curves.covariance @ gap[0]))
+        (ours, slopes), (theirs, other) = curves.smooth.both(1, place), curves.smooth.both(2, place)
+        drawn.append(float(ours[0] - theirs[0]))
+        claimed.append(float((slopes - other)[0] @ family_covariance(curves) @ (slopes - other)[0]))
+    # Without the misfit, which these curves do not have.
     assert np.mean(claimed) == pytest.approx(np.var(drawn), rel=0.4)
 
 
@@ -150,8 +151,10 @@ def test_with_one_seed_forecasts_do_not_make_the_noise_of_all():
         )
         for name, part in (("measured", rows), ("forecast", forecast), ("dropped", rows[errors == 0])):
             curves = build_curves(part)
-            jacobian = curves.smooth.jacobian(1, place) - curves.smooth.jacobian(2, place)
-            gap = curves.smooth.loss(1, place) - curves.smooth.loss(2, place)
+            (ours, ours_jacobian), (theirs, their_jacobian) = (
+                curves.misfit.both(curves.smooth, depth, place) for depth in (1, 2)
+            )
+            jacobian, gap = ours_jacobian - their_jacobian, ours - theirs
             noise = math.exp(curves.noise.log_sd)
             gaps[name].append((float(gap[0]), float(jacobian[0] @ curves.covariance @ jacobian[0]), noise))
     found = {name: np.array(values) for name, values in gaps.items()}

@@ -1,9 +1,12 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
-from analysis.fit.document import fit
+from analysis.curves.best_shapes import BestShape, DepthAt
+from analysis.fit.document import Fit, fit
 from analysis.fit.sentences import (
+    best_sentence,
     count_phrase,
     crossing_sentence,
     disagreement_sentence,
@@ -16,8 +19,14 @@ from analysis.law.advice import Disagreement, DisagreementSpan
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import ends, human, human_range, short, short_range
+from analysis.report.tables import projection_table
 from analysis.runs.table import RunTable, read_runs
+from analysis.runs.tokens import TokenRule
+from tests.simulated_study import Truth, shapes_of, simulate
 from tests.tables import one_size_a_depth
+
+NO_LAW = ThresholdFit("log-linear", "insufficient", 0.95)
+NO_TOKENS = TokenRule("unknown", None, (), "")
 
 
 @pytest.mark.parametrize(
@@ -105,10 +114,15 @@ def test_each_status_of_the_law_has_its_sentence(found):
     )
     flat = law_sentence(with_law(found, b_interval=(-0.05, 0.65), **three))
     assert "-0.050 to 0.65; the slope is compatible with zero" in flat
-    assert "with zero" in law_sentence(with_law(found, status="open", b_interval=(None, 0.1), depths=(1, 2)))
-    opened = with_law(found, status="open", b_interval=(0.24, None), depths=(1, 2))
+    assert "with zero" in law_sentence(with_law(found, status="open", b_interval=(None, 0.1), **three))
+    opened = with_law(found, status="open", b_interval=(0.24, None), **three)
     assert "slope 95 %: above 0.24" in law_sentence(opened)
     assert "one side only" in law_sentence(opened)
+    rejected = with_law(found, p_value=1e-6, **three)
+    assert "reject its form (p = 1e-06)" in law_sentence(rejected)
+    two = with_law(found, status="open", b_interval=(None, None), depths=(1, 2), note="two crossings")
+    assert law_sentence(two).endswith("(two crossings).")
+    assert "slope" not in law_sentence(two)
     stopped = with_law(found, status="not_converged", reason="maximum number of evaluations")
     assert "did not converge (maximum number of evaluations): do not use it" in law_sentence(stopped)
     assert "ln d = 2.50 − 0.3·L" in law_sentence(with_law(found, b=-0.3, **three))
@@ -152,8 +166,8 @@ def test_where_rivals_part_for_good(found):
     )
     told = dataclasses.replace(with_law(found), disagreements=rivals)
     assert disagreement_sentence(told) == (
-        "Against the threshold law, the power law is more than 25 % deeper from N ≈ 40 thousand on. "
-        "The additive loss is within 25 % of it at N ≈ 1.0 million. "
+        "Against the threshold law, the power law is deeper by more than a factor of 1.25 from N ≈ 40 thousand on. "
+        "The additive loss is within a factor of 1.25 of it at N ≈ 1.0 million. "
         "The response surface names no finite depth at N ≈ 1.0 million."
     )
     assert "Without a threshold law" in disagreement_sentence(dataclasses.replace(told, disagreements=()))
@@ -164,7 +178,7 @@ def test_the_counting_rule_is_said():
     assert "table's own" in count_phrase("table")
 
 
-def test_without_a_law_the_response_surface_is_told(tmp_path):
+def test_without_a_law_the_loss_surfaces_are_told(tmp_path):
     (tmp_path / "runs.csv").write_text(one_size_a_depth())
     found = fit(read_runs(tmp_path / "runs.csv"), draws=100)
     assert found.law.a is None
@@ -172,9 +186,12 @@ def test_without_a_law_the_response_surface_is_told(tmp_path):
     # No pair has two depths in common sizes: what all losses say together comes first.
     assert lines[0] == surface_sentence(found)
     assert len(set(lines)) == len(lines)
-    (said,) = (line for line in lines if line.startswith("A quadratic surface"))
-    assert "at N ≈ 10 million (" in said
-    assert "at N ≈ 1.0 billion (" in said
+    # The truth of the table is additive: 30·d^-0.9 + 2·L^-1.1 has its best depths at 16, 32 and 62 layers.
+    (said,) = (line for line in lines if line.startswith("The additive surface"))
+    assert "16 at N ≈ 10 million (" in said
+    assert "32 at N ≈ 100 million (" in said
+    assert "62 at N ≈ 1.0 billion (" in said
+    assert said.count("within 0.005 nats") == 3
     assert said.count("outside the data") == 1
     (lowest,) = (line for line in lines if line.startswith(("Lowest loss", "No budget has two depths")))
     assert "measured: " not in lowest
@@ -186,8 +203,41 @@ def test_a_settled_pair_comes_before_the_response_surface(tmp_path):
     bound = Crossing(1, 2, True, "left_censored", "the gap is positive at both ends", range=(1e3, 2e3))
     for item, leads in ((bound, False), (dataclasses.replace(bound, reason=NO_NOISE), True)):
         lines = headlines(dataclasses.replace(found, crossings=(item, *found.crossings)))
-        assert lines[0].startswith("A quadratic surface" if leads else "2 layers are ahead of 1 layer"), lines
+        assert lines[0].startswith("The additive surface" if leads else "2 layers are ahead of 1 layer"), (
+            lines
+        )
 
 
 def test_with_a_law_the_response_surface_is_left_to_the_table(found):
     assert surface_sentence(found) == ""
+
+
+def test_depths_that_lose_next_to_nothing_stand_beside_the_best():
+    def best(params, *excess):
+        shapes = tuple(DepthAt(depth, 8.0, 2 + value, None, value, None) for depth, value in excess)
+        winner = min(shapes, key=lambda shape: shape.excess)
+        return BestShape(params, params, winner.depth, 8.0, 2.0, None, shapes)
+
+    near = [best(size, (1, 0.02), (2, 0.0), (4, 0.004)) for size in (1e4, 2e4)]
+    found = Fit((), NO_LAW, (), (), NO_TOKENS, 0, (), 0.95, best=(*near, best(4e4, (2, 0.006), (4, 0.0))))
+    assert best_sentence(found) == (
+        "Lowest loss measured: 2 layers at N ≈ 10–20 thousand (4 within 0.005 nats), 4 layers at N ≈ 40 "
+        "thousand."
+    )
+
+
+def test_a_table_whose_size_and_tokens_grow_together_is_projected_nowhere():
+    """Twenty tokens per parameter: the answer inside the sizes stays, and the reason stands in the first sentences."""
+    truth = Truth(2.5, 0.3, (1, 2, 4, 6))
+    frame = simulate(truth, shapes_of(truth.depths, np.geomspace(500, 6e5, 9)), 3, np.random.default_rng(2))
+    params = 12 * frame["depth"] * frame["width"] ** 2
+    runs = RunTable.from_frame(frame.assign(tokens=20 * params))
+    grown, level = (fit(table, draws=100) for table in (runs, RunTable.from_frame(frame.assign(tokens=1e9))))
+    assert level.project(1e4).depth is not None
+    assert projection_table(RunTable.from_frame(frame), level) is not None
+    assert grown.law.a == pytest.approx(level.law.a)
+    assert grown.project(1e9).reason == grown.tokens.no_projection
+    assert projection_table(runs, grown) is None
+    assert any("grow together" in line for line in headlines(grown))
+    assert [item.status for item in grown.surfaces] == ["insufficient", level.surfaces[1].status]
+    assert Fit.from_json(grown.to_json()).tokens.no_projection == grown.tokens.no_projection

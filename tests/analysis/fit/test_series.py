@@ -25,11 +25,15 @@ from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
 
 #: Value -> a world: each e-fold of the value moves all crossings down by the same factor.
-WORLDS = {8: Truth(2.7, 0.3, (1, 2, 4)), 64: Truth(2.5, 0.3, (1, 2, 4)), 512: Truth(2.3, 0.3, (1, 2, 4))}
+WORLDS = {
+    8: Truth(2.7, 0.3, (1, 2, 4, 6)),
+    64: Truth(2.5, 0.3, (1, 2, 4, 6)),
+    512: Truth(2.3, 0.3, (1, 2, 4, 6)),
+}
 
 
 def member(value, truth, seed=0):
-    low, high = WORLDS[512].crossing(1) / 3, WORLDS[8].crossing(2) * 4
+    low, high = WORLDS[512].crossing(1) / 3, WORLDS[8].crossing(4) * 4
     shapes = shapes_of(truth.depths, np.geomspace(low, high, 7))
     runs = RunTable.from_frame(simulate(truth, shapes, 3, np.random.default_rng(seed)))
     return Member(value, runs, fit(runs, draws=200), f"{value}/report.html")
@@ -61,7 +65,7 @@ def task(value, needs, depths=(1, 2, 3, 4), fitted=False, seeds=3):
 
 def test_crossings_that_move_are_found_at_every_value(members):
     data = crossing_data([members[2], members[0], members[1]])
-    assert data.rows["value"].tolist() == [8, 8, 64, 64, 512, 512]
+    assert data.rows["value"].tolist() == [8, 8, 8, 64, 64, 64, 512, 512, 512]
     assert data.axis.log
     for row in data.rows.to_dict("records"):
         assert row["status"] == "bracketed"
@@ -113,7 +117,7 @@ def test_best_depths_are_those_of_the_fits(members):
     # At the largest budget depth pays everywhere, at the smallest only where the crossings lie low.
     shallowest = data.rows.groupby("value")["depth"].min()
     assert shallowest[8] == 1
-    assert data.rows.groupby("value")["depth"].max().tolist() == [4, 4, 4]
+    assert data.rows.groupby("value")["depth"].max().tolist() == [6, 6, 6]
 
 
 def test_a_measure_is_the_mean_over_seeds_and_the_best_over_widths():

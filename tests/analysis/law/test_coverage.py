@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
+from analysis.design.objective import projection
 from analysis.law.crossings import find_crossings
-from analysis.law.projection import law_of, recommend, solve_depth
-from analysis.law.threshold import fit_threshold
+from analysis.law.projection import solve_depth
+from analysis.law.threshold import OWN_SCATTER, fit_threshold
 from tests.simulated_study import Truth, shapes_of, simulate
 
 
@@ -63,9 +64,11 @@ WORLDS = {
 
 
 def answered(frame):
-    """The adjacent pairs of a study and its law."""
-    found = find_crossings(build_curves(frame), draws=100, delta=None, neighbours=True)
-    return [item for item in found.items if item.adjacent], fit_threshold(found, "log-linear")
+    """The adjacent pairs of a study, its law, and the interval of the depth at ten times its largest size."""
+    curves = build_curves(frame)
+    found = find_crossings(curves, draws=100, delta=None, neighbours=True)
+    ahead = projection(curves, found, 10 * float(frame["params"].max()))
+    return found.items, fit_threshold(found, "log-linear"), ahead.interval
 
 
 def answers(frames):
@@ -91,7 +94,7 @@ def coverage(world, studies, seed=0):
         hits[name] += holds(interval, value)
 
     frames = [simulate(world.truth, world.shapes, world.seeds, generator) for _ in range(studies)]
-    for items, law in answers(frames):
+    for items, law, ahead in answers(frames):
         for item in items:
             statuses[item.shallow, item.status] += 1
             ask(f"crossing {item.shallow}", item.params_interval, world.truth.crossing(item.shallow))
@@ -99,9 +102,8 @@ def coverage(world, studies, seed=0):
         if law.a is not None:
             ask("a", law.a_interval, world.truth.a)
             ask("b", law.b_interval, world.truth.b)
-            if law.b > 0:
-                ask("depth", recommend(law_of(law), [largest])[0]["depth_interval"], depth)
-    # A law that is missing, or falls and so names no depth, is not asked; that must be rare, or the rest is a choice.
+            ask("depth", ahead, depth)
+    # A law that is missing is not asked; that must be rare, or the rest is a choice.
     assert min(asked.values()) >= 0.97 * studies, (asked, statuses)
     return {name: hits[name] / asked[name] for name in asked}, statuses
 
@@ -115,6 +117,11 @@ def outside(world):
     }
 
 
+def few(world):
+    """Whether fewer crossings are measured than show their own scatter."""
+    return len(world.truth.depths) - 1 - len(outside(world)) < OWN_SCATTER
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("name", WORLDS)
 def test_intervals_cover_the_truth_at_their_level(name):
@@ -122,8 +129,10 @@ def test_intervals_cover_the_truth_at_their_level(name):
     found, statuses = coverage(world, world.studies)
     assert {"a", "b", "depth"} < found.keys(), statuses
     for what, share in found.items():
-        # An interval that is open on the side of a crossing that was never measured can hardly miss it.
-        assert 0.92 <= share <= (1.0 if what in outside(world) else 0.98), (what, found, statuses)
+        # An interval that is open on the side of a crossing that was never measured can hardly miss it. That of a depth
+        # spans several forms, and with few crossings the scatter is assumed, and larger than the none of these worlds.
+        wide = what in outside(world) or what == "depth" or (what in "ab" and few(world))
+        assert 0.92 <= share <= (1.0 if wide else 0.98), (what, found, statuses)
 
 
 @pytest.mark.slow
@@ -144,6 +153,6 @@ def test_a_study_without_a_crossing_says_so(seeds, noise):
     frames = [simulate(truth, shapes, seeds, generator) for _ in range(400)]
     said = [
         law.status == "insufficient" and all(item.status == "right_censored" for item in items)
-        for items, law in answers(frames)
+        for items, law, _ in answers(frames)
     ]
     assert np.mean(said) >= 0.95

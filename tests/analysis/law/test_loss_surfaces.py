@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,10 +12,19 @@ from scipy.stats import t as student
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
-from analysis.law.loss_surfaces import SurfaceFit, fit_surface, fit_surfaces, points_of
+from analysis.law.combined import project
+from analysis.law.loss_surfaces import SurfaceFit, fit_surface, fit_surfaces, points_of, supported
+from analysis.law.threshold import ThresholdFit
 
 fit_additive = partial(fit_surface, "additive")
 fit_response = partial(fit_surface, "response")
+NO_LAW = ThresholdFit("log-linear", "insufficient", 0.95, reason="no crossing")
+
+
+def surface_answer(surfaces, params):
+    """The projection without crossings."""
+    return project((NO_LAW,), surfaces, (), params)
+
 
 #: (smallest N, largest N, depths): a laptop's study and one that nobody could pay for.
 SMALL = (1e3, 1e5, (1, 2, 4, 6, 8))
@@ -186,6 +196,76 @@ def test_flat_losses_leave_the_interval_open():
     low, high = found.best_depth_interval(1e6)
     assert low > 8
     assert high is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [True, False])
+def test_the_interval_of_the_additive_optimum_covers(known):
+    frame, sd = shapes(5e7, 2e9, (4, 8, 16, 32, 48), sizes=5), 0.004
+    clean = additive(frame)
+    truth = SurfaceFit("additive", "ok", parameters=fit_additive(frame.assign(loss=clean)).parameters)
+    generator = np.random.default_rng(3)
+    draws, level, covered = 60, 0.9, np.zeros(3)
+    for _ in range(draws):
+        noisy = frame.assign(loss=clean + sd * generator.standard_normal(len(frame)))
+        found = fit_additive(noisy.assign(weight=1 / sd**2) if known else noisy)
+        for place, params in enumerate((1e8, 1e9, 2e10)):
+            low, high = found.best_depth_interval(params, level)
+            covered[place] += (low or 0) <= truth.best_depth(params) <= (high or math.inf)
+    # Three standard deviations of a count of 60.
+    assert np.all(covered >= level * draws - 3 * math.sqrt(draws * level * (1 - level)))
+    assert np.any(covered < draws)
+
+
+def test_in_an_additive_world_the_answer_holds_the_optimum_where_a_quadratic_does_not():
+    """statistics of issue 15, 4.7: the quadratic's interval held the best depth of 1.6e8 in no study."""
+    frame, sd, params = shapes(5e7, 2e9, (4, 8, 12, 16, 24, 32, 48), sizes=7), 0.005, 1.6e8
+    clean = 1.7 + 301 * frame["width"] ** -0.96 + 3.05 * frame["depth"] ** -1.066
+    truth = fit_additive(frame.assign(loss=clean)).best_depth(params)
+    generator = np.random.default_rng(8)
+    draws, held = 12, {"quadratic": 0, "answer": 0}
+    for _ in range(draws):
+        fits = fit_surfaces(frame.assign(loss=clean + sd * generator.standard_normal(len(frame))))
+        answer = surface_answer(fits, params)
+        assert answer.laws[0] == "additive"
+        for name, (low, high) in {
+            "quadratic": fits[1].best_depth_interval(params),
+            "answer": answer.interval,
+        }.items():
+            held[name] += (low or 0) <= truth <= (high or math.inf)
+    assert held["quadratic"] <= 1
+    # 95 % of 12 less three standard deviations.
+    assert held["answer"] >= 9
+
+
+def test_a_surface_that_the_points_do_not_rule_out_widens_the_interval():
+    """Few shapes and much noise: either form fits, and the answer holds what both hold."""
+    frame = shapes(1e8, 4e8, (6, 12, 24, 48), sizes=3)
+    loss = additive(frame) + 0.05 * np.random.default_rng(1).standard_normal(len(frame))
+    fits = fit_surfaces(frame.assign(loss=loss))
+    assert len(supported(fits)) == 2
+    answer = surface_answer(fits, 2e8)
+    ends = [item.best_depth_interval(2e8) for item in fits]
+    for place, pick in ((0, min), (1, max)):
+        column = [end[place] for end in ends]
+        assert answer.interval[place] == (None if None in column else pick(column))
+    assert answer.laws == tuple(item.form for item in sorted(fits, key=lambda item: item.aicc))
+    # A form without a best depth sets no limit, so no depth is stated.
+    flat = replace(fits[0], status="bound_hit", parameters=fits[0].parameters | {"c_l": 0.0}, covariance=None)
+    open_answer = surface_answer((flat, fits[1]), 2e8)
+    assert (open_answer.depth, open_answer.interval) == (None, (None, None))
+    assert "c_l" in open_answer.reason
+    assert surface_answer((flat,), 2e8).interval == (None, None)
+    # A form that the points rule out has no say.
+    ruled_out = replace(flat, aicc=fits[1].aicc + 20)
+    assert surface_answer((ruled_out, fits[1]), 2e8).interval == fits[1].best_depth_interval(2e8)
+
+
+def test_the_additive_law_is_fitted_at_equal_tokens_only():
+    frame = shapes(*SMALL)
+    found = fit_surfaces(frame.assign(loss=additive(frame)), equal_tokens=False)
+    assert [item.status for item in found] == ["insufficient", "ok"]
+    assert "equal tokens" in found[0].reason
 
 
 def test_a_misfit_beyond_the_known_noise_widens_the_interval():

@@ -25,7 +25,7 @@ def test_a_new_study_has_the_shapes_seeds_and_noise_of_the_old_one(curves):
     assert sorted(first["seed"].unique()) == [0, 1, 2]
     means = np.array([table.groupby(["depth", "params"])["loss"].mean() for table in tables])
     fitted = curves.mean - curves.residual
-    spread = np.sqrt(curves.se**2 + curves.misfit_sd**2)
+    spread = np.sqrt(curves.se**2 + curves.misfit.white)
     # 300 draws: a mean is known to 6 % of the spread, the spread to 4 %.
     np.testing.assert_allclose((means.mean(axis=0) - fitted) / spread, 0, atol=0.25)
     np.testing.assert_allclose(means.std(axis=0) / spread, 1, atol=0.17)

@@ -11,7 +11,8 @@ from scipy.optimize import brentq
 from scipy.special import wrightomega
 
 from analysis.errors import InputError
-from analysis.law.projection import LEVINE2020, Law, law_of, n_transition, recommend, solve_depth
+from analysis.law.advice import law_of
+from analysis.law.projection import LEVINE2020, Law, n_transition, recommend, solve_depth
 from analysis.law.threshold import ThresholdFit
 
 GPT3 = 12 * 96 * 12288**2
@@ -266,7 +267,7 @@ def test_law_of_a_fit():
     fit = ThresholdFit("log-linear", "ok", 0.9, 2.0, 0.3, ((1.0, 0.0), (0.0, 1.0)), depths=(1, 2))
     law = law_of(fit)
     assert (law.depth_range, law.level, law.source) == ((1, 2), 0.9, "this study")
-    assert law_of(dataclasses.replace(fit, form="power")) is None
+    assert law_of(dataclasses.replace(fit, status="not_converged")) is None
     assert law_of(ThresholdFit("log-linear", "insufficient", 0.95, reason="few")) is None
 
 

@@ -10,13 +10,14 @@ import pytest
 from analysis.curves.budgets import enclosed
 from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
-from analysis.law.projection import LEVINE2020, Law, recommend, solve_depth
+from analysis.intervals import width_of
+from analysis.law.projection import LEVINE2020, Law, solve_depth
 from analysis.report.catalogue import FIGURES, NAMES, make_figures
 from analysis.report.figures import frontier_map, loss, palette
 from analysis.report.figures.canvas import MOST_POINTS
 from analysis.report.figures.depth_profile import profile_data
 from analysis.report.figures.figure import Absent, Context, Figure, inline_svg
-from analysis.report.figures.frames import depth_interval, drawn_law, width_interval
+from analysis.report.figures.frames import drawn_law, width_interval
 from analysis.report.figures.frontier_map import BOUNDS, excess_bounds, frontier_data, strips
 from analysis.report.figures.gaps import draw_gaps, gap_data
 from analysis.report.figures.loss import loss_data
@@ -203,11 +204,15 @@ def test_transition_data_hold_our_line_its_rival_and_the_published_one(found):
     data = transition_data(found)
     line, power = data.line, found.rivals[0]
     np.testing.assert_allclose(np.log(line["width"]), found.law.a + found.law.b * line["depth"])
-    np.testing.assert_allclose(np.log(line["published"]), LEVINE2020.a + LEVINE2020.b * line["depth"])
+    # The depths double, so the law gives N at L/sqrt(2) for the pair whose depth is L.
+    shallow = line["depth"] / math.sqrt(2)
+    params = 12 * shallow * np.exp(2 * (LEVINE2020.a + LEVINE2020.b * shallow))
+    np.testing.assert_allclose(12 * line["depth"] * line["published"] ** 2, params)
     np.testing.assert_allclose(np.log(line["power"]), power.a + power.b * np.log(line["depth"]))
     assert list(data.points["status"]) == ["bracketed"] * 3
     assert data.points["in_law"].all()
-    truth = np.exp(TRUTH.a + TRUTH.b * data.points["shallow"])
+    np.testing.assert_allclose(data.points["depth"], np.sqrt(data.points["shallow"] * data.points["deep"]))
+    truth = np.exp(TRUTH.a + TRUTH.b * data.points["depth"])
     assert (data.points["low"] < truth).all()
     assert (truth < data.points["high"]).all()
 
@@ -218,16 +223,10 @@ def test_the_band_is_the_range_over_the_region(found):
     for row in data.line.iloc[[0, 30, 60]].to_dict("records"):
         values = [math.exp(a + b * row["depth"]) for a, b in points]
         assert (row["low"], row["high"]) == pytest.approx((min(values), max(values)))
+    # That of the depth is the projection's own.
     for row in rivals_data(found).interval.iloc[[20, 60]].to_dict("records"):
-        values = [solve_depth(a, b, row["params"]) for a, b in points]
-        assert (row["low"], row["high"]) == pytest.approx((min(values), max(values)))
-    # And the same as the projection's own.
-    params = np.array([1e6, 1e9])
-    low, high = depth_interval(drawn_law(found), params)
-    rows = recommend(drawn_law(found), params.tolist())
-    assert [row["depth_interval"] for row in rows] == [
-        pytest.approx(pair) for pair in zip(low, high, strict=True)
-    ]
+        ends = [math.nan if end is None else end for end in found.project(row["params"]).interval]
+        assert [row["low"], row["high"]] == pytest.approx(ends, nan_ok=True)
 
 
 def test_an_open_end_of_the_region_is_no_end():
@@ -238,8 +237,6 @@ def test_an_open_end_of_the_region_is_no_end():
     # At one layer the closed point is the highest, at five the open one.
     assert high[0] == pytest.approx(math.exp(1.4))
     assert math.isnan(high[1])
-    flat = dataclasses.replace(law, region=((1.0, -0.1, False),))
-    assert np.isnan(depth_interval(flat, np.array([1e6]))[1]).all()
 
 
 def test_an_open_law_is_drawn_with_its_line(pilot_fit):
@@ -257,9 +254,9 @@ def test_residuals_are_those_of_the_fit_and_of_its_leave_one_out(found):
         [item.shallow, item.deep] for item in found.law.leave_one_out
     ]
     for row, item in zip(rows.to_dict("records"), found.crossings[:1], strict=False):
-        said = found.law.a + found.law.b * item.shallow
-        assert row["residual"] == pytest.approx(math.log(item.width) - said)
-        ends = [math.log(end) - said for end in item.width_interval]
+        said = found.law.a + found.law.b * item.middle
+        assert row["residual"] == pytest.approx(math.log(width_of(item.params, item.middle)) - said)
+        ends = [math.log(width_of(end, item.middle)) - said for end in item.params_interval]
         assert [row["low"], row["high"]] == pytest.approx(ends)
 
 

@@ -176,13 +176,30 @@ def test_duplicates_are_told_apart_from_replicates():
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
-def test_which_of_several_losses_of_one_run_is_kept_depends_neither_on_order_nor_on_copies(order):
+@pytest.mark.parametrize(
+    ("named", "kept"), [({"seed": 0}, 2.1), ({"lr": 0.01}, 2.1), ({}, 2.0), ({"seed": None, "lr": ""}, 2.0)]
+)
+def test_which_of_several_losses_of_one_run_is_kept_depends_neither_on_order_nor_on_copies(
+    order, named, kept
+):
+    """The middle one of a run with a name; the best of a shape whose runs have neither seed nor learning rate."""
     losses = [2.4, 2.0, 2.1, 2.0]
-    frame = pd.DataFrame({"depth": 1, "width": 4, "loss": [losses[i] for i in order]})
+    frame = pd.DataFrame({"depth": 1, "width": 4, "loss": [losses[i] for i in order], **named})
     runs = RunTable.from_frame(frame)
-    assert runs.used["loss"].tolist() == [2.1]
+    assert runs.used["loss"].tolist() == [kept]
     assert len(runs.left_out) == 3
     assert sum("duplicate of row" in item["reason"] for item in runs.left_out) == 1
+
+
+def test_a_wider_search_of_some_shapes_does_not_make_them_worse():
+    """Three settings of the deep shape, one of the shallow one, and no column for them: the best of each counts."""
+    frame = pd.DataFrame({"depth": [1, 4, 4, 4], "width": [8, 4, 4, 4], "loss": [2.05, 2.4, 2.2, 2.0]})
+    runs = RunTable.from_frame(frame)
+    assert runs.used["loss"].tolist() == [2.05, 2.0]
+    assert all("same shape and tokens as row 4" in item["reason"] for item in runs.left_out)
+    # A cell's key names its run.
+    cells = RunTable.from_frame(frame.assign(cell=["a", "b", "b", "b"]))
+    assert cells.used["loss"].tolist() == [2.05, 2.2]
 
 
 def test_checkpoints_of_one_cell_are_told_apart_by_their_tokens():

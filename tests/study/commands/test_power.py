@@ -12,7 +12,7 @@ from rich.console import Console
 from analysis.design.power import CHANGES
 from analysis.errors import InputError
 from analysis.fit.document import fit
-from analysis.law.projection import LEVINE2020
+from analysis.law.projection import LEVINE2020, n_transition
 from analysis.runs.table import RunTable
 from study.commands.power import (
     MEANINGS,
@@ -48,7 +48,7 @@ def pilot(tmp_path_factory):
     truth = Truth(2.2, 0.32, (1, 2, 4), noise=0.001, slope=0.06, exponent=0.5, shared=0.2)
     shapes = shapes_of(truth.depths, np.geomspace(600, 60_000, 7))
     found = fit(RunTable.from_frame(simulate(truth, shapes, 4, np.random.default_rng(3))), draws=200)
-    assert found.law.status == "ok"
+    assert found.law.status == "open"
     path = tmp_path_factory.mktemp("pilot") / "fit.json"
     path.write_text(json.dumps(found.to_json()))
     return truth, path
@@ -71,7 +71,10 @@ def test_a_shape_counts_once_whatever_its_seeds_and_rates():
 
 def test_the_published_law_is_assumed_where_the_plan_could_measure_it():
     truth, items = assumptions(planned(spec="levine2020"))
-    assert (truth.a, truth.b) == (LEVINE2020.a, LEVINE2020.b)
+    # The line through the published crossings, each at the depth between its two and not at the shallower one.
+    for depth in truth.depths[:-1]:
+        published = n_transition(LEVINE2020, depth).params
+        assert math.log(truth.crossing(depth) / published) == pytest.approx(0, abs=0.2)
     assert items["a"].source == f"default: law of {LEVINE2020.source}"
     assert items["noise"].value == 0.005
     assert items["slope"].value == 0.04
@@ -105,15 +108,21 @@ def test_what_is_given_wins_over_the_pilot_and_the_pilot_over_defaults(pilot):
     _, items = assumptions(planned(), "noise=0.02", "misfit_sd=0.001", pilot=path)
     assert (items["noise"].value, items["noise"].source) == (0.02, "given")
     assert (items["misfit_sd"].value, items["misfit_sd"].source) == (0.001, "given")
-    assert (items["a"].source, items["shared"].source) == ("pilot: law", "pilot: correlation of its seeds")
+    assert (items["a"].source, items["shared"].source) == (
+        "pilot: law, of status open",
+        "pilot: correlation of its seeds",
+    )
     document = json.loads(path.read_text())
     own, items = assumptions(planned(), pilot=path)
     assert (own.a, own.b) == (document["law"]["a"], document["law"]["b"])
     assert own.noise == document["noise"]["sd_relative"]
     assert own.shared == document["noise"]["seed_correlation"]
+    assert own.depth_shared == document["noise"]["depth_correlation"]
     assert own.misfit_sd == document["curves"]["lack_of_fit"]
     assert items["loss"].value == document["noise"]["loss"]
-    assert not any(item.source.startswith("default") for item in items.values())
+    assert own.scatter == (document["law"]["scatter"] or 0.0)
+    defaults = {name for name, item in items.items() if item.source.startswith("default")}
+    assert defaults == {"misfit_length", "scatter"}, "two crossings have no scatter, and a fit no length"
     # What the file does not hold is worked out from its gaps; the truth is known.
     assert own.slope == pytest.approx(truth.slope, rel=0.1)
     assert own.exponent == pytest.approx(truth.exponent, rel=0.2)
@@ -132,6 +141,11 @@ def test_a_pilot_without_a_law_gives_the_reason_and_the_rest(pilot, tmp_path):
     )
     assert items["noise"].source == "pilot: noise"
     assert (items["shared"].value, items["shared"].source) == (0.3, "default; not in the pilot")
+
+
+def test_shares_of_the_noise_that_leave_nothing_to_the_run_are_refused():
+    with pytest.raises(SpecError, match="assume a sum below 1"):
+        assumptions(planned(), "shared=0.6", "depth_shared=0.4")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +222,7 @@ def test_json_has_the_power_beside_the_plan(command, pilot):
     assert {"statuses", "closed", "b_width", "coverage", "ahead_depth", "band"} <= set(power["law"])
     assert [change["name"] for change in power["halve"]["changes"]] == list(CHANGES)
     assert {"cost", "ratio", "halves", "cheapest"} <= set(power["halve"]["changes"][0])
-    assert power["notes"] == []
+    assert len(power["notes"]) == 1  # three depths are one too few for a projection
     assert "b_widths" not in power
 
 

@@ -105,7 +105,7 @@ def test_fit_and_recommendation_state_the_check(tmp_path):
     assert fit.learning_rate == study_check(plan, table_of(plan.cells))
     write_json(tmp_path / "fit.json", fit.to_json())
     assert json.loads((tmp_path / "fit.json").read_text())["learning_rate"]["checked"] is False
-    source, shapes = recommend(tmp_path / "fit.json", None, [1e5])
+    source, shapes = recommend(tmp_path / "fit.json", None, [2e4])
     shapes = with_check(tmp_path / "fit.json", shapes)
     assert [shape["learning_rate"] for shape in shapes] == [fit.learning_rate.sentence]
     for view in (recommendation_table(source, shapes), fit_table(fit)):

@@ -1,0 +1,233 @@
+"""The best depth at a size from all laws that the data of a study do not reject.
+
+The interval of one law holds the truth only if the form of that law is right, and a few crossings seldom decide the
+form. So a projection is the envelope of the log-linear law, the power law and the two loss surfaces: from the lowest to
+the highest end of their intervals. A law whose own test rejects it is excluded. If every law through crossings is
+rejected, there is neither a depth nor an interval. A surface that the other one rules out
+(`analysis.law.loss_surfaces.supported`) is excluded too.
+
+A crossing shows that there is a best depth, so beside crossings a surface without one, or without an interval, is
+excluded. Without crossings it opens the interval: in an additive world the interval of the quadratic alone held the
+best depth in 0 % of the studies at some sizes (issue 15).
+
+A depth is stated only if every law that is left has one, with a slope above zero, and they agree within `APART`.
+Else `depth` is None, `reason` is why, and the interval is all that can be stated.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.errors import InputError
+from analysis.intervals import Interval, width_of
+from analysis.law.advice import Advice, advices, apart, law_of
+from analysis.law.crossings import Crossing
+from analysis.law.loss_surfaces import SurfaceFit, supported
+from analysis.law.threshold import TWO_POINTS, ThresholdFit
+
+#: A law or surface is rejected if its own test has a smaller p-value.
+REJECTED = 0.05
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The best depth at N = `params`.
+
+    Attributes:
+        depth: the best depth L* by the first of `laws`; None if it is not stated, and `reason` is why.
+        interval: envelope of the intervals of `laws`; an end is None without a limit.
+        laws: forms that are not excluded, in the order of preference.
+        agree_to: largest N up to which the laws agree, if they do not at this N; 0 if they disagree among the crossings
+            already; else None.
+        extrapolated: L* lies outside the depths of the crossings, or N outside the sizes of the surface.
+        level: of the interval.
+    """
+
+    params: float
+    depth: float | None
+    interval: Interval
+    laws: tuple[str, ...]
+    reason: str | None
+    agree_to: float | None
+    extrapolated: bool
+    level: float
+
+    @property
+    def halfwidth(self) -> float:
+        """Half the interval over the depth; infinite if no depth is stated or the interval is open."""
+        low, high = self.interval
+        if low is None or high is None or self.depth is None:
+            return math.inf
+        return (high - low) / (2 * self.depth)
+
+    def shape(self) -> dict[str, Any]:
+        """Keys as of `analysis.law.projection.recommend`; depth and width are None if no depth is stated."""
+        low, high = self.interval
+        depth = None if self.depth is None else max(1, round(self.depth))
+        return {
+            "params": self.params,
+            "depth": depth,
+            "width": None if depth is None else max(1, round(width_of(self.params, depth))),
+            "depth_interval": [low, high],
+            "width_interval": [width_of(self.params, end) if end else None for end in (high, low)],
+            "extrapolated": self.extrapolated,
+            "depth_exact": self.depth,
+            "width_exact": None if self.depth is None else width_of(self.params, self.depth),
+            "unbounded": low is None or high is None,
+            "laws": list(self.laws),
+            "reason": self.reason,
+            "agree_to": self.agree_to,
+            "level": self.level,
+        }
+
+
+def project(
+    laws: Sequence[ThresholdFit],
+    surfaces: Sequence[SurfaceFit],
+    crossings: Sequence[Crossing],
+    params: float,
+    refusal: str | None = None,
+) -> Projection:
+    """Project the best depth at N = `params` from the fits of one study.
+
+    Args:
+        laws: through its crossings, log-linear first.
+        surfaces: of its losses.
+        crossings: of its pairs of depths.
+        params: N = 12·L·d².
+        refusal: why nothing is projected beyond the measured sizes, see `TokenRule.no_projection`.
+
+    Raises:
+        InputError: `params` is no size.
+    """
+    if not 1 <= params < math.inf:
+        raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
+    level = laws[0].level
+    measured = _measured(laws, surfaces, params)
+    if refusal and not measured:
+        return Projection(params, None, (None, None), (), refusal, None, True, level)
+    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.adjacent and item.turns_back]
+    if turned:
+        undertrained = (
+            "at the largest sizes the lead of the deeper model shrinks again, or its loss rises "
+            f"({', '.join(turned)} layers), so deep models may be trained too little"
+        )
+        return Projection(params, None, (None, None), (), undertrained, None, True, level)
+    lines = [law for law in laws if law_of(law) is not None]
+    kept = [law for law in lines if not rejected(law.p_value)]
+    if lines and not kept:
+        tests = ", ".join(f"{law.form} p = {law.p_value:.1g}" for law in lines)
+        every = f"the crossings reject every law through them ({tests})"
+        return Projection(params, None, (None, None), (), every, None, True, level)
+    all_surfaces = supported(surfaces)
+    surfaces = [item for item in all_surfaces if not rejected(item.p_value)]
+    if lines:
+        surfaces = [item for item in surfaces if item.covariance and item.best_depth(params) is not None]
+    found = advices(kept, surfaces, level)
+    depths = {form: _possible(advice(params), params) for form, advice in found.items()}
+    interval = _envelope(found, params)
+    agree_to: float | None = None
+    reason = _no_projection(kept)
+    if reason is None:
+        reason, agree_to = _disagreement(found, depths, _largest(kept, surfaces), params)
+    if reason is None and not found:
+        reason = laws[0].reason or "no law that is not rejected has a best depth"
+        if dropped := [
+            f"{item.form} p = {item.p_value:.1g}" for item in all_surfaces if rejected(item.p_value)
+        ]:
+            reason += f"; and the losses reject the loss surfaces ({', '.join(dropped)})"
+    if reason is None and not lines and None in interval:
+        reason = "the losses do not bound the best depth on both sides"
+    first = next(iter(depths.values()), None)
+    return Projection(
+        params=params,
+        depth=first if reason is None else None,
+        interval=interval,
+        laws=tuple(found),
+        reason=reason,
+        agree_to=agree_to,
+        extrapolated=_extrapolated(lines, first) if lines else not measured,
+        level=level,
+    )
+
+
+def _possible(depth: float | None, params: float) -> float | None:
+    """`depth`, None if a model of that depth would be narrower than one."""
+    return depth if depth is not None and 12 * depth <= params else None
+
+
+def rejected(p_value: float | None) -> bool:
+    """Whether the test of a law or surface rejects its form; None is no test."""
+    return p_value is not None and p_value < REJECTED
+
+
+def _no_projection(kept: Sequence[ThresholdFit]) -> str | None:
+    """Why the laws through crossings give no depth at any size; None if they do, or if there is none of them."""
+    for law in kept:
+        low, high = law.b_interval or (law.b, law.b)
+        if law.status == "open":
+            return TWO_POINTS if len(law.depths) == 2 else "the data bound the law on one side only"
+        if (low is None or low <= 0) and (high is None or high >= 0):
+            return f"the slope of the {law.form} law is compatible with zero"
+        if law.b is not None and law.b <= 0:
+            return f"the slope of the {law.form} law is not positive"
+    return None
+
+
+def _disagreement(
+    found: Mapping[str, Advice], depths: Mapping[str, float | None], start: float, params: float
+) -> tuple[str | None, float | None]:
+    """Why `found` give no common depth at N = `params`, None if they do; and up to which N they agree."""
+    if apart(depths.values()):
+        named = ", ".join(f"{form} {depth:.3g}" for form, depth in depths.items() if depth is not None)
+        reason = f"the laws that are not rejected disagree at this size ({named} layers)"
+        return reason, _agreement(found, start, params)
+    for form, depth in depths.items():
+        if depth is None:
+            why = found[form].reason(params)
+            return why or f"the {form} law gives no finite depth with a width of one or more", None
+    return None, None
+
+
+def _agreement(found: Mapping[str, Advice], start: float, params: float) -> float:
+    """The N between `start` and `params` up to which the laws agree; 0 if they disagree at `start`."""
+
+    def differ(size: float) -> bool:
+        return apart(advice(size) for advice in found.values())
+
+    if start >= params or differ(start):
+        return 0.0
+    low, high = start, params
+    # 40 halvings of ln N are far below any difference that matters.
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if differ(middle) else (middle, high)
+    return low
+
+
+def _largest(kept: Sequence[ThresholdFit], surfaces: Sequence[SurfaceFit]) -> float:
+    """The largest N of the crossings; without crossings that of the surfaces."""
+    of_laws = [law.params_range for law in kept]
+    of_surfaces = [surface.params_range for surface in surfaces if not kept]
+    return max((ends[1] for ends in of_laws + of_surfaces if ends), default=math.inf)
+
+
+def _envelope(found: Mapping[str, Advice], params: float) -> Interval:
+    ends = [advice.interval(params) or (None, None) for advice in found.values()]
+    lows, highs = [low for low, _ in ends if low is not None], [high for _, high in ends if high is not None]
+    return (
+        min(lows) if ends and len(lows) == len(ends) else None,
+        max(highs) if ends and len(highs) == len(ends) else None,
+    )
+
+
+def _measured(laws: Sequence[ThresholdFit], surfaces: Sequence[SurfaceFit], params: float) -> bool:
+    """Whether N lies within the sizes of the surfaces or of the crossings."""
+    ranges = [law.params_range for law in laws] + [surface.params_range for surface in surfaces]
+    return any(ends[0] <= params <= ends[1] for ends in ranges if ends)
+
+
+def _extrapolated(lines: Sequence[ThresholdFit], depth: float | None) -> bool:
+    law = law_of(lines[0])
+    return depth is None or law is None or law.extrapolates(depth)

@@ -1,0 +1,285 @@
+"""The projection by all laws that are not rejected: what it states, and how often that is true."""
+
+import dataclasses
+import math
+import multiprocessing
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import brentq
+
+from analysis.curves.curves import build_curves
+from analysis.design.objective import projection
+from analysis.errors import InputError
+from analysis.law.advice import APART, advices
+from analysis.law.combined import project
+from analysis.law.crossings import Crossing, find_crossings
+from analysis.law.loss_surfaces import SurfaceFit
+from analysis.law.threshold import ThresholdFit
+
+COVARIANCE = ((1e-4, 0.0), (0.0, 1e-6))
+
+
+def line(form="log-linear", a=2.5, b=0.3, **more):
+    """A law through five crossings, of which a and b are known to 0.01 and 0.001."""
+    plain = ThresholdFit(
+        form,
+        "ok",
+        0.95,
+        a,
+        b,
+        COVARIANCE,
+        b_interval=(b - 0.002, b + 0.002),
+        depths=(1.4, 2.4, 3.5, 4.5, 5.5),
+        params_range=(3e3, 1e5),
+        p_value=0.5,
+    )
+    return dataclasses.replace(plain, **more)
+
+
+def power(**more):
+    """A power law that agrees with `line` at a depth of 3, and less and less farther on."""
+    return line("power", 2.5 + 0.9 - 0.9 * math.log(3), 0.9, **more)
+
+
+def response(at=1e5, depth=5.0, growth=0.25, **more):
+    """A response surface with its minimum at `depth` for N = `at`, that grows with N as N^growth."""
+    curvature, slope = 0.05, -2 * 0.05 * growth
+    values = {"b": 2.0, "b_N": -0.1, "b_L": 0.0, "b_NN": 0.0, "b_NL": slope, "b_LL": curvature}
+    covariance = tuple(tuple(1e-8 * (i == j) for j in range(6)) for i in range(6))
+    more = {"params_range": (1e3, 1e5), "dof": 20, "covariance": covariance, "p_value": 0.5} | more
+    return SurfaceFit(
+        "response",
+        "ok",
+        parameters=values | {"log_params": math.log(at), "log_depth": math.log(depth)},
+        **more,
+    )
+
+
+def test_laws_that_agree_give_a_depth_and_the_envelope_of_their_intervals():
+    laws = (line(), power())
+    found = project(laws, (), (), 3e4)
+    single = [project((law,), (), (), 3e4) for law in laws]
+    assert found.laws == ("log-linear", "power")
+    assert found.depth == single[0].depth != single[1].depth
+    assert found.interval == (min(one.interval[0] for one in single), max(one.interval[1] for one in single))
+    assert (found.reason, found.agree_to) == (None, None)
+    low, high = found.interval
+    assert found.halfwidth == pytest.approx((high - low) / (2 * found.depth))
+
+
+def test_laws_that_disagree_give_the_size_up_to_which_they_agree_and_an_interval_beyond():
+    laws = (line(), power())
+    found = project(laws, (), (), 1e9)
+    by = advices(laws, ())
+    assert found.depth is None
+    assert found.interval[0] < by["log-linear"](1e9) < by["power"](1e9) < found.interval[1]
+    assert "disagree" in found.reason
+    edge = by["power"](found.agree_to) / by["log-linear"](found.agree_to)
+    assert edge == pytest.approx(1 + APART, rel=1e-6)
+    assert project(laws, (), (), 0.99 * found.agree_to).depth is not None
+    assert project(laws, (), (), 1.01 * found.agree_to).depth is None
+    assert found.halfwidth == math.inf
+
+
+def test_a_law_that_its_own_test_rejects_is_excluded():
+    found = project((line(p_value=0.04), power()), (), (), 1e9)
+    assert found.laws == ("power",)
+    assert found.depth == advices((power(),), ())["power"](1e9)
+    both = project((line(p_value=0.04), power(p_value=1e-6)), (), (), 1e9)
+    assert (both.depth, both.laws, both.interval) == (None, (), (None, None))
+    assert "reject" in both.reason
+    assert both.halfwidth == math.inf
+
+
+@pytest.mark.parametrize(
+    ("law", "why"),
+    [
+        (line(status="open", b_interval=(0.1, None)), "one side"),
+        (line(status="open", b_interval=(None, None), depths=(1.4, 2.8)), "two crossings"),
+        (line(b_interval=(-0.01, 0.6)), "compatible with zero"),
+        (line(b=-0.1, b_interval=(-0.2, -0.05)), "not positive"),
+        (ThresholdFit("log-linear", "insufficient", 0.95, reason="one crossing"), "one crossing"),
+        (line(status="not_converged", reason="stopped"), "stopped"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_law_that_is_not_settled_states_no_depth(law, why):
+    found = project((law,), (), (), 3e4)
+    assert found.depth is None
+    assert why in found.reason
+    assert found.shape()["depth"] is found.shape()["width"] is None
+    assert found.halfwidth == math.inf
+
+
+def test_crossings_that_turn_back_give_neither_a_depth_nor_an_interval():
+    turned = Crossing(2, 4, True, "bracketed", params=1e4, turns_back=True)
+    found = project((line(), power()), (response(),), (Crossing(1, 2, True, "bracketed"), turned), 3e4)
+    assert (found.depth, found.interval, found.laws) == (None, (None, None), ())
+    assert "2 → 4" in found.reason
+    # A pair that no law uses does not count.
+    apart = dataclasses.replace(turned, adjacent=False)
+    assert project((line(), power()), (), (apart,), 3e4).depth is not None
+
+
+def test_surfaces_are_used_unless_they_are_rejected():
+    laws = (line(),)
+    alone = project(laws, (), (), 3e4)
+    near = response(at=3e4, depth=1.1 * alone.depth)
+    both = project(laws, (near,), (), 3e4)
+    assert both.laws == ("log-linear", "response")
+    assert both.depth == alone.depth
+    assert both.interval[1] == pytest.approx(near.best_depth_interval(3e4)[1])
+    far = response(at=3e4, depth=2 * alone.depth)
+    assert project(laws, (far,), (), 3e4).depth is None
+    assert project(laws, (dataclasses.replace(far, p_value=0.01),), (), 3e4).interval == alone.interval
+    # Surfaces are compared by their misfit: an AIC of 10 more is too much.
+    better = response(at=3e4, depth=alone.depth, aicc=-100.0, points=26, p_value=None)
+    values = {"E": 1, "c_m": 1, "alpha_m": 1, "c_l": 1, "alpha_l": 1}
+    small = tuple(tuple(1e-8 * (i == j) for j in range(4)) for i in range(4))
+    for aicc, count in ((-91.0, 3), (-89.0, 2)):
+        more = {"form": "additive", "aicc": aicc, "p_value": None, "parameters": values}
+        worse = dataclasses.replace(better, **more, covariance=small)
+        assert len(project(laws, (worse, better), (), 3e4).laws) == count
+        # Beside crossings a surface without a best depth, or without an interval, takes no part.
+        for without in ({"covariance": None}, {"parameters": values | {"c_l": 0.0}}):
+            none = dataclasses.replace(worse, **without)
+            assert len(project(laws, (none, better), (), 3e4).laws) == 2
+
+
+def test_sizes_that_were_not_measured_are_refused_with_the_reason_of_the_table():
+    laws, why = (line(), power()), "size and tokens grow together"
+    assert project(laws, (), (), 3e4, why) == project(laws, (), (), 3e4)
+    found = project(laws, (response(),), (), 2e5, why)
+    assert (found.depth, found.interval, found.laws, found.reason) == (None, (None, None), (), why)
+
+
+def test_without_a_law_the_surface_answers_as_far_as_it_has_limits():
+    none = ThresholdFit("log-linear", "insufficient", 0.95, reason="no crossing")
+    surface = response()
+    inside, outside = (project((none,), (surface,), (), params) for params in (5e4, 1e7))
+    assert inside.depth == surface.best_depth(5e4)
+    assert inside.interval == surface.best_depth_interval(5e4)
+    assert (inside.extrapolated, outside.extrapolated) == (False, True)
+
+
+def test_a_size_is_a_size():
+    for params in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="positive number"):
+            project((line(),), (), (), params)
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Studies in which depth L is best at N = 12·L·exp(2·log_width(L)), but for scatter of the crossings in ln d.
+
+    Attributes:
+        least: share of the studies that state a depth at three times the largest size, at least.
+    """
+
+    depths: tuple
+    log_width: object
+    scatter: float = 0.0
+    noise: float = 0.005
+    budgets: int = 8
+    least: float = 0.0
+
+    def place(self, depth):
+        return math.log(12 * depth) + 2 * self.log_width(depth)
+
+    def best_depth(self, params):
+        return math.exp(brentq(lambda v: self.place(math.exp(v)) - math.log(params), -5, 12))
+
+    def rows(self, generator, seeds=3, slope=0.04, exponent=0.3, shared=0.3):
+        """One study, independent of `analysis.design.simulated_study`: 12·L·d² from 1/4 of the first crossing to
+        four times the last."""
+        middle = np.sqrt(np.array(self.depths[:-1]) * np.array(self.depths[1:]))
+        law = np.array([self.place(depth) for depth in middle])
+        cross = law + 2 * self.scatter * generator.standard_normal(len(law))
+        common = math.sqrt(shared) * generator.standard_normal(seeds)
+        rows = []
+        for index, depth in enumerate(self.depths):
+            for budget in np.geomspace(math.exp(law.min()) / 4, math.exp(law.max()) * 4, self.budgets):
+                width = max(2, 2 * round(math.sqrt(budget / (12 * depth)) / 2))
+                x = math.log(12 * depth * width**2)
+                gaps = slope / exponent * np.expm1(-exponent * (x - cross[:index]))
+                loss = 2.4 + 0.5 * math.exp(-exponent * (x - cross[0])) + gaps.sum()
+                noise = common + math.sqrt(1 - shared) * generator.standard_normal(seeds)
+                for seed, error in enumerate(noise):
+                    rows.append((depth, width, math.exp(x), budget, seed, loss * (1 + self.noise * error)))
+        return pd.DataFrame(rows, columns=["depth", "width", "params", "budget", "seed", "loss"])
+
+
+def log_linear(a, b):
+    return lambda depth: a + b * depth
+
+
+def power_law(a, b):
+    return lambda depth: a + b * math.log(depth)
+
+
+def root_law(a, b):
+    return lambda depth: a + b * math.sqrt(depth)
+
+
+PAPER = (6, 12, 18, 24, 30, 36, 48)
+WORLDS = {
+    "power law, 2 to 24 layers": World((2, 4, 8, 12, 16, 24), power_law(2.4, 0.9), least=0.8),
+    "power law, 6 to 48 layers": World(PAPER, power_law(3.6, 0.9), least=0.8),
+    "power law, 1 to 6 layers, more noise": World((1, 2, 3, 4, 6), power_law(2.5, 0.9), noise=0.01),
+    "neither law: ln d rises with the root of L": World((2, 4, 8, 12, 16, 24), root_law(1.5, 0.8)),
+    "scatter, 3 depths": World((1, 2, 4), log_linear(2.5, 0.3), 0.2),
+    "scatter, 3 depths, 6 to 24 layers": World((6, 12, 24), log_linear(5.039, 0.0555), 0.2),
+    "scatter, 4 depths": World((1, 2, 4, 6), log_linear(2.5, 0.3), 0.2),
+    "scatter, 6 depths": World((2, 4, 6, 8, 10, 12), log_linear(3, 0.15), 0.2),
+    "no slope": World((1, 2, 4, 8), log_linear(3, 0.0)),
+    "law, 4 depths": World((1, 2, 4, 6), log_linear(2.5, 0.3), budgets=7),
+    "law, 5 depths": World((2, 4, 6, 8, 10), log_linear(3, 0.15), budgets=7),
+    "law of the paper": World(PAPER, log_linear(5.039, 0.0555), least=0.8),
+}
+
+
+def answered(task):
+    """(truth, projection) at 3 and at 10 times the largest size of one study."""
+    name, key = task
+    world = WORLDS[name]
+    rows = world.rows(np.random.default_rng([15, key]))
+    curves = build_curves(rows)
+    found = find_crossings(curves, draws=100, delta=None, neighbours=True)
+    largest = float(rows["params"].max())
+    return [(world.best_depth(k * largest), projection(curves, found, k * largest)) for k in (3, 10)]
+
+
+def claims(answers):
+    """Of all projections to better than ±50 %, stated as a depth or as an interval only, whether each is true."""
+    found = []
+    for truth, answer in answers:
+        low, high = answer.interval
+        if low is not None and high is not None and (high - low) / (high + low) < 0.5:
+            found.append(low <= truth <= high)
+    return found
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", WORLDS)
+def test_what_is_projected_to_better_than_half_of_itself_is_true(name):
+    """Issue 15 asks for 90 %; 100 studies give 95 % to within 2.2 %."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        answers = pool.map(answered, [(name, key) for key in range(100)], chunksize=10)
+    for at in (0, 1):
+        there = [answer[at] for answer in answers]
+        true = claims(there)
+        assert len(true) < 10 or np.mean(true) >= 0.9, (name, len(true), np.mean(true))
+    stated = np.mean([near.depth is not None for (_, near), _ in answers])
+    assert stated >= WORLDS[name].least, (name, stated)
+
+
+@pytest.mark.parametrize("name", ["power law, 2 to 24 layers", "scatter, 3 depths", "law of the paper"])
+def test_a_few_studies_state_what_is_true(name):
+    answers = [answered((name, key)) for key in range(4)]
+    true = claims([item for answer in answers for item in answer])
+    # One of eight may miss at 95 %.
+    assert sum(true) >= len(true) - 1
+    settled = [near.depth is not None for (_, near), _ in answers]
+    assert all(settled) if name != "scatter, 3 depths" else not any(settled)

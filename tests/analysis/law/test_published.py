@@ -1,0 +1,114 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+
+from analysis.errors import InputError
+from analysis.law.near_optimal import near_optimal
+from analysis.law.projection import LEVINE2020, recommend
+from analysis.law.published import (
+    LIU2026,
+    best_shapes_by,
+    losses_of,
+    published_law,
+    transition_of,
+)
+
+GPT3 = (96, 12288)
+LLAMA_8B, LLAMA_70B = (32, 4096), (80, 8192)
+
+
+@pytest.mark.parametrize("params", [50.0, 1000.0])
+def test_the_law_of_the_loss_is_asked_and_answers_above_the_depths_that_it_skips(params):
+    least = LIU2026.transition(3).params
+    if LIU2026.best_depth(params) < 2.5:
+        with pytest.raises(InputError, match=f"a size of {least:,.0f} or more"):
+            LIU2026.shape(params)
+    else:
+        assert LIU2026.shape(params)["depth_interval"][0] > LIU2026.skipped
+    low, high = LIU2026.shape(least)["depth_interval"]
+    assert LIU2026.skipped < low < 3 < high
+
+
+def params_of(shape):
+    return 12 * shape[0] * shape[1] ** 2
+
+
+def test_the_law_gives_the_depths_and_stakes_that_are_quoted_for_it():
+    """statistics of issue 15: 125 layers for GPT-3, 162 for 405B, .008 nats at stake for 8B and .0005 for 70B."""
+    assert LIU2026.shape(params_of(GPT3))["depth"] == 125
+    assert LIU2026.shape(4.05e11)["depth"] == 162
+    stakes = [
+        near_optimal(LIU2026, params_of(shape), shape[0], "")["lost"] for shape in (LLAMA_8B, LLAMA_70B)
+    ]
+    assert stakes == pytest.approx([0.008, 0.0005], abs=0.0005)
+    low, high = near_optimal(LIU2026, 7e9, 48, "")["depths"]
+    assert (low, high) == (pytest.approx(35, abs=1), 67)
+
+
+@pytest.mark.parametrize("params", [1e5, 1e8, 7e9, 1e12, 1e20])
+def test_the_best_depth_is_the_minimum_of_the_loss_and_overtaken_at_its_own_size(params):
+    plain = minimize_scalar(
+        lambda log: LIU2026.loss(params, LIU2026.skipped + math.exp(log)),
+        bounds=(-3, math.log(params) / 2),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    best = LIU2026.best_depth(params)
+    assert best == pytest.approx(LIU2026.skipped + math.exp(plain.x), rel=1e-5)
+    assert LIU2026.transition(best).params == pytest.approx(params, rel=1e-9)
+
+
+def test_the_intervals_are_those_of_laws_drawn_from_its_covariance():
+    """First-order intervals against the spread of 1,500 laws drawn with the errors and correlations of the fit."""
+    covariance = np.array(LIU2026.covariance)
+    # The authors print these standard errors (fit-8.ipynb): of ln c_m, alpha_m, ln c_l, alpha_l.
+    assert np.sqrt(np.diag(covariance)) == pytest.approx(
+        [0.5006767, 0.0815817, 1.5913387, 0.2423135], rel=1e-5
+    )
+    mean = [math.log(LIU2026.c_m), LIU2026.alpha_m, math.log(LIU2026.c_l), LIU2026.alpha_l]
+    draws = np.random.default_rng(0).multivariate_normal(mean, covariance, size=1500)
+    laws = [
+        dataclasses.replace(LIU2026, c_m=math.exp(a), alpha_m=b, c_l=math.exp(c), alpha_l=d)
+        for a, b, c, d in draws
+    ]
+    for params in (1e9, 7e9):
+        depths = np.array([law.best_depth(params) for law in laws])
+        shape = LIU2026.shape(params)
+        assert shape["depth_error"] == pytest.approx(np.log(depths).std(), rel=0.1)
+        # Farther from the depths of the fit the draws are skewed.
+        tolerance = 0.03 if params == 1e9 else 0.1
+        assert shape["depth_interval"] == pytest.approx(np.quantile(depths, [0.025, 0.975]), rel=tolerance)
+    sizes = np.array([law.transition(32).params for law in laws])
+    assert LIU2026.transition(32).relative_error == pytest.approx(np.log(sizes).std(), rel=0.1)
+    low, high = LIU2026.transition(32).params_interval
+    drawn = np.quantile(sizes, [0.025, 0.975])
+    assert math.log(high / low) == pytest.approx(math.log(drawn[1] / drawn[0]), rel=0.1)
+
+
+def test_both_kinds_of_law_give_the_same_document():
+    ours, theirs = (best_shapes_by(law, [1e9, 7e9]) for law in (LIU2026, LEVINE2020))
+    assert theirs == recommend(LEVINE2020, [1e9, 7e9])
+    assert [list(shape) for shape in ours] == [list(shape) for shape in theirs]
+    for shape in ours:
+        low, high = shape["depth_interval"]
+        assert low < shape["depth_exact"] < high
+        assert shape["width_exact"] == pytest.approx(math.sqrt(shape["params"] / (12 * shape["depth_exact"])))
+        assert shape["n_transition"]["depth"] == shape["depth"]
+    assert [shape["extrapolated"] for shape in ours] == [False, True]
+    assert transition_of(LEVINE2020, 32).params != transition_of(LIU2026, 32).params
+    assert losses_of(LEVINE2020) is losses_of(LIU2026) is LIU2026
+
+
+def test_sizes_and_depths_beyond_the_law_are_refused():
+    for params in (0.5, -1, math.inf, math.nan):
+        with pytest.raises(InputError, match="budget is"):
+            LIU2026.best_depth(params)
+    with pytest.raises(InputError, match="above 2 layers"):
+        LIU2026.transition(2)
+    with pytest.raises(InputError, match="no finite size"):
+        LIU2026.transition(1e200)
+    with pytest.raises(InputError, match="levine2020, liu2026"):
+        published_law("liu")

@@ -79,7 +79,7 @@ def holds(item, params):
 @pytest.mark.parametrize(("best", "own_at_most", "longer"), [(RIGHT, 1.0, 1.1), (OFF, 0.6, 4.0)])
 def test_intervals_hold_the_crossings_at_the_best_rates(best, own_at_most, longer):
     own, with_check, lengths = [], [], []
-    for number in range(16):
+    for number in range(18):
         items, wider, _ = checked(study(best, np.random.default_rng([15, number])))
         for before, after in zip(items, wider, strict=True):
             if before.params is None:

@@ -1,0 +1,152 @@
+"""Score the intervals of simulated studies against their truth."""
+
+import math
+import multiprocessing
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from analysis.curves.curves import build_curves
+from analysis.design.objective import DRAWS, Estimate, Objective, compared, estimate_from
+from analysis.intervals import Interval
+from analysis.law.crossings import Crossing, find_crossings
+from analysis.law.threshold import ThresholdFit, fit_threshold
+from analysis.threads import single_threaded
+from tests.coverage.worlds import WORLDS, World
+
+#: A projection with a smaller half-width, over its value, is a claim.
+CLAIM = 0.5
+#: Projected size over the largest size measured.
+AHEAD = 10.0
+Record = dict[str, Any]
+
+
+def holds(interval: Interval | None, value: float) -> bool:
+    """Whether an interval, with None for an open end, holds a value."""
+    low, high = interval or (None, None)
+    return (low is None or low <= value) and (high is None or value <= high)
+
+
+@single_threaded
+def score(name: str, number: int) -> Record:
+    """Simulate a study of a world, fit it as a search does, and compare with the truth."""
+    world = WORLDS[name]
+    rows, curves = world.study(name, number)
+    used, lost = compared(rows)
+    fitted = build_curves(used)
+    found = find_crossings(fitted, draws=DRAWS, delta=None, diverged=lost, neighbours=True)
+    law = fit_threshold(found, "log-linear")
+    pairs = []
+    for item in found.items:
+        low, high = item.params_interval or (None, None)
+        pairs.append(
+            {
+                "status": item.status,
+                "interval": item.params_interval is not None,
+                "held": holds(item.params_interval, world.true_crossing(curves, item.shallow)),
+                "law_held": holds(item.params_interval, world.truth.crossing(item.shallow)),
+                "length": None if low is None or high is None else math.log(high / low),
+            }
+        )
+    attributed = _attributed(found.items, law)
+    params = AHEAD * math.exp(world.span[1])
+    ahead = Objective("depth", params)
+    low, high = law.b_interval or (None, None)
+    return {
+        "pairs": pairs,
+        "b_held": None if law.b_interval is None else holds(law.b_interval, _true_slope(world, attributed)),
+        "b_significant": (low is not None and low > 0) or (high is not None and high < 0),
+        "projection": _projection(world, params, estimate_from(fitted, found, ahead), attributed),
+    }
+
+
+def _attributed(items: Sequence[Crossing], law: ThresholdFit) -> dict[int, float]:
+    """Shallow depth of each point of the law -> the depth to which the law attributes the crossing.
+
+    N at the crossing is 12·L·d², so that depth follows from the width of the point, whatever the rule.
+    """
+    points = [item for item in items if item.params is not None and not item.contradicted]
+    if len(points) != len(law.widths):
+        return {}
+    return {
+        item.shallow: float(item.params or 0) / (12 * width**2)
+        for item, width in zip(points, law.widths, strict=True)
+    }
+
+
+def _true_slope(world: World, attributed: dict[int, float]) -> float:
+    """Slope of the straight line through the true crossings, attributed as the law attributes them."""
+    log_widths = [
+        math.log(world.truth.crossing(shallow) / (12 * depth)) / 2 for shallow, depth in attributed.items()
+    ]
+    return statistics.linear_regression(list(attributed.values()), log_widths).slope
+
+
+def _projection(world: World, params: float, found: Estimate, attributed: dict[int, float]) -> Record | None:
+    """The depth projected to N = `params`; None if there is neither a depth nor an interval."""
+    if found.value is None and found.low is None and found.high is None:
+        return None
+    truth = world.truth.best_depth(params) if "depth" in world.asks else math.nan
+    depths = world.truth.depths
+    ratios = [
+        math.log(math.sqrt(shallow * depths[depths.index(shallow) + 1]) / depth)
+        for shallow, depth in attributed.items()
+    ]
+    own = truth / math.exp(statistics.fmean(ratios)) if ratios else truth
+    return {
+        "stated": found.value is not None,
+        "halfwidth": found.halfwidth if math.isfinite(found.halfwidth) else None,
+        "held": holds((found.low, found.high), truth),
+        "own_held": holds((found.low, found.high), own),
+    }
+
+
+def summary(world: World, records: Sequence[Record]) -> Record:
+    """Counts and medians over the studies of a world; see `docs/coverage.md` for their meaning."""
+    pairs = [pair for record in records for pair in record["pairs"]]
+    closed = [pair for pair in pairs if pair["length"] is not None]
+    bracketed = [pair for pair in pairs if pair["status"] == "bracketed"]
+    intervals = [pair for pair in pairs if pair["interval"]] if "crossing" in world.asks else []
+    slopes = [record["b_held"] for record in records if record["b_held"] is not None and "b" in world.asks]
+    projections = [record["projection"] for record in records if record["projection"] is not None]
+    claims = [item for item in projections if item["halfwidth"] is not None and item["halfwidth"] <= CLAIM]
+    if world.asks and "depth" not in world.asks:
+        # There is a best depth, but its truth is not known.
+        claims = []
+    asked = projections if "depth" in world.asks else []
+    return {
+        "studies": len(records),
+        "pairs": len(pairs),
+        "crossings": _count(intervals, "held"),
+        "crossings_law": _count(intervals, "law_held"),
+        "bracketed": _count(bracketed, "held"),
+        "closed": len(closed),
+        "length": _median(pair["length"] for pair in closed),
+        "slopes": [sum(slopes), len(slopes)],
+        "slopes_significant": sum(record["b_significant"] for record in records),
+        "projections": sum(item["stated"] for item in projections),
+        "depths": _count(asked, "held"),
+        "depths_own": _count(asked, "own_held"),
+        "claims": len(claims),
+        "claims_false": sum(not item["held"] for item in claims),
+        "claims_own_false": sum(not item["own_held"] for item in claims),
+        "halfwidth": _median(item["halfwidth"] for item in projections if item["halfwidth"] is not None),
+    }
+
+
+def _count(items: Sequence[Record], key: str) -> list[int]:
+    """[how many hold, of how many]."""
+    return [sum(item[key] for item in items), len(items)]
+
+
+def _median(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return statistics.median(listed) if listed else None
+
+
+def measure(names: Iterable[str], studies: int, processes: int = 2) -> Iterator[tuple[str, Record]]:
+    """Score this many studies of each world; yields a world when its studies are done."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for name in names:
+            records = pool.starmap(score, [(name, number) for number in range(studies)], chunksize=5)
+            yield name, summary(WORLDS[name], records)

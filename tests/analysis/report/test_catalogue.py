@@ -204,8 +204,9 @@ def test_transition_data_hold_our_line_its_rival_and_the_published_one(found):
     data = transition_data(found)
     line, power = data.line, found.rivals[0]
     np.testing.assert_allclose(np.log(line["width"]), found.law.a + found.law.b * line["depth"])
-    # The depths double, so the law gives N at L/sqrt(2) for the pair whose depth is L.
-    shallow = line["depth"] / math.sqrt(2)
+    # The law gives N at the shallower depth of a pair with the mean ratio of neighbours.
+    depths = sorted({*data.points["shallow"], *data.points["deep"]})
+    shallow = line["depth"] / (depths[-1] / depths[0]) ** (0.5 / (len(depths) - 1))
     params = 12 * shallow * np.exp(2 * (LEVINE2020.a + LEVINE2020.b * shallow))
     np.testing.assert_allclose(12 * line["depth"] * line["published"] ** 2, params)
     np.testing.assert_allclose(np.log(line["power"]), power.a + power.b * np.log(line["depth"]))

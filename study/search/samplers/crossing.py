@@ -27,6 +27,8 @@ HALFWIDTHS: dict[ObjectiveName, str] = {
     "b": "b_halfwidth",
     "crossings": "crossing_halfwidth",
 }
+#: Fewest depths whose crossings give an interval of the slope and of a projected depth: two crossings do not.
+LEAST_DEPTHS = 4
 _ESTIMATED = {"depth": "the projected depth", "b": "the slope b", "crossings": "every crossing"}
 
 
@@ -237,9 +239,19 @@ class Crossing(Sampler):
             *([f"{self.max_cells:,} cells"] if self.max_cells else []),
         ]
         last = f" at {' or '.join(limits)}" if limits else " with all of them trained"
+        depths = len({shape.depth for shape in listed})
+        never = [
+            f"`search.stop_when.{HALFWIDTHS[self.objective_name]}` is never reached: {depths} depths have too few "
+            "crossings for an interval of it; give four depths or more, or use `crossing_halfwidth`"
+        ]
         return [
             f"the search (crossing) chooses from {len(plan.pool):,} cells: these {len(listed)} shapes{sizes} with up "
-            f"to {seeds} seeds each; it ends{first}{last}; totals are upper bounds"
+            f"to {seeds} seeds each; it ends{first}{last}; totals are upper bounds",
+            *(
+                never
+                if self.stop_when and self.objective_name != "crossings" and depths < LEAST_DEPTHS
+                else []
+            ),
         ]
 
     def power_notes(self) -> list[str]:

@@ -397,6 +397,22 @@ def test_a_search_may_train_more_seeds_and_shapes_between_the_budgets() -> None:
     assert only.more == ()
 
 
+@pytest.mark.parametrize(
+    ("depths", "key", "never"),
+    [
+        ("[1, 2, 4]", "b_halfwidth", True),
+        ("[1, 2, 4]", "projected_depth_halfwidth", True),
+        ("[1, 2, 4]", "crossing_halfwidth", False),
+        ("[1, 2, 3, 4]", "b_halfwidth", False),
+    ],
+)
+def test_a_target_that_two_crossings_cannot_reach_is_noted(depths: str, key: str, never: bool) -> None:
+    search = f"search={{sampler: crossing, max_cells: 20, stop_when: {{{key}: 0.1}}}}"
+    plan = plan_of(SMALL, f"frontier.depths={depths}", search)
+    notes = plan.search.plan_notes(plan)
+    assert any(f"search.stop_when.{key}" in note for note in notes) == never
+
+
 def test_the_seeds_of_a_search_begin_with_those_of_the_spec() -> None:
     plan = plan_of(SMALL, CROSSING, "training.seeds=[7, 30]", "search.max_seeds=4")
     assert {p.cell.seed for p in plan.cells} == {7, 30}

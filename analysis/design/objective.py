@@ -23,7 +23,7 @@ from analysis.intervals import Interval
 from analysis.law.combined import Projection, project, rejected
 from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.loss_surfaces import fit_surfaces, points_of
-from analysis.law.threshold import ThresholdFit, fit_threshold
+from analysis.law.threshold import ThresholdFit, fit_laws, fit_threshold
 from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
 
@@ -105,8 +105,7 @@ def estimate_from(curves: Curves, found: Crossings, objective: Objective) -> Est
 
 def projection(curves: Curves, found: Crossings, params: float) -> Projection:
     """The best depth at N = `params` as a fit gives it, from the curves of a study and its crossings."""
-    laws = fit_threshold(found, "log-linear"), fit_threshold(found, "power")
-    return project(laws, fit_surfaces(points_of(curves, curves.misfit_sd)), found.items, params)
+    return project(fit_laws(found), fit_surfaces(points_of(curves, curves.misfit_sd)), found.items, params)
 
 
 def reached(estimates: Sequence[Estimate], halfwidth: float) -> bool:

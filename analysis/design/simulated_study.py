@@ -24,8 +24,8 @@ from scipy.stats import t as student
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
 from analysis.intervals import between
-from analysis.law.projection import solve_depth
-from analysis.law.threshold import Form
+from analysis.law.advice import SOLVERS
+from analysis.law.threshold import REGRESSORS, Form
 
 #: (depth, width, budget).
 Shape = tuple[int, int, float]
@@ -47,7 +47,7 @@ class Truth:
 
     Attributes:
         a, b: ln d = a + b·L at the crossings of neighbouring depths, with 12·L·d² = N there and for the depth between
-            the two; or a + b·ln L.
+            the two; or as `form` says.
         depths: ascending.
         asymptote: loss of the shallowest depth at infinite width, nats per token.
         drop: loss of the shallowest depth above its asymptote at its first crossing, nats.
@@ -85,14 +85,12 @@ class Truth:
 
     def size_of(self, depth: float) -> float:
         """Return N at which a depth, whole or not, lies on the law."""
-        regressor = depth if self.form == "log-linear" else math.log(depth)
+        regressor = float(REGRESSORS[self.form](np.asarray(float(depth))))
         return 12 * depth * math.exp(2 * (self.a + self.b * regressor))
 
     def best_depth(self, params: float) -> float:
         """Return the depth that lies on the law at N, the inverse of `size_of`."""
-        if self.form == "log-linear":
-            return solve_depth(self.a, self.b, params)
-        return math.exp((math.log(params / 12) - 2 * self.a) / (1 + 2 * self.b))
+        return SOLVERS[self.form](self.a, self.b, params)
 
     def crossing(self, depth: int) -> float:
         """Return N at which the next deeper depth overtakes `depth` by the law; of the deepest, N of the law."""

@@ -22,7 +22,7 @@ from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.law.near_optimal import WITHIN, near_optimal
 from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
-from analysis.law.threshold import Form, ThresholdFit, fit_threshold
+from analysis.law.threshold import REGRESSORS, Form, ThresholdFit, fit_laws, fit_threshold
 from analysis.runs.comparison import Comparison, compare
 from analysis.runs.epochs import Epochs, epochs_of
 from analysis.runs.table import RunTable
@@ -202,7 +202,7 @@ def fit(
     found = find_crossings(
         curves, level=level, draws=draws, seed=seed, delta=DELTA, diverged=_lost(comparison.diverged)
     )
-    law, power = fit_threshold(found, "log-linear"), fit_threshold(found, "power")
+    law, *rivals = fit_laws(found)
     points = points_of(curves, curves.misfit_sd)
     equal_tokens = comparison.tokens.rule not in ("with_params", "unequal")
     surfaces = fit_surfaces(points, equal_tokens=equal_tokens)
@@ -211,14 +211,14 @@ def fit(
     for row, reason in comparison.left_out.items():
         cell = runs.frame.at[row, "cell"]
         left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
-    advice = advices((law, power), surfaces)
+    advice = advices((law, *rivals), surfaces)
     check = check_rates(again, comparison, curves, found.items, level)
     epochs = epochs_of(rows)
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
         crossings=widened(found.items, check),
         law=law,
-        rivals=(power,),
+        rivals=tuple(rivals),
         surfaces=surfaces,
         held_out=_held_out(rows, curves, equal_tokens=equal_tokens),
         disagreements=disagreements(advice, float(rows["params"].min()), reference=law.form)
@@ -272,7 +272,7 @@ def _held_out(rows: pd.DataFrame, curves: Curves, *, equal_tokens: bool) -> tupl
 
     # The median, not the mean square: the misfit of the smallest models can be many times that of the others.
     surfaces = surface_trainers(float(np.median(curves.misfit_sd)), equal_tokens=equal_tokens)
-    return held_out(rows, {"log-linear": trainer("log-linear"), "power": trainer("power"), **surfaces})
+    return held_out(rows, {form: trainer(form) for form in REGRESSORS} | surfaces)
 
 
 def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...]) -> list[str]:

@@ -94,6 +94,7 @@ def law_formula(a: float, b: float) -> str:
 #: Form of a law -> its name and its formula.
 LAWS = {
     "log-linear": ("threshold law", "ln d = a + b·L"),
+    "root": ("root law", "ln d = a + b·√L"),
     "power": ("power law", "ln d = a + b·ln L"),
     "additive": ("additive loss", "E + c_m·d^−α_m + c_l·L^−α_l"),
     "response": ("response surface", "loss quadratic in ln N and ln L"),

@@ -13,7 +13,7 @@ from analysis.curves.noise import Floats
 from analysis.intervals import Interval
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.projection import Law, range_over, solve_depth
-from analysis.law.threshold import ThresholdFit
+from analysis.law.threshold import Form, ThresholdFit
 
 Direction = Literal["shallower", "deeper"]
 
@@ -58,7 +58,7 @@ def threshold_advice(fit: ThresholdFit) -> Advice:
     a, b = fit.a, fit.b
     if a is None or b is None:
         return Advice(lambda params: None, lambda params: fit.reason)
-    solve = solve_depth if fit.form == "log-linear" else _solve_power
+    solve = SOLVERS[fit.form]
     law = law_of(fit)
 
     def interval(params: float) -> Interval | None:
@@ -74,6 +74,19 @@ def _solve_power(a: float, b: float, params: float) -> float:
     """L with 12·L·exp(2(a + b·ln L)) = N; +inf if the size at the crossing does not rise with the depth."""
     exponent = (math.log(params / 12) - 2 * a) / (1 + 2 * b) if 1 + 2 * b > 0 else math.inf
     return math.exp(exponent) if exponent < 700 else math.inf
+
+
+def _solve_root(a: float, b: float, params: float) -> float:
+    """L with 12·L·exp(2(a + b·sqrt(L))) = N: the root of both sides is the equation of `solve_depth` in sqrt(L)."""
+    return solve_depth(a / 2, b / 2, math.sqrt(12 * params)) ** 2
+
+
+#: L from a, b and N, by form.
+SOLVERS: Mapping[Form, Callable[[float, float, float], float]] = {
+    "log-linear": solve_depth,
+    "root": _solve_root,
+    "power": _solve_power,
+}
 
 
 def law_of(fit: ThresholdFit) -> Law | None:

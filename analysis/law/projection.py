@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, Region, width_of
@@ -31,6 +31,7 @@ class Law:
             interval of any scalar g(a, b) is the range of g over that set; for a g that is monotone in a and in
             b the boundary holds both ends. `open` marks a point where the search was cut off: the set extends beyond
             it, so a range that ends there is open. Empty: the ellipse of the covariance is used.
+        dof: degrees of freedom of the covariance; None is a known covariance, 4 that of a line through six crossings.
     """
 
     a: float
@@ -40,19 +41,20 @@ class Law:
     depth_range: tuple[float, float]
     level: float = 0.95
     region: Region = ()
+    dof: Literal[4] | None = None
 
     def width(self, depth: float) -> float:
         """The width at which a model of this depth is overtaken, exp(a + b·L)."""
         return _exp(self.a + self.b * depth)
 
     def boundary(self) -> Region:
-        """`region`, or if that is empty the ellipse of the covariance at `level`: that of a normal likelihood."""
+        """`region`, or if that is empty the ellipse of the covariance: by Student's t of `dof`, or normal."""
         if self.region:
             return self.region
         if not 0 < self.level < 1:
             raise InputError(f"The level is {self.level:g}; it must lie between 0 and 1, as 0.95.")
         (va, cab), (_, vb) = self.covariance
-        z = NormalDist().inv_cdf((1 + self.level) / 2)
+        z = _student4(self.level) if self.dof else NormalDist().inv_cdf((1 + self.level) / 2)
         # The Cholesky factor of the covariance turns a circle into the ellipse.
         sa = math.sqrt(va)
         along = cab / sa if sa else 0.0
@@ -69,6 +71,12 @@ class Law:
         return outside_depths(self.depth_range, depth)
 
 
+def _student4(level: float) -> float:
+    """The quantile of Student's t with four degrees of freedom at (1 + level) / 2, in closed form (Shaw 2006)."""
+    alpha = math.sqrt(1 - level**2)
+    return 2 * math.sqrt(math.cos(math.acos(alpha) / 3) / alpha - 1)
+
+
 def outside_depths(fitted: tuple[float, float], depth: float) -> bool:
     """Whether a depth lies outside a range by more than half a layer, or the range is not known (NaN)."""
     # No comparison with NaN is true.
@@ -77,13 +85,14 @@ def outside_depths(fitted: tuple[float, float], depth: float) -> bool:
 
 #: a and b as quoted by BloombergGPT and BigScience; covariance as recalled from the paper's third version and
 #: checked against the errors of N it quotes. Fitted on depths 6-48 of English text, vocabulary 2000: another
-#: regime than a small study's.
+#: regime than a small study's. It is a line through six crossings.
 LEVINE2020 = Law(
     a=5.039,
     b=5.55e-2,
     covariance=((9.4e-4, -3.74e-5), (-3.74e-5, 1.7e-6)),
     source="Levine et al. 2020 (arXiv 2006.12467)",
     depth_range=(6, 36),
+    dof=4,
 )
 
 

@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from analysis.curves.best_shapes import BestShape
     from analysis.fit.document import Fit
 
-#: Form of the law whose depth is given -> its name.
-LAW_WORDS = {
-    "log-linear": "threshold law: ln d = a + b·L",
-    "power": "power law: ln d = a + b·ln L",
-    "additive": "additive surface: E + c_m·d^-α_m + c_l·L^-α_l",
-    "response": "response surface: a quadratic in ln N and ln L",
-}
-
 
 def recommend(
     fit_file: Path | None, name: str | None, params: Sequence[float], within: float = WITHIN
@@ -133,11 +125,13 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> dict[str, 
 
     Unless it is `law`, `reason` is why the laws give no depth. `measured` holds the measured answer near N, if any.
     """
+    from analysis.fit.sentences import LAWS
+
     found, best = result.project(params), _nearest(result, params)
     measured, shape = best and _measured(best), found.shape()
     shape |= {"measured": measured, "near_optimal": result.near_optimal(params, shape["depth"], within)}
     if found.depth is not None:
-        return shape | {"source": "law", "law": LAW_WORDS.get(found.laws[0], found.laws[0])}
+        return shape | {"source": "law", "law": ": ".join(LAWS[found.laws[0]])}
     if best is None or measured is None:
         known = found.interval != (None, None)
         return shape | {"source": "band", "law": "interval of the laws"} if known else None

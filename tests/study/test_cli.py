@@ -222,7 +222,7 @@ def test_recommend_without_a_law_answers_from_the_loss_surfaces_and_says_so(comm
         assert low < shape["depth"] < high
         assert shape["near_optimal"]["lost"] == pytest.approx(0, abs=1e-6)
     assert (inside["extrapolated"], outside["extrapolated"]) == (False, True)
-    assert "additive surface" in inside["law"]
+    assert "additive loss" in inside["law"]
     status, out, _ = command("recommend", "--fit", "fit.json", "--params", "5e7")
     assert "loss surfaces of fit.json, which has no law" in out
     assert "depths within 0.005 nats of the best" in out

@@ -24,6 +24,7 @@ BASE = {
 #: Form of a law -> (light, dark). Lines differ in dashes and labels as well.
 LAWS = {
     "log-linear": (ACCENT, BASE["accent"][1]),
+    "root": ("#8a6d0b", "#d9bb55"),
     "power": ("#2a6bb3", "#7db6f2"),
     "additive": ("#7d4f96", "#c9a4dd"),
     "response": ("#0f7f86", "#5fc9cf"),

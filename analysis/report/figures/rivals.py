@@ -19,7 +19,13 @@ NAME, TITLE = "rivals", "The best depth by each law"
 #: Largest N drawn, and points per decade.
 FARTHEST, PER_DECADE = 1e13, 8
 #: Dashes of the laws, which never differ in colour alone.
-DASHES = {"log-linear": "-", "power": (0, (1, 1.4)), "additive": (0, (5, 2)), "response": (0, (5, 2, 1, 2))}
+DASHES = {
+    "log-linear": "-",
+    "root": (0, (3, 1.4)),
+    "power": (0, (1, 1.4)),
+    "additive": (0, (5, 2)),
+    "response": (0, (5, 2, 1, 2)),
+}
 #: Largest depth drawn; a deeper line leaves the frame.
 DEEPEST = 2000.0
 

@@ -21,11 +21,16 @@ from tests.bench.search import SETTINGS, Setting, crossing, grid, losses_of, rac
 #: Each takes a second of one core; the benchmark has a hundred per setting.
 STUDIES = 25
 OTHER = {
-    "smooth misfit": Setting(Truth(3, 0.12, (2, 4, 8, 16), misfit_sd=0.003, misfit_length=1.5), 9),
+    "smooth misfit": Setting(Truth(3, 0.12, (2, 4, 6, 8, 12, 16), misfit_sd=0.003, misfit_length=1.5), 9),
     "heavy tails, flat gaps, little shared": Setting(
-        Truth(2.8, 0.2, (1, 2, 4, 8), noise=0.004, noise_kind="t3", slope=0.025, exponent=0.2, shared=0.1), 9
+        Truth(
+            2.8, 0.2, (1, 2, 3, 4, 6, 8), noise=0.002, noise_kind="t3", slope=0.025, exponent=0.2, shared=0.1
+        ),
+        9,
     ),
-    "errors common to a depth": Setting(Truth(3.2, 0.1, (3, 6, 9, 12), depth_shared=0.3), 8),
+    "errors common to a depth": Setting(
+        Truth(3.2, 0.1, (3, 6, 9, 12, 15, 18), noise=0.002, depth_shared=0.3), 8
+    ),
 }
 
 
@@ -62,20 +67,25 @@ def crossings_held(setting, rows, number):
 @pytest.mark.extended
 @pytest.mark.parametrize("settings", [SETTINGS, OTHER], ids=["of the benchmark", "others"])
 def test_its_intervals_cover_the_truth_although_it_stops_when_they_are_narrow(raced, settings):
-    """The standard error of a coverage of 95 % over a hundred studies is 2.2 points."""
-    held = [one.held for name in settings for _, one in raced(name)]
+    """The standard error of a coverage of 95 % over a hundred studies is 2.2 points.
+
+    An interval of the depth is scored where the depth is stated.
+    """
+    stated = {name: [one.held for _, one in raced(name) if one.held is not None] for name in settings}
+    held = [one for each in stated.values() for one in each]
     crossings = [
         found
         for name, setting in settings.items()
         for number, (_, one) in enumerate(raced(name))
         for found in crossings_held(setting, one.rows, number)
     ]
+    assert min(map(len, stated.values())) >= 0.8 * STUDIES, stated
     assert np.mean(held) >= 0.92, np.mean(crossings)
     assert np.mean(crossings) >= 0.92, np.mean(held)
 
 
 def test_all_samplers_have_the_same_losses_and_pay_for_their_cells():
-    setting = SETTINGS["3 depths, low noise"]
+    setting = SETTINGS["6 depths, low noise"]
     losses = losses_of(setting, 0)
     assert losses == losses_of(setting, 0)
     assert losses != losses_of(setting, 1)
@@ -88,7 +98,7 @@ def test_all_samplers_have_the_same_losses_and_pay_for_their_cells():
 
 
 def test_a_race_ends_when_the_estimate_was_narrow_twice(monkeypatch):
-    setting = Setting(SETTINGS["3 depths, low noise"].truth, 4)
+    setting = Setting(SETTINGS["6 depths, low noise"].truth, 4)
     widths = iter([math.inf, 0.1, math.inf, 0.1, 0.1, 0.1])
     monkeypatch.setitem(setting.__dict__, "halfwidth", 0.2)
     monkeypatch.setattr(

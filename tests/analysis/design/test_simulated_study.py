@@ -80,7 +80,11 @@ def test_a_truth_with_a_loss_that_is_not_positive_is_refused():
 
 
 def test_a_depth_on_the_law_and_its_size_are_inverse():
-    for truth in (TRUTH, Truth(2.0, 0.8, (1, 2, 4), form="power")):
+    for truth in (
+        TRUTH,
+        Truth(2.0, 0.8, (1, 2, 4), form="power"),
+        Truth(2.0, 0.8, (1, 2, 4), form="root"),
+    ):
         assert [truth.best_depth(truth.size_of(depth)) for depth in (1.5, 4, 60)] == pytest.approx(
             [1.5, 4, 60]
         )

@@ -39,7 +39,12 @@ def test_a_known_world_is_recovered():
     assert found.law.depths == pytest.approx((math.sqrt(2), math.sqrt(8), math.sqrt(24)))
     assert found.law.a_interval[0] < TRUTH.a < found.law.a_interval[1]
     assert found.law.b_interval[0] < TRUTH.b < found.law.b_interval[1]
-    assert [item.form for item in (*found.rivals, *found.surfaces)] == ["power", "additive", "response"]
+    assert [item.form for item in (*found.rivals, *found.surfaces)] == [
+        "power",
+        "root",
+        "additive",
+        "response",
+    ]
     assert {item.law for item in found.held_out} >= {"nearest measured", "log-linear", "power", "response"}
     assert {item.law for item in found.disagreements} >= {"log-linear", "power"}
     assert found.warnings == ()

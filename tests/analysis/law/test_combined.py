@@ -84,13 +84,36 @@ def test_laws_that_disagree_give_the_size_up_to_which_they_agree_and_an_interval
 
 
 def test_a_law_that_its_own_test_rejects_is_excluded():
-    found = project((line(p_value=0.04), power()), (), (), 1e9)
+    better = power(chi2=3.0, dof=3)
+    found = project((line(p_value=1e-6, chi2=30.0, dof=3), better), (), (), 1e9)
     assert found.laws == ("power",)
     assert found.depth == advices((power(),), ())["power"](1e9)
     both = project((line(p_value=0.04), power(p_value=1e-6)), (), (), 1e9)
     assert (both.depth, both.laws, both.interval) == (None, (), (None, None))
     assert "reject" in both.reason
     assert both.halfwidth == math.inf
+
+
+def test_a_rejected_law_that_is_not_much_worse_widens_the_interval_and_states_no_depth():
+    """Five crossings: the log-likelihoods of chi2 = 14 and 3 differ by 5 / 2 · ln(14 / 3) = 3.9, which is below 5."""
+    law, better = line(p_value=0.003, chi2=14.0, dof=3), power(chi2=3.0, dof=3)
+    alone, found = (project(laws, (), (), 1e9) for laws in ((better,), (law, better)))
+    assert (found.laws, found.depth, found.reason) == (("power", "log-linear"), alone.depth, None)
+    assert found.interval == (project((line(),), (), (), 1e9).interval[0], alone.interval[1])
+    # A square below its expectation of 3 is no better than that.
+    lucky = dataclasses.replace(better, chi2=0.1)
+    assert project((law, lucky), (), (), 1e9).laws == found.laws
+    assert project((dataclasses.replace(law, chi2=23.0), lucky), (), (), 1e9).laws == ("power",)
+
+
+def test_the_root_law_widens_the_interval_and_decides_alone_only():
+    between = line("root", 2.5 + 0.3 - 0.6 * math.sqrt(3), 0.5)
+    plain = line()
+    found = project((plain, between), (), (), 1e9)
+    assert (found.laws, found.depth) == (("log-linear", "root"), advices((plain,), ())["log-linear"](1e9))
+    assert found.interval[1] == project((between,), (), (), 1e9).interval[1] > 1.25 * found.depth
+    rejected = dataclasses.replace(plain, p_value=1e-9, chi2=90.0, dof=3)
+    assert project((rejected, between), (), (), 1e9).depth == advices((between,), ())["root"](1e9)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.special import wrightomega
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from analysis.errors import InputError
 from analysis.law.advice import law_of
@@ -16,7 +17,9 @@ from analysis.law.projection import LEVINE2020, Law, n_transition, recommend, so
 from analysis.law.threshold import ThresholdFit
 
 GPT3 = 12 * 96 * 12288**2
-ONE_ERROR = 2 * NormalDist().cdf(1) - 1
+#: A line through six crossings has four degrees of freedom.
+STUDENT = student(4)
+ONE_ERROR = float(2 * STUDENT.cdf(1) - 1)
 
 #: Table 1 of Levine et al. 2020 (arXiv 2006.12467, third version), recalled and not copied: nominal size; depth and
 #: width as trained, None for the projected model (5140 is a typo of the GPT-3 paper); depth and width printed; L* and
@@ -85,12 +88,13 @@ def test_without_the_covariance_the_error_would_be_wrong():
 
 
 def test_the_interval_of_a_transition_is_the_analytic_one():
-    # ln N is linear in (a, b), so the ellipse gives exactly ± z standard errors.
+    # ln N is linear in (a, b), so the ellipse gives exactly ± t standard errors.
     found = n_transition(LEVINE2020, 96)
-    z = NormalDist().inv_cdf(0.975)
-    low, high = found.params_interval
-    assert math.log(low / found.params) == pytest.approx(-z * found.relative_error, rel=2e-5)
-    assert math.log(high / found.params) == pytest.approx(z * found.relative_error, rel=2e-5)
+    known = n_transition(dataclasses.replace(LEVINE2020, dof=None), 96)
+    for one, quantile in ((found, STUDENT.ppf(0.975)), (known, norm.ppf(0.975))):
+        low, high = one.params_interval
+        assert math.log(low / one.params) == pytest.approx(-quantile * one.relative_error, rel=2e-5)
+        assert math.log(high / one.params) == pytest.approx(quantile * one.relative_error, rel=2e-5)
 
 
 def test_the_error_at_fixed_size_is_the_published_one():
@@ -108,9 +112,9 @@ def test_the_error_at_fixed_size_is_the_published_one():
 
 
 def dual(law, params, level):
-    """The depths L whose N_transition is compatible with N, |ln N - ln N_transition(L)| <= z·se: varies no (a, b)."""
+    """The depths L whose N_transition is compatible with N, |ln N - ln N_transition(L)| <= t·se: varies no (a, b)."""
     (va, cab), (_, vb) = law.covariance
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = STUDENT.ppf((1 + level) / 2)
 
     def gap(depth, side):
         error = 2 * math.sqrt(va + depth**2 * vb + 2 * depth * cab)

@@ -312,6 +312,7 @@ def test_the_table_of_rivals_has_every_law_with_its_numbers(found):
     assert list(rows) == [
         "threshold law",
         "power law",
+        "root law",
         "additive loss",
         "response surface",
         "nearest measured",

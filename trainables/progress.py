@@ -17,7 +17,7 @@ class FloatRecord(BaseModel):
 
 
 class Point(FloatRecord):
-    """A point of the training curve: means over the steps since the previous point."""
+    """A point of the training curve: means over the steps since the previous point, rate and norm of the last step."""
 
     step: int
     train_loss: float

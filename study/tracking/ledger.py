@@ -128,8 +128,8 @@ class UnfinishedCells:
         self._write()
 
     def lose(self, key: str, cause: str) -> None:
-        """Record that a trial of a cell was lost."""
-        self._cells[key]["lost"].append(cause)
+        """Record that a trial of a cell was lost; Ray Tune reports a trial that is lost before its start too."""
+        self._cells.setdefault(key, {"running": False, "lost": []})["lost"].append(cause)
         self._write()
 
     def end(self, key: str) -> None:

@@ -2,6 +2,9 @@
 
 All ranks call `save`, `find` and `Found.load` together and get the same result. Checkpoints hold no state of random
 generators: batches and dropout masks are functions of the seed and the step.
+
+A damaged checkpoint is skipped with a note. An intact one is loaded or is an error: training from an older one, or from
+the start, would throw its work away.
 """
 
 import contextlib
@@ -10,10 +13,9 @@ import io
 import json
 import logging
 import os
-import pickle
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,23 +27,21 @@ from pydantic import ConfigDict, Field
 
 from trainables.checkpoint import universal
 from trainables.data.packing.data_key import digest
-from trainables.errors import InputError
+from trainables.errors import InputError, shortened
 from trainables.layout import Layout
 from trainables.progress import Evaluation, FloatRecord, Point
 from trainables.ranks.collective import run_on_all_ranks
+from trainables.record import versions
 from trainables.storage.disk import FULL
 from trainables.storage.storage import Folder
 
 KEEP = 2
 #: Written last: a checkpoint without it, or whose files differ from it, is invalid.
 MARKER = "complete.json"
-#: Version of the format; checkpoints of another version are skipped.
-FORMAT = 3
-#: Errors of a failed load; torch and DeepSpeed define no class for them.
-_UNREADABLE = (
-    *(OSError, EOFError, LookupError, RuntimeError, TypeError, ValueError, AssertionError, AttributeError),
-    *(pickle.UnpicklingError,),
-)
+#: Version of the format.
+FORMAT = 4
+#: Errors of a load that another attempt may not meet: file server, network, device, memory.
+_MAY_PASS = (OSError, MemoryError, dist.DistError, torch.AcceleratorError, torch.OutOfMemoryError)
 
 
 class TrainingState(FloatRecord):
@@ -74,6 +74,8 @@ class Marker(FloatRecord):
     """The contents of `complete.json`."""
 
     format: int
+    versions: dict[str, str]
+    """Of the libraries that wrote the files."""
     layout: Layout
     state: TrainingState
     files: dict[str, FileRecord]
@@ -86,33 +88,55 @@ class Found:
     `converted`: it was saved in another layout. `universal`: the engine must be built for DeepSpeed's universal form.
     """
 
-    state: TrainingState
+    marker: Marker
     storage: Folder
     tag: str
     converted: bool
     universal: bool
 
-    def load(self, engine: Any, notes: list[str]) -> bool:
-        """Load the checkpoint into the engine; return False and add a note if it cannot be read."""
-        problem = None
+    @property
+    def state(self) -> TrainingState:
+        """The state of training that was saved."""
+        return self.marker.state
+
+    def load(self, engine: Any, notes: list[str]) -> None:
+        """Load the checkpoint into the engine, and add a note if its layout was converted.
+
+        Raises:
+            InputError: a rank could not read it, although its files are those that were written.
+            OSError, MemoryError, torch.distributed.DistError, torch.AcceleratorError: another attempt may succeed.
+        """
+        try:
+            problem = self._read(engine)
+
+            def check() -> None:
+                if problem:
+                    raise _cannot_load(self.storage, self.tag, self.marker, _first_line(problem)) from problem
+
+            # If a lost peer was the problem, this raises the error of the connection instead.
+            run_on_all_ranks(check, "loading the checkpoint")
+        finally:
+            _release(self.storage, self.tag)
+        if self.converted:
+            notes.append(f"resumed at step {self.state.step} from a checkpoint of another layout")
+
+    def _read(self, engine: Any) -> Exception | None:
+        """Read the files into the engine; return an error that every attempt would meet, raise any other."""
         folder = _universal_folder(self.storage, self.tag) if self.converted else self.storage.local
         try:
             with universal.mended(engine) if self.converted else contextlib.nullcontext():
                 if self.converted and not self.universal:
                     universal.load_plain(engine, folder / self.tag)
-                else:
-                    engine.load_checkpoint(str(folder), tag=self.tag)
-        except torch.OutOfMemoryError:
-            raise  # the checkpoint is valid
-        except _UNREADABLE as error:
-            problem = f"it could not be loaded ({_first_line(error)})"
-        problem = _first(run_on_all_ranks(lambda: problem, "loading the checkpoint"))
-        _release(self.storage, self.tag)
-        if problem:
-            notes.append(f"the checkpoint {self.tag} was skipped: {problem}")
-        elif self.converted:
-            notes.append(f"resumed at step {self.state.step} from a checkpoint of another layout")
-        return problem is None
+                elif engine.load_checkpoint(str(folder), tag=self.tag)[0] is None:
+                    return LookupError("DeepSpeed does not find its files")
+        except FileNotFoundError as error:
+            # All recorded files are there, so another version looks for files of another name.
+            return error
+        except _MAY_PASS:
+            raise
+        except Exception as error:  # noqa: BLE001  # torch, pickle and DeepSpeed raise any class; `load` raises it
+            return error
+        return None
 
 
 @dataclass
@@ -183,10 +207,13 @@ class _Written:
     """Why training must end."""
 
 
-def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> str | None:
+def save(
+    engine: Any, storage: Folder, layout: Layout, state: TrainingState, damaged: Collection[str] = ()
+) -> str | None:
     """Save engine and state; return None, or why there is no checkpoint (full disk, unreachable object store).
 
-    If a rank cannot write for another reason, raise a RuntimeError.
+    The newest `KEEP` checkpoints of the cell up to this step are kept, and those that `find` saw to be `damaged` are
+    deleted. If a rank cannot write for another reason, raise a RuntimeError.
     """
     # With the key in the name, cells cannot overwrite each other's.
     tag = f"step-{state.step:09d}-{state.cell}"
@@ -203,7 +230,7 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
         engine.save_checkpoint(str(storage.local), tag=tag, client_state=client, save_latest=False)
 
     def finish() -> _Written:
-        return _finish(storage, tag, layout, state, written) if is_first else _Written()
+        return _finish(storage, tag, layout, state, written, damaged) if is_first else _Written()
 
     try:
         written = run_on_all_ranks(lambda: _publish(storage, tag, writer), "writing the checkpoint")
@@ -215,21 +242,23 @@ def save(engine: Any, storage: Folder, layout: Layout, state: TrainingState) -> 
     return ended.problem
 
 
-def find(storage: Folder, cell: str, layout: Layout, notes: list[str], passed: set[str]) -> Found | None:
-    """Find the newest usable checkpoint of a cell and prepare it for loading in a layout; None if there is none.
+def find(storage: Folder, cell: str, layout: Layout, notes: list[str], damaged: set[str]) -> Found | None:
+    """Find the newest intact checkpoint of a cell and prepare it for loading in a layout; None if there is none.
 
-    Unusable ones (damaged, of another cell or format, not convertible) are skipped with a note, tags in `passed`
-    without one; examined tags are added to `passed`. A full disk is an InputError.
+    Damaged and unfinished ones and those of other cells are skipped with a note and added to `damaged`.
+
+    Raises:
+        InputError: an intact checkpoint is of another format or cannot be converted to the layout; the disk is full.
+        OSError: the storage cannot be read.
     """
     while True:
         tag, marker, skipped = run_on_all_ranks(
-            functools.partial(_newest, storage, cell, passed), "looking for checkpoints"
+            functools.partial(_newest, storage, cell, damaged), "looking for checkpoints"
         )[0]
         notes += [f"the checkpoint {name} was skipped: {why}" for name, why in skipped.items()]
-        passed.update(skipped)
+        damaged.update(skipped)
         if marker is None:
             return None
-        passed.add(tag)
         # At stage 0 every group holds the whole state, so their number may differ.
         kept = {"tensor_parallel", "shard_vocabulary", "zero"} | ({"data_parallel"} if layout.zero else set())
         converted = any(getattr(marker.layout, name) != getattr(layout, name) for name in kept)
@@ -237,16 +266,17 @@ def find(storage: Folder, cell: str, layout: Layout, notes: list[str], passed: s
             ready = functools.partial(_ready, storage, tag, marker)
             problem = _first(run_on_all_ranks(ready, "reading the checkpoint"))
             if not problem and converted:
-                convert = functools.partial(_convert, storage, tag, marker.layout)
-                problem = _first(run_on_all_ranks(convert, "converting the checkpoint"))
+                run_on_all_ranks(
+                    functools.partial(_convert, storage, tag, marker), "converting the checkpoint"
+                )
         except Exception:
             # Fetched files would keep filling the disk.
             _release(storage, tag)
             raise
-        if problem:
-            notes.append(f"the checkpoint {tag} was skipped: {problem}")
-            continue
-        return Found(marker.state, storage, tag, converted, universal=converted and layout.zero > 0)
+        if not problem:
+            return Found(marker, storage, tag, converted, universal=converted and layout.zero > 0)
+        notes.append(f"the checkpoint {tag} was skipped: {problem}")
+        damaged.add(tag)
 
 
 def names(engine: Any) -> list[str]:
@@ -264,7 +294,12 @@ def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:
 
 
 def _finish(
-    storage: Folder, tag: str, layout: Layout, state: TrainingState, written: list[_Written]
+    storage: Folder,
+    tag: str,
+    layout: Layout,
+    state: TrainingState,
+    written: list[_Written],
+    damaged: Collection[str],
 ) -> _Written:
     """Write the marker and remove old checkpoints, or the files of this one if a rank failed."""
     bad = [part for part in written if part.problem or part.error]
@@ -272,14 +307,15 @@ def _finish(
         _discard(storage, tag)
         return next((part for part in bad if part.error), bad[0])
     files = {name: record for part in written for name, record in part.files.items()}
-    body = Marker(format=FORMAT, layout=layout, state=state, files=files).model_dump(mode="json")
+    marker = Marker(format=FORMAT, versions=versions(), layout=layout, state=state, files=files)
+    body = marker.model_dump(mode="json")
     try:
         storage.write(tag, MARKER, json.dumps({"checksum": digest(body), **body}).encode())
     except OSError as error:
         _discard(storage, tag)
         return _failed(error, storage)
     try:
-        _thin(storage, tag, state.cell)
+        _thin(storage, tag, state.cell, damaged)
     except OSError as error:
         # The checkpoint is complete, and the next save removes them.
         logging.getLogger(__name__).warning(
@@ -288,12 +324,16 @@ def _finish(
     return _Written()
 
 
-def _thin(storage: Folder, tag: str, cell: str) -> None:
-    """Remove all checkpoints of a cell except the newest `KEEP` up to a tag."""
+def _thin(storage: Folder, tag: str, cell: str, damaged: Collection[str]) -> None:
+    """Remove the damaged checkpoints of a cell, and all up to a tag but the newest `KEEP`.
+
+    Later ones stay: this run has not loaded them.
+    """
     own = sorted(name for name in storage.tags() if name.endswith(f"-{cell}"))
-    kept = [name for name in own if name <= tag and (name == tag or storage.read(name, MARKER))][-KEEP:]
-    # Later ones too: this run resumed from before them, so they were unusable.
-    for name in set(own) - set(kept):
+    bad = {name for name in own if name in damaged and name != tag}
+    earlier = [name for name in own if name <= tag and name not in bad]
+    kept = [name for name in earlier if name == tag or storage.read(name, MARKER)][-KEEP:]
+    for name in bad.union(earlier) - set(kept):
         _discard(storage, name)
 
 
@@ -326,21 +366,39 @@ def _newest(storage: Folder, cell: str, passed: set[str]) -> tuple[str, Marker |
 
 
 def _read_marker(storage: Folder, tag: str, cell: str) -> Marker | str:
-    """Return the marker of a checkpoint, or why it is not one of this cell."""
+    """Return the marker of a checkpoint, or why it is skipped; an InputError if it is of another format."""
     content = storage.read(tag, MARKER)
     if content is None:
         return "it was not finished"
     try:
         body = json.loads(content)
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
-            return f"it is not of format {FORMAT}"
-        if body.pop("checksum", None) != digest(body):
-            raise ValueError("another checksum")
-        marker = Marker.model_validate(body)
-    except ValueError:
+        found = body["format"]
+        if found == FORMAT:
+            if body.pop("checksum", None) != digest(body):
+                raise ValueError("another checksum")
+            marker = Marker.model_validate(body)
+            return marker if marker.state.cell == cell else f"it belongs to cell {marker.state.cell}"
+    except (ValueError, TypeError, LookupError):
         # A power cut can leave an empty file.
         return f"its {MARKER} is damaged"
-    return marker if marker.state.cell == cell else f"it belongs to cell {marker.state.cell}"
+    if not tag.endswith(f"-{cell}"):
+        return "it belongs to another cell"
+    raise InputError(
+        f"The checkpoint {tag} in {storage.name} is of format {shortened(str(found))}, and this version of Interplay "
+        f"reads format {FORMAT}. Use the version that wrote it, or delete it to train the cell without it."
+    )
+
+
+def _cannot_load(storage: Folder, tag: str, marker: Marker, why: str) -> InputError:
+    """Return the error for an intact checkpoint that this process cannot load."""
+    then, now = (", ".join(f"{k} {v}" for k, v in found.items()) for found in (marker.versions, versions()))
+    spread = marker.layout
+    return InputError(
+        f"The checkpoint {tag} in {storage.name} is intact, but cannot be loaded here ({why}). It was written by "
+        f"{then} with tensor_parallel {spread.tensor_parallel}, data_parallel {spread.data_parallel} and ZeRO stage "
+        f"{spread.zero}; installed are {now}. Install the former versions, or train in that layout; or delete it to "
+        "train the cell without it."
+    )
 
 
 def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
@@ -379,20 +437,21 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
         return _first([wrong(name) for name in missing])
 
 
-def _convert(storage: Folder, tag: str, saved: Layout) -> str | None:
-    """Convert a fetched checkpoint to the universal form; return why that failed, else None."""
+def _convert(storage: Folder, tag: str, marker: Marker) -> None:
+    """Convert a fetched checkpoint to the universal form; an InputError if that is impossible."""
     folder = _universal_folder(storage, tag)
     if not storage.is_remote and dist.get_rank():
-        return None
+        return
     try:
         with FileLock(storage.lock) if storage.is_remote else contextlib.nullcontext():
             # Of a remote checkpoint each machine converts its copy once.
             if not (folder / "done").is_file():
-                universal.convert(storage.local / tag, folder / tag, saved)
+                universal.convert(storage.local / tag, folder / tag, marker.layout)
                 if storage.is_remote:
                     (folder / "done").touch()
     except universal.UnsupportedError as error:
-        return f"DeepSpeed cannot convert it to this layout ({error})"
+        why = f"DeepSpeed cannot convert it to this layout: {error}"
+        raise _cannot_load(storage, tag, marker, why) from error
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -400,7 +459,6 @@ def _convert(storage: Folder, tag: str, saved: Layout) -> str | None:
             f"The checkpoint {storage.local / tag} was saved in another layout, and the disk is too full to convert "
             "it. Free three times its size, or use the layout it was saved in."
         ) from error
-    return None
 
 
 def _release(storage: Folder, tag: str) -> None:

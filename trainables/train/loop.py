@@ -31,7 +31,7 @@ from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
-from trainables.train.engine import build_engine, gradient_norm
+from trainables.train.engine import build_engine, gradient_norm, schedule
 from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
 
 #: Points of a training curve.
@@ -43,6 +43,8 @@ REPORT_EVERY = 2.0
 CHECK_EVERY = 1.0
 #: Seconds that packing may take; 60 GB of text and its vocabulary take hours.
 PACK_LIMIT = 24 * 3600.0
+#: Why a cell diverged whose numbers left the range of its precision, in every layout.
+NOT_FINITE = "the training loss or its gradient was not finite"
 #: A cell has diverged when its training loss exceeds its first loss by this factor.
 DIVERGENCE_FACTOR = 2.0
 
@@ -108,9 +110,9 @@ def train(
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
-    engine, state = _start(cell, layout, store, storage)
+    engine, state, damaged = _start(cell, layout, store, storage)
     training = _Training(
-        cell, layout, store, engine, state, meter, storage, checkpoint_every, report, interrupted
+        cell, layout, store, engine, state, damaged, meter, storage, checkpoint_every, report, interrupted
     )
     try:
         if diagnostics:
@@ -143,24 +145,31 @@ def _open_store(cell: Cell, layout: Layout, data_root: str | Path) -> TokenStore
 
 def _start(
     cell: Cell, layout: Layout, store: TokenStore, storage: Folder | None
-) -> tuple[Any, TrainingState]:
-    """Build the engine, load the newest usable checkpoint, and return the engine and its state of training."""
+) -> tuple[Any, TrainingState, set[str]]:
+    """Build the engine and load the newest intact checkpoint.
+
+    Returns the engine, its state of training, and the names of the damaged checkpoints.
+    """
     if storage is not None:
         check = storage.check if dist.get_rank() == 0 else lambda: None
         run_on_all_ranks(lambda: patiently(check), "checking the checkpoint storage")
     notes: list[str] = []
-    passed: set[str] = set()
-    while True:
-        found = checkpoint.find(storage, cell.key, layout, notes, passed) if storage else None
-        torch.manual_seed(cell.seed)
-        model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
-        is_universal = found is not None and found.universal
-        engine = build_engine(model, cell.recipe, cell.lr, layout, universal=is_universal)
-        if found is None or found.load(engine, notes):
-            state = found.state if found else TrainingState(cell=cell.key)
-            state.notes += [note for note in notes if note not in state.notes]
-            return engine, state
-        engine.destroy()
+    damaged: set[str] = set()
+    found = checkpoint.find(storage, cell.key, layout, notes, damaged) if storage else None
+    torch.manual_seed(cell.seed)
+    model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
+    engine = build_engine(
+        model, cell.recipe, cell.lr, layout, universal=found is not None and found.universal
+    )
+    state = found.state if found else TrainingState(cell=cell.key)
+    if found:
+        try:
+            found.load(engine, notes)
+        except Exception:
+            engine.destroy()
+            raise
+    state.notes += [note for note in notes if note not in state.notes]
+    return engine, state, damaged
 
 
 def dropout_seed(seed: int, step: int, group: int) -> int:
@@ -180,6 +189,8 @@ class _Training:
     store: TokenStore
     engine: Any
     state: TrainingState
+    #: Checkpoints that the next save deletes.
+    damaged: set[str]
     meter: MemoryMeter
     storage: Folder | None
     checkpoint_every: float
@@ -188,7 +199,10 @@ class _Training:
     probe: Probe | None = None
     #: Points and evaluations reported so far.
     reported: tuple[int, int] = (0, 0)
-    norm: float = float("nan")
+    #: Norm of the gradient of the last step, where it was measured.
+    norm: float = math.nan
+    #: Whether this rank's losses were finite when they were last on the host.
+    is_finite: bool = True
 
     def __post_init__(self) -> None:
         self.device, self.rank = device(), dist.get_rank()
@@ -227,11 +241,14 @@ class _Training:
                 is_due = now - last_checkpoint > self.checkpoint_every
                 affordable = int((state.step - first_step) * CHECK_EVERY / seconds)
                 stride = max(1, min(2 * stride, affordable))
-                ends, due, stride = self._values_of_rank_0(self.interrupted(), is_due, stride)
-                if self.storage is not None and (ends or due):
+                broken = not self.is_finite or self.engine.skipped_steps > 0
+                broken, ends, due, stride = self._values_of_rank_0(broken, self.interrupted(), is_due, stride)
+                if broken:
+                    reason = self._close_window()
+                elif self.storage is not None and (ends or due):
                     self._save()
                     last_checkpoint = time.monotonic()
-                if ends:
+                if ends and reason is None:
                     raise InterruptedTrainingError(f"stopped at step {state.step}")
             if self.report and self.rank == 0 and now - last_report > REPORT_EVERY:
                 self._report()
@@ -243,6 +260,7 @@ class _Training:
         recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
         start = time.perf_counter()
         pieces = layout.pieces(recipe)
+        self.norm = math.nan
         while state.step < until:
             # DeepSpeed has no norm at stage 0, and `step` clips the gradients.
             is_measured = layout.zero == 0 and state.step == end - 1
@@ -258,7 +276,7 @@ class _Training:
                 engine.step()
             state.step += 1
         # Waits for the device.
-        float(self.loss_sum)
+        self.is_finite = math.isfinite(self.loss_sum)
         seconds = time.perf_counter() - start
         state.train_seconds += seconds
         state.window_seconds += seconds
@@ -267,19 +285,27 @@ class _Training:
     def _close_window(self) -> str | None:
         """Add the point of a window to the curve; return why the cell diverged, else None."""
         recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
-        norm = float(engine.get_global_grad_norm()) if layout.zero else self.norm
+        if layout.zero:
+            norm = engine.get_global_grad_norm()
+            self.norm = math.nan if norm is None else float(norm)
         steps = state.step - (state.points[-1].step if state.points else 0)
         mean = float(self._sum(self.loss_sum)) / layout.ranks / steps
         rate = steps * recipe.batch * recipe.context / state.window_seconds
+        # The scheduler holds the rate of the next step.
+        lr = float(engine.lr_scheduler.base_lrs[0]) * schedule(recipe)(state.step - 1)
+        state.points.append(
+            Point(step=state.step, train_loss=mean, lr=lr, grad_norm=self.norm, tokens_per_second=rate)
+        )
         self.loss_sum.zero_()
         state.window_loss = state.window_seconds = 0.0
-        lr = float(engine.lr_scheduler.get_last_lr()[0])
-        state.points.append(
-            Point(step=state.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
-        )
         if state.first_loss is None:
             state.first_loss = mean
-        if not math.isfinite(mean) or mean > DIVERGENCE_FACTOR * state.first_loss:
+        # DeepSpeed skips a step under ZeRO if its gradient is not finite; at stage 0 such a step spoils the weights.
+        if skipped := engine.skipped_steps:
+            return f"{NOT_FINITE} by step {state.step} (steps that DeepSpeed skipped: {skipped})"
+        if not math.isfinite(mean) or not (layout.zero or math.isfinite(self.norm)):
+            return f"{NOT_FINITE} by step {state.step}"
+        if mean > DIVERGENCE_FACTOR * state.first_loss:
             return f"the training loss rose from {state.first_loss:.3f} to {mean:.3f} at step {state.step}"
         return None
 
@@ -352,7 +378,7 @@ class _Training:
         assert self.storage is not None
         state = self.state
         state.window_loss = float(self._sum(self.loss_sum.clone()))
-        problem = checkpoint.save(self.engine, self.storage, self.layout, state)
+        problem = checkpoint.save(self.engine, self.storage, self.layout, state, self.damaged)
         if problem and not any(problem in note for note in state.notes):
             # Note each problem once: a disk stays full for many checkpoints.
             state.notes.append(f"no checkpoint at step {state.step}: {problem}")

@@ -1,8 +1,10 @@
+import errno
 import json
 import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ from trainables.checkpoint import checkpoint, universal
 from trainables.checkpoint.checkpoint import MARKER
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.packing.data_key import digest
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.ranks.process_group import leave
@@ -291,13 +294,18 @@ def age_the_format(tag):
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (truncate, "bytes instead of"),
         (flip_a_bit, "_model_states.pt is damaged"),
-        (delete_a_file, "is missing"),
         (delete_the_marker, "not finished"),
-        (empty_the_marker, "complete.json is damaged"),
-        (change_the_marker, "complete.json is damaged"),
-        (age_the_format, "not of format"),
+        *(
+            pytest.param(*spoilt, marks=pytest.mark.slow)
+            for spoilt in (
+                (truncate, "bytes instead of"),
+                (delete_a_file, "is missing"),
+                (empty_the_marker, "complete.json is damaged"),
+                (change_the_marker, "complete.json is damaged"),
+                (age_the_format, "complete.json is damaged"),
+            )
+        ),
     ],
 )
 def test_a_spoilt_checkpoint_is_passed_over_for_the_one_before(root, tmp_path, stopped, spoil, why):
@@ -331,21 +339,133 @@ def test_all_spoilt_checkpoints_train_the_cell_anew(root, tmp_path, stopped):
     assert result.loss == uninterrupted(None, cell(), root, Layout()).loss
 
 
-def test_a_checkpoint_that_torch_cannot_read_after_all_is_passed_over(root, tmp_path, stopped, monkeypatch):
-    """As of a version of DeepSpeed that reads its older files no more; the engine is built anew for the one before."""
-    load, tried = torch.load, []
+def contents(folder):
+    """The bytes of all files of all checkpoints."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    def fail_once(path, *args, **kwargs):
-        tried.append(path)
-        if len(tried) == 1:
-            raise RuntimeError("unknown file")
-        return load(path, *args, **kwargs)
 
-    monkeypatch.setattr(torch, "load", fail_once)
+PERMANENT = [TypeError("unknown class"), RuntimeError("unknown file"), FileNotFoundError("another name")]
+PASSING = [
+    OSError(errno.EIO, "the file server is away"),
+    torch.distributed.DistNetworkError("reset by peer"),
+    torch.AcceleratorError("device is lost"),
+    torch.OutOfMemoryError("no room"),
+]
+
+
+@pytest.mark.parametrize("after", [Layout(), Layout(zero=1)], ids=["same layout", "another layout"])
+def test_an_intact_checkpoint_whose_load_raises_is_kept_and_loaded_once_that_works(
+    root, tmp_path, stopped, monkeypatch, after
+):
+    folder, before = tmp_path / "c", contents(tmp_path / "c")
+    errors = [*PERMANENT, *PASSING] if after == Layout() else [PERMANENT[0], PASSING[0]]
+    for error in errors:
+
+        def fail(*args, error=error, **kwargs):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "load", fail)
+            with pytest.raises(InputError if error in PERMANENT else type(error)) as found:
+                run(None, cell(), root, after, folder)
+        if error in PERMANENT:
+            for part in (stopped[1].name, str(error), f"deepspeed {version('deepspeed')}", "or delete it"):
+                assert part in str(found.value)
+        else:
+            assert found.value is error
+        assert contents(folder) == before
+    resumed = run(None, cell(), root, after, folder)
+    assert resumed.resumed_from == STOPPED
+    assert resumed.loss == pytest.approx(uninterrupted(None, cell(), root, after).loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_load_in_a_gang_that_fails_on_one_rank_fails_on_all_and_is_kept(ranks, root, tmp_path):
+    layout, folder = Layout(data_parallel=2, zero=1), tmp_path / "c"
+    assert run(ranks, cell(), root, layout, folder, STOPPED) is None
+    before = contents(folder)
+    errors = ranks.gang(2, load_with_an_error_on_rank_1, cell(), root, layout, folder)
+    assert [name for name, _ in errors] == ["InputError", "InputError"]
+    assert all("unknown class" in text for _, text in errors)
+    assert contents(folder) == before
+    assert run(ranks, cell(), root, layout, folder).resumed_from == STOPPED
+
+
+def load_with_an_error_on_rank_1(one, root, layout, folder, rank_info=None, rendezvous=None):
+    """The error of this rank's training; that of rank 1 comes after DeepSpeed has read its files."""
+    own = checkpoint.Found._read
+
+    def read(self, engine):
+        found = own(self, engine)
+        return TypeError("unknown class") if rank_info.rank else found
+
+    checkpoint.Found._read = read
+    try:
+        train_rank(one, root, layout, folder, None, rank_info, rendezvous)
+    except Exception as error:  # noqa: BLE001  # asserted in the test
+        return type(error).__name__, str(error)
+    finally:
+        checkpoint.Found._read = own
+    return "", ""
+
+
+def write_marker(tag, **changes):
+    """Change the marker of a checkpoint, with the checksum of the new content."""
+    body = {**json.loads((tag / MARKER).read_text()), **changes}
+    body.pop("checksum")
+    (tag / MARKER).write_text(json.dumps({"checksum": digest(body), **body}))
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_kept(root, tmp_path, stopped):
+    write_marker(stopped[1], format=checkpoint.FORMAT - 1)
+    before = contents(tmp_path / "c")
+    with pytest.raises(
+        InputError, match=rf"of format {checkpoint.FORMAT - 1}.*Use the version that wrote it"
+    ):
+        run(None, cell(), root, Layout(), tmp_path / "c")
+    assert contents(tmp_path / "c") == before
+
+
+def test_a_checkpoint_of_other_versions_is_loaded_and_they_are_named_if_it_cannot_be(
+    root, tmp_path, stopped, monkeypatch
+):
+    marker = json.loads((stopped[1] / MARKER).read_text())
+    assert marker["versions"] == {name: version(name) for name in ("torch", "deepspeed", "transformers")}
+    write_marker(stopped[1], versions={**marker["versions"], "deepspeed": "0.1.2"})
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *_, **__: {}["other"])
+        with pytest.raises(InputError, match=r"by torch .*, deepspeed 0\.1\.2, .*installed are"):
+            run(None, cell(), root, Layout(), tmp_path / "c")
     resumed = run(None, cell(), root, Layout(), tmp_path / "c")
-    assert resumed.resumed_from == STOPPED - 1
-    assert "could not be loaded (RuntimeError: unknown file)" in resumed.notes[0]
-    assert resumed.loss == uninterrupted(None, cell(), root, Layout()).loss
+    assert numbers(resumed) == numbers(uninterrupted(None, cell(), root, Layout()))
+
+
+def test_a_save_deletes_no_later_checkpoint_that_its_run_did_not_see_damaged(root, tmp_path, stopped):
+    """One of another driver, which still runs on a machine that was thought to be lost."""
+    folder, later = tmp_path / "c", tmp_path / "c" / f"step-000000099-{cell().key}"
+    saved = checkpoint.save
+    copied = []
+
+    def save_beside_another(*args):
+        if not copied:
+            copied.append(shutil.copytree(stopped[1], later))
+        return saved(*args)
+
+    checkpoint.save = save_beside_another
+    try:
+        train(cell(), data_root=root, checkpoints=folder, checkpoint_every=0)
+    finally:
+        checkpoint.save = saved
+    assert later.is_dir()
+    assert len(list(folder.glob("step-*"))) == checkpoint.KEEP + 1
+
+
+def test_a_damaged_checkpoint_is_deleted_by_the_next_save_whatever_its_step(root, tmp_path, stopped):
+    later = tmp_path / "c" / f"step-000000099-{cell().key}"
+    flip_a_bit(stopped[1].rename(later))
+    resumed = run(None, cell(), root, Layout(), tmp_path / "c")
+    assert (resumed.resumed_from, len(resumed.notes)) == (STOPPED - 1, 1)
+    assert not later.exists()
 
 
 def test_notes_outlive_a_second_stop(root, tmp_path, stopped):
@@ -356,14 +476,16 @@ def test_notes_outlive_a_second_stop(root, tmp_path, stopped):
     assert "bytes instead of" in resumed.notes[0]
 
 
-def test_what_deepspeed_cannot_convert_is_passed_over(root, tmp_path, stopped, monkeypatch):
+def test_what_deepspeed_cannot_convert_is_refused_and_goes_on_in_its_layout(
+    root, tmp_path, stopped, monkeypatch
+):
     def refuse(*args):
         raise NotImplementedError("not this one")
 
     monkeypatch.setattr(universal, "_merge_plain", refuse)
-    result = run(None, cell(), root, Layout(zero=1), tmp_path / "c")
-    assert (result.resumed_from, len(result.notes)) == (0, 2)
-    assert "DeepSpeed cannot convert it to this layout (NotImplementedError: not this one)" in result.notes[0]
+    with pytest.raises(InputError, match=r"not this one.*train in that layout"):
+        run(None, cell(), root, Layout(zero=1), tmp_path / "c")
+    assert run(None, cell(), root, Layout(), tmp_path / "c").resumed_from == STOPPED
 
 
 def test_none_is_left_after_removal(tmp_path, stopped):

@@ -119,6 +119,20 @@ def test_a_task_is_trained_and_measured_on_its_scored_targets_alone(root, data):
     assert (result.entropy, result.vocabulary) == (0.0, data.vocabulary_size)
 
 
+def test_the_rate_of_a_point_is_that_of_its_last_step(root, monkeypatch):
+    used, step = [], torch.optim.AdamW.step
+
+    def recorded(self, *arguments, **options):
+        used.append(self.param_groups[0]["lr"])
+        return step(self, *arguments, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
+    result = train(cell(recipe={"steps": 180}), data_root=root, evaluations=1)
+    assert [point.step for point in result.points] == list(range(3, 181, 3))
+    assert [point.lr for point in result.points] == [used[point.step - 1] for point in result.points]
+    assert max(used) == 0.02
+
+
 def test_text_has_no_measure_of_a_task(root):
     assert train(cell(recipe={"steps": 2}), data_root=root, evaluations=1).evaluations[0].measures == {}
 

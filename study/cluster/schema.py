@@ -7,6 +7,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path as FilePath
+from typing import Any
 
 from study.cluster.cluster_file import Path
 from study.cluster.findings import Report
@@ -58,13 +59,20 @@ def regions() -> frozenset[str]:
     return frozenset(Session().get_available_regions("ec2"))
 
 
-def check_node_configs(report: Report) -> None:
-    """Check each `node_config` by botocore's own parameter validation, which Ray's schema does not do."""
+@cache
+def _ec2() -> Any:
+    """Return botocore's model of EC2: 170 ms to read."""
     from botocore.loaders import Loader
     from botocore.model import ServiceModel
+
+    return ServiceModel(Loader().load_service_model("ec2", "service-2"))
+
+
+def check_node_configs(report: Report) -> None:
+    """Check each `node_config` by botocore's own parameter validation, which Ray's schema does not do."""
     from botocore.validate import ParamValidator
 
-    ec2 = ServiceModel(Loader().load_service_model("ec2", "service-2"))
+    ec2 = _ec2()
     types = ec2.shape_for("InstanceType").enum
     shape = ec2.operation_model("RunInstances").input_shape
     for name in report.file.mapping("available_node_types"):

@@ -172,6 +172,11 @@ def _start(
     return engine, state, damaged
 
 
+def next_stride(stride: int, steps: int, seconds: float) -> int:
+    """Return the steps until the next check, from those since the last one and their seconds: `CHECK_EVERY` apart."""
+    return max(1, min(2 * stride, int(steps * CHECK_EVERY / seconds)))
+
+
 def dropout_seed(seed: int, step: int, group: int) -> int:
     """Return a seed by the cell's seed, step and group alone, so that no generator state is saved.
 
@@ -239,8 +244,7 @@ class _Training:
             now = time.monotonic()
             if reason is None and state.step < steps:
                 is_due = now - last_checkpoint > self.checkpoint_every
-                affordable = int((state.step - first_step) * CHECK_EVERY / seconds)
-                stride = max(1, min(2 * stride, affordable))
+                stride = next_stride(stride, state.step - first_step, seconds)
                 broken = not self.is_finite or self.engine.skipped_steps > 0
                 broken, ends, due, stride = self._values_of_rank_0(broken, self.interrupted(), is_due, stride)
                 if broken:

@@ -23,7 +23,7 @@ from trainables.layout import Layout
 from trainables.model.family import build_model
 from trainables.progress import Ending
 from trainables.record import Keep
-from trainables.train.loop import dropout_seed, train
+from trainables.train.loop import dropout_seed, next_stride, train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=3000, validation_sequences=50)
 CONTEXT = 32
@@ -301,22 +301,24 @@ def test_a_cell_that_goes_on_from_a_checkpoint_stops_where_it_would_have(root, t
     assert (result.status, result.evaluations) == ("stopped", straight.evaluations)
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(zero=1, micro_batch=4)])
+@pytest.mark.parametrize(
+    "layout", [Layout(), pytest.param(Layout(zero=1, micro_batch=4), marks=pytest.mark.slow)]
+)
 def test_an_interrupted_cell_saves_inside_a_window_and_goes_on_to_the_same_bits(
     layout, root, tmp_path, monkeypatch
 ):
     """A window of an eight-day cell takes three hours, and was lost whole."""
     monkeypatch.setattr("trainables.train.loop.CHECK_EVERY", 0.0)
-    one = cell(recipe={"steps": 180})
+    one = cell(recipe={"steps": 120})
     whole = train(one, data_root=root, layout=layout)
-    assert whole.points[1].step - whole.points[0].step == 3
+    assert whole.points[1].step - whole.points[0].step == 2
     options = {"data_root": root, "layout": layout, "checkpoints": tmp_path, "checkpoint_every": 1e9}
-    for first, stopped_at in ((0, 50), (50, 100)):
+    for first, stopped_at in ((0, 35), (35, 71)):
         checks = iter(range(first + 1, 200))
         with pytest.raises(InterruptedTrainingError, match=rf"step {stopped_at}$"):
             train(one, **options, interrupted=lambda at=stopped_at, checks=checks: next(checks) == at)
     resumed = train(one, **options)
-    assert resumed.resumed_from == 100, "50 and 100 are inside windows of three steps"
+    assert resumed.resumed_from == 71, "35 and 71 are inside windows of two steps"
     assert resumed.loss == whole.loss
     assert [(p.step, p.train_loss, p.grad_norm) for p in resumed.points] == [
         (p.step, p.train_loss, p.grad_norm) for p in whole.points
@@ -329,29 +331,13 @@ def test_a_cell_without_storage_ends_when_it_is_interrupted(root):
         train(cell(), data_root=root, interrupted=lambda: True)
 
 
-def test_checks_are_about_as_far_apart_as_they_should_be(root, monkeypatch):
-    """Whatever the time of a step: 1 s of 5 ms steps is 200, and the first checks come sooner."""
-    monkeypatch.setattr("trainables.train.loop._Training._steps", slow_steps(seconds=5e-3))
-    monkeypatch.setattr("trainables.train.loop._Training._close_window", lambda self: None)
-    monkeypatch.setattr("trainables.train.loop._Training._result", lambda self, reason: None)
-    monkeypatch.setattr("trainables.train.loop._Training._evaluate", lambda self: None)
-    checks = []
-    train(
-        cell(recipe={"steps": 60_000}),
-        data_root=root,
-        evaluations=1,
-        interrupted=lambda: bool(checks.append(1)),
-    )
-    # 60 windows of 1,000 steps, each with 5 checks; before them 1, 2, 4, ... 128 steps.
-    assert 300 <= len(checks) <= 320
-
-
-def slow_steps(seconds):
-    """`_steps` that trains nothing and returns the time of as many steps."""
-
-    def steps(self, until, end):
-        spent = (until - self.state.step) * seconds
-        self.state.step = until
-        return spent
-
-    return steps
+@pytest.mark.parametrize(
+    ("seconds", "between", "checks"), [(5e-3, 200, 307), (0.3, 3, 20_001), (20.0, 1, 60_000)]
+)
+def test_checks_are_about_a_second_or_one_step_apart(seconds, between, checks):
+    step, strides = 0, [1]
+    while step < 60_000:
+        step += strides[-1]
+        strides.append(next_stride(strides[-1], strides[-1], strides[-1] * seconds))
+    assert strides[-1] == between
+    assert len(strides) - 1 == checks, "1, 2, 4, ... steps, then as many as take a second"

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RESULTS ?= results
 
-.PHONY: help study test test-gate test-all lint format bench clean
+.PHONY: help study test test-gate test-all fuzz lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,20 +20,22 @@ help:
 study: $(INSTALLED)
 	@$(BIN)/interplay run quickstart --results "$(RESULTS)"
 
-test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not extended" -n 2 --dist loadfile
-
-# Two files at a time, because most of these tests wait for processes to start and end.
 # Ray would start its workers at niceness 15, where they get no CPU time beside other work.
-test-gate: export RAY_worker_niceness := 0
-test-gate: $(INSTALLED)
-	$(BIN)/python -m pytest -m "slow and not extended" -n 2 --dist loadfile --durations=15
+test test-gate test-all fuzz: export RAY_worker_niceness := 0
+# Two processes; the files that took longest begin (tests/data/durations.json), and each tier writes its times.
+PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --durations=10
 
-test-all: export RAY_worker_niceness := 0
-# The quickstart runs alone, because the time of its second run is checked.
+test: $(INSTALLED)
+	$(PYTEST) -m "not slow and not extended" --dist worksteal --durations-min=2 --junitxml=build/tests/fast.xml
+
+test-gate: $(INSTALLED)
+	$(PYTEST) -m "slow and not extended" --dist loadfile --junitxml=build/tests/gate.xml
+
 test-all: test test-gate
-	$(BIN)/python -m pytest -m extended -n 2 --dist loadfile --durations=25 -o timeout=3600 --ignore=tests/test_quickstart.py
-	$(BIN)/python -m pytest -m extended -o timeout=7200 tests/test_quickstart.py
+	$(PYTEST) -m extended --dist loadfile --junitxml=build/tests/extended.xml
+
+fuzz: $(INSTALLED)
+	INTERPLAY_FUZZ_SECONDS=3600 $(BIN)/python -m pytest -m extended -s tests/test_fuzz.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,7 +1,10 @@
 """One thread everywhere and no network: what a test measures must not depend on the machine's cores or its luck."""
 
+import json
 import os
 import signal
+
+from tests.durations import RECORD, ROOT
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background so, as `make test-gate` does, and every process that a test starts
@@ -15,3 +18,15 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Ray's core reads it when it is first imported, which a test may do before any session of ours is there to set it.
 os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def pytest_collection_modifyitems(items):
+    """Run the files that took longest first, so that no process of pytest-xdist ends long after the other."""
+    record = json.loads(RECORD.read_text())
+
+    def seconds(item):
+        tier = next((name for name in ("extended", "slow") if item.get_closest_marker(name)), "fast")
+        files = record.get({"slow": "gate"}.get(tier, tier), {}).get("files", {})
+        return files.get(item.path.relative_to(ROOT).as_posix(), 0)
+
+    items.sort(key=seconds, reverse=True)

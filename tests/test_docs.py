@@ -31,6 +31,7 @@ ELSEWHERE = {
     "make test": "is what runs this; .ci/run calls it from a bare checkout",
     "make test-gate": "as above",
     "make test-all": "as above, and the extended tests",
+    "make fuzz": "test_fuzz.py, for a minute instead of an hour",
     "make lint": "as above",
     "make study": "test_quickstart.py, by the same target",
     "interplay run quickstart": "test_quickstart.py, through `make study`",
@@ -200,16 +201,17 @@ def test_a_training_command_of_the_pages_works(command, folder):
     assert (folder / "results" / name / "report.html").is_file()
 
 
-@pytest.mark.parametrize("target", ["study", "test", "test-gate", "test-all", "lint", "bench"])
+@pytest.mark.parametrize("target", ["study", "test", "test-gate", "test-all", "fuzz", "lint", "bench"])
 def test_make_targets_run_what_the_pages_say(target):
     if not shutil.which("make"):
         pytest.skip("make is not installed")
     done = subprocess.run(["make", "-n", "-C", ROOT, target], capture_output=True, text=True, check=True)
     expected = {
         "study": "interplay run quickstart",
-        "test": '-m pytest -m "not slow and not extended"',
-        "test-gate": '-m pytest -m "slow and not extended"',
-        "test-all": "-m pytest -m extended",
+        "test": '-m "not slow and not extended"',
+        "test-gate": '-m "slow and not extended"',
+        "test-all": "-m extended",
+        "fuzz": "INTERPLAY_FUZZ_SECONDS=3600",
         "lint": "mypy",
         "bench": "-m tests.bench",
     }

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -109,54 +108,6 @@ def test_every_file_is_there_and_the_output_says_where(short):
     assert {p.suffix for p in (study / "figures").iterdir()} == {".svg", ".png", ".csv"}
     assert "report.html" in (short / "output.txt").read_text()
     assert len(list((study / "rows").glob("*.json"))) == len(pd.read_csv(study / "runs.csv"))
-
-
-@pytest.fixture(scope="module")
-def searched(whole):
-    """The results, with the search for the same crossings in them."""
-    done = interplay(whole, "run", "quickstart-search", "--results", str(whole / "results"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return whole / "results"
-
-
-def places(results, study):
-    """By pair: ln N of the crossing, and half the length of its 95 % interval."""
-    found = {}
-    for item in json.loads((results / study / "fit.json").read_text())["crossings"]:
-        assert item["status"] == "bracketed", (study, item)
-        low, high = item["params_interval"]
-        found[item["shallow"], item["deep"]] = math.log(item["params"]), math.log(high / low) / 2
-    return found
-
-
-@pytest.mark.extended
-def test_a_search_trains_at_most_half_of_the_grid(searched):
-    grid, search = (
-        pd.read_csv(searched / study / "runs.csv") for study in ("quickstart", "quickstart-search")
-    )
-    # The check of the learning rate comes after the search.
-    assert search["flops"][search["purpose"].isna()].sum() <= 0.5 * grid["flops"].sum()
-
-
-@pytest.mark.extended
-def test_a_search_finds_the_crossings_of_the_grid_within_their_intervals(searched):
-    """The difference of two crossings is compared with the root of the sum of the squares of their half-widths."""
-    grid, search = places(searched, "quickstart"), places(searched, "quickstart-search")
-    assert {(1, 2), (2, 4)} <= set(grid) == set(search)
-    for pair, (place, half) in grid.items():
-        other, other_half = search[pair]
-        assert abs(place - other) <= math.hypot(half, other_half), (pair, grid, search)
-
-
-@pytest.mark.extended
-def test_a_second_time_trains_nothing_and_takes_less_than_half_a_minute(whole):
-    before = (whole / "results" / "quickstart" / "runs.csv").read_text()
-    start = time.monotonic()
-    again = make_study(whole)
-    assert time.monotonic() - start < 30
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "nothing to train" in again.stdout
-    assert (whole / "results" / "quickstart" / "runs.csv").read_text() == before
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ def test_curves_never_extrapolate():
             question(2, np.array([high + 0.1]))
 
 
+@pytest.mark.slow
 def test_the_covariance_is_that_of_curves_of_repeated_studies():
     # 250 studies: a variance is known to about 2·sqrt(2/250) = 18 % at two standard errors. The exponent is fitted, so
     # the covariance is of first order; that is what is tested.

@@ -59,6 +59,7 @@ def test_the_projected_interval_contains_the_true_depth_ten_times_beyond(plain):
     assert 0 <= law.stated <= 1
 
 
+@pytest.mark.slow
 def test_crossings_off_the_law_are_held_against_the_curves_of_their_own_study():
     """A scatter of 0.25 in ln d moves N by half an e-fold, four times the half-length of an interval."""
     truth = dataclasses.replace(TRUTH, scatter=0.25)
@@ -77,6 +78,7 @@ def test_four_times_the_seeds_halve_the_interval(plain):
         assert math.log(narrow.ratio) / math.log(wide.ratio) == pytest.approx(0.5 * 1.97 / 2.00, abs=0.08)
 
 
+@pytest.mark.slow
 def test_half_the_noise_halves_the_interval(plain):
     after = simulate_power(dataclasses.replace(TRUTH, noise=0.001), SHAPES, 4, studies=12)
     mean, error = mean_log_ratio(after, plain)
@@ -87,6 +89,7 @@ def test_half_the_noise_halves_the_interval(plain):
         assert math.log(narrow.ratio) / math.log(wide.ratio) == pytest.approx(0.5, abs=0.07)
 
 
+@pytest.mark.slow
 def test_seeds_do_not_average_out_the_misfit_of_shapes():
     rough = dataclasses.replace(TRUTH, noise=1e-4, misfit_sd=0.005)
     few, many = (simulate_power(rough, SHAPES, seeds, studies=8) for seeds in (2, 8))
@@ -133,6 +136,7 @@ def test_json_is_strict():
         assert sum(pair["statuses"].values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_changes_cost_what_their_cells_cost(plain):
     found = compare_changes(TRUTH, SHAPES, plain, studies=8)
     assert [change.name for change in found.changes] == list(CHANGES)

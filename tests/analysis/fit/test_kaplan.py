@@ -95,6 +95,7 @@ def test_the_exponent_above_an_entropy_is_recovered_where_it_is_known_and_where_
     assert found(frame).exponent("own", "entropy") is None
 
 
+@pytest.mark.slow
 def test_intervals_of_the_exponent_cover_it():
     hits = dict.fromkeys(("power", "offset"), 0)
     studies = 150

@@ -385,7 +385,16 @@ def test_without_noise_there_is_no_number_without_an_interval(tmp_path, pilot_fr
     assert "No shape is projected beyond the measured sizes" in page.text
 
 
-@pytest.mark.parametrize("case", ["one depth", "two points", "many depths", "falling law"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "one depth",
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in ("two points", "many depths", "falling law")
+        ),
+    ],
+)
 def test_odd_studies_still_have_a_page(tmp_path, pilot_frame, line_frame, case):
     frame = {
         "one depth": lambda: pilot_frame()[lambda rows: rows["depth"] == 1],

@@ -366,6 +366,7 @@ def essence(found, unit=1.0):
 
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
+@pytest.mark.slow
 def test_order_copies_names_of_seeds_and_the_unit_of_tokens_change_nothing(seed):
     frame = study(seed % 7)
     plain = of(frame)

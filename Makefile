@@ -32,7 +32,7 @@ test-gate: $(INSTALLED)
 	$(PYTEST) -m "slow and not extended" --dist loadfile --junitxml=build/tests/gate.xml
 
 test-all: test test-gate
-	$(PYTEST) -m extended --dist loadfile --junitxml=build/tests/extended.xml
+	$(PYTEST) -m extended --dist loadfile -o timeout=3600 --junitxml=build/tests/extended.xml
 
 fuzz: $(INSTALLED)
 	INTERPLAY_FUZZ_SECONDS=3600 $(BIN)/python -m pytest -m extended -s tests/test_fuzz.py

@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 #: Seconds that the imports may take on two busy cores.
-START_SECONDS = 180.0
-#: Seconds a case may take.
-CASE_SECONDS = 120.0
+START_SECONDS = 600.0
+#: Seconds a case may take: 2 on quiet cores, 50 beside fifteen other processes.
+CASE_SECONDS = 600.0
 #: Seconds a rank waits for another inside a case: less than CASE_SECONDS, so that its own error is reported.
-RANK_SECONDS = 60.0
+RANK_SECONDS = 300.0
 
 
 class RankError(Exception):

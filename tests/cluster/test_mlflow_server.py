@@ -48,7 +48,7 @@ class Head:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1500,
             check=False,
         )
 
@@ -82,7 +82,7 @@ class Head:
             return error.code
 
     def healthy_again(self):
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 900
         while True:
             try:
                 if self.status("/health") == 200:
@@ -110,7 +110,7 @@ def head(tmp_path):
     yield make
     for one in made:
         assert one.call("--stop").returncode == 0
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 50
         while one.family():
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -169,7 +169,7 @@ def test_a_server_that_cannot_start_says_why_and_keeps_the_password(head):
     """Under SQLAlchemy 2.1, plain `postgresql` selects a driver that is not installed."""
     one = head(INTERPLAY_MLFLOW_STORE=f"postgresql://mlflow:{PASSWORD}@127.0.0.1:1/mlflow")
     assert one.call("--no-wait").returncode == 0
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while "MLflow ended with status" not in one.log():
         assert time.monotonic() < deadline
         time.sleep(0.5)
@@ -239,7 +239,7 @@ def test_a_new_head_begins_with_the_store_of_the_old_one(head, bucket):
     client.log_text(run.info.run_id, "shown", "report.html")
     client.set_tag(run.info.run_id, "done", "yes")
     written = time.time()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (mark := old.home / "mlflow" / "copied").exists() or mark.stat().st_mtime < written:
         assert time.monotonic() < deadline, old.log()
         time.sleep(0.2)
@@ -248,7 +248,7 @@ def test_a_new_head_begins_with_the_store_of_the_old_one(head, bucket):
     # While it is unknown whether there is a copy, no server starts with an empty store.
     lost = head(**{**bucket, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_MAX_ATTEMPTS": "1"})
     assert lost.call("--no-wait").returncode == 0
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while "MLflow ended with status 1" not in lost.log():
         assert time.monotonic() < deadline, lost.log()
         time.sleep(0.5)
@@ -314,7 +314,7 @@ def test_the_store_may_be_postgresql(head, postgres, tmp_path):
     passwords = tmp_path / "pgpass"
     passwords.write_text(f"127.0.0.1:{port}:*:mlflow:{PASSWORD}\n")
     passwords.chmod(0o600)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     ask = [binaries / "psql", "-h", "127.0.0.1", "-p", str(port), "-U", "mlflow", "-d", "postgres", "-Atc"]
     known = {"PGPASSFILE": str(passwords), "PATH": os.environ["PATH"]}
     while subprocess.run(

@@ -8,7 +8,7 @@ from tests.cluster.simulated.machine import Machine
 from tests.cluster.simulated.simulation import IMAGE_ENVIRONMENT, LAPTOP, Laptop
 from tests.environment import PRIORITY
 
-pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(3600)]
 
 FILE = "cluster/onprem.yaml"
 #: Who trains on the machines; another name than on the laptop.

@@ -46,7 +46,7 @@ class Slurm:
         )  # fmt: skip
 
     def ready(self):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (self.folder / "ready").exists():
             assert self.process.poll() is None, (self.folder / "machines.log").read_text()
             assert time.monotonic() < deadline, (self.folder / "machines.log").read_text()
@@ -84,7 +84,7 @@ class Slurm:
     def state(self, job):
         return re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job)).group(1)
 
-    def ended(self, job, patience=240):
+    def ended(self, job, patience=1200):
         deadline = time.monotonic() + patience
         while (state := self.state(job)) in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
             assert time.monotonic() < deadline, self.log(job)
@@ -133,7 +133,7 @@ def left_over(slurm):
 
 def test_a_job_that_is_told_to_end_goes_on_when_submitted_again(slurm):
     first = slurm.submit(*STUDY)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 1200
     while "[1/8]" not in slurm.log(first):
         assert slurm.state(first) in ("PENDING", "CONFIGURING", "RUNNING"), slurm.log(first)
         assert time.monotonic() < deadline, slurm.log(first)

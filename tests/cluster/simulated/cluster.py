@@ -38,12 +38,12 @@ class Cluster:
 
     def up(self) -> str:
         """`ray up`; return what it printed."""
-        command = ("timeout", "300", "ray", "up", "-y", "--no-config-cache", self.file)
+        command = ("timeout", "1500", "ray", "up", "-y", "--no-config-cache", self.file)
         return self.laptop.run(*command, timeout=320).stdout
 
     def down(self) -> str:
         """`ray down`; return what it printed."""
-        return self.laptop.run("timeout", "200", "ray", "down", "-y", self.file, timeout=220).stdout
+        return self.laptop.run("timeout", "1000", "ray", "down", "-y", self.file, timeout=220).stdout
 
     @contextlib.contextmanager
     def tunnels(self) -> Iterator[None]:

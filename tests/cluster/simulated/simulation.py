@@ -45,6 +45,8 @@ PROGRAMS = {
 LAPTOP = "laptop"
 USER = "ada"
 START_SECONDS = 60.0
+#: Time limits are for two quiet cores, and only end tests that hang: on a busy machine all takes this much longer.
+PATIENCE = 5
 
 
 def missing() -> str | None:
@@ -156,6 +158,7 @@ class Simulation:
 
     def wait_for(self, condition: Callable[[], Any], what: str, seconds: float, every: float = 0.5) -> Any:
         """Return the value of a condition once it is true; fail the test after a time limit."""
+        seconds *= PATIENCE
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert self.process.poll() is None, f"the simulated cloud ended\n{self.log()}"
@@ -321,6 +324,7 @@ class Started:
 
     def wait(self, timeout: float) -> int:
         """Its exit status; fail the test after a time limit."""
+        timeout *= PATIENCE
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:

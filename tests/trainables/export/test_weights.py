@@ -1,8 +1,10 @@
 """An exported folder is loaded by HuggingFace alone, and gives the validation loss that was recorded."""
 
+import functools
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -99,24 +101,40 @@ def validation_loss(model, one, root):
     return total / tokens
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize("kind", ["symbols", "bytes", "bpe"])
-def test_huggingface_loads_the_folder_and_gets_the_recorded_loss(root, corpus, tmp_path, kind, heads):
-    one = cell(data(kind, corpus), depth=heads, heads=heads)
-    result, model = exported(one, root, tmp_path / "m")
+#: Heads, and layers, of each kind's cell: neither has to do with the kind.
+HEADS = {"symbols": 1, "bytes": 2, "bpe": 4}
+
+
+@pytest.fixture(scope="module")
+def kept(root, corpus, tmp_path_factory):
+    """By kind of text: a cell, its result and the folder of its weights, trained once."""
+
+    @functools.cache
+    def of(kind):
+        one = cell(data(kind, corpus), depth=HEADS[kind], heads=HEADS[kind], dropout=0.1)
+        folder = tmp_path_factory.mktemp(kind) / "m"
+        return one, train(one, data_root=root, weights=Keep(folder, "abc123"), evaluations=1), folder
+
+    return of
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_huggingface_loads_the_folder_and_gets_the_recorded_loss(root, kept, kind):
+    one, result, folder = kept(kind)
+    model, heads = load(folder), HEADS[kind]
     assert validation_loss(model, one, root) == pytest.approx(result.loss, rel=1e-6)
     assert type(model).__name__ == "GPT2LMHeadModel"
     assert sum(isinstance(m, Conv1D) for m in model.modules()) == 4 * heads
     assert model.lm_head.weight is model.transformer.wte.weight
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert model.num_parameters() == result.total_params
-    record = read_record(tmp_path / "m")
+    record = read_record(folder)
     assert (record.key, record.cell, record.loss, record.revision) == (one.key, one, result.loss, "abc123")
     assert record.tokenizer == (None if kind == "symbols" else kind)
-    files = {path.name for path in (tmp_path / "m").iterdir()}
+    files = {path.name for path in folder.iterdir()}
     own = {"config.json", "generation_config.json", "interplay.json", "model.safetensors"}
     assert files == own | (set() if kind == "symbols" else {"tokenizer.json", "tokenizer_config.json"})
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert [path.name for path in folder.parent.iterdir()] == ["m"]
 
 
 @pytest.mark.slow
@@ -137,9 +155,9 @@ def test_every_zero_stage_exports_the_weights_it_ended_with(root, tmp_path, zero
     assert validation_loss(model, one, root) == pytest.approx(result.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["symbols", "bytes", "bpe"])
-def test_generation_works_as_the_folder_comes(root, corpus, tmp_path, kind):
-    _, model = exported(cell(data(kind, corpus), dropout=0.1), root, tmp_path / "m")
+@pytest.mark.parametrize("kind", HEADS)
+def test_generation_works_as_the_folder_comes(kept, kind):
+    model = load(kept(kind)[-1])
     assert model.config.use_cache
     # Without a prompt it begins where texts begin, and ends before the learned positions do.
     alone = model.generate(do_sample=False)
@@ -155,10 +173,9 @@ def test_generation_works_as_the_folder_comes(root, corpus, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_the_tokenizer_gives_the_ids_training_saw(root, corpus, tmp_path, kind):
-    one = cell(data(kind, corpus))
-    _, model = exported(one, root, tmp_path / "m")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
+def test_the_tokenizer_gives_the_ids_training_saw(root, kept, kind):
+    one, _, folder = kept(kind)
+    model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder)
     store = open_store(one.data, context=CONTEXT, root=root, key=one.data_key)
     assert tokenizer.encode(TEXT)[:1000] == store.train[:1000].tolist()
     assert len(tokenizer) == store.vocabulary == model.config.vocab_size
@@ -168,7 +185,7 @@ def test_the_tokenizer_gives_the_ids_training_saw(root, corpus, tmp_path, kind):
     assert tokenizer.model_max_length == CONTEXT
     assert tokenizer.decode([tokenizer.eos_token_id]) == "<|endoftext|>"
     # A class of transformers 5 alone would shut version 4 out.
-    written = json.loads((tmp_path / "m" / "tokenizer_config.json").read_text())
+    written = json.loads((folder / "tokenizer_config.json").read_text())
     assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
@@ -264,8 +281,8 @@ def test_a_folder_is_replaced_as_a_whole_and_what_a_kill_left_is_removed(root, t
     assert sorted(path.name for path in tmp_path.iterdir()) == [".other.1.part", "m"]
 
 
-def test_a_state_that_is_not_the_whole_model_is_refused(root, tmp_path):
-    one = cell(SYMBOLS)
+def test_a_state_that_is_not_the_whole_model_is_refused(root, kept, tmp_path):
+    one = kept("symbols")[0]
     store = open_store(SYMBOLS, context=CONTEXT, root=root)
     state = build_model(one.shape, one.recipe, store.vocabulary, 0).state_dict()
     config = model_config(one.shape, one.recipe, store.vocabulary)
@@ -277,10 +294,11 @@ def test_a_state_that_is_not_the_whole_model_is_refused(root, tmp_path):
         as_conv1d({k: v for k, v in state.items() if k != name}, config)
     with pytest.raises(RuntimeError, match="bogus"):
         as_conv1d({**state, "bogus": state[name]}, config)
-    record = train(one, data_root=root, weights=Keep(tmp_path / "m"), evaluations=1)
+    folder = shutil.copytree(kept("symbols")[-1], tmp_path / "m")
+    before = read_record(folder)
     with pytest.raises(RuntimeError, match="not those of the whole model"):
-        write(tmp_path / "m", {**state, name: state[name][:24]}, read_record(tmp_path / "m"), store)
-    assert read_record(tmp_path / "m").loss == record.loss
+        write(folder, {**state, name: state[name][:24]}, before, store)
+    assert read_record(folder) == before
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
@@ -291,9 +309,8 @@ def test_a_folder_without_weights_is_refused(tmp_path):
         read_record(tmp_path)
 
 
-def test_the_record_tells_any_change_of_any_file(root, corpus, tmp_path):
-    folder = tmp_path / "m"
-    exported(cell(data("bytes", corpus)), root, folder)
+def test_the_record_tells_any_change_of_any_file(kept, tmp_path):
+    folder = shutil.copytree(kept("bytes")[-1], tmp_path / "m")
     record = read_record(folder)
     assert set(record.files) == {path.name for path in folder.iterdir()} - {"interplay.json"}
     assert damage(folder, record) is None

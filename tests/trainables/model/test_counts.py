@@ -42,13 +42,7 @@ def test_parameters_of_gpt2_small() -> None:
 
 @pytest.mark.parametrize(
     ("depth", "width", "vocabulary", "context", "batch"),
-    [
-        (1, 32, 9, 64, 4),
-        (2, 32, 257, 64, 2),
-        (4, 64, 512, 64, 2),
-        (3, 96, 2000, 128, 1),
-        (2, 256, 257, 64, 2),
-    ],
+    [(1, 32, 9, 64, 4), (3, 96, 2000, 128, 1)],
 )
 def test_flops_are_those_of_deepspeeds_profiler(
     depth: int, width: int, vocabulary: int, context: int, batch: int, monkeypatch: pytest.MonkeyPatch

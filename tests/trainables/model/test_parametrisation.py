@@ -38,23 +38,26 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
+@pytest.fixture(scope="module")
+def losses(root):
+    """The losses of a cell by its shape and parametrisation, each trained once."""
+
+    @functools.cache
+    def of(depth, width, parametrisation):
+        one = cell(Shape(depth=depth, width=width, heads=2), recipe(parametrisation))
+        result = train(one, data_root=root, evaluations=1)
+        return [*(p.train_loss for p in result.points), result.loss]
+
+    return of
+
+
 @pytest.mark.parametrize(("parametrisation", "depth"), [("completep", 2), ("mup", 2), ("mup", 3)], ids=str)
-def test_at_the_base_shape_the_training_is_that_of_sp_bit_for_bit(root, parametrisation, depth):
-    shape = Shape(depth=depth, width=16, heads=2)
-    ours, theirs = (
-        train(cell(shape, recipe(name)), data_root=root, evaluations=1) for name in (parametrisation, "sp")
-    )
-    assert [p.train_loss for p in ours.points] == [p.train_loss for p in theirs.points]
-    assert ours.loss == theirs.loss
+def test_at_the_base_shape_the_training_is_that_of_sp_bit_for_bit(losses, parametrisation, depth):
+    assert losses(depth, 16, parametrisation) == losses(depth, 16, "sp")
 
 
-def test_at_the_base_depth_completep_is_mup(root):
-    shape = Shape(depth=2, width=24, heads=2)
-    losses = {
-        name: train(cell(shape, recipe(name)), data_root=root, evaluations=1).loss
-        for name in ("sp", "mup", "completep")
-    }
-    assert losses["mup"] == losses["completep"] != losses["sp"]
+def test_at_the_base_depth_completep_is_mup(losses):
+    assert losses(2, 24, "mup") == losses(2, 24, "completep") != losses(2, 24, "sp")
 
 
 class Table:
@@ -91,8 +94,24 @@ class Table:
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("parametrisation", ["mup", "completep"])
-@pytest.mark.parametrize("shape", [(6, 24, 2), (1, 8, 2), (4, 48, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("parametrisation", "shape"),
+    [
+        ("mup", (1, 8, 2)),
+        ("completep", (6, 24, 2)),
+        # The same rule at other ratios of width and depth.
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("mup", (6, 24, 2)),
+                ("mup", (4, 48, 4)),
+                ("completep", (1, 8, 2)),
+                ("completep", (4, 48, 4)),
+            ]
+        ),
+    ],
+    ids=str,
+)
 def test_absorbed_multipliers_train_as_those_of_the_papers_table(parametrisation, shape):
     """Epsilon and decay are large enough to count; there is no clipping, whose norm is another."""
     depth, width, heads = shape
@@ -131,7 +150,9 @@ def test_scores_of_attention_go_as_one_over_the_width_of_a_head():
     assert scales[32] == pytest.approx(scales[8] * 8 / 32)
 
 
-@pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-6), ("bf16", 1e-3)])
+@pytest.mark.parametrize(
+    ("precision", "close"), [("fp32", 1e-6), pytest.param("bf16", 1e-3, marks=pytest.mark.slow)]
+)
 def test_huggingface_gets_the_recorded_loss_of_a_model_with_another_scale_of_attention(
     root, tmp_path, precision, close
 ):

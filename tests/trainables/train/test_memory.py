@@ -1,5 +1,6 @@
 """The estimate of memory against what real processes took, each fresh: no cell before it has left anything behind."""
 
+import itertools
 import multiprocessing
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 from tests.trainables.memory_cells import measure
+from tests.trainables.pairs import Case, cover
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout, default_zero
-from trainables.model.counts import Memory, memory
+from trainables.model.counts import memory
 
 pytestmark = pytest.mark.extended
 
@@ -25,6 +27,37 @@ CASES = {
     "vocabulary": (2, 256, 4, 16_000, 128, 8),
     "context": (6, 256, 4, 500, 1024, 2),
 }
+
+#: Tensor-parallel ranks and groups.
+SPREADS = {"one": (1, 1), "tp2": (2, 1), "dp2": (1, 2)}
+#: Values of the case, the ranks, the precision, the stage, recomputation, a shared vocabulary and the batch in pieces.
+VALUES = (
+    tuple(CASES),
+    tuple(SPREADS),
+    ("fp32", "bf16"),
+    range(4),
+    (True, False),
+    (True, False),
+    (True, False),
+)
+
+#: Each size is measured in two stages or more, not in all four.
+APART = [(0, 3)]
+
+
+def is_feasible(case: Case) -> bool:
+    """A vocabulary is shared by tensor-parallel ranks, bf16 needs a stage, and one sequence has no pieces."""
+    name, spread, precision, zero, _, vocabulary, pieces = case
+    tensor, data = SPREADS[spread]
+    share = CASES[name][-1] // data
+    return (tensor > 1 or not vocabulary) and (precision == "fp32" or zero > 0) and (share > 1 or not pieces)
+
+
+def cases() -> list[Case]:
+    """A case of each size and number of ranks; one more, because those of two ranks share a vocabulary or do not."""
+    options = sorted(itertools.product(*VALUES[2:]), key=lambda option: sum(option[2:]))
+    groups = [*itertools.product(*VALUES[:2]), ("context", "tp2")]
+    return cover(groups, options, is_feasible, apart=APART)
 
 
 def arguments(
@@ -72,7 +105,7 @@ def answer(pipe: Any) -> int:
     return int(pipe.recv())
 
 
-def check(name: str, precision: Precision, **layout: Any) -> Memory:
+def check(name: str, precision: Precision, **layout: Any) -> None:
     asked = arguments(name, precision, **layout)
     estimate, peak = memory(*asked), measured(*asked)
     ratio = estimate.total / peak
@@ -83,45 +116,17 @@ def check(name: str, precision: Precision, **layout: Any) -> Memory:
     print(f"| {ratio:.3f} |")
     assert peak > 100e6, "too small to tell"
     assert 1 - TOLERANCE <= ratio <= 1 + TOLERANCE, (estimate, peak)
-    return estimate
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", CASES)
-def test_the_estimate_is_what_a_rank_takes(name: str, precision: Precision, tensor_parallel: int) -> None:
-    check(name, precision, tensor_parallel=tensor_parallel)
+@pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case)))
+def test_the_estimate_is_what_a_rank_takes(case: Case) -> None:
+    name, spread, precision, zero, recomputes, vocabulary, pieces = case
+    tensor, data = SPREADS[spread]
+    layout = {"tensor_parallel": tensor, "data_parallel": data, "zero": zero}
+    layout |= {"activation_checkpointing": recomputes, "shard_vocabulary": vocabulary}
+    check(name, precision, **layout, **({"micro_batch": 1} if pieces else {}))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_the_groups_share_what_the_stage_says(zero: int, precision: Precision) -> None:
-    check("wide", precision, data_parallel=2, zero=zero)
-
-
-def test_stage_0_keeps_everything_in_every_group() -> None:
-    check("wide", "fp32", data_parallel=2, zero=0)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputation_keeps_one_layer(precision: Precision) -> None:
-    estimate = check("deep", precision, activation_checkpointing=True)
-    assert estimate.total < memory(*arguments("deep", precision)).total
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_shared_vocabulary_halves_the_head(precision: Precision) -> None:
-    estimate = check("vocabulary", precision, tensor_parallel=2, shard_vocabulary=True)
-    assert estimate.total < 0.75 * memory(*arguments("vocabulary", precision, tensor_parallel=2)).total
-
-
-@pytest.mark.parametrize("name", ["deep", "wide"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_pieces_of_a_batch_add_up_their_gradients(name: str, precision: Precision) -> None:
-    check(name, precision, micro_batch=1)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["deep", "context"])
+@pytest.mark.parametrize(("name", "precision"), [("deep", "bf16"), ("context", "fp32")])
 def test_the_analysed_network_keeps_its_weights_of_attention(name: str, precision: Precision) -> None:
     check(name, precision, network="analysed")

@@ -1,15 +1,17 @@
 """Every command in README, CONTRIBUTING and docs is run here, or named below with the test that runs it."""
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from study.workers.machines import Slots
+from study.workers.ray_session import private_ray
 from tests.command import interplay
 from tests.tables import foreign_runs
 
@@ -142,14 +144,6 @@ def run(command, folder, start=interplay):
     return done
 
 
-def in_a_new_process(folder, *arguments):
-    environment = {**os.environ, "HOME": str(folder), "COLUMNS": "120"}
-    return subprocess.run(
-        [sys.executable, "-m", "study", *arguments], cwd=folder, env=environment, capture_output=True, text=True,
-        timeout=500, check=False,
-    )  # fmt: skip
-
-
 @pytest.fixture
 def folder(tmp_path):
     """What the pages assume a reader has: a table of runs and a text."""
@@ -191,11 +185,19 @@ def with_tier(command):
     return pytest.param(command, marks=pytest.mark.extended if is_alike else pytest.mark.slow)
 
 
+@pytest.fixture(scope="module")
+def ray():
+    """The private Ray of a study, started once: 20 s that each of the commands below would take."""
+    with private_ray(Slots(2, 1, 0)):
+        yield
+
+
 @pytest.mark.parametrize("command", map(with_tier, SLOW))
-def test_a_training_command_of_the_pages_works(command, folder):
+def test_a_training_command_of_the_pages_works(command, folder, ray, monkeypatch):
     """The command itself, cut short by overrides: the preset's size is for a laptop's half hour."""
+    monkeypatch.setattr("study.run.runner.private_ray", lambda slots: contextlib.nullcontext())
     short = " --set training.steps=20 --set training.seeds=1 --set frontier.depths=[1,2]"
-    done = run(command + short + SLOW[command], folder, in_a_new_process)
+    done = run(command + short + SLOW[command], folder)
     assert done.returncode == 0, done.stdout + done.stderr
     name = "transfer" if "name=transfer" in command else command.split()[2]
     assert (folder / "results" / name / "report.html").is_file()

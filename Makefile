@@ -33,6 +33,7 @@ test-gate: $(INSTALLED)
 
 test-all: test test-gate
 	$(PYTEST) -m extended --dist loadfile -o timeout=3600 --junitxml=build/tests/extended.xml
+	$(BIN)/python -m tests.proof
 
 fuzz: $(INSTALLED)
 	INTERPLAY_FUZZ_SECONDS=3600 $(BIN)/python -m pytest -m extended -s tests/test_fuzz.py

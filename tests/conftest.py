@@ -4,7 +4,10 @@ import json
 import os
 import signal
 
+import pytest
+
 from tests.durations import RECORD, ROOT
+from tests.proof import unchanged
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background so, as `make test-gate` does, and every process that a test starts
@@ -20,8 +23,19 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def pytest_collection_modifyitems(items):
-    """Run the files that took longest first, so that no process of pytest-xdist ends long after the other."""
+def pytest_addoption(parser):
+    parser.addoption("--prove", action="store_true", help="run extended tests whose code has not changed too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Skip what is proved, and run the files that took longest first, so that no process of pytest-xdist ends late."""
+    proved = {} if config.getoption("--prove") else unchanged()
+    for item in items:
+        path = item.path.relative_to(ROOT).as_posix()
+        for folder, day in proved.items():
+            if path.startswith(f"{folder}/") and item.get_closest_marker("extended"):
+                reason = f"its code has not changed since it passed on {day}; --prove runs it"
+                item.add_marker(pytest.mark.skip(reason=reason))
     record = json.loads(RECORD.read_text())
 
     def seconds(item):

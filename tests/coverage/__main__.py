@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.coverage", description=__doc__)
     parser.add_argument("--studies", type=int, default=100, help="simulated studies of each world")
     parser.add_argument("--json", type=Path, help="results; worlds that the file has are not measured again")
-    parser.add_argument("--only", default="", help="only worlds whose name contains this text")
+    parser.add_argument("--only", default="", help="only worlds of this group, or with this in their name")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/coverage.md and stop")
     options = parser.parse_args()
     if options.page:
@@ -30,7 +30,8 @@ def main() -> int:
         found = json.loads(options.json.read_text())
         if found["studies"] != options.studies:
             parser.error(f"{options.json} has {found['studies']} studies of each world; give another file")
-    names = [name for name in WORLDS if options.only in name and name not in found["worlds"]]
+    asked = [name for name, world in WORLDS.items() if options.only in name or options.only == world.group]
+    names = [name for name in asked if name not in found["worlds"]]
     for name, result in measure(names, options.studies):
         found["worlds"][name] = result
         print(

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from analysis.curves.curves import build_curves
@@ -44,6 +45,7 @@ def score(name: str, number: int) -> Record:
                 "status": item.status,
                 "interval": item.params_interval is not None,
                 "held": holds(item.params_interval, world.true_crossing(curves, item.shallow)),
+                "reached": world.reaches(item.shallow),
                 "law_held": holds(item.params_interval, world.truth.crossing(item.shallow)),
                 "length": None if low is None or high is None else math.log(high / low),
             }
@@ -54,6 +56,8 @@ def score(name: str, number: int) -> Record:
     low, high = law.b_interval or (None, None)
     return {
         "pairs": pairs,
+        # Not of the line through the crossings as attributed, which moves with the depths they are attributed to.
+        "a_held": None if law.a_interval is None else holds(law.a_interval, world.truth.a),
         "b_held": None if law.b_interval is None else holds(law.b_interval, _true_slope(world, attributed)),
         "b_significant": (low is not None and low > 0) or (high is not None and high < 0),
         "projection": _projection(world, params, estimate_from(fitted, found, ahead), attributed),
@@ -107,6 +111,9 @@ def summary(world: World, records: Sequence[Record]) -> Record:
     closed = [pair for pair in pairs if pair["length"] is not None]
     bracketed = [pair for pair in pairs if pair["status"] == "bracketed"]
     intervals = [pair for pair in pairs if pair["interval"]] if "crossing" in world.asks else []
+    intercepts = [
+        record["a_held"] for record in records if record["a_held"] is not None and "a" in world.asks
+    ]
     slopes = [record["b_held"] for record in records if record["b_held"] is not None and "b" in world.asks]
     projections = [record["projection"] for record in records if record["projection"] is not None]
     claims = [item for item in projections if item["halfwidth"] is not None and item["halfwidth"] <= CLAIM]
@@ -118,10 +125,12 @@ def summary(world: World, records: Sequence[Record]) -> Record:
         "studies": len(records),
         "pairs": len(pairs),
         "crossings": _count(intervals, "held"),
+        "crossings_reached": _count([pair for pair in intervals if pair["reached"]], "held"),
         "crossings_law": _count(intervals, "law_held"),
         "bracketed": _count(bracketed, "held"),
         "closed": len(closed),
         "length": _median(pair["length"] for pair in closed),
+        "intercepts": [sum(intercepts), len(intercepts)],
         "slopes": [sum(slopes), len(slopes)],
         "slopes_significant": sum(record["b_significant"] for record in records),
         "projections": sum(item["stated"] for item in projections),
@@ -142,6 +151,22 @@ def _count(items: Sequence[Record], key: str) -> list[int]:
 def _median(values: Iterable[float]) -> float | None:
     listed = list(values)
     return statistics.median(listed) if listed else None
+
+
+@cache
+def measured(name: str, studies: int) -> Record:
+    """Score this many studies of a world, once in a process and without others: `pytest -n` has one for each core."""
+    return summary(WORLDS[name], [score(name, number) for number in range(studies)])
+
+
+def share(count: Sequence[int]) -> float:
+    """How many of how many."""
+    return count[0] / count[1]
+
+
+def together(names: Iterable[str], studies: int, key: str) -> list[int]:
+    """Add up a count over worlds."""
+    return [sum(column) for column in zip(*(measured(name, studies)[key] for name in names), strict=True)]
 
 
 def measure(names: Iterable[str], studies: int, processes: int = 2) -> Iterator[tuple[str, Record]]:

@@ -12,8 +12,11 @@ from tests.coverage.worlds import WORLDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coverage.md"
-#: Measurements of the page: before and after the intervals of issue 15.
-BEFORE, AFTER = (ROOT / "tests" / "data" / f"coverage_{name}.json" for name in ("before", "after"))
+#: Measurements of the page: before and after intervals contained misfit and the error of the law's form, and of the
+#: worlds that have the form which is fitted.
+BEFORE, AFTER, LAW = (
+    ROOT / "tests" / "data" / f"coverage_{name}.json" for name in ("before", "after", "law")
+)
 
 Result = dict[str, Any]
 
@@ -23,7 +26,8 @@ def _share(count: list[int]) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    """Two digits, or that it is far too large to be one."""
+    return "–" if value is None else f"{value:.2f}" if value <= 10 else "> 10"
 
 
 #: Column -> its text for one world.
@@ -32,6 +36,7 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "of the law": lambda found: _share(found["crossings_law"]) if found["crossings"][1] else "–",
     "bracketed": lambda found: _share([found["bracketed"][1], found["pairs"]]),
     "length": lambda found: _ratio(found["length"]),
+    "a": lambda found: _share(found.get("intercepts", [0, 0])),
     "b": lambda found: _share(found["slopes"]),
     "L*": lambda found: _share(found["depths"]),
     "as attributed": lambda found: _share(found["depths_own"]),
@@ -55,29 +60,35 @@ def table_of(worlds: dict[str, Result]) -> Table:
 
 
 def _cell(text: Callable[[Result], str], before: Result | None, after: Result | None) -> str:
-    """Figure before → after; a question mark where a world was not measured."""
+    """Figure before → after, or the one figure of a world measured once; a question mark where it was not measured."""
+    if before is None and after is not None:
+        return text(after)
     one, two = ("?" if found is None else text(found) for found in (before, after))
     return one if one == two == "–" else f"{one} → {two}"
 
 
 def page_table(group: str, before: dict[str, Result], after: dict[str, Result]) -> str:
-    """Markdown table of a group of worlds."""
-    lines = [f"| world | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
-    for name, world in WORLDS.items():
-        if world.group == group:
-            cells = [_cell(text, before.get(name), after.get(name)) for text in COLUMNS.values()]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+    """Markdown table of a group of worlds, without the columns that have no figure."""
+    names = [name for name, world in WORLDS.items() if world.group == group]
+    columns = {
+        column: [_cell(text, before.get(name), after.get(name)) for name in names]
+        for column, text in COLUMNS.items()
+    }
+    columns = {column: cells for column, cells in columns.items() if set(cells) != {"–"}}
+    lines = [f"| world | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for name, *cells in zip(names, *columns.values(), strict=True):
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def page_text(page: str) -> str:
     """The page with its tables, between the marks `<!-- GROUP -->` and `<!-- end -->`, made from the measurements."""
-    before, after = (
-        json.loads(path.read_text())["worlds"] if path.exists() else {} for path in (BEFORE, AFTER)
+    before, after, law = (
+        json.loads(path.read_text())["worlds"] if path.exists() else {} for path in (BEFORE, AFTER, LAW)
     )
 
     def filled(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{page_table(match[1], before, after)}\n<!-- end -->"
+        return f"<!-- {match[1]} -->\n{page_table(match[1], before, after | law)}\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n(?:.*?\n)??<!-- end -->", filled, page, flags=re.S)
 

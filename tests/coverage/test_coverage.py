@@ -1,18 +1,24 @@
-"""The intervals of studies whose truth is outside the fitted family; all figures are in `docs/coverage.md`."""
+"""The intervals of studies whose noise or curves are difficult; all figures are in `docs/coverage.md`.
+
+Each world is measured once, in the process of the tests, so that `pytest -n 2 --dist loadfile` has this file on
+one core and `test_laws.py` on the other. `python -m tests.coverage` measures the same studies and more of them.
+"""
 
 import json
 import math
-from functools import cache
+import statistics
 
 import numpy as np
 import pytest
 
-from tests.coverage.measure import measure, score, summary
+from tests.coverage.measure import measured, score, share, summary, together
 from tests.coverage.page import BEFORE, PAGE, page_text
 from tests.coverage.worlds import WORLDS, World
 
-#: Their 200 to 600 crossings give a coverage of 95 % a standard error of 1.0 to 1.5 points.
-STUDIES = 200
+STUDIES = 40
+#: Of a world. By the binomial 40 intervals of 95 % are below it once in 300 measurements, and 120 crossings, of
+#: which 91 % are covered (the lowest share recorded), once in 90. If 75 % are, 120 pass once in 180.
+FLOOR = 0.85
 #: Not losses correlated within a depth with one seed: an error that moves a whole curve, in the only seed, leaves the
 #: losses of another study with other crossings, so no interval of useful length can hold both.
 MISFIT = [
@@ -20,96 +26,72 @@ MISFIT = [
     for name, world in WORLDS.items()
     if world.group == "misfit" and not (world.truth.depth_shared and world.seeds == 1)
 ]
-#: No form that is fitted is true, or it is true with a scatter that so few crossings do not show.
-FORM_WRONG = [
-    name
-    for name in WORLDS
-    if name.startswith(("power law in L", "scatter", "deep models", "two sizes", "best depth saturates"))
-]
 WELL_BEHAVED = [name for name, world in WORLDS.items() if world.group == "noise" and world.asks]
 
 
-@cache
-def measured(name):
-    ((_, found),) = measure([name], STUDIES)
-    return found
-
-
-def share(count):
-    return count[0] / count[1]
+@pytest.mark.extended
+@pytest.mark.parametrize("name", WELL_BEHAVED + MISFIT)
+def test_the_crossings_of_every_world_are_covered(name):
+    assert share(measured(name, STUDIES)["crossings"]) >= FLOOR
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", MISFIT)
-def test_crossings_are_covered_where_curves_deviate_smoothly(name):
-    # 98.2 % where a misfit of five times the noise is as short as the spacing of the sizes.
-    assert 0.92 <= share(measured(name)["crossings"]) <= 0.985
+@pytest.mark.parametrize(
+    ("names", "low", "high"),
+    [(WELL_BEHAVED + MISFIT, 0.95, 0.97), (WELL_BEHAVED, 0.965, 0.989), (MISFIT, 0.931, 0.961)],
+    ids=["all", "noise", "misfit"],
+)
+def test_the_crossings_of_many_worlds_together_are_covered_as_recorded(names, low, high):
+    """Recorded are 96.0 % of all, 97.7 % with noise and 94.6 % with misfit; the bounds are three standard errors off.
+
+    All are 4,480 crossings with a standard error of 0.29 points by the binomial. The crossings of a study share curves
+    and noise: clusters of studies have 0.32 points (0.39 for the 1,960 with noise, 0.48 for the 2,520 with misfit).
+    """
+    assert low <= share(together(names, STUDIES, "crossings")) <= high
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", FORM_WRONG)
-def test_a_stated_projection_is_true_where_the_form_is_not(name):
-    found = measured(name)
-    assert found["claims_false"] <= 0.1 * max(found["claims"], 1)
+@pytest.mark.parametrize("what", ["slopes", "depths"])
+def test_slopes_and_projected_depths_are_covered_whatever_the_noise_and_the_grid(what):
+    """Their intervals contain the scatter of a law and several laws, so that they hold more than 95 %."""
+    for name in WELL_BEHAVED:
+        count = measured(name, STUDIES)[what]
+        assert share(count) >= FLOOR, (name, count)
+    assert share(together(WELL_BEHAVED, STUDIES, what)) >= 0.95
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", WELL_BEHAVED)
-def test_intervals_are_covered_whatever_the_noise_and_the_grid(name):
-    found = measured(name)
-    assert share(found["crossings"]) >= 0.92
-    assert share(found["slopes"]) >= 0.92
-    assert share(found["depths"]) >= 0.92
+def test_misfit_costs_a_fifth_of_the_length_where_there_is_none():
+    """Recorded are ratios of 1.05 to 1.23 with a median of 1.17.
 
-
-@pytest.mark.extended
-@pytest.mark.parametrize("name", WELL_BEHAVED)
-def test_misfit_costs_at_most_a_quarter_of_the_length_where_there_is_none(name):
-    before = json.loads(BEFORE.read_text())["worlds"][name]
-    assert measured(name)["length"] <= 1.25 * before["length"]
-
-
-@pytest.mark.extended
-def test_nothing_is_projected_from_deep_models_that_are_trained_too_little():
-    assert measured("deep models undertrained beyond a size")["projections"] <= 0.1 * STUDIES
-
-
-@pytest.mark.extended
-def test_two_sizes_are_never_bracketed():
-    assert measured("two sizes")["bracketed"][1] == 0
+    The standard error of a world's median length is 2 to 8 % in 40 studies, that of the median ratio 0.016.
+    """
+    before = json.loads(BEFORE.read_text())["worlds"]
+    ratios = {name: measured(name, STUDIES)["length"] / before[name]["length"] for name in WELL_BEHAVED}
+    assert max(ratios.values()) <= 1.4, ratios
+    assert statistics.median(ratios.values()) <= 1.22, ratios
 
 
 @pytest.mark.extended
 def test_identical_curves_have_no_crossing():
-    found = measured("identical curves")
+    """None of 300 pairs and 100 slopes is recorded; 5 % of the pairs would pass once in 17 measurements."""
+    found = measured("identical curves", STUDIES)
     assert found["bracketed"][1] <= 0.02 * found["pairs"]
     assert found["slopes_significant"] <= 0.05 * STUDIES
-
-
-@pytest.mark.slow
-def test_crossings_are_covered_whatever_the_noise_in_a_few_studies_too():
-    ((_, found),) = measure(["log-normal noise"], 25)
-    assert share(found["crossings"]) >= 0.87
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
+        "log-normal noise",
         "smooth misfit .005 nats, 1.5 e-folds, 8 sizes, 3 seeds",
         "losses correlated within a depth .8, 3 seeds",
     ],
 )
-def test_crossings_are_covered_where_curves_deviate_in_a_few_studies_too(name):
+def test_crossings_are_covered_in_a_few_studies_too(name):
     """Of 75 crossings 95 % are held but for a standard error of 2.5 points; three of these below."""
-    ((_, found),) = measure([name], 25)
-    assert share(found["crossings"]) >= 0.87
-
-
-@pytest.mark.slow
-def test_a_few_studies_of_a_wrong_form_claim_little_that_is_false():
-    ((_, found),) = measure(["power law in L, depths 2 to 24"], 25)
-    assert found["claims_false"] <= 3
+    assert share(measured(name, 25)["crossings"]) >= 0.87
 
 
 @pytest.mark.parametrize("name", WORLDS)

@@ -18,7 +18,7 @@ from analysis.curves.noise import Floats
 from analysis.design.simulated_study import Deviation, LossCurves, Truth, draw_curves, simulate_matched
 from tests.simulated_study import shapes_of
 
-Group = Literal["noise", "misfit", "form", "own"]
+Group = Literal["noise", "misfit", "form", "own", "law"]
 Generator = np.random.Generator
 #: Draws deviations of a study; also given the smallest and largest ln N.
 DrawDeviations = Callable[[tuple[int, ...], tuple[float, float], Generator], tuple[Deviation, ...]]
@@ -32,17 +32,19 @@ class World:
     """A truth and the grid on which it is studied.
 
     Attributes:
-        group: of the table: deviations of noise and grid, of the curves, of the law, worlds of our own.
+        group: of the table: deviations of noise and grid, of the curves, of the law, worlds of our own. The worlds of
+            `law` deviate in nothing.
         truth: see `Truth`.
         seeds, sizes: seeds of every shape, budgets of the grid.
-        low, high: the budgets reach from the first crossing / low to the last crossing · high.
+        low, high: the budgets reach from the first crossing / low to the crossing of the depth `last` · high.
+        last: index of that depth; -2 for the last crossing.
         multiple: of the widths.
         rates: learning rates of every shape, as factors of the rule's.
         deviations: of the losses that are measured and of their true crossings.
         error: as `deviations`, but an error of the measurement: the true crossings are those without it. It is also
             given the factor of the learning rate.
         change: of the rows.
-        asks: what has a truth here: crossings, the slope b, the projected depth.
+        asks: what has a truth here: crossings, a and b of the law, the projected depth.
     """
 
     group: Group
@@ -51,6 +53,7 @@ class World:
     sizes: int = 8
     low: float = 4.0
     high: float = 4.0
+    last: int = -2
     multiple: int = 2
     rates: tuple[float, ...] = (1.0,)
     deviations: DrawDeviations | None = None
@@ -61,7 +64,7 @@ class World:
     @property
     def shapes(self) -> list[tuple[int, int, float]]:
         depths = self.truth.depths
-        ends = self.truth.crossing(depths[0]) / self.low, self.truth.crossing(depths[-2]) * self.high
+        ends = self.truth.crossing(depths[0]) / self.low, self.truth.crossing(depths[self.last]) * self.high
         found = shapes_of(depths, np.geomspace(*ends, self.sizes), self.multiple)
         return list({shape[:2]: shape for shape in found}.values())
 
@@ -89,6 +92,11 @@ class World:
             frames.append(rows.assign(lr=factor, lr_factor=factor))
         rows = pd.concat(frames, ignore_index=True)
         return (self.change(rows, curves, generator) if self.change else rows), curves
+
+    def reaches(self, shallow: int) -> bool:
+        """Whether the crossing by the law lies between the smallest and the largest size."""
+        low, high = self.span
+        return low < math.log(self.truth.crossing(shallow)) < high
 
     def true_crossing(self, curves: LossCurves, shallow: int) -> float:
         """Return N at the crossing of the study's own curves; 0 or infinite if it lies far outside the sizes."""
@@ -202,6 +210,8 @@ class Saturating(Truth):
 BASE = Truth(3, 0.15, (2, 4, 8, 16), noise=0.002)
 NOISY = replace(BASE, noise=0.005)
 PAPER = Truth(5.039, 0.0555, (6, 12, 18, 24, 30, 36, 48), noise=0.002)
+SHORT = Truth(2.5, 0.3, (1, 2, 4))
+LONG = Truth(3, 0.15, (2, 4, 6, 8, 10))
 NO_LAW = frozenset({"crossing"})
 NO_SLOPE = frozenset({"crossing", "depth"})
 
@@ -232,6 +242,14 @@ def _scattered(*depths: int) -> World:
 
 def _rate_off(nats: float, rates: tuple[float, ...] = (1.0,)) -> World:
     return World("form", BASE, rates=rates, error=lambda span, factor: RateOff(nats, factor))
+
+
+def _lawful(
+    truth: Truth, seeds: int, sizes: int, low: float = 4.0, high: float = 4.0, last: int = -2
+) -> World:
+    """A world in which curves, law and noise have the form that is fitted."""
+    asks = frozenset({"crossing", "a", "b", "depth"})
+    return World("law", truth, seeds, sizes, low, high, last, asks=asks)
 
 
 WORLDS = {
@@ -277,4 +295,15 @@ WORLDS = {
     "an ability appears": World("own", BASE, deviations=ability),
     "noise grows with depth, runs are missing": World("own", replace(BASE, noise=0.001), change=noisy_depths),
     "overfitted": World("own", BASE, deviations=overfitted),
+    "3 depths, 3 seeds, 0.5 %": _lawful(SHORT, 3, 6),
+    "3 depths, 5 seeds, 2 %": _lawful(replace(SHORT, noise=0.02, slope=0.08), 5, 8),
+    "4 depths, 1 seed, 0.2 %": _lawful(replace(SHORT, depths=(1, 2, 4, 6), noise=0.002), 1, 7),
+    "4 depths, 4 seeds, 0.5 %, steep, much shared": _lawful(
+        replace(SHORT, depths=(1, 2, 4, 6), slope=0.02, exponent=0.6, shared=0.7), 4, 6
+    ),
+    "5 depths, 2 seeds, 1 %": _lawful(replace(LONG, noise=0.01), 2, 7),
+    "5 depths, 3 seeds, 0.5 %, the last crossing outside": _lawful(LONG, 3, 7, high=1.7, last=2),
+    "5 depths, 3 seeds, 0.5 %, the first crossing outside": _lawful(LONG, 3, 7, low=1 / 1.6),
+    "7 depths of the paper, 1 seed, 0.2 %": _lawful(PAPER, 1, 8),
+    "7 depths of the paper, 3 seeds, 1 %, slow": _lawful(replace(PAPER, noise=0.01, exponent=0.1), 3, 8),
 }

@@ -1,6 +1,5 @@
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.sources.grammar import sample
+from trainables.data.sources.random_rows import Draws
 from trainables.errors import InputError
 
 FIRST_RULES = [[6, 5], [3, 3]]
@@ -139,11 +139,14 @@ def test_train_and_validation_rows_never_overlap_even_where_rows_repeat():
     assert not train & validation
 
 
-def test_generation_is_fast():
-    start = time.perf_counter()
-    count = sum(len(piece) for piece in HierarchyData().rows(64, validation=False))
-    assert count == 40_000
-    assert time.perf_counter() - start < 2
+def test_rows_are_drawn_thousands_at_a_time(monkeypatch):
+    """A loop over rows would ask for numbers as often as there are rows."""
+    raw, asked = Draws.raw, []
+    monkeypatch.setattr(Draws, "raw", lambda self, count: asked.append(count) or raw(self, count))
+    pieces = [len(piece) for piece in HierarchyData().rows(64, validation=False)]
+    assert sum(pieces) == 40_000
+    assert len(asked) < 10 * len(pieces)
+    assert len(pieces) == 5
 
 
 @pytest.mark.parametrize(

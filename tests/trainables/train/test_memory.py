@@ -118,7 +118,12 @@ def check(name: str, precision: Precision, **layout: Any) -> None:
     assert 1 - TOLERANCE <= ratio <= 1 + TOLERANCE, (estimate, peak)
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case)))
+def named(case: Case) -> str:
+    options = zip(("recomputation", "vocabulary", "pieces"), case[4:], strict=True)
+    return "-".join([*case[:3], f"zero{case[3]}", *(word for word, on in options if on)])
+
+
+@pytest.mark.parametrize("case", cases(), ids=named)
 def test_the_estimate_is_what_a_rank_takes(case: Case) -> None:
     name, spread, precision, zero, recomputes, vocabulary, pieces = case
     tensor, data = SPREADS[spread]

@@ -203,7 +203,8 @@ def test_a_tracker_that_hangs_holds_no_study_up(ledger):
     assert tracker.status is None
 
 
-def test_a_cell_that_failed_before_is_sent_while_it_runs_again(ledger):
+def test_a_cell_that_failed_before_is_sent_while_it_runs_again(ledger, monkeypatch):
+    monkeypatch.setattr("study.tracking.mirror.BATCH_SECONDS", 0.05)
     tracker = MemoryTracker()
     mirrored(tracker, ledger, row("aaaa", "failed", reason="out of memory"))
     mirrored(tracker, ledger, row("aaaa", ended="13.0"), live=[CurveUpdate("aaaa", "L1", {}, [point(10)])])

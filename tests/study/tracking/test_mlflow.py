@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -184,13 +183,11 @@ def test_a_store_that_is_no_database_is_refused_with_the_key(tmp_path):
         mlflow_tracker(tracking_uri("auto", tmp_path)).open()
 
 
-def test_a_server_that_accepts_and_never_answers_is_given_up_quickly():
+def test_a_server_that_accepts_and_never_answers_is_given_up():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        start = time.monotonic()
-        problem = server_problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert time.monotonic() - start < 5
+        problem = server_problem(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.3)
     assert "does not answer" in problem
 
 

@@ -265,6 +265,21 @@ def test_a_stopped_study_says_how_to_go_on_and_does(laptop):
     assert [r.info.status for r in (*studies, *trials)] == ["FINISHED"] * 3
 
 
+@pytest.mark.extended
+def test_a_study_stopped_before_its_first_trial_ends_as_cleanly(laptop):
+    process = laptop.start("run", "tiny.yaml", *laptop.overrides(TWO))
+    # The data is being packed or Ray started.
+    laptop.wait_for((laptop.results / "data").is_dir, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=300)
+    # Interrupted in the middle of a library's import, Python ends itself by the signal; a shell shows 130 for both.
+    assert process.returncode in (130, -signal.SIGINT), output
+    assert "Traceback" not in output
+    studies, trials = laptop.runs()
+    assert [r.info.status for r in studies] == ["KILLED"]
+    assert "RUNNING" not in {r.info.status for r in trials}
+
+
 #: One cell that saves by itself only when it is stopped.
 UNSAVED = (
     "training.steps=3000",

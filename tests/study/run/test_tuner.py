@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from study.plan.plan import make_plan
+from study.run import tuner
 from study.run.heartbeat import HeartbeatMonitor
 from study.run.trial import Report, TrialSettings
 from study.run.tuner import Trials, make_scheduler, make_tune_callback, read_report, run_cells
@@ -344,3 +345,36 @@ def test_a_cell_that_was_interrupted_has_neither_ended_nor_failed():
     trials.signals.came = True
     source.cells = list(plan.cells)
     assert trials.suggest("u") is None, "nothing starts after a signal"
+
+
+def test_a_stop_waits_for_cells_to_save_until_ctrl_c_comes_again_or_the_limit_has_passed(monkeypatch):
+    """The cells never save, as those whose processes are stopped (SIGSTOP)."""
+    plan = make_plan(load_spec(SMALL, ["training.seeds=1", "frontier.depths=[1]", "frontier.budgets=[1600]"]))
+    settings = TrialSettings(
+        data_root="d", checkpoint_root="c", checkpoint_every=1, evaluations=1, run="stop-1"
+    )
+
+    def ended_at(again):
+        """The second at which Tune is ended that was asked for the end at 100, and again at the second given."""
+        seconds, asked, ends, recorder = 0.0, [], [], Recorder()
+        monkeypatch.setattr(tuner, "request_stop", asked.append)
+        monkeypatch.setattr(tuner.time, "monotonic", lambda: seconds)
+        monkeypatch.setattr(tuner.os, "kill", lambda pid, number: ends.append((seconds, pid, number)))
+        trials = Trials(Cells(plan.cells), settings, 1)
+        callback = make_tune_callback(trials, recorder, here())
+        trials.suggest("t")
+        running = [SimpleNamespace(trial_id="t", status="RUNNING")]
+        while not ends:
+            trials.signals.came = trials.signals.came or seconds >= 100
+            trials.signals.again = seconds >= again
+            callback.on_step_end(iteration=1, trials=running)
+            seconds += 1
+        assert asked == ["stop-1"], "the cells are asked once to save"
+        ((event, _, text),) = recorder.events
+        assert event == "notice"
+        assert "1 running cell saves first (at most 90 s" in text
+        assert ends[0][1:] == (os.getpid(), signal.SIGUSR1)
+        return ends[0][0]
+
+    assert ended_at(again=103) == 103
+    assert ended_at(again=1000) == 100 + tuner.SAVE_SECONDS + 1

@@ -359,20 +359,20 @@ def test_short_numbers(value: float, text: str) -> None:
 # Size
 
 
-def test_ten_thousand_cells_are_planned() -> None:
+def test_thousands_of_cells_are_planned() -> None:
     spec = load_spec(
         SMALL,
         [
             "frontier.budgets={min: 1e7, max: 1e9, points: 100}",
             "frontier.depths=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]",
-            "training.seeds=10",
+            "training.seeds=2",
             "resources.device=b200-180gb",
         ],
     )
     plan = make_plan(spec)
     keys = {planned.cell.key for planned in plan.cells}
     document = json.dumps(plan.to_json())
-    assert len(keys) == len(plan.cells) == 10_000
+    assert len(keys) == len(plan.cells) == 2_000
     assert len(document) > 1_000_000
 
 

@@ -1,5 +1,6 @@
 """The spec: what it accepts, what it refuses and with which words, and what overrides do."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -646,6 +647,9 @@ def test_a_name_that_is_odd_yaml_is_taken_literally(text: str, value: object) ->
 # Properties
 
 
+RAW = yaml.safe_load(load_spec(SMALL).to_yaml())
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.recursive(
@@ -677,7 +681,7 @@ def test_a_name_that_is_odd_yaml_is_taken_literally(text: str, value: object) ->
     ),
 )
 def test_nonsense_anywhere_is_either_a_spec_or_one_paragraph(value: Any, key: str) -> None:
-    raw = yaml.safe_load(load_spec(SMALL).to_yaml())
+    raw = copy.deepcopy(RAW)
     *parents, last = key.split(".")
     section = raw
     for parent in parents:

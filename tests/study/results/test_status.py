@@ -1,6 +1,8 @@
 """What `interplay status` knows of a study from its rows alone."""
 
 import io
+import json
+import multiprocessing
 
 from rich.console import Console
 
@@ -11,6 +13,7 @@ from study.tracking.rows import Row
 from study.tracking.study_paths import study_paths
 from tests.study.search.test_crossing_search import loss_of
 from tests.study.small import SMALL
+from tests.study.tracking.test_ledger import hold
 
 CROSSING = "search={sampler: crossing, stop_when: {crossing_halfwidth: 0.01}, max_cells: 40}"
 
@@ -73,3 +76,25 @@ def test_a_search_that_has_ended_says_which_limit_ended_it(tmp_path):
     state = write(tmp_path, CROSSING, "search.max_cells=6", cells=lambda plan: plan.cells[:6])
     assert status_json(state)["known"]["ended"]["limit"] == "max_cells"
     assert "the search has ended: the limit of 6 cells is reached." in text(state)
+
+
+def test_a_second_driver_of_a_study_is_refused_and_its_status_names_the_first(command, tmp_path):
+    plan = make_plan(load_spec(SMALL))
+    where = study_paths(load_spec(SMALL), tmp_path / "results")
+    where.folder.mkdir(parents=True)
+    where.unfinished.start(plan.cells[0].cell.key, [])
+    context = multiprocessing.get_context("fork")
+    ready, release = context.Event(), context.Event()
+    driver = context.Process(target=hold, args=(where.results, where.name, ready, release))
+    driver.start()
+    try:
+        assert ready.wait(60)
+        status = json.loads(command("status", SMALL, "--json")[1])
+        assert status["driver"] == driver.pid
+        assert status["counts"]["running"] == 1
+        ended, _, err = command("run", SMALL)
+        assert ended == 2
+        assert f"process {driver.pid}" in err
+    finally:
+        release.set()
+        driver.join(60)

@@ -163,40 +163,6 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert (laptop.folder / "elsewhere" / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.extended
-def test_a_results_folder_is_copied_and_moved_with_its_artifacts(laptop):
-    brief = laptop.overrides(["training.steps=10", "frontier.depths=[1]", ALONE])
-    first = laptop.run("run", "tiny.yaml", *brief)
-    assert first.returncode == 0, first.stdout + first.stderr
-
-    def artifacts(results):
-        found = results.glob("mlartifacts/*/artifacts/**/*")
-        return {path.relative_to(results): path.read_bytes() for path in found if path.is_file()}
-
-    before = artifacts(laptop.results)
-    assert before
-    copy = laptop.folder / "copy"
-    shutil.copytree(laptop.results, copy)
-    more = laptop.run("run", "tiny.yaml", *brief, "--set", "training.seeds=3", "--results", "copy")
-    assert more.returncode == 0, more.stdout + more.stderr
-    assert "2 cells in" in more.stdout, "one more seed of two shapes"
-    assert artifacts(laptop.results) == before
-    changed = artifacts(copy)
-    assert changed.keys() == before.keys()
-    assert changed != before
-    report = next(path for path in before if path.name == "report.html")
-    assert changed[report] == (copy / "tiny" / "report.html").read_bytes()
-
-    moved = laptop.folder / "moved"
-    copy.rename(moved)
-    again = laptop.run("run", "tiny.yaml", *brief, "--set", "training.seeds=3", "--results", "moved")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "nothing to train" in again.stdout
-    assert artifacts(moved).keys() == before.keys()
-    assert not copy.exists()
-    assert artifacts(laptop.results) == before
-
-
 def test_a_killed_trial_goes_on_from_its_checkpoint_to_the_same_bits(laptop):
     overrides = laptop.overrides([*SHORT, "training.seeds=1"])
     process = laptop.start("run", "tiny.yaml", *overrides)
@@ -356,21 +322,6 @@ def drain(terminal, over):
     os.close(terminal)
 
 
-@pytest.mark.extended
-def test_two_drivers_of_one_study_are_refused(laptop):
-    overrides = laptop.overrides([*LONG, "training.seeds=2"])
-    process = laptop.start("run", "tiny.yaml", *overrides)
-    laptop.wait_for(laptop.checkpoints, process)
-    status = json.loads(laptop.run("status", "tiny.yaml", *overrides, "--json").stdout)
-    second = laptop.run("run", "tiny.yaml", *overrides)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=600)
-    assert second.returncode == 2
-    assert f"process {process.pid}" in second.stderr
-    assert status["driver"] == process.pid
-    assert "running" in status["counts"]
-
-
 def test_a_dead_tracking_server_neither_stops_nor_slows_a_study_and_gets_its_rows_later(laptop):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -456,36 +407,6 @@ def test_a_full_disk_ends_a_study_with_a_message_and_nothing_recorded_is_lost(la
         assert {r["status"] for r in rows} == {"done"}
     finally:
         subprocess.run(["umount", str(laptop.results)], check=True)
-
-
-WILD = "{L1-d12: 0.03, L1-d22: 0.02, L2-d8: 0.04, L2-d16: 1000}"
-
-
-@pytest.mark.extended
-def test_a_diverged_cell_is_an_outcome_and_the_others_are_compared(laptop):
-    wild = ["training.grad_clip=0", f"training.lr={{rule: table, values: {WILD}}}", ALONE]
-    done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = {(r["depth"], r["width"], r["seed"]): r for r in laptop.rows()}
-    assert len(rows) == 8
-    lost = [r for (depth, width, _), r in rows.items() if (depth, width) == ("2", "16")]
-    assert {r["status"] for r in lost} == {"diverged"}
-    assert all(r["reason"].startswith("the training loss") and not r["loss"] for r in lost)
-    fit = json.loads((laptop.results / "tiny" / "fit.json").read_text())
-    assert fit["rows"]["used"] == 6
-    assert len(fit["rows"]["left_out"]) == 2
-    assert {r.info.status for runs in laptop.runs() for r in runs} == {"FINISHED"}
-
-
-@pytest.mark.extended
-def test_a_study_whose_cells_all_diverge_ends_with_status_1_and_says_so(laptop):
-    wild = ["training.lr={rule: fixed, value: 1000}", "training.grad_clip=0", "training.seeds=1", ALONE]
-    done = laptop.run("run", "tiny.yaml", *laptop.overrides(wild))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "diverged" in done.stdout
-    assert {r["status"] for r in laptop.rows()} == {"diverged"}
-    assert {r.info.status for runs in laptop.runs() for r in runs} == {"FINISHED"}
 
 
 def test_data_that_cannot_be_used_leaves_no_run_open(laptop):

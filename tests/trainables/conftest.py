@@ -5,6 +5,8 @@ import pytest
 
 from tests.ranks import Ranks
 
+_FROZEN = []
+
 
 @pytest.fixture(scope="package")
 def ranks():
@@ -20,6 +22,8 @@ def _only_what_a_test_made_is_collected():
     Every cell begins with a full collection. With what the test's own imports bring it takes 0.3 s, as long as the
     training of a small cell.
     """
-    if "deepspeed" in sys.modules and not gc.get_freeze_count():
+    # Once a process: `gc.get_freeze_count` would count the objects before every test.
+    if "deepspeed" in sys.modules and not _FROZEN:
         gc.collect()
         gc.freeze()
+        _FROZEN.append(True)

@@ -42,6 +42,11 @@ def layout_planner(one: Recipe | None = None, room: int = 64, **resources: Any) 
     return LayoutPlanner(section, DEVICES[section.device], room, one or recipe(), VOCABULARY)
 
 
+def assert_named(message: str, *parts: str) -> None:
+    """Keys, numbers and shapes of a message, whatever its words."""
+    assert not [part for part in parts if part not in message], message
+
+
 def refusal(shape: Shape, room: int = 64, **resources: Any) -> str:
     with pytest.raises(SpecError) as caught:
         layout_planner(None, room, **resources).choose(shape)
@@ -244,7 +249,7 @@ def test_the_stage_is_the_cheapest_that_is_right_unless_said() -> None:
 
 def test_heads_that_a_degree_does_not_divide_are_refused_with_the_way_out() -> None:
     message = refusal(Shape(depth=6, width=4096, heads=2), tensor_parallel=4)
-    assert "tensor_parallel 4 does not divide the 2 heads of depth 6, width 4096" in message
+    assert_named(message, "tensor_parallel 4", "2 heads", "depth 6, width 4096")
     assert "`{min_width: {4: WIDTH}}`" in message
     assert "`frontier.head_dim: 64` in place of `heads`" in message
     # 64 would give a width of 64 fewer heads than two.
@@ -253,38 +258,33 @@ def test_heads_that_a_degree_does_not_divide_are_refused_with_the_way_out() -> N
 
 
 def test_a_batch_that_groups_do_not_divide_is_refused() -> None:
-    assert "data_parallel 3 does not divide the batch of 64 sequences" in refusal(SHAPE, data_parallel=3)
+    assert_named(refusal(SHAPE, data_parallel=3), "data_parallel 3", "64 sequences")
 
 
 def test_a_micro_batch_that_does_not_divide_is_refused() -> None:
     shape = Shape(depth=2, width=256, heads=4)
-    assert "micro_batch 7 does not divide the 64 sequences" in refusal(shape, micro_batch=7)
+    assert_named(refusal(shape, micro_batch=7), "micro_batch 7", "64 sequences")
     message = refusal(shape, micro_batch=32, data_parallel=4)
-    assert (
-        "micro_batch 32 does not divide the 16 sequences of a group (a batch of 64 over data_parallel 4)"
-        in message
-    )
-    assert "micro_batch 128 does not divide" in refusal(shape, micro_batch=128)
+    assert_named(message, "micro_batch 32", "16 sequences", "batch of 64", "data_parallel 4")
+    assert_named(refusal(shape, micro_batch=128), "micro_batch 128")
 
 
 def test_more_ranks_than_slots_are_refused() -> None:
     message = refusal(SHAPE, 4, tensor_parallel=4, data_parallel=2)
-    assert "`tensor_parallel` 4 x `data_parallel` 2 takes 8 devices for depth 6, width 8192" in message
+    assert_named(message, "`tensor_parallel` 4", "`data_parallel` 2", "8 devices", "depth 6, width 8192")
     assert "`slots` is 4 (auto" in message
     assert "Set `slots` to 8 or more, or take lower degrees" in message
-    assert "`slots` is 4: a cell" in refusal(SHAPE, 4, tensor_parallel=8, slots=4)
+    assert "(auto" not in refusal(SHAPE, 4, tensor_parallel=8, slots=4)
 
 
 def test_bf16_at_stage_0_is_refused() -> None:
-    assert "bf16 cannot be trained at ZeRO stage 0" in refusal(Shape(depth=2, width=256, heads=4), zero=0)
+    assert_named(refusal(Shape(depth=2, width=256, heads=4), zero=0), "bf16", "stage 0")
 
 
 def test_what_fits_no_degree_is_refused_with_what_would_fit() -> None:
     message = refusal(Shape(depth=12, width=8192, heads=2), 8)
-    assert "`resources.device` a100-40gb cannot train depth 12, width 8192" in message
-    assert "with one sequence at a time each of" in message
-    assert "2 heads, 8 slots and at most 8 in a machine allow" in message
-    assert "36 GB of usable memory" in message
+    assert_named(message, "`resources.device` a100-40gb", "depth 12, width 8192", "36 GB")
+    assert_named(message, "2 heads", "8 slots", "at most 8")
     assert "`frontier.head_dim: 64` instead of `heads`" in message
 
 
@@ -346,7 +346,7 @@ def test_the_plan_shows_degree_memory_and_why(tmp_path: Path) -> None:
     text = console.export_text()
     assert "of 36 GB on one device" in text
     assert "TP: devices that share each matrix of a cell" in text
-    assert any("cells take several devices" in note for note in plan.notes)
+    assert any("several devices" in note for note in plan.notes)
     assert not any("several devices" in note for note in wide(tmp_path, "frontier.widths={6: [512]}").notes)
 
 

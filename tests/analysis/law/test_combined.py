@@ -1,8 +1,8 @@
 """The projection by all laws that are not rejected: what it states, and how often that is true."""
 
 import dataclasses
+import functools
 import math
-import multiprocessing
 
 import numpy as np
 import pandas as pd
@@ -263,9 +263,13 @@ WORLDS = {
 }
 
 
-def answered(task):
+#: Of each world, but for the few studies of the fast tests.
+STUDIES = 20
+
+
+@functools.cache
+def answered(name, key):
     """(truth, projection) at 3 and at 10 times the largest size of one study."""
-    name, key = task
     world = WORLDS[name]
     rows = world.rows(np.random.default_rng([15, key]))
     curves = build_curves(rows)
@@ -287,20 +291,28 @@ def claims(answers):
 @pytest.mark.extended
 @pytest.mark.parametrize("name", WORLDS)
 def test_what_is_projected_to_better_than_half_of_itself_is_true(name):
-    """Issue 15 asks for 90 %; 100 studies give 95 % to within 2.2 %."""
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        answers = pool.map(answered, [(name, key) for key in range(100)], chunksize=10)
+    """By the binomial, of 20 projections that are true in 95 % less than 75 % are true once in 3,000 measurements."""
+    answers = [answered(name, key) for key in range(STUDIES)]
     for at in (0, 1):
-        there = [answer[at] for answer in answers]
-        true = claims(there)
-        assert len(true) < 10 or np.mean(true) >= 0.9, (name, len(true), np.mean(true))
+        true = claims([answer[at] for answer in answers])
+        assert len(true) < 10 or np.mean(true) >= 0.75, (len(true), np.mean(true))
     stated = np.mean([near.depth is not None for (_, near), _ in answers])
-    assert stated >= WORLDS[name].least, (name, stated)
+    assert stated >= WORLDS[name].least
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("at", [0, 1], ids=["3 times the largest size", "10 times"])
+def test_what_is_projected_in_all_worlds_together_is_true(at):
+    answers = [answered(name, key)[at] for name in WORLDS for key in range(STUDIES)]
+    true = claims(answers)
+    # 95 % of them less three of its standard errors.
+    assert len(true) >= 60
+    assert np.mean(true) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(true))
 
 
 @pytest.mark.parametrize("name", ["power law, 2 to 24 layers", "scatter, 3 depths", "law of the paper"])
 def test_a_few_studies_state_what_is_true(name):
-    answers = [answered((name, key)) for key in range(4)]
+    answers = [answered(name, key) for key in range(4)]
     true = claims([item for answer in answers for item in answer])
     # One of eight may miss at 95 %.
     assert sum(true) >= len(true) - 1

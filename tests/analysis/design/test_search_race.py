@@ -72,6 +72,7 @@ def test_its_intervals_cover_the_truth_although_it_stops_when_they_are_narrow():
     assert np.mean(crossings) >= 0.858, np.mean(held)
 
 
+@pytest.mark.slow
 def test_all_samplers_have_the_same_losses_and_pay_for_their_cells():
     setting = SETTINGS["6 depths, low noise"]
     losses = losses_of(setting, 0)

@@ -14,10 +14,14 @@ JUNIT = {tier: ROOT / "build" / "tests" / f"{tier}.xml" for tier in ("fast", "ga
 RECORD = ROOT / "tests" / "data" / "durations.json"
 
 
+def suite_of(junit: Path) -> ElementTree.Element:
+    """The suite in pytest's JUnit file."""
+    return ElementTree.parse(junit).getroot()[0]
+
+
 def measured(junit: Path) -> dict[str, Any]:
     """Number of tests, wall time, the ten slowest tests and the seconds of each file, the longest first."""
-    root = ElementTree.parse(junit).getroot()
-    suite = root if root.tag == "testsuite" else root[0]
+    suite = suite_of(junit)
     tests: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for case in suite.findall("testcase[@classname]"):

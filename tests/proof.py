@@ -8,15 +8,16 @@ the group as long as the hash is the same; `pytest --prove` runs it all the same
 import datetime
 import hashlib
 import json
-import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from tests import durations
+from tests.durations import ROOT, suite_of
+
 RECORD = ROOT / "tests" / "data" / "proved.json"
-JUNIT = ROOT / "build" / "tests" / "extended.xml"
+JUNIT = durations.JUNIT["extended"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ GROUPS = {
             "analysis/curves",
             "analysis/law",
             "analysis/design",
+            "analysis/runs",
+            "analysis/groups.py",
             "analysis/intervals.py",
+            "analysis/threads.py",
             "tests/simulated_study.py",
         ),
     ),
@@ -84,8 +88,7 @@ def unchanged() -> dict[str, str]:
 
 def passed(name: str, junit: Path) -> dict[str, Any] | None:
     """The record of a group if all of its extended tests ran and passed, after its files last changed; else None."""
-    root = ElementTree.parse(junit).getroot()
-    suite = root if root.tag == "testsuite" else root[0]
+    suite = suite_of(junit)
     start = datetime.datetime.fromisoformat(suite.attrib["timestamp"])
     place = GROUPS[name].tests.replace("/", ".") + "."
     cases = [case for case in suite.iter("testcase") if case.get("classname", "").startswith(place)]

@@ -9,10 +9,12 @@ import pytest
 from tests.durations import RECORD, ROOT
 from tests.proof import unchanged
 
+# A shell ignores SIGINT in what it starts in the background, `nohup` ignores SIGHUP, and every process that a test
+# starts would inherit that and be deaf to what the test sends.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it runs in the background so, as `make test-gate` does, and every process that a test starts
-    # would inherit it and be deaf to the Ctrl-C that the test sends.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Before numpy and torch are first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

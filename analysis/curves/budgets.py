@@ -26,14 +26,16 @@ def budget_of(rows: pd.DataFrame) -> pd.Series:
     """The budget of every row: as planned, or, if a row has none, the geometric mean of its group of sizes.
 
     Args:
-        rows: column params, and budget if the study named one. Groups are cut from small to large, so dropping the
-            largest sizes changes no other group.
+        rows: column params, and budget if the study named one; budgets that are not all positive numbers do not
+            count. Groups are cut from small to large, so dropping the largest sizes changes no other group.
 
     Returns:
         N in parameters, with the index of `rows`.
     """
-    if "budget" in rows and rows["budget"].notna().all() and rows["budget"].nunique() <= MOST_BUDGETS:
-        return rows["budget"].astype(float)
+    if "budget" in rows and rows["budget"].nunique() <= MOST_BUDGETS:
+        named = rows["budget"].astype(float)
+        if (np.isfinite(named) & (named > 0)).all():
+            return named
     sizes = rows["params"].to_numpy(dtype=float)
     order = np.argsort(sizes, kind="stable")
     values = sizes[order]

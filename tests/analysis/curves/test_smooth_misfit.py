@@ -3,7 +3,7 @@ import pytest
 
 from analysis.curves.curves import build_curves
 from analysis.curves.smooth import fit_family
-from analysis.curves.smooth_misfit import _Model, _Waves, fit_misfit
+from analysis.curves.smooth_misfit import _combine, _Model, _Waves, fit_misfit
 from tests.coverage.worlds import WORLDS
 from tests.simulated_study import Truth, shapes_of, simulate
 
@@ -53,6 +53,25 @@ def test_a_combination_is_solved_by_generalised_least_squares():
     solve, covariance = _Model(0.0, variance, prior, 1.0, 1.0).solve(design)
     np.testing.assert_allclose(solve, np.vstack([beta, moves]), atol=1e-8)
     np.testing.assert_allclose(covariance[:3, :3], np.linalg.inv(family.T @ total @ family), atol=1e-8)
+
+
+@pytest.mark.parametrize("waves", [6, 30], ids=["fewer cosines than points", "more"])
+def test_the_weights_of_combinations_are_their_restricted_likelihoods(waves):
+    generator = np.random.default_rng(0)
+    design, residual = generator.standard_normal((15, 3 + waves)), generator.standard_normal(15)
+    prior, variance = generator.uniform(0.5, 2, waves), generator.uniform(0.1, 1, 15)
+    squares = np.array([0.01, 0.1, 1.0])
+    _, *found = _combine(design, residual, [prior], variance, squares, known=True)
+    family, cosines = design[:, :3], design[:, 3:] * prior
+    expected = []
+    for square in squares:
+        covariance = np.diag(variance) + square * cosines @ cosines.T
+        inverse = np.linalg.inv(covariance)
+        information = family.T @ inverse @ family
+        rest = residual - family @ np.linalg.solve(information, family.T @ inverse @ residual)
+        terms = rest @ inverse @ rest, *(np.linalg.slogdet(one)[1] for one in (covariance, information))
+        expected.append(-sum(terms) / 2)
+    np.testing.assert_allclose(np.diff([model.log_weight for model in found]), np.diff(expected), rtol=1e-9)
 
 
 def test_the_size_of_deviations_is_found_and_its_absence_too():

@@ -235,6 +235,10 @@ def test_budgets_are_those_planned_or_groups_of_near_sizes():
     ]
     planned = rows.assign(budget=[400.0, 100, 100, 400, 100])
     assert budgets(planned) == [(100.0, [2, 4]), (400.0, [2, 8])]
+    for wrong in (-np.inf, np.inf, np.nan, 0.0, -5.0):
+        # Not the name of a size, so no row's budget counts.
+        spoilt = planned.assign(budget=planned["budget"].astype(float).replace(400.0, wrong))
+        assert budgets(spoilt) == budgets(planned.drop(columns="budget"))
     # A chain of near sizes is cut where it has doubled; the largest sizes do not change the groups below.
     chain = pd.DataFrame({"depth": 1, "params": 100 * 1.2 ** np.arange(9)})
     assert [len(group) for _, group in chain.groupby(budget_of(chain))] == [4, 4, 1]

@@ -8,7 +8,7 @@ import yaml
 from trainables.errors import shortened
 
 #: Bounds of a document, aliases expanded. The longest spec that makes sense is a table of 10,000 learning rates, with
-#: 20,000 keys and values; PyYAML reads about 30,000 values per second (issue 15).
+#: 20,000 keys and values; PyYAML reads about 30,000 values per second.
 MOST_CHARACTERS = 500_000
 MOST_VALUES = 50_000
 MOST_LEVELS = 50

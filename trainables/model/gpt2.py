@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel
 from transformers.initialization import no_init_weights
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
@@ -21,6 +22,10 @@ from trainables.model.residual import weigh_streams
 GPT2_STD = 0.02
 #: Tied to the embedding, so HuggingFace's files omit it.
 TIED_HEAD = "lm_head.weight"
+#: torch's attention under a name for which HuggingFace builds no mask. For its own name `sdpa` it looks for packed
+#: sequences in every forward pass, which waits for the device; the attention itself is causal without a mask.
+ATTENTION = "interplay_sdpa"
+AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 
 
 def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
@@ -40,7 +45,7 @@ def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
         use_cache=False,
         bos_token_id=None,
         eos_token_id=None,
-        attn_implementation="sdpa",
+        attn_implementation=ATTENTION,
     )
 
 

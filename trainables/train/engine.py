@@ -38,8 +38,11 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
         **recipe.deepspeed,  # `trainables.deepspeed_options` refuses the keys below
         "train_micro_batch_size_per_gpu": layout.sequences(recipe),
         "gradient_accumulation_steps": layout.pieces(recipe),
-        "gradient_clipping": recipe.grad_clip,
+        # At stage 0 `clip_gradients` does it: DeepSpeed would start kernels for each parameter and wait for the norm.
+        "gradient_clipping": recipe.grad_clip if layout.zero else 0.0,
         "steps_per_print": 10**9,
+        # It would wait for the device before and after each micro-batch.
+        "timers": {"throughput": {"enabled": False}},
         "zero_optimization": {
             "stage": layout.zero,
             "reduce_bucket_size": BUCKET,
@@ -92,14 +95,26 @@ def build_engine(
     return engine
 
 
-def gradient_norm(engine: Any, layout: Layout) -> float:
-    """Return the gradient's norm after `backward` at ZeRO stage 0, where DeepSpeed has none in fp32 (issue 7255)."""
+def clip_gradients(engine: Any, layout: Layout, largest: float) -> torch.Tensor:
+    """Scale the gradient to the norm `largest` if it exceeds it (0: never), and return the norm that it had.
+
+    For use after the last `backward` of a step at ZeRO stage 0, where DeepSpeed has no norm (its issue 7255). The norm
+    stays on the device, so nothing waits for it.
+    """
     parameters = [p for p in engine.module.parameters() if p.grad is not None]
     if layout.tensor_parallel == 1:
-        return float(torch.nn.utils.get_total_norm([p.grad for p in parameters]))
-    own, shared = torch.zeros((), device=engine.device), torch.zeros((), device=engine.device)
-    for parameter in parameters:
-        part = shared if getattr(parameter, "tensor_model_parallel", False) else own
-        part += parameter.grad.float().square().sum()
-    dist.all_reduce(shared, group=engine.mpu.get_tensor_model_parallel_group())
-    return math.sqrt(float(own + shared))
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    else:
+        is_shared = [getattr(p, "tensor_model_parallel", False) for p in parameters]
+        own, shared = (
+            torch.nn.utils.get_total_norm(
+                [p.grad for p, one in zip(parameters, is_shared, strict=True) if one == kind]
+            )
+            for kind in (False, True)
+        )
+        squares = shared.square()
+        dist.all_reduce(squares, group=engine.mpu.get_tensor_model_parallel_group())
+        norm = (own.square() + squares).sqrt()
+    if largest:
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return norm

@@ -1,5 +1,6 @@
 """Train one cell: steps, evaluation, divergence, checkpoints, throughput."""
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -31,7 +32,7 @@ from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
-from trainables.train.engine import build_engine, gradient_norm, schedule
+from trainables.train.engine import build_engine, clip_gradients, schedule
 from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
 
 #: Points of a training curve.
@@ -39,7 +40,7 @@ CURVE_POINTS = 60
 #: Least seconds between two reports of progress.
 REPORT_EVERY = 2.0
 #: Seconds between two checks of whether a checkpoint is due or the cell is to stop: a sixtieth of a cell of eight days
-#: is three hours (issue 15).
+#: is three hours.
 CHECK_EVERY = 1.0
 #: Seconds that packing may take; 60 GB of text and its vocabulary take hours.
 PACK_LIMIT = 24 * 3600.0
@@ -106,7 +107,8 @@ def train(
         )
     if layout.zero:
         # DeepSpeed would import it at the first step: 46 MB that no cell's memory should count.
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+        with contextlib.suppress(ImportError):
+            importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
@@ -204,8 +206,8 @@ class _Training:
     probe: Probe | None = None
     #: Points and evaluations reported so far.
     reported: tuple[int, int] = (0, 0)
-    #: Norm of the gradient of the last step, where it was measured.
-    norm: float = math.nan
+    #: Norm of the last step's gradient at stage 0; DeepSpeed keeps that of the others.
+    norm: torch.Tensor | None = None
     #: Whether this rank's losses were finite when they were last on the host.
     is_finite: bool = True
 
@@ -232,7 +234,7 @@ class _Training:
             until = min(steps, state.step - state.step % window + window)
             end = min([until, *(s for s in evaluate_at if s > state.step)])
             first_step = state.step
-            seconds = self._steps(min(end, state.step + stride), end)
+            seconds = self._steps(min(end, state.step + stride))
             if state.step == end:
                 reason = self._close_window()
             if state.step in evaluate_at and reason is None:
@@ -259,15 +261,12 @@ class _Training:
                 last_report = now
         return self._result(reason)
 
-    def _steps(self, until: int, end: int) -> float:
-        """Train up to step `until` of the window that ends after step `end`; return the seconds."""
+    def _steps(self, until: int) -> float:
+        """Train up to step `until`; return the seconds."""
         recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
         start = time.perf_counter()
         pieces = layout.pieces(recipe)
-        self.norm = math.nan
         while state.step < until:
-            # DeepSpeed has no norm at stage 0, and `step` clips the gradients.
-            is_measured = layout.zero == 0 and state.step == end - 1
             if recipe.dropout:
                 torch.manual_seed(dropout_seed(self.cell.seed, state.step, self.group))
             inputs, targets = self._batch()
@@ -275,8 +274,8 @@ class _Training:
                 loss = engine(input_ids=x, labels=y, shift_labels=y).loss
                 engine.backward(loss)
                 self.loss_sum += loss.detach() / pieces
-                if is_measured and engine.is_gradient_accumulation_boundary():
-                    self.norm = gradient_norm(engine, layout)
+                if layout.zero == 0 and engine.is_gradient_accumulation_boundary():
+                    self.norm = clip_gradients(engine, layout, recipe.grad_clip)
                 engine.step()
             state.step += 1
         # Waits for the device.
@@ -289,16 +288,15 @@ class _Training:
     def _close_window(self) -> str | None:
         """Add the point of a window to the curve; return why the cell diverged, else None."""
         recipe, layout, engine, state = self.cell.recipe, self.layout, self.engine, self.state
-        if layout.zero:
-            norm = engine.get_global_grad_norm()
-            self.norm = math.nan if norm is None else float(norm)
+        last = engine.get_global_grad_norm() if layout.zero else self.norm
+        norm = math.nan if last is None else float(last)
         steps = state.step - (state.points[-1].step if state.points else 0)
         mean = float(self._sum(self.loss_sum)) / layout.ranks / steps
         rate = steps * recipe.batch * recipe.context / state.window_seconds
         # The scheduler holds the rate of the next step.
         lr = float(engine.lr_scheduler.base_lrs[0]) * schedule(recipe)(state.step - 1)
         state.points.append(
-            Point(step=state.step, train_loss=mean, lr=lr, grad_norm=self.norm, tokens_per_second=rate)
+            Point(step=state.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
         )
         self.loss_sum.zero_()
         state.window_loss = state.window_seconds = 0.0
@@ -307,7 +305,7 @@ class _Training:
         # DeepSpeed skips a step under ZeRO if its gradient is not finite; at stage 0 such a step spoils the weights.
         if skipped := engine.skipped_steps:
             return f"{NOT_FINITE} by step {state.step} (steps that DeepSpeed skipped: {skipped})"
-        if not math.isfinite(mean) or not (layout.zero or math.isfinite(self.norm)):
+        if not math.isfinite(mean) or not (layout.zero or math.isfinite(norm)):
             return f"{NOT_FINITE} by step {state.step}"
         if mean > DIVERGENCE_FACTOR * state.first_loss:
             return f"the training loss rose from {state.first_loss:.3f} to {mean:.3f} at step {state.step}"
@@ -317,13 +315,17 @@ class _Training:
         """Return the inputs and targets of this group at this step, [share, T] each."""
         recipe, share = self.cell.recipe, self.layout.share(self.cell.recipe)
         x, y = batch(
-            self.store, context=recipe.context, batch=recipe.batch, seed=self.cell.seed, step=self.state.step
-        )
-        mine = slice(self.group * share, (self.group + 1) * share)
-        return self._tensor(x[mine]), self._tensor(y[mine])
+            self.store, context=recipe.context, batch=recipe.batch, seed=self.cell.seed, step=self.state.step,
+            rows=slice(self.group * share, (self.group + 1) * share),
+        )  # fmt: skip
+        return self._tensor(x), self._tensor(y)
 
     def _tensor(self, array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cpu":
+            return tensor
+        # A copy from memory that is not pinned waits for the device.
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def _sum(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of a value over all ranks."""

@@ -9,7 +9,7 @@ from trainables.cell import Recipe, Shape
 from trainables.layout import Layout, default_zero
 from trainables.model.family import build_model
 from trainables.ranks.process_group import join
-from trainables.train.engine import build_engine, schedule
+from trainables.train.engine import build_engine, clip_gradients, schedule
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,7 @@ def test_training_equals_a_plain_loop(depth, width, heads):
         logits = engine(input_ids=x).logits
         loss = functional.cross_entropy(logits.view(-1, vocabulary), y.view(-1))
         engine.backward(loss)
+        clip_gradients(engine, Layout(), recipe.grad_clip)
         engine.step()
         losses.append((float(loss.detach()), plain.step(x, y)))
     engine.destroy()
@@ -115,8 +116,23 @@ def test_in_bf16_pieces_of_a_batch_leave_the_gradient_as_exact_as_it_was():
     assert error(gradient("fp32", 16)) < 1e-6
 
 
+@pytest.mark.parametrize("largest", [0.0, 0.3, 1e3])
+def test_gradients_are_clipped_to_a_norm(largest):
+    engine = _engine()
+    x = torch.zeros(2, 8, dtype=torch.long)
+    engine.backward(functional.cross_entropy(engine(input_ids=x).logits.view(-1, 5), x.view(-1)))
+    before = [p.grad.clone() for p in engine.module.parameters()]
+    norm = math.sqrt(sum(float(grad.double().square().sum()) for grad in before))
+    factor = largest / norm if 0 < largest < norm else 1.0
+    assert norm > 0.3
+    assert float(clip_gradients(engine, Layout(), largest)) == pytest.approx(norm, rel=1e-6)
+    for parameter, grad in zip(engine.module.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.grad, grad * factor, rtol=1e-5, atol=0)
+    engine.destroy()
+
+
 def test_library_defect_deepspeed_has_no_gradient_norm_in_fp32_at_stage_0():
-    """DeepSpeed issue 7255. When this fails, `trainables.train.engine.gradient_norm` can go."""
+    """DeepSpeed issue 7255. When this fails, `trainables.train.engine.clip_gradients` can go."""
     engine = _engine()
     _step(engine)
     assert engine.get_global_grad_norm() is None

@@ -1,4 +1,4 @@
-"""A cell gives the same losses however it is spread over ranks (issue 4), in real processes."""
+"""A cell gives the same losses however it is spread over ranks, in real processes."""
 
 import itertools
 import os

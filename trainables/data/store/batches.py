@@ -28,15 +28,17 @@ def epochs(store: TokenStore, *, context: int, batch: int, steps: int) -> float:
     return steps * batch / window_count(len(store.train), context, store.row)
 
 
-def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) -> Batch:
+def batch(
+    store: TokenStore, *, context: int, batch: int, seed: int, step: int, rows: slice = slice(None)
+) -> Batch:
     """Return the training batch of a step, counted from 0, of a store that was opened for this context.
 
     The training split is cut into windows of `context` + 1 tokens (neighbours share one token: the last target of one
     is the first input of the next; rows of the hierarchy share none). Each epoch takes every window once, in its own
-    order, which follows from the seed; a batch may end one epoch and begin the next.
+    order, which follows from the seed; a batch may end one epoch and begin the next. Of the batch only `rows` are read.
 
     Returns:
-        inputs and targets, int64 [batch, context]; targets are inputs one token later or, if the store has targets,
+        inputs and targets, int64 [rows, context]; targets are inputs one token later or, if the store has targets,
         these, with `IGNORED` where none is scored.
     """
     windows = _windows(store, store.train, context)
@@ -48,7 +50,7 @@ def batch(store: TokenStore, *, context: int, batch: int, seed: int, step: int) 
         taken = _order(len(windows), seed, chunk)[offset : offset + batch - filled]
         chosen[filled : filled + len(taken)] = taken
         filled += len(taken)
-    return _pair(windows[chosen], store)
+    return _pair(windows[chosen[rows]], store)
 
 
 def validation_batches(store: TokenStore, *, context: int, batch: int) -> Iterator[Batch]:

@@ -85,6 +85,14 @@ def test_targets_are_inputs_one_token_later():
     assert y.flags.writeable
 
 
+def test_the_rows_of_a_group_are_those_of_the_whole_batch():
+    options = {"context": 64, "batch": 16, "seed": 0, "step": 5}
+    whole = batch(store_of(10_000), **options)
+    for rows in (slice(0, 4), slice(4, 8), slice(12, 16)):
+        for part, all_rows in zip(batch(store_of(10_000), **options, rows=rows), whole, strict=True):
+            assert np.array_equal(part, all_rows[rows])
+
+
 def test_a_store_with_targets_of_its_own_gives_these_and_marks_what_is_not_scored():
     rows = np.arange(60_000 - 40, 60_000 - 40 + 41, dtype=np.uint16).repeat(4).reshape(-1, 4)
     # Of each row of four, two inputs and two targets; the last row's are the id one past the vocabulary.

@@ -35,7 +35,7 @@ CHANGES = [
         for change in (
             {"steps": 61}, {"batch": 9}, {"context": 33}, {"beta1": 0.8}, {"beta2": 0.99}, {"epsilon": 1e-7},
             {"weight_decay": 0.0}, {"warmup": 0.2}, {"min_lr_ratio": 0.1}, {"grad_clip": 0.0}, {"precision": "bf16"},
-            {"init": "gpt2"}, {"dropout": 0.1}, {"deepspeed": {"communication_data_type": "fp32"}},
+            {"init": "gpt2"}, {"dropout": 0.1}, {"deepspeed": {"zero_optimization": {"overlap_comm": True}}},
             {"residual": "admin"}, {"network": "analysed"},
             {"parametrisation": "completep"}, {"parametrisation": "mup", "base": Base(width=32)},
         )

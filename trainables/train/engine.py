@@ -35,7 +35,6 @@ def schedule(recipe: Recipe) -> Callable[[int], float]:
 def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False) -> dict[str, Any]:
     """Return DeepSpeed's configuration; `universal` prepares the engine to load a universal checkpoint."""
     config: dict[str, Any] = {
-        **recipe.deepspeed,  # `trainables.deepspeed_options` refuses the keys below
         "train_micro_batch_size_per_gpu": layout.sequences(recipe),
         "gradient_accumulation_steps": layout.pieces(recipe),
         # At stage 0 `clip_gradients` does it: DeepSpeed would start kernels for each parameter and wait for the norm.
@@ -49,6 +48,8 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
             "allgather_bucket_size": BUCKET,
             **recipe.deepspeed.get("zero_optimization", {}),
         },
+        # DeepSpeed's own optimizer on the CPU needs a compiler.
+        "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": recipe.precision == "bf16"},
     }
     if layout.tensor_parallel > 1:

@@ -716,9 +716,11 @@ def test_how_cells_are_spread_survives_being_written_and_read(value: str) -> Non
 
 
 def test_options_of_deepspeed_may_be_true_or_false_though_no_key_of_a_section_may() -> None:
-    spec = load_spec(SMALL, ["training.deepspeed={disable_python_gc: true, prescale_gradients: false}"])
-    assert spec.training.deepspeed == {"disable_python_gc": True, "prescale_gradients": False}
-    assert spec.recipe.deepspeed == spec.training.deepspeed
+    options = {"overlap_comm": True, "contiguous_gradients": False}
+    spec = load_spec(
+        SMALL, ["training.deepspeed.zero_optimization={overlap_comm: true, contiguous_gradients: false}"]
+    )
+    assert spec.recipe.deepspeed == spec.training.deepspeed == {"zero_optimization": options}
 
 
 def test_a_degree_by_width_can_be_set_one_at_a_time() -> None:

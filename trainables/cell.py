@@ -19,9 +19,10 @@ from trainables.data.spec import DataSpec
 from trainables.deepspeed_options import check_names
 
 #: Raised when a code change alters the loss of a cell. Cells with dropout have 2 since their masks are a function of
-#: (seed, step).
+#: (seed, step), cells in bf16 have 3 since their weights stay in fp32.
 CELL_VERSION = 1
 DROPOUT_CELL_VERSION = 2
+BF16_CELL_VERSION = 3
 
 Initialisation = Literal["fan_in", "gpt2"]
 Precision = Literal["fp32", "bf16"]
@@ -161,6 +162,8 @@ class Cell(Frozen):
         """Sixteen hex digits: the hash of everything that can change the loss, and of nothing else."""
         identity: dict[str, Any] = self.model_dump(mode="json", exclude={"data"})
         version = DROPOUT_CELL_VERSION if self.recipe.dropout else CELL_VERSION
+        if self.recipe.precision == "bf16":
+            version = BF16_CELL_VERSION
         return digest({"version": version, **identity})
 
     @property

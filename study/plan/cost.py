@@ -7,7 +7,7 @@ from study.spec.devices import Device
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.counts import Memory, memory
-from trainables.model.family import Flops, Parameters, family
+from trainables.model.family import VALUE_BYTES, Flops, Parameters, family
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,7 @@ class Cost:
     @cached_property
     def step_seconds(self) -> float:
         """Seconds of one optimizer step."""
-        exchange = data_exchange_seconds(
-            self.device, self.parameters.total, self.recipe.precision, self.layout
-        )
+        exchange = data_exchange_seconds(self.device, self.parameters.total, self.layout)
         return self.layout.pieces(self.recipe) * self.piece_seconds + exchange
 
     def seconds(self, evaluations: int, validation_tokens: int) -> float:
@@ -99,23 +97,25 @@ def tensor_exchange_seconds(
 ) -> float:
     """Estimate the seconds of the all-reduces among tensor-parallel ranks for a micro-batch of `tokens` tokens.
 
-    Per layer two sums of the residual stream in forward and two in backward (Shoeybi et al. 2019, arXiv 1909.08053,
-    section 3), and forward again if activations are recomputed. ASSUMPTION: none of it overlaps with computation.
+    Per layer two sums in forward, of outputs, and two in backward, of gradients of the fp32 residual stream (Shoeybi et
+    al. 2019, arXiv 1909.08053, section 3); forward again if activations are recomputed. ASSUMPTION: none of it overlaps
+    with computation.
     """
-    sums = shape.depth * (6 if layout.activation_checkpointing else 4)
-    return sums * _all_reduce_seconds(
-        device, tokens * shape.width * _bytes(precision), layout.tensor_parallel
+    forward, backward = (
+        _all_reduce_seconds(device, tokens * shape.width * size, layout.tensor_parallel)
+        for size in (VALUE_BYTES[precision], 4)
     )
+    return shape.depth * ((4 if layout.activation_checkpointing else 2) * forward + 2 * backward)
 
 
-def data_exchange_seconds(device: Device, parameters: int, precision: Precision, layout: Layout) -> float:
-    """Estimate the seconds of the all-reduce of gradients among data-parallel groups in one step.
+def data_exchange_seconds(device: Device, parameters: int, layout: Layout) -> float:
+    """Estimate the seconds of the all-reduce of fp32 gradients among data-parallel groups in one step.
 
     ZeRO stage 3 sends half as much again as stages 0 to 2 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
     ASSUMPTION: none of it overlaps with computation.
     """
     held = parameters / layout.tensor_parallel
-    whole = _all_reduce_seconds(device, held * _bytes(precision), layout.data_parallel)
+    whole = _all_reduce_seconds(device, held * 4, layout.data_parallel)
     return whole * (1.5 if layout.zero == 3 else 1.0)
 
 
@@ -124,7 +124,3 @@ def _all_reduce_seconds(device: Device, size: float, ranks: int) -> float:
     if ranks == 1:
         return 0.0
     return device.seconds_per_exchange + 2 * (ranks - 1) / ranks * size / device.link
-
-
-def _bytes(precision: Precision) -> int:
-    return 2 if precision == "bf16" else 4

@@ -97,9 +97,10 @@ class LayoutPlanner:
     def choose(self, shape: Shape) -> Choice:
         """Return the layout with the fewest ranks whose memory fits the device.
 
-        Among layouts with the same number of ranks, tensor parallelism comes before data parallelism, because it shares
-        all large matrices and every stage of ZeRO. Then comes the largest micro-batch that fits, down to one sequence
-        per group, before more ranks. If `activation_checkpointing` is auto, layouts that keep the activations come
+        Among layouts with the same number of ranks, data parallelism comes before tensor parallelism, which exchanges
+        activations in every layer and waits for them, but also shares the weights and their gradients, so that it fits
+        where ZeRO's default stage does not. Then comes the largest micro-batch that fits, down to one sequence per
+        group, before more ranks. If `activation_checkpointing` is auto, layouts that keep the activations come
         first.
 
         Raises:
@@ -138,7 +139,7 @@ class LayoutPlanner:
             for data in _degrees(self.resources.data_parallel, shape, self.recipe.batch, self.slots)
             if tensor * data <= self.slots
         ]
-        for tensor, data in sorted(degrees, key=lambda pair: (pair[0] * pair[1], -pair[0])):
+        for tensor, data in sorted(degrees, key=lambda pair: (pair[0] * pair[1], pair[0])):
             share = self.recipe.batch // data
             asked = self.resources.micro_batch
             pieces = divisors(share) if asked == "auto" else (asked,) if share % asked == 0 else ()
@@ -157,7 +158,7 @@ class LayoutPlanner:
         return Layout(
             tensor_parallel=tensor,
             data_parallel=data,
-            zero=default_zero(self.recipe.precision, tensor * data) if zero == "auto" else zero,
+            zero=default_zero(tensor * data) if zero == "auto" else zero,
             micro_batch=micro_batch,
             activation_checkpointing=activation_checkpointing,
             shard_vocabulary=self.resources.shard_vocabulary == "always" and tensor > 1,
@@ -195,7 +196,7 @@ class LayoutPlanner:
             names = {"tensor parallel": layout.tensor_parallel, "data parallel": layout.data_parallel}
             degrees = " x ".join(f"{name} {n}" for name, n in names.items() if n > 1)
             one = Layout(
-                zero=default_zero(self.recipe.precision, 1),
+                zero=default_zero(1),
                 micro_batch=1,
                 activation_checkpointing=True in self._activation_checkpointing,
             )

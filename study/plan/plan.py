@@ -302,7 +302,7 @@ def _notes(spec: StudySpec, device: Device, recipe: Recipe, cells: Sequence[Plan
             notes.append(
                 "no GPU is visible here, so time assumes one slot; set `resources.slots` to plan for more"
             )
-    kept = sum(p.parameters.total for p in cells) * (2 if recipe.precision == "bf16" else 4)
+    kept = sum(p.parameters.total for p in cells) * 4
     if spec.resources.keep_weights == "final" and kept >= NOTED_BYTES:
         notes.append(
             f"the final weights of all cells would take {gigabytes(kept)} of the results folder; "

@@ -79,13 +79,13 @@ class ResourcesSection(Section):
     )
     data_parallel: DegreeRule = Field(
         default="auto",
-        description="groups of ranks that share each batch; auto is more than 1 only if the heads allow no more "
-        "tensor parallelism",
+        description="groups of ranks that share each batch; auto takes them before tensor parallelism where one "
+        "device holds the weights",
     )
     zero: Literal["auto", 0, 1, 2, 3] = Field(
         default="auto",
         description="what data-parallel groups share: optimizer (1), gradients (2), weights (3); auto is the cheapest "
-        "that is correct, 1 for bf16 and for several ranks",
+        "that is correct: 0 for one rank, 1 for several",
     )
     micro_batch: Literal["auto"] | Count = Field(
         default="auto",

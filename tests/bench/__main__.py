@@ -19,6 +19,7 @@ from tests.bench.figure import Figure
 #: minutes, the others seconds.
 PARTS = (
     "step",
+    "kernels",
     "gang",
     "plan",
     "answer",

@@ -14,7 +14,6 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import batch
 from trainables.data.store.open import open_store
-from trainables.layout import Layout
 from trainables.model.family import build_model, family
 from trainables.train.engine import schedule
 from trainables.train.loop import train
@@ -48,10 +47,9 @@ def case(folder: Path, shape: Shape, recipe: Recipe, vocabulary: int, rounds: in
         lr=3e-4,
         seed=0,
     )
-    layout = Layout(zero=1 if recipe.precision == "bf16" else 0)
     ours, plain, memory = [], [], 0
     for _ in range(rounds):
-        result = train(cell, data_root=folder, layout=layout, evaluations=1)
+        result = train(cell, data_root=folder, evaluations=1)
         memory = max(memory, result.memory_bytes)
         tokens = recipe.batch * recipe.context
         ours.append(

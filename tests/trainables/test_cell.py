@@ -58,6 +58,7 @@ def test_keys_are_those_that_results_were_kept_under_before():
     # Had a new field of the recipe got into the key, every study would be trained again.
     assert cell().key == "a72e54d25ff0b458"
     assert cell(recipe=Recipe(steps=60, batch=8, context=32, dropout=0.1)).key == "540e56ac920e01b5"
+    assert cell(recipe=Recipe(steps=60, batch=8, context=32, precision="bf16")).key == "0e72b9e33ffba607"
     assert cell(recipe=Recipe(steps=60, batch=8, context=32, deepspeed={})).key == cell().key
 
 

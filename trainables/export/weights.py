@@ -89,7 +89,7 @@ def write(folder: Path, state: Weights, record: Record, store: TokenStore) -> No
     config, tensors = family(recipe.network).exported(state, cell.shape, recipe, store.vocabulary)
     begin, end = config.bos_token_id, config.eos_token_id = cell.data.boundaries
     config.use_cache = True
-    config.dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    config.dtype = torch.float32
     generation = GenerationConfig(
         bos_token_id=begin, eos_token_id=end, pad_token_id=end, max_length=recipe.context, use_cache=True
     )

@@ -18,6 +18,9 @@ from trainables.layout import Layout
 if TYPE_CHECKING:
     import torch
 
+#: Bytes of a value that a layer computes. In bf16 too, weights, gradients and the residual stream take 4.
+VALUE_BYTES = {"fp32": 4, "bf16": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
@@ -110,12 +113,8 @@ class ModelFamily(ABC):
         """Count the parameters that the largest tensor-parallel rank holds before ZeRO divides them."""
 
     @abstractmethod
-    def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
-        """Count the bytes that backward needs per layer on a rank.
-
-        `stream` are the bytes of one vector of width d per token of the micro-batch, `scores` those of the layer's
-        attention weights on the rank.
-        """
+    def layer_activations(self, shape: Shape, recipe: Recipe, layout: Layout) -> int:
+        """Count the bytes per token that backward needs of a layer on a rank; the stream between layers is fp32."""
 
     @abstractmethod
     def role(self, name: str) -> Role:

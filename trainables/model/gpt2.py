@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
+from trainables.model.chunked_loss import ChunkedLoss
 from trainables.model.family import family
 from trainables.model.parametrisation import attention_ratio, depth_ratio, scale, width_ratio
 from trainables.model.residual import weigh_streams
@@ -26,6 +27,10 @@ TIED_HEAD = "lm_head.weight"
 #: sequences in every forward pass, which waits for the device; the attention itself is causal without a mask.
 ATTENTION = "interplay_sdpa"
 AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+
+
+class GPT2(ChunkedLoss, GPT2LMHeadModel):
+    """HuggingFace's model with our loss."""
 
 
 def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
@@ -54,8 +59,8 @@ def build_gpt2(
 ) -> GPT2LMHeadModel:
     """Build and initialise a model on the CPU in fp32 by its seed; `change` changes the blocks before the draw."""
     with no_init_weights():
-        model = GPT2LMHeadModel(model_config(shape, recipe, vocabulary))
-    # Transformers looks up the loss by class name and warns, because it has none named "GPT2LMHeadModel".
+        model = GPT2(model_config(shape, recipe, vocabulary))
+    # Transformers looks up the loss by class name and warns, because it has none of this name.
     model.loss_type = "ForCausalLM"
     conv1d_to_linear(model)
     change(model, recipe)

@@ -50,7 +50,13 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
         },
         # DeepSpeed's own optimizer on the CPU needs a compiler.
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": recipe.precision == "bf16"},
+        # Weights, their gradients and what ranks send of them stay in fp32; only the passes compute in bf16. DeepSpeed
+        # would send the gradients of the modules listed here in bf16.
+        "torch_autocast": {
+            "enabled": recipe.precision == "bf16",
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        },
     }
     if layout.tensor_parallel > 1:
         config["tensor_parallel"] = {

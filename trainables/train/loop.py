@@ -25,7 +25,7 @@ from trainables.diagnostics.names import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.export.weights import keep, whole_state
-from trainables.layout import Layout, default_zero
+from trainables.layout import Layout
 from trainables.model.family import build_model, family
 from trainables.progress import Ending, Evaluation, Point, Progress, Result, evaluation_steps
 from trainables.ranks.collective import run_on_all_ranks
@@ -91,7 +91,7 @@ def train(
     recipe = cell.recipe
     if not family(recipe.network).is_huggingface(recipe):
         weights = None
-    layout = layout or Layout(zero=default_zero(recipe.precision, 1))
+    layout = layout or Layout()
     layout.check(cell.shape, recipe)
     check_diagnostics(diagnostics, layout, recipe)
     if layout.shard_vocabulary and cell.data.has_targets:
@@ -352,8 +352,9 @@ class _Training:
                 # With one item the loss is a sum over tokens, also with a sharded vocabulary.
                 targets = self._tensor(y)
                 output = engine(
-                    input_ids=self._tensor(x), labels=targets, shift_labels=targets, num_items_in_batch=1
-                )
+                    input_ids=self._tensor(x), labels=targets, shift_labels=targets, num_items_in_batch=1,
+                    needs_logits=bool(score),
+                )  # fmt: skip
                 if not counts:
                     continue
                 sums[:2] += torch.tensor(

@@ -116,7 +116,7 @@ def assert_same_bits(pool, one, root, layout, folder, at=STOPPED):
 ONE = [
     (Layout(), {}),
     (Layout(), {"dropout": 0.1}),
-    (Layout(zero=1), {"precision": "bf16"}),
+    (Layout(), {"precision": "bf16"}),
     (Layout(micro_batch=4), {"dropout": 0.1}),
 ]
 GANGS = [
@@ -206,7 +206,7 @@ def test_a_cell_goes_on_at_another_stage(root, tmp_path, move):
     assert not list((tmp_path / "c").glob("universal-*"))
 
 
-def test_in_bf16_the_master_weights_go_along(root, tmp_path):
+def test_in_bf16_another_stage_goes_on_from_the_same_weights(root, tmp_path):
     one, after = cell(precision="bf16"), Layout(zero=2)
     assert run(None, one, root, Layout(zero=1), tmp_path / "c", STOPPED) is None
     resumed = run(None, one, root, after, tmp_path / "c")

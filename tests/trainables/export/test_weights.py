@@ -41,7 +41,6 @@ CONTEXT = 32
 SYMBOLS = HierarchyData(
     vocabulary=8, branching=2, levels=4, synonyms=2, sequences=3000, validation_sequences=50
 )
-TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 TEXT = "\n".join(f"The {n}th naïve fox jumps over {n * n} lazy dogs; 狐は{n}回跳ぶ. 🦊" for n in range(900))
 
 
@@ -138,13 +137,14 @@ def test_huggingface_loads_the_folder_and_gets_the_recorded_loss(root, kept, kin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_bf16_is_exported_as_bf16(root, corpus, tmp_path, zero):
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_cell_in_bf16_is_exported_with_its_fp32_weights(root, corpus, tmp_path, zero):
     one = cell(data("bytes", corpus), precision="bf16")
     result, model = exported(one, root, tmp_path / "m", layout=Layout(zero=zero))
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert AutoConfig.from_pretrained(tmp_path / "m").dtype == torch.bfloat16
-    assert validation_loss(model, one, root) == pytest.approx(result.loss, rel=1e-3)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert AutoConfig.from_pretrained(tmp_path / "m").dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert validation_loss(model, one, root) == pytest.approx(result.loss, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -398,7 +398,7 @@ def test_two_ranks_export_one_whole_model(root, corpus, tmp_path, precision, opt
     one = cell(data("bpe", corpus), precision=precision)
     result, model = by_hand(one, root, tmp_path, 2, *options)
     assert read_record(tmp_path / "m").layout.ranks == 2
-    assert {p.dtype for p in model.parameters()} == {getattr(torch, TORCH_NAMES[precision])}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
     loss = validation_loss(model, one, root)
     assert loss == pytest.approx(result["loss"], rel=1e-6 if precision == "fp32" else 1e-3)
     if precision == "bf16":

@@ -149,11 +149,11 @@ def test_one_rank_has_all_parameters(depth: int) -> None:
     [
         ("fp32", 0, 1, 4 + 4 + 8),
         ("fp32", 1, 1, 4 + 4 + 8 + 4 + 4),
-        ("bf16", 1, 1, 2 + 4 + 8 + 2 + 2 + 4),
+        ("bf16", 0, 1, 4 + 4 + 8),
+        ("bf16", 1, 1, 4 + 4 + 8 + 4 + 4),
         ("fp32", 0, 2, 4 + 4 + 8 + 4),
         ("fp32", 1, 2, 4 + (4 + 8) / 2 + 4 + 4),
-        ("bf16", 1, 2, 2 + (4 + 8) / 2 + 2 + 2),
-        ("bf16", 2, 2, 2 + (4 + 8) / 2 + 2 + 2),
+        ("bf16", 1, 2, 4 + (4 + 8) / 2 + 4 + 4),
     ],
 )
 def test_the_state_of_each_stage(precision: Precision, zero: int, groups: int, per_parameter: float) -> None:

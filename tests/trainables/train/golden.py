@@ -55,7 +55,7 @@ CELLS: dict[str, tuple[Cell, Layout]] = {
     "task hops": (cell(TASK), Layout()),
     "four pieces": (cell(), Layout(micro_batch=2)),
     "dropout": (cell(dropout=0.1), Layout(zero=2)),
-    "bf16": (cell(precision="bf16"), Layout(zero=1)),
+    "bf16": (cell(precision="bf16"), Layout()),
     "bf16 in four pieces": (cell(precision="bf16"), Layout(zero=1, micro_batch=2)),
 }
 

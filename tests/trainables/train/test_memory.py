@@ -46,11 +46,11 @@ APART = [(0, 3)]
 
 
 def is_feasible(case: Case) -> bool:
-    """A vocabulary is shared by tensor-parallel ranks, bf16 needs a stage, and one sequence has no pieces."""
-    name, spread, precision, zero, _, vocabulary, pieces = case
+    """A vocabulary is shared by tensor-parallel ranks, and one sequence has no pieces."""
+    name, spread, _, _, _, vocabulary, pieces = case
     tensor, data = SPREADS[spread]
     share = CASES[name][-1] // data
-    return (tensor > 1 or not vocabulary) and (precision == "fp32" or zero > 0) and (share > 1 or not pieces)
+    return (tensor > 1 or not vocabulary) and (share > 1 or not pieces)
 
 
 def cases() -> list[Case]:
@@ -66,7 +66,7 @@ def arguments(
     depth, width, heads, vocabulary, context, batch = CASES[name]
     recipe = Recipe(steps=4, batch=batch, context=context, precision=precision, network=network)
     ranks = layout.get("tensor_parallel", 1) * layout.get("data_parallel", 1)
-    spread = Layout(**{"zero": default_zero(precision, ranks), **layout})
+    spread = Layout(**{"zero": default_zero(ranks), **layout})
     return Shape(depth=depth, width=width, heads=heads), vocabulary, recipe, spread
 
 

@@ -78,13 +78,6 @@ def save_16bit(folder, rank_info, rendezvous):
     return said, None if whole is None else {name: tuple(t.shape) for name, t in whole.items()}
 
 
-def norm_of_stage(zero, rank_info, rendezvous):
-    join(rank_info, rendezvous)
-    engine = engine_of(Layout(tensor_parallel=2, zero=zero), shape=WIDE, precision="bf16")
-    train_steps(engine)
-    return float(engine.get_global_grad_norm())
-
-
 def drift_when_seeded_by_rank(rank_info, rendezvous):
     """Largest difference of the ranks' replicated weights after 20 steps with masks of each rank's own."""
     join(rank_info, rendezvous)
@@ -218,20 +211,6 @@ def test_library_defect_save_16bit_model_writes_one_shard_and_says_true(ranks, t
     assert tuple(written[name].shape) == (3 * WIDTH // 2, WIDTH)
     assert shapes[name] == (3 * WIDTH, WIDTH), "what we keep is whole"
     assert other is None
-
-
-@pytest.mark.extended
-def test_library_defect_bf16_at_stage_0_has_a_wrong_norm(ranks):
-    """Of each matrix it counts the shard of rank 0. When this fails, `Layout.check` need not refuse bf16 at stage 0."""
-    join()
-    engine = engine_of(Layout(zero=1), shape=WIDE, precision="bf16")
-    train_steps(engine)
-    truth = float(engine.get_global_grad_norm())
-    engine.destroy()
-    assert ranks.gang(2, norm_of_stage, 1) == pytest.approx([truth] * 2, rel=0.01)
-    assert max(ranks.gang(2, norm_of_stage, 0)) < 0.97 * truth
-    with pytest.raises(InputError, match="stage 0"):
-        Layout(tensor_parallel=2).check(SHAPE, recipe(precision="bf16"))
 
 
 @pytest.mark.extended

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from trainables.cell import Recipe, Residual, Shape
 from trainables.layout import Layout
 from trainables.model.families.gpt2 import GPT2
-from trainables.model.family import Flops, Parameters, register
+from trainables.model.family import VALUE_BYTES, Flops, Parameters, register
 
 
 @register
@@ -46,9 +46,10 @@ class Analysed(GPT2):
         symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
         return symbols * width + context * width + shape.depth * (4 * width**2 // degree)
 
-    def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
+    def layer_activations(self, shape: Shape, recipe: Recipe, layout: Layout) -> int:
         """Count the layer's input; query, key, value and the input of the last matrix; and the stored scores."""
-        return stream + 4 * stream // tensor_parallel + scores
+        value, degree = VALUE_BYTES[recipe.precision], layout.tensor_parallel
+        return value * (shape.width + (4 * shape.width + recipe.context * shape.heads) // degree)
 
     def change(self, model: Any, recipe: Recipe) -> None:
         """Remove MLPs and norms, and replace the attention."""

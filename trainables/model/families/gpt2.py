@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainables.cell import Recipe, Residual, Shape
 from trainables.layout import Layout
-from trainables.model.family import Flops, ModelFamily, Parameters, Role, register
+from trainables.model.family import VALUE_BYTES, Flops, ModelFamily, Parameters, Role, register
 
 if TYPE_CHECKING:
     import torch
@@ -66,13 +66,14 @@ class GPT2(ModelFamily):
         block = (12 * width**2 + 7 * width) // degree + 6 * width
         return symbols * width + context * width + shape.depth * block + 2 * width
 
-    def layer_activations(self, stream: int, scores: int, tensor_parallel: int) -> int:
-        """Count 16·d values per token, of which ranks share 12·d.
+    def layer_activations(self, shape: Shape, recipe: Recipe, layout: Layout) -> int:
+        """Count 16·d values, of which ranks share 12·d; the inputs of the two norms are fp32.
 
         These are the 34·s·b·h bytes of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) without dropout masks; a
         fused attention kernel stores no scores.
         """
-        return 4 * stream + 12 * stream // tensor_parallel
+        value, degree = VALUE_BYTES[recipe.precision], layout.tensor_parallel
+        return shape.width * (2 * 4 + 2 * value) + 12 * value * shape.width // degree
 
     def role(self, name: str) -> Role:
         """Return the role of a parameter of `GPT2LMHeadModel`."""

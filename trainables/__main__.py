@@ -97,7 +97,7 @@ def _layout(options: argparse.Namespace, cell: Cell) -> Layout:
         return Layout(
             tensor_parallel=degree,
             data_parallel=ranks // degree,
-            zero=default_zero(ranks) if options.zero is None else options.zero,
+            zero=default_zero(cell.recipe, ranks) if options.zero is None else options.zero,
             micro_batch=options.micro_batch,
             activation_checkpointing=options.activation_checkpointing,
             shard_vocabulary=options.shard_vocabulary,

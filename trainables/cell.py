@@ -69,7 +69,11 @@ class RecipeFields(BaseModel):
     # Far above any study: a typing error is refused, and products of counts stay within a float.
     batch: int = Field(ge=1, le=10_000_000, description="sequences of one step, over all ranks")
     context: int = Field(ge=2, le=100_000_000, description="tokens of a sequence, T")
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="adamw; or muon: Muon for the matrices of the blocks, AdamW for all else. Its learning rate is the "
+        "same for every shape",
+    )
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.01, ge=0, description="on matrices; biases and norms have none")
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
@@ -100,6 +104,15 @@ class RecipeFields(BaseModel):
         description="options for DeepSpeed itself, such as {zero_optimization: {overlap_comm: true}}; part of every "
         "cell, because some change the rounding of a loss",
     )
+
+    @model_validator(mode="after")
+    def _muon_has_no_parametrisation(self) -> Self:
+        if self.optimizer == "muon" and self.parametrisation != "sp":
+            raise ValueError(
+                f"`optimizer: muon` and `parametrisation: {self.parametrisation}` exclude each other, because mup and "
+                "completep scale the rates of AdamW; use `parametrisation: sp`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_change_of_the_model(self) -> Self:

@@ -44,6 +44,11 @@ class Layout(Frozen):
         """Number of ranks."""
         return self.tensor_parallel * self.data_parallel
 
+    @property
+    def divides_matrices(self) -> bool:
+        """Whether a rank holds a part of a matrix or of its optimizer state."""
+        return self.zero > 0 or self.tensor_parallel > 1
+
     def share(self, recipe: Recipe) -> int:
         """Sequences of one group per step."""
         return recipe.batch // self.data_parallel
@@ -77,8 +82,14 @@ class Layout(Frozen):
                 f"micro_batch {self.micro_batch} does not divide the {share} sequences of a group (a batch of "
                 f"{recipe.batch} over data_parallel {self.data_parallel}). Use a divisor of {share}."
             )
+        if recipe.optimizer == "muon" and self.divides_matrices:
+            raise InputError(
+                f"`optimizer: muon` needs whole matrices, but the layout divides them (tensor_parallel "
+                f"{self.tensor_parallel}, ZeRO stage {self.zero}). Use tensor_parallel 1 and stage 0, with "
+                "data_parallel for more ranks, or `optimizer: adamw`."
+            )
 
 
-def default_zero(ranks: int) -> ZeroStage:
-    """Return the cheapest stage: 0 for one rank, which has nothing to share, else 1."""
-    return 1 if ranks > 1 else 0
+def default_zero(recipe: Recipe, ranks: int) -> ZeroStage:
+    """Return the cheapest stage: 0 for one rank, which has nothing to share, and for Muon; else 1."""
+    return 1 if ranks > 1 and recipe.optimizer == "adamw" else 0

@@ -138,6 +138,7 @@ class LayoutPlanner:
             for tensor in _degrees(self.resources.tensor_parallel, shape, shape.heads, self._together)
             for data in _degrees(self.resources.data_parallel, shape, self.recipe.batch, self.slots)
             if tensor * data <= self.slots
+            and (self.recipe.optimizer != "muon" or not self._layout(tensor, data).divides_matrices)
         ]
         for tensor, data in sorted(degrees, key=lambda pair: (pair[0] * pair[1], pair[0])):
             share = self.recipe.batch // data
@@ -158,7 +159,7 @@ class LayoutPlanner:
         return Layout(
             tensor_parallel=tensor,
             data_parallel=data,
-            zero=default_zero(tensor * data) if zero == "auto" else zero,
+            zero=default_zero(self.recipe, tensor * data) if zero == "auto" else zero,
             micro_batch=micro_batch,
             activation_checkpointing=activation_checkpointing,
             shard_vocabulary=self.resources.shard_vocabulary == "always" and tensor > 1,
@@ -196,7 +197,6 @@ class LayoutPlanner:
             names = {"tensor parallel": layout.tensor_parallel, "data parallel": layout.data_parallel}
             degrees = " x ".join(f"{name} {n}" for name, n in names.items() if n > 1)
             one = Layout(
-                zero=default_zero(1),
                 micro_batch=1,
                 activation_checkpointing=True in self._activation_checkpointing,
             )

@@ -159,6 +159,11 @@ class TrainingSection(Section, RecipeFields):
         if (self.steps is None) == (self.tokens is None):
             given = "neither is" if self.steps is None else "both are"
             raise ValueError(f"give exactly one of `steps` and `tokens`; {given} given")
+        if self.optimizer == "muon" and isinstance(self.lr, WidthRate):
+            raise ValueError(
+                "`optimizer: muon` needs no rate by width, because its steps have the same size in every shape; use "
+                "`lr: {rule: fixed, value: 0.02}` with a value of your own"
+            )
         if isinstance(self.seeds, tuple):
             if not self.seeds:
                 raise ValueError("`seeds` is empty; give a number of seeds or a list such as [0, 1, 2]")

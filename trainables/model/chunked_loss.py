@@ -58,11 +58,11 @@ class ChunkedLoss:
             return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
         hidden = self.base_model(input_ids=input_ids, **others).last_hidden_state  # type: ignore[attr-defined]
-        tokens = math.ceil(input_ids.numel() / math.ceil(input_ids.numel() * vocabulary / CHUNK_LOGITS))
+        chunks = math.ceil(input_ids.numel() * vocabulary / CHUNK_LOGITS)
         sums = [
             checkpoint(loss_sum, *chunk, use_reentrant=False, preserve_rng_state=False)
             for chunk in zip(
-                hidden.flatten(0, 1).split(tokens), shift_labels.flatten().split(tokens), strict=True
+                hidden.flatten(0, 1).chunk(chunks), shift_labels.flatten().chunk(chunks), strict=True
             )
         ]
         items = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch

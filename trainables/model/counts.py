@@ -131,4 +131,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
         ("reduction", reduction[0], reduction[1] + buckets, 0),
     ]
     moment, gradients, buffers, activations = max(moments, key=lambda m: sum(m[1:]))
-    return Memory(moment, weights, gradients, 8 * part, buffers, activations)
+    # Muon has one moment of each matrix of the blocks, which is two FLOPs of a token.
+    flops = model_family.flops(shape, vocabulary, recipe.context)
+    optimizer = 8 * part - (4 * flops.matrices // 2 if recipe.optimizer == "muon" else 0)
+    return Memory(moment, weights, gradients, optimizer, buffers, activations)

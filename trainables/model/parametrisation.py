@@ -24,6 +24,9 @@ from torch import nn
 from trainables.cell import Recipe, Residual, Shape
 from trainables.model.family import Role, family
 
+#: Of Muon, as in Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon).
+MOMENTUM = 0.95
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -93,16 +96,20 @@ def residual_scale(role: Role, residual: Residual, depth: int) -> Scale:
 def param_groups(
     named: Iterable[tuple[str, nn.Parameter]], shape: Shape, recipe: Recipe, lr: float
 ) -> list[dict[str, Any]]:
-    """Return the optimizer's groups, one per combination of learning rate, weight decay and epsilon.
+    """Return the optimizer's groups, one per optimizer, learning rate, weight decay and epsilon.
 
-    Biases and norms have no weight decay. The first group contains the embedding, whose rate is always the cell's.
+    Biases and norms have no weight decay. The first group contains the embedding, whose rate is always the cell's. A
+    group that Muon is to update has `MOMENTUM`.
     """
-    groups: dict[tuple[bool, Scale], dict[str, Any]] = {}
+    groups: dict[tuple[bool, bool, Scale], dict[str, Any]] = {}
     for name, parameter in named:
         one, is_matrix = scale(name, shape, recipe), parameter.ndim >= 2
         decay = recipe.weight_decay * one.decay if is_matrix else 0.0
-        values = {"lr": lr * one.lr, "weight_decay": decay, "eps": recipe.epsilon * one.epsilon, "params": []}
-        groups.setdefault((is_matrix, one), values)["params"].append(parameter)
+        values = {"lr": lr * one.lr, "weight_decay": decay, "params": []}
+        role = family(recipe.network).role(name)
+        is_muon = recipe.optimizer == "muon" and role.is_matrix and role.layer is not None
+        values |= {"momentum": MOMENTUM} if is_muon else {"eps": recipe.epsilon * one.epsilon}
+        groups.setdefault((is_muon, is_matrix, one), values)["params"].append(parameter)
     return list(groups.values())
 
 

@@ -17,6 +17,7 @@ from trainables.model.counts import BUCKET
 from trainables.model.family import family
 from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import import_deepspeed
+from trainables.train.muon import MuonAndAdamW
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
@@ -72,7 +73,7 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
 def build_engine(
     model: Any, recipe: Recipe, lr: float, layout: Layout = Layout(), *, universal: bool = False
 ) -> Any:
-    """Return a DeepSpeed engine around the model, with torch's AdamW (DeepSpeed's needs a compiler) and the schedule.
+    """Return a DeepSpeed engine around the model, with torch's optimizers (DeepSpeed's need a compiler).
 
     An option that DeepSpeed refuses is an InputError, a matrix that it does not shard a RuntimeError.
     """
@@ -84,7 +85,9 @@ def build_engine(
     config = model.config
     shape = Shape(depth=config.num_hidden_layers, width=config.hidden_size, heads=config.num_attention_heads)
     groups = param_groups(model.named_parameters(), shape, recipe, lr)
-    optimizer = torch.optim.AdamW(groups, betas=(recipe.beta1, recipe.beta2), fused=True)
+    betas = (recipe.beta1, recipe.beta2)
+    muon = recipe.optimizer == "muon"
+    optimizer = MuonAndAdamW(groups, betas) if muon else torch.optim.AdamW(groups, betas=betas, fused=True)
     # One of DeepSpeed's optimizers prints the memory in use; stdout may hold a JSON result.
     with contextlib.redirect_stdout(sys.stderr):
         engine, *_ = import_deepspeed().initialize(

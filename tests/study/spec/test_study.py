@@ -200,6 +200,15 @@ def test_a_task_that_is_called_like_one_of_its_keys_is_not_taken_for_it(change, 
         ("training.seeds=[]", ["`seeds` is empty"]),
         ("training.init=fanin", ["`training.init`", "'fanin'", "fan_in, gpt2", "did you mean `fan_in`?"]),
         ("training.precision=fp16", ["`training.precision`", "'fp16'", "auto, fp32, bf16"]),
+        (
+            "training={optimizer: muon, steps: 9, batch: 4, context: 64, lr: {rule: width, base: 0.3}}",
+            ["`optimizer: muon` needs no rate by width", "`lr: {rule: fixed, value: 0.02}`"],
+        ),
+        (
+            "training={optimizer: muon, parametrisation: mup, steps: 9, batch: 4, context: 64, "
+            "lr: {rule: fixed, value: 1}}",
+            ["`optimizer: muon` and `parametrisation: mup` exclude each other", "use `parametrisation: sp`"],
+        ),
         ("training.lr.rule=widht", ["`training.lr.rule`", "'widht'", "fixed, width, table", "`width`?"]),
         ("training.lr.bas=1", ["`training.lr.bas`", "did you mean `base`?"]),
         ("training.lr=0.01", ["`training.lr`", "0.01"]),

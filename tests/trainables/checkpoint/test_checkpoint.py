@@ -118,6 +118,7 @@ ONE = [
     (Layout(), {"dropout": 0.1}),
     (Layout(), {"precision": "bf16"}),
     (Layout(micro_batch=4), {"dropout": 0.1}),
+    (Layout(), {"optimizer": "muon"}),
 ]
 GANGS = [
     *((Layout(tensor_parallel=2, zero=zero), {}) for zero in (0, 1, 2, 3)),

@@ -54,6 +54,7 @@ CELLS: dict[str, tuple[Cell, Layout]] = {
     "completep": (cell(parametrisation="completep", base=BASE, weight_decay=0.1, epsilon=1e-6), Layout()),
     "task hops": (cell(TASK), Layout()),
     "four pieces": (cell(), Layout(micro_batch=2)),
+    "muon": (cell(optimizer="muon", weight_decay=0.1), Layout()),
     "dropout": (cell(dropout=0.1), Layout(zero=2)),
     "bf16": (cell(precision="bf16"), Layout()),
     "bf16 in four pieces": (cell(precision="bf16"), Layout(zero=1, micro_batch=2)),

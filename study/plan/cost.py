@@ -26,12 +26,12 @@ class Cost:
     def parameters(self) -> Parameters:
         """Counts of parameters."""
         recipe = self.recipe
-        return family(recipe.network).parameters(self.shape, self.vocabulary, recipe.context, recipe.residual)
+        return family(recipe.network).parameters(self.shape, recipe, self.vocabulary)
 
     @cached_property
     def flops(self) -> Flops:
         """Operations per token."""
-        return family(self.recipe.network).flops(self.shape, self.vocabulary, self.recipe.context)
+        return family(self.recipe.network).flops(self.shape, self.recipe, self.vocabulary)
 
     @cached_property
     def memory(self) -> Memory:

@@ -20,7 +20,7 @@ from tests.trainables.train import golden
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model import chunked_loss
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.ranks.process_group import RankInfo, Rendezvous
 from trainables.train.loop import train
 

@@ -13,7 +13,7 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import batch
 from trainables.data.store.open import open_store
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.train.loop import train
 
 #: Depth, width, sequences, tokens of a sequence, steps of a round, rounds, and the ratio that must not be exceeded.

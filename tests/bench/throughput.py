@@ -14,7 +14,8 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import batch
 from trainables.data.store.open import open_store
-from trainables.model.family import build_model, family
+from trainables.model.build import build_model
+from trainables.model.family import family
 from trainables.train.engine import schedule
 from trainables.train.loop import train
 from trainables.train.throughput import matmul_flops_per_second
@@ -71,7 +72,7 @@ def _rate(cell: Cell, vocabulary: int, seconds: float) -> str:
     """Tokens per second, and the share of the peak that the model's own FLOPs are."""
     recipe = cell.recipe
     rate = recipe.batch * recipe.context / seconds
-    work = rate * family(recipe.network).flops(cell.shape, vocabulary, recipe.context).training
+    work = rate * family(recipe.network).flops(cell.shape, recipe, vocabulary).training
     return f"{rate:,.0f} tokens/s, MFU {work / _peak(recipe):.1%}"
 
 

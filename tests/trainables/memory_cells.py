@@ -9,7 +9,7 @@ import torch
 
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, import_deepspeed, join
 from trainables.train.engine import build_engine
 from trainables.train.throughput import MemoryMeter
@@ -55,7 +55,7 @@ def measure(
         )
     join(rank_info, rendezvous)
     meter = MemoryMeter(device())
-    engine = build_engine(build_model(shape, recipe, vocabulary, 0), recipe, 1e-3, layout)
+    engine = build_engine(build_model(shape, recipe, vocabulary, 0), shape, recipe, 1e-3, layout)
     generator = torch.Generator().manual_seed(rank // layout.tensor_parallel)
     for _ in range(STEPS):
         tokens = torch.randint(0, vocabulary, (layout.share(recipe), recipe.context), generator=generator)

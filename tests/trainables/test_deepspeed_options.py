@@ -9,9 +9,9 @@ from trainables.cell import Recipe, Shape
 from trainables.deepspeed_options import ZERO_REFUSED, check_names, check_options
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.ranks.process_group import join
-from trainables.train.engine import build_engine, deepspeed_config
+from trainables.train.engine import build_engine, close_engine, deepspeed_config
 
 
 @pytest.fixture
@@ -24,8 +24,9 @@ def recipe(**zero_optimization: Any) -> Recipe:
 
 
 def engine_of(recipe: Recipe, zero: int = 1) -> Any:
-    model = build_model(Shape(depth=1, width=8, heads=2), recipe, 5, seed=0)
-    return build_engine(model, recipe, 1e-2, Layout.model_validate({"zero": zero}))
+    shape = Shape(depth=1, width=8, heads=2)
+    model = build_model(shape, recipe, 5, seed=0)
+    return build_engine(model, shape, recipe, 1e-2, Layout.model_validate({"zero": zero}))
 
 
 def losses(recipe: Recipe) -> list[float]:
@@ -37,7 +38,7 @@ def losses(recipe: Recipe) -> list[float]:
         engine.backward(loss)
         engine.step()
         found.append(loss.item())
-    engine.destroy()
+    close_engine(engine)
     return found
 
 

@@ -13,15 +13,15 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import IGNORED, validation_batches
 from trainables.data.store.open import open_store
-from trainables.diagnostics.blocks import blocks, embedded, mean_loss
-from trainables.diagnostics.induction import after_same, attention_weights, induction, looked_at, scores
-from trainables.diagnostics.layer_drop import layer_drop
+from trainables.diagnostics.induction import after_same, induction, looked_at, scores
+from trainables.diagnostics.layer_drop import layer_drop, mean_loss
 from trainables.diagnostics.names import DIAGNOSTICS, check_diagnostics
 from trainables.diagnostics.probe import PROBE_TOKENS
 from trainables.diagnostics.rank import rank, residual, token_cosine
 from trainables.errors import InputError
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
+from trainables.model.family import family
 from trainables.train.loop import train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=800, validation_sequences=40)
@@ -48,6 +48,11 @@ def root(tmp_path_factory):
 def fresh(depth=3, width=16, context=32, vocabulary=9, **recipe):
     recipe = Recipe(steps=1, batch=1, context=context, **recipe)
     return build_model(Shape(depth=depth, width=width, heads=2), recipe, vocabulary, 0).eval()
+
+
+def parts(model, **recipe):
+    one = Recipe(steps=1, batch=1, context=32, **recipe)
+    return family(one.network).parts(model, one)
 
 
 def scattered(model, std=0.3):
@@ -79,26 +84,27 @@ def test_the_layers_looked_into_are_those_of_the_model(recipe):
     model, inputs = scattered(fresh(**recipe)), tokens()
     with torch.no_grad():
         theirs = model(input_ids=inputs, output_hidden_states=True)
-        found = plain(rank(model, inputs))
-        states = embedded(model, inputs)
+        cut = parts(model, **recipe)
+        found = plain(rank(cut, inputs))
+        states = cut.embedded(inputs)
         assert torch.allclose(states, theirs.hidden_states[0])
         # The last of theirs is behind the final norm.
-        for layer, block in enumerate(blocks(model), 1):
-            states = block(states)
+        for layer, block in enumerate(cut.layers(), 1):
+            states = cut.feed(block, cut.attention(block, states))
             if layer < 3:
                 assert torch.allclose(states, theirs.hidden_states[layer], atol=1e-5)
             assert found[f"rank_residual/{layer}"] == pytest.approx(float(residual(states)), rel=1e-5)
             assert found[f"token_cosine/{layer}"] == pytest.approx(float(token_cosine(states)), rel=1e-4)
         targets = tokens(seed=1)
         loss = functional.cross_entropy(theirs.logits.transpose(1, 2), targets)
-        assert float(mean_loss(model, states, targets)) == pytest.approx(float(loss), abs=1e-5)
+        assert float(mean_loss(cut, states, targets)) == pytest.approx(float(loss), abs=1e-5)
 
 
 def test_the_paths_without_skips_and_feed_forward_are_those_of_a_net_without_them():
     model, inputs = scattered(fresh(depth=2)), tokens()
     with torch.no_grad():
-        found = plain(rank(model, inputs))
-        start = embedded(model, inputs)
+        found = plain(rank(parts(model), inputs))
+        start = parts(model).embedded(inputs)
         paths = dict.fromkeys(("noskip", "noffn", "attention"), start)
         for layer, block in enumerate(model.transformer.h, 1):
             paths["noskip"] = block.attn(block.ln_1(paths["noskip"]))[0]
@@ -146,7 +152,7 @@ def test_the_cosine_is_the_mean_over_pairs_of_different_tokens():
 def test_attention_alone_makes_tokens_alike_exponentially_in_depth_and_skips_do_not(init):
     """Dong et al. 2021; at initialisation the causal mean halves the distance with each layer (see the module)."""
     with torch.no_grad():
-        found = plain(rank(fresh(depth=16, width=32, context=64, init=init), tokens(16, 64)))
+        found = plain(rank(parts(fresh(depth=16, width=32, context=64, init=init)), tokens(16, 64)))
     alone = [found[f"rank_residual_attention/{layer}"] for layer in range(1, 17)]
     with_skips = [found[f"rank_residual/{layer}"] for layer in range(1, 17)]
     assert all(after < before for before, after in itertools.pairwise(alone))
@@ -161,25 +167,13 @@ def test_attention_alone_makes_tokens_alike_exponentially_in_depth_and_skips_do_
     assert with_skips[15] / with_skips[7] > 0.75
 
 
-def test_a_model_in_bf16_is_looked_into_in_fp32_and_left_as_it_is():
-    model, inputs = fresh(depth=12, width=32), tokens()
-    rounded = fresh(depth=12, width=32).bfloat16()
-    with torch.no_grad():
-        exact, found = plain(rank(model, inputs)), plain(rank(rounded, inputs))
-    assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
-    # bf16 itself could not tell such a distance from zero: it has three digits.
-    assert exact["rank_residual_attention/12"] < 4e-3
-    for name, value in exact.items():
-        assert found[name] == pytest.approx(value, rel=0.15, abs=0.01 * (value > 0.01))
-
-
 @pytest.mark.parametrize("scored", [32, 5], ids=["text", "a task"])
 def test_what_a_layer_is_worth_is_the_loss_of_the_model_without_it(scored):
     model, inputs, targets = scattered(fresh(depth=3)), tokens(), tokens(seed=1)
     # Of a task only the last targets may be scored.
     targets[:, :-scored] = IGNORED
     with torch.no_grad():
-        found = plain(layer_drop(model, inputs, targets))
+        found = plain(layer_drop(parts(model), inputs, targets))
 
         def loss(left_out=None):
             other = scattered(fresh(depth=3))
@@ -214,7 +208,8 @@ def test_attention_is_that_of_the_model():
     model, inputs = scattered(fresh(depth=1)), tokens()
     with torch.no_grad():
         block = model.transformer.h[0]
-        mine = attention_weights(block, embedded(model, inputs))
+        cut = parts(model)
+        mine = cut.attention_weights(block, cut.embedded(inputs))
         model.set_attn_implementation("eager")
         theirs = model(input_ids=inputs, output_attentions=True).attentions[0]
     assert torch.allclose(mine, theirs, atol=1e-5)
@@ -229,7 +224,7 @@ def test_the_induction_score_of_equal_attention_is_known_and_that_of_a_made_head
             layer.attn.c_attn.weight.zero_()
         # Each of the last half looks at all before it and at itself alike.
         equal = sum(1 / (place + 1) for place in range(8, 16)) / 8
-        found = plain(induction(model, inputs))
+        found = plain(induction(parts(model), inputs))
         for name in ("induction_score/1", "induction_score/2", "induction_score"):
             assert found[name] == pytest.approx(equal, rel=1e-5)
         # Positions are unit vectors, and head 2 of the first layer asks at place p for place p - 7.
@@ -243,12 +238,12 @@ def test_the_induction_score_of_equal_attention_is_known_and_that_of_a_made_head
             query[8 + place - 7, place] = 100.0
             key[8 + place - 7, place - 7] = 1.0
         short = inputs[:, :15]
-        found = plain(induction(model, short))
+        found = plain(induction(parts(model), short))
     assert found["induction_score/1"] == pytest.approx(1, abs=0.02)
     assert found["induction_score/2"] < 0.2
     assert found["induction_score"] == found["induction_score/1"] == found["induction_score_shifted"]
     assert found["induction_shift"] == found["induction_shift/1"] == 0
-    assert induction(model, torch.arange(16)[None]) == {}
+    assert induction(parts(model), torch.arange(16)[None]) == {}
 
 
 @pytest.mark.parametrize("shift", [0, 1, 3, 7])
@@ -307,7 +302,7 @@ def test_the_start_and_the_end_are_those_of_the_models_at_hand(root, tmp_path):
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
     model = build_model(one.shape, one.recipe, store.vocabulary, one.seed).eval()
     with torch.no_grad():
-        expected = plain(rank(model, inputs)) | plain(layer_drop(model, inputs, targets))
+        expected = plain(rank(parts(model), inputs)) | plain(layer_drop(parts(model), inputs, targets))
     assert result.start == pytest.approx(expected, abs=1e-6)
     end = result.evaluations[-1].measures
     assert set(end) == set(expected)

@@ -7,11 +7,10 @@ is also above zero for a head that looks back a fixed distance, if repetitions h
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from trainables.diagnostics.blocks import attention_input, blocks, embedded
+from trainables.model.family import Parts
 
 Tensor = torch.Tensor
 
@@ -19,7 +18,7 @@ Tensor = torch.Tensor
 SHIFTS = 16
 
 
-def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
+def induction(parts: Parts, inputs: Tensor) -> dict[str, Tensor]:
     """Return the best head's scores per layer as `NAME/LAYER` and over all layers as `NAME`; none if no token repeats.
 
     `induction_score` is at shift 0, `induction_score_shifted` at the best shift, which is `induction_shift`. The model
@@ -29,10 +28,10 @@ def induction(model: Any, inputs: Tensor) -> dict[str, Tensor]:
     if not places:
         return {}
     layers = []
-    states = embedded(model, inputs)
-    for block in blocks(model):
-        layers.append(scores(attention_weights(block, states), places))
-        states = block(states)
+    states = parts.embedded(inputs)
+    for layer in parts.layers():
+        layers.append(scores(parts.attention_weights(layer, states), places))
+        states = parts.feed(layer, parts.attention(layer, states))
     table = torch.stack(layers)
     best, shift = table.max(1)
     columns = {
@@ -89,15 +88,3 @@ def after_same(inputs: Tensor, shift: int = 0) -> Tensor:
     far = shift + 1 if shift else 0
     last = torch.where(is_same & (places + far < places[:, None]), places, -1).amax(2)
     return torch.where((last >= 0) & (last + 1 + shift < places), last + 1 + shift, -1)
-
-
-def attention_weights(block: Any, states: Tensor) -> Tensor:
-    """Return a layer's causal attention weights [B, heads, T, T] for states [B, T, d]; the fused kernel gives none."""
-    module = block.attn
-    batch, length, _ = states.shape
-    query, key, _ = module.c_attn(attention_input(block, states)).split(module.split_size, dim=2)
-    query, key = (x.view(batch, length, -1, module.head_dim).transpose(1, 2) for x in (query, key))
-    scores = (query @ key.transpose(2, 3)) * module.scaling
-    is_later = torch.ones(length, length, dtype=torch.bool, device=states.device).triu(1)
-    weights: Tensor = scores.masked_fill(is_later, float("-inf")).softmax(3)
-    return weights

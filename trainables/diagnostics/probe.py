@@ -13,6 +13,7 @@ from trainables.diagnostics.induction import induction
 from trainables.diagnostics.layer_drop import layer_drop
 from trainables.diagnostics.names import Diagnostic
 from trainables.diagnostics.rank import rank
+from trainables.model.family import Parts
 
 #: Tokens of the probe, in whole sequences, so that its cost does not grow with the batch.
 PROBE_TOKENS = 512
@@ -21,11 +22,12 @@ PROBE_TOKENS = 512
 class Probe:
     """The first sequences of the validation set, and the measures of a model on them."""
 
-    def __init__(self, names: Sequence[Diagnostic], model: Any, store: TokenStore, context: int) -> None:
-        self.names, self.model = names, model
+    def __init__(
+        self, names: Sequence[Diagnostic], model: Any, parts: Parts, store: TokenStore, context: int
+    ) -> None:
+        self.names, self.model, self.parts = names, model, parts
         x, y = next(validation_batches(store, context=context, batch=max(1, PROBE_TOKENS // context)))
-        parts = (torch.from_numpy(np.asarray(part)).to(model.device) for part in (x, y))
-        self.inputs, self.targets = parts
+        self.inputs, self.targets = (torch.from_numpy(np.asarray(part)).to(model.device) for part in (x, y))
 
     def measures(self) -> dict[str, float]:
         """Return the finite measures of the current model by name, without an effect on training."""
@@ -34,11 +36,11 @@ class Probe:
         self.model.eval()
         with torch.no_grad():
             if "rank" in self.names:
-                found |= rank(self.model, self.inputs)
+                found |= rank(self.parts, self.inputs)
             if "layer_drop" in self.names:
-                found |= layer_drop(self.model, self.inputs, self.targets)
+                found |= layer_drop(self.parts, self.inputs, self.targets)
             if "induction" in self.names:
-                found |= induction(self.model, self.inputs)
+                found |= induction(self.parts, self.inputs)
         self.model.train(was_training)
         # One transfer from the device.
         values = torch.stack(list(found.values())).tolist() if found else []

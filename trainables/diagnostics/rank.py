@@ -8,11 +8,10 @@ weights are run as they are, and without skip connections, feed-forward networks
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-from trainables.diagnostics.blocks import behind_attention, behind_feed, blocks, embedded
+from trainables.model.family import Parts
 
 Tensor = torch.Tensor
 
@@ -25,18 +24,18 @@ PATHS: Mapping[str, tuple[bool, bool]] = {
 }
 
 
-def rank(model: Any, inputs: Tensor) -> dict[str, Tensor]:
+def rank(parts: Parts, inputs: Tensor) -> dict[str, Tensor]:
     """Return after every layer the relative distance from rank one on all `PATHS`, and the full model's `token_cosine`.
 
     The model must be in evaluation mode; inputs are tokens [B, T]. Keys are `NAME/LAYER`, layers from 1.
     """
-    states = dict.fromkeys(PATHS, embedded(model, inputs))
+    states = dict.fromkeys(PATHS, parts.embedded(inputs))
     found: dict[str, Tensor] = {}
-    for layer, block in enumerate(blocks(model), 1):
+    for layer, block in enumerate(parts.layers(), 1):
         for name, (skip, feed) in PATHS.items():
-            states[name] = behind_attention(block, states[name], skip=skip)
+            states[name] = parts.attention(block, states[name], skip=skip)
             if feed:
-                states[name] = behind_feed(block, states[name], skip=skip)
+                states[name] = parts.feed(block, states[name], skip=skip)
             found[f"{name}/{layer}"] = residual(states[name])
         found[f"token_cosine/{layer}"] = token_cosine(states["rank_residual"])
     return found

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
+from trainables.model.gpt2 import GPT2Parts
 from trainables.model.residual import JoinedBlock
 
 Tensor = torch.Tensor
@@ -40,6 +41,18 @@ def linear_attention(
 
 class AnalysedBlock(JoinedBlock):
     """A block of attention and a skip connection only."""
+
+
+class AnalysedParts(GPT2Parts):
+    """The model in parts; it has no feed-forward networks."""
+
+    def attention_input(self, layer: Any, stream: Tensor) -> Any:
+        """Return the stream itself: there is no norm."""
+        return stream
+
+    def feed(self, layer: Any, stream: Tensor, *, skip: bool = True) -> Any:
+        """Return the stream."""
+        return stream
 
 
 class _Divided(nn.Module):

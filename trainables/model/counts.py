@@ -93,7 +93,7 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     degree, groups, zero = layout.tensor_parallel, layout.data_parallel, layout.zero
     value = VALUE_BYTES[recipe.precision]
     model_family = family(recipe.network)
-    whole = model_family.rank_parameters(shape, vocabulary, recipe.context, layout)
+    whole = model_family.rank_parameters(shape, recipe, vocabulary, layout)
     part = math.ceil(whole / groups) if zero else whole
     bucket = 4 * min(BUCKET, whole)
     weights = 4 * (part if zero == 3 else whole) + (4 * part if zero else 0)
@@ -132,6 +132,6 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     ]
     moment, gradients, buffers, activations = max(moments, key=lambda m: sum(m[1:]))
     # Muon has one moment of each matrix of the blocks, which is two FLOPs of a token.
-    flops = model_family.flops(shape, vocabulary, recipe.context)
+    flops = model_family.flops(shape, recipe, vocabulary)
     optimizer = 8 * part - (4 * flops.matrices // 2 if recipe.optimizer == "muon" else 0)
     return Memory(moment, weights, gradients, optimizer, buffers, activations)

@@ -7,16 +7,16 @@ The class of the family `training.network` lives in `trainables/model/families/N
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from trainables.cell import Recipe, Residual, Shape
 from trainables.errors import InputError, did_you_mean
 from trainables.layout import Layout
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 #: Bytes of a value that a layer computes. In bf16 too, weights, gradients and the residual stream take 4.
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
@@ -72,6 +72,28 @@ class Role:
     """Index of the block from 0; None outside the blocks."""
 
 
+class Parts(Protocol):
+    """A model taken apart for diagnostics; a stream is the fp32 input of a layer, [B, T, d]."""
+
+    def embedded(self, tokens: "Tensor") -> "Tensor":
+        """Return the stream before the first layer, for tokens [B, T]."""
+
+    def layers(self) -> Iterable[Any]:
+        """Return the layers in order, for the methods below."""
+
+    def attention(self, layer: Any, stream: "Tensor", *, skip: bool = True) -> "Tensor":
+        """Return the stream after the attention of a layer, with or without its skip connection."""
+
+    def feed(self, layer: Any, stream: "Tensor", *, skip: bool = True) -> "Tensor":
+        """Return the stream after a layer's feed-forward network, given the stream after its attention."""
+
+    def attention_weights(self, layer: Any, stream: "Tensor") -> "Tensor":
+        """Return a layer's attention weights, [B, heads, T, T]."""
+
+    def logits(self, stream: "Tensor") -> "Tensor":
+        """Return the logits [B, T, V] of the last layer's output."""
+
+
 class ModelFamily(ABC):
     """One kind of transformer: its counts in closed form, its construction, and how its weights are sharded."""
 
@@ -100,16 +122,24 @@ class ModelFamily(ABC):
         """Return how branches join the residual stream."""
         return recipe.residual
 
+    def summed_branches(self, recipe: Recipe, depth: float) -> float:
+        """Return how many initial branch outputs add up in the stream; each is divided by the root of their number.
+
+        2·L, where L is the depth at which the parametrisation changes nothing. `sqrt` and `linear` divide by L
+        themselves (`trainables.model.parametrisation.residual_scale`).
+        """
+        return 2 if self.residual(recipe) in ("sqrt", "linear") else 2 * depth
+
     @abstractmethod
-    def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
+    def parameters(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Parameters:
         """Count the parameters exactly."""
 
     @abstractmethod
-    def flops(self, shape: Shape, vocabulary: int, context: int) -> Flops:
-        """Count the FLOPs of one token of a sequence of `context` tokens."""
+    def flops(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Flops:
+        """Count the FLOPs of one token of a sequence of the recipe's context."""
 
     @abstractmethod
-    def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
+    def rank_parameters(self, shape: Shape, recipe: Recipe, vocabulary: int, layout: Layout) -> int:
         """Count the parameters that the largest tensor-parallel rank holds before ZeRO divides them."""
 
     @abstractmethod
@@ -121,11 +151,18 @@ class ModelFamily(ABC):
         """Return the role of a parameter, by its name in the model."""
 
     @abstractmethod
-    def build(self, shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
-        """Build and initialise a HuggingFace causal language model on the CPU in fp32, the same for the same seed."""
+    def build(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Any:
+        """Build a HuggingFace causal language model on the CPU in fp32; `build_model` draws its weights."""
+
+    def finish_weights(self, model: Any, recipe: Recipe, seed: int) -> None:  # noqa: B027  # optional
+        """Set the weights that depend on those that were drawn."""
 
     def finish_sharding(self, model: Any, layout: Layout) -> None:  # noqa: B027  # optional
-        """Adjust a model that DeepSpeed has sharded; a RuntimeError if a matrix is not."""
+        """Adjust a model that DeepSpeed has sharded."""
+
+    def parts(self, model: Any, recipe: Recipe) -> Parts:
+        """Return a model in parts, for the family's `diagnostics`."""
+        raise NotImplementedError(f"`network: {self.name}` has no diagnostics")
 
     def is_huggingface(self, recipe: Recipe) -> bool:
         """Whether HuggingFace has a class for the trained model, so that it can be exported."""
@@ -133,8 +170,8 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def exported(
-        self, state: Mapping[str, "torch.Tensor"], shape: Shape, recipe: Recipe, vocabulary: int
-    ) -> tuple[Any, dict[str, "torch.Tensor"]]:
+        self, state: Mapping[str, "Tensor"], shape: Shape, recipe: Recipe, vocabulary: int
+    ) -> tuple[Any, dict[str, "Tensor"]]:
         """Return HuggingFace's configuration and the weights that `from_pretrained` of that configuration reads."""
 
 
@@ -163,10 +200,3 @@ def family(name: str) -> ModelFamily:
             )
         importlib.import_module(f"trainables.model.families.{name}")
     return _REGISTERED[name]()
-
-
-def build_model(shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
-    """Build and initialise the model of a cell on the CPU in fp32, deterministically by seed."""
-    model_family = family(recipe.network)
-    model_family.check(recipe)
-    return model_family.build(shape, recipe, vocabulary, seed)

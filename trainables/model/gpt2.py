@@ -1,7 +1,6 @@
-"""Build HuggingFace's `GPT2LMHeadModel` with a recipe's initialisation and parametrisation, and convert its weights."""
+"""HuggingFace's `GPT2LMHeadModel`: build it, convert its weights, and take it apart for diagnostics."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,12 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.chunked_loss import ChunkedLoss
-from trainables.model.family import family
-from trainables.model.parametrisation import attention_ratio, depth_ratio, scale, width_ratio
-from trainables.model.residual import weigh_streams
+from trainables.model.parametrisation import attention_ratio
 
-#: Standard deviation of every matrix under the initialisation `gpt2`.
-GPT2_STD = 0.02
 #: Tied to the embedding, so HuggingFace's files omit it.
 TIED_HEAD = "lm_head.weight"
 #: torch's attention under a name for which HuggingFace builds no mask. For its own name `sdpa` it looks for packed
@@ -54,10 +49,8 @@ def model_config(shape: Shape, recipe: Recipe, vocabulary: int) -> GPT2Config:
     )
 
 
-def build_gpt2(
-    shape: Shape, recipe: Recipe, vocabulary: int, seed: int, change: Callable[[Any, Recipe], None]
-) -> GPT2LMHeadModel:
-    """Build and initialise a model on the CPU in fp32 by its seed; `change` changes the blocks before the draw."""
+def build_gpt2(shape: Shape, recipe: Recipe, vocabulary: int, change: Callable[[Any, Recipe], None]) -> Any:
+    """Build a model on the CPU in fp32 with weights that are not drawn yet, after `change` of its blocks."""
     with no_init_weights():
         model = GPT2(model_config(shape, recipe, vocabulary))
     # Transformers looks up the loss by class name and warns, because it has none of this name.
@@ -65,9 +58,6 @@ def build_gpt2(
     conv1d_to_linear(model)
     change(model, recipe)
     model.tie_weights()
-    initialise(model, shape, recipe, seed)
-    if recipe.residual == "admin":
-        weigh_streams(model, seed)
     for module in model.modules():
         if isinstance(module, GPT2Attention):
             module.scaling *= attention_ratio(shape, recipe)
@@ -90,60 +80,24 @@ def conv1d_to_linear(model: nn.Module) -> None:
                 setattr(parent, name, linear)
 
 
-def initialise(model: nn.Module, shape: Shape, recipe: Recipe, seed: int) -> None:
-    """Draw all weights from one generator in the order of the parameters."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                std = standard_deviation(name, parameter.shape[1], shape, recipe)
-                parameter.normal_(0.0, std, generator=generator)
-        for name, module in model.named_modules():
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-                module.weight.mul_(scale(f"{name}.weight", shape, recipe).start)
-            elif isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
-
-
-def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> float:
-    """Return the initial standard deviation of a matrix; a parametrisation scales the value at the base shape.
-
-    `gpt2` is Radford et al. 2019: 0.02, divided by sqrt(2L) for outputs into the residual stream. `fan_in` is
-    1/sqrt(fan in) with the same division, and 0.02 for embeddings; at widths of tens the difference is worth a layer.
-    """
-    model_family = family(recipe.network)
-    role = model_family.role(name)
-    if role.kind == "embedding":
-        std = model_family.embedding_std
-    else:
-        std = GPT2_STD if recipe.init == "gpt2" else 1 / math.sqrt(fan_in / width_ratio(shape, recipe))
-    if role.kind == "branch_output":
-        # The L in the factor 1/sqrt(2L) of a branch's initial output; `scale` contains the rest. Of post and admin the
-        # factor is 1, as in Vaswani et al. 2017, because a norm follows the sum.
-        fixed = {"sqrt": 1.0, "linear": 1.0, "post": 0.5, "admin": 0.5}
-        depth = shape.depth / depth_ratio(shape, recipe)
-        std /= math.sqrt(2 * fixed.get(model_family.residual(recipe), depth))
-    return std * scale(name, shape, recipe).start
-
-
 def use_local_heads(model: Any, layout: Layout) -> None:
-    """Set the width of each attention's local heads, which DeepSpeed does not.
-
-    It reports nothing if a pattern matches no layer, so a matrix that is not sharded is a RuntimeError here.
-    """
-    degree, width = layout.tensor_parallel, model.config.n_embd
-    for name, module in model.named_modules():
+    """Set the width of each attention's local heads, which DeepSpeed does not."""
+    for module in model.modules():
         if isinstance(module, GPT2Attention):
-            weight = module.c_attn.weight
-            # Under ZeRO-3 the weight is an empty placeholder.
-            rows = (getattr(weight, "ds_shape", None) or weight.shape)[0]
-            if rows != 3 * width // degree:
-                raise RuntimeError(f"DeepSpeed did not shard {name}.c_attn: it has {rows} rows on this rank")
-            module.split_size = rows // 3
-    for name, parameter in model.named_parameters():
-        if ".mlp.c_fc.weight" in name and not getattr(parameter, "tensor_model_parallel", False):
-            raise RuntimeError(f"DeepSpeed did not shard {name}")
+            module.split_size = model.config.n_embd // layout.tensor_parallel
+
+
+def fold_attention(
+    state: Mapping[str, torch.Tensor], shape: Shape, recipe: Recipe
+) -> dict[str, torch.Tensor]:
+    """Return a model's weights with the attention ratio moved into the queries, for GPT-2's scores over sqrt(d_h)."""
+    ratio, folded = attention_ratio(shape, recipe), dict(state)
+    for name, value in state.items():
+        if ratio != 1 and ".c_attn." in name:
+            # Query, key and value are stacked.
+            queries, others = value.tensor_split([len(value) // 3])
+            folded[name] = torch.cat([queries * ratio, others])
+    return folded
 
 
 def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str, torch.Tensor]:
@@ -165,3 +119,51 @@ def as_conv1d(state: Mapping[str, torch.Tensor], config: GPT2Config) -> dict[str
         wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         raise RuntimeError(f"the weights are not those of the whole model: {', '.join(wrong[:3])} differ")
     return tensors
+
+
+class GPT2Parts:
+    """GPT-2 in parts (`trainables.model.family.Parts`); its fp32 weights are used as they are."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Add the vectors of tokens and positions."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        stream: torch.Tensor = self.model.transformer.wte(tokens) + self.model.transformer.wpe(positions)
+        return stream
+
+    def layers(self) -> Iterable[Any]:
+        """Return the blocks."""
+        blocks: Iterable[Any] = self.model.transformer.h
+        return blocks
+
+    def attention_input(self, layer: Any, stream: torch.Tensor) -> Any:
+        """Return the normed stream."""
+        return layer.ln_1(stream)
+
+    def attention(self, layer: Any, stream: torch.Tensor, *, skip: bool = True) -> Any:
+        """Return the stream after the attention."""
+        added = layer.attn(self.attention_input(layer, stream))[0]
+        return stream + added if skip else added
+
+    def feed(self, layer: Any, stream: torch.Tensor, *, skip: bool = True) -> Any:
+        """Return the stream after the feed-forward network."""
+        added = layer.mlp(layer.ln_2(stream))
+        return stream + added if skip else added
+
+    def attention_weights(self, layer: Any, stream: torch.Tensor) -> torch.Tensor:
+        """Compute the causal attention weights, which the fused kernel does not return."""
+        module = layer.attn
+        batch, length, _ = stream.shape
+        projected = module.c_attn(self.attention_input(layer, stream))
+        query, key, _ = projected.split(module.split_size, dim=2)
+        query, key = (x.view(batch, length, -1, module.head_dim).transpose(1, 2) for x in (query, key))
+        scores = (query @ key.transpose(2, 3)) * module.scaling
+        is_later = torch.ones(length, length, dtype=torch.bool, device=stream.device).triu(1)
+        weights: torch.Tensor = scores.masked_fill(is_later, float("-inf")).softmax(3)
+        return weights
+
+    def logits(self, stream: torch.Tensor) -> Any:
+        """Apply the final norm and the head."""
+        return self.model.lm_head(self.model.transformer.ln_f(stream))

@@ -10,15 +10,14 @@ et al.). So the multipliers are absorbed into the final norm, whose gain and bia
 the last matrix and bias of each branch. The model stays HuggingFace's class in any layout and is exported unchanged;
 only the gradient norm, and so the clipping, is that of the absorbed weights. Attention over d_h instead of sqrt(d_h)
 cannot be absorbed while training, because query, key and value are one matrix: it is set as the scale of the
-attention, and `fold_attention` moves it into the queries.
+attention, and the export moves it into the queries.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from trainables.cell import Recipe, Residual, Shape
@@ -111,16 +110,3 @@ def param_groups(
         values |= {"momentum": MOMENTUM} if is_muon else {"eps": recipe.epsilon * one.epsilon}
         groups.setdefault((is_muon, is_matrix, one), values)["params"].append(parameter)
     return list(groups.values())
-
-
-def fold_attention(
-    state: Mapping[str, torch.Tensor], shape: Shape, recipe: Recipe
-) -> dict[str, torch.Tensor]:
-    """Return a model's weights with the attention ratio moved into the queries, for GPT-2's scores over sqrt(d_h)."""
-    ratio, folded = attention_ratio(shape, recipe), dict(state)
-    for name, value in state.items():
-        if ratio != 1 and ".c_attn." in name:
-            # Query, key and value are stacked.
-            queries, others = value.tensor_split([len(value) // 3])
-            folded[name] = torch.cat([(queries.float() * ratio).to(value.dtype), others])
-    return folded

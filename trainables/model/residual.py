@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
+from trainables.model.gpt2 import GPT2Parts
+
 #: Sequences of random tokens on which ADMIN measures the initial branches.
 PROFILED = 8
 
@@ -51,6 +53,24 @@ class PostNormBlock(JoinedBlock):
 def weigh(stream: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     """Return the stream [B, T, d] times its weights [d], if any."""
     return stream if weight is None else stream * weight
+
+
+class PostNormParts(GPT2Parts):
+    """A model of `PostNormBlock`s in parts."""
+
+    def attention_input(self, layer: Any, stream: torch.Tensor) -> Any:
+        """Return the stream itself: no norm comes first."""
+        return stream
+
+    def attention(self, layer: Any, stream: torch.Tensor, *, skip: bool = True) -> Any:
+        """Return the normed stream after the attention."""
+        added = layer.attn(stream)[0]
+        return layer.ln_1(weigh(stream, layer.omega_attn) + added if skip else added)
+
+    def feed(self, layer: Any, stream: torch.Tensor, *, skip: bool = True) -> Any:
+        """Return the normed stream after the feed-forward network."""
+        added = layer.mlp(stream)
+        return layer.ln_2(weigh(stream, layer.omega_mlp) + added if skip else added)
 
 
 def to_post_norm(model: Any, *, weighted: bool) -> None:

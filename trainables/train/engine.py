@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 
 from trainables.cell import Recipe, Shape
@@ -18,6 +19,8 @@ from trainables.model.family import family
 from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import import_deepspeed
 from trainables.train.muon import MuonAndAdamW
+
+LINEAR = functional.linear
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
@@ -71,7 +74,13 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
 
 
 def build_engine(
-    model: Any, recipe: Recipe, lr: float, layout: Layout = Layout(), *, universal: bool = False
+    model: Any,
+    shape: Shape,
+    recipe: Recipe,
+    lr: float,
+    layout: Layout = Layout(),
+    *,
+    universal: bool = False,
 ) -> Any:
     """Return a DeepSpeed engine around the model, with torch's optimizers (DeepSpeed's need a compiler).
 
@@ -82,8 +91,6 @@ def build_engine(
     if layout.activation_checkpointing:
         # DeepSpeed's own key `activation_checkpointing` has no effect on HuggingFace's models.
         model.activation_checkpointing_enable()
-    config = model.config
-    shape = Shape(depth=config.num_hidden_layers, width=config.hidden_size, heads=config.num_attention_heads)
     groups = param_groups(model.named_parameters(), shape, recipe, lr)
     betas = (recipe.beta1, recipe.beta2)
     muon = recipe.optimizer == "muon"
@@ -98,11 +105,30 @@ def build_engine(
             dist_init_required=False,
         )
     if layout.tensor_parallel > 1:
+        check_sharding(engine.module, recipe)
         family(recipe.network).finish_sharding(engine.module, layout)
     if layout.ranks == 1 and layout.zero == 0:
         # DeepSpeed would all-reduce the gradients of one rank with itself: 0.8 ms per step, 10 % of a small one.
         engine.enable_backward_allreduce = False
     return engine
+
+
+def close_engine(engine: Any) -> None:
+    """Free an engine, and restore torch's `linear`, which stage 3 replaces for the rest of the process."""
+    engine.destroy()
+    functional.linear = LINEAR
+
+
+def check_sharding(model: Any, recipe: Recipe) -> None:
+    """Raise a RuntimeError if DeepSpeed did not shard a matrix of a block: it ignores a pattern without a match."""
+    for name, parameter in model.named_parameters():
+        role = family(recipe.network).role(name)
+        if (
+            role.is_matrix
+            and role.layer is not None
+            and not getattr(parameter, "tensor_model_parallel", False)
+        ):
+            raise RuntimeError(f"DeepSpeed did not shard {name}")
 
 
 def clip_gradients(engine: Any, layout: Layout, largest: float) -> torch.Tensor:

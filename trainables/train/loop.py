@@ -26,13 +26,14 @@ from trainables.diagnostics.probe import Probe
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.export.weights import keep, whole_state
 from trainables.layout import Layout
-from trainables.model.family import build_model, family
+from trainables.model.build import build_model
+from trainables.model.family import family
 from trainables.progress import Ending, Evaluation, Point, Progress, Result, evaluation_steps
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
-from trainables.train.engine import build_engine, clip_gradients, schedule
+from trainables.train.engine import build_engine, clip_gradients, close_engine, schedule
 from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
 
 #: Points of a training curve.
@@ -118,11 +119,12 @@ def train(
     )
     try:
         if diagnostics:
-            training.probe = Probe(diagnostics, engine.module, store, recipe.context)
+            parts = family(recipe.network).parts(engine.module, recipe)
+            training.probe = Probe(diagnostics, engine.module, parts, store, recipe.context)
         result = training.run(evaluations, stop)
         final = whole_state(engine, layout) if weights and result.status == "done" else None
     finally:
-        engine.destroy()
+        close_engine(engine)
     if weights and result.status == "done":
         # The other ranks wait: a rank that exits early counts as lost.
         note, *_ = run_on_all_ranks(
@@ -161,14 +163,14 @@ def _start(
     torch.manual_seed(cell.seed)
     model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
     engine = build_engine(
-        model, cell.recipe, cell.lr, layout, universal=found is not None and found.universal
+        model, cell.shape, cell.recipe, cell.lr, layout, universal=found is not None and found.universal
     )
     state = found.state if found else TrainingState(cell=cell.key)
     if found:
         try:
             found.load(engine, notes)
         except Exception:
-            engine.destroy()
+            close_engine(engine)
             raise
     state.notes += [note for note in notes if note not in state.notes]
     return engine, state, damaged
@@ -411,7 +413,7 @@ class _Training:
         loss = state.evaluations[-1].loss if state.evaluations else None
         if reason is None and (loss is None or not math.isfinite(loss)):
             reason = f"the validation loss is {loss} at step {state.step}"
-        model_family, size = family(recipe.network), (cell.shape, store.vocabulary, recipe.context)
+        model_family, size = family(recipe.network), (cell.shape, recipe, store.vocabulary)
         tokens = state.step * recipe.batch * recipe.context
         rate = tokens / state.train_seconds
         # Read the peak before `matmul_flops_per_second` allocates its matrices.
@@ -431,7 +433,7 @@ class _Training:
             tokens=tokens,
             epochs=epochs(store, context=recipe.context, batch=recipe.batch, steps=state.step),
             params=cell.shape.budget_params,
-            total_params=model_family.parameters(*size, recipe.residual).total,
+            total_params=model_family.parameters(*size).total,
             vocabulary=store.vocabulary,
             entropy=store.entropy,
             bytes_per_token=store.bytes_per_token,

@@ -4,7 +4,7 @@ import pytest
 
 from study.plan.cost import step_seconds
 from study.spec.devices import DEVICES, local_gpus, usable_memory
-from trainables.cell import Shape
+from trainables.cell import Recipe, Shape
 from trainables.model.family import family
 
 # depth, width, sequences, context, vocabulary, milliseconds a step: see the comment in `study/spec/devices.py`.
@@ -34,7 +34,10 @@ def test_cpu_time_is_within_a_third_of_what_was_measured(
 ) -> None:
     shape = Shape(depth=depth, width=width, heads=2)
     tokens = batch * context
-    work = family("gpt2").flops(shape, vocabulary, context).training * tokens
+    work = (
+        family("gpt2").flops(shape, Recipe(steps=1, batch=batch, context=context), vocabulary).training
+        * tokens
+    )
     estimate = 1e3 * step_seconds(DEVICES["cpu"], shape, tokens, work, "fp32")
     assert milliseconds / 1.33 < estimate < milliseconds * 1.33
 
@@ -42,7 +45,7 @@ def test_cpu_time_is_within_a_third_of_what_was_measured(
 def test_a_step_of_a_large_model_on_a_gpu_is_its_flops_over_the_share_of_the_peak() -> None:
     shape = Shape(depth=48, width=4096, heads=32)
     device = DEVICES["a100-80gb"]
-    work = family("gpt2").flops(shape, 50_000, 1024).training * 65_536
+    work = family("gpt2").flops(shape, Recipe(steps=1, batch=64, context=1024), 50_000).training * 65_536
     assert step_seconds(device, shape, 65_536, work, "bf16") == pytest.approx(
         work / (312e12 * device.utilisation), rel=0.01
     )

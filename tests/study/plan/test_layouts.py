@@ -93,7 +93,7 @@ def test_auto_is_the_first_that_fits_of_all_layouts_there_are(
             Layout(
                 tensor_parallel=tensor,
                 data_parallel=data,
-                zero=3 if zero == 3 else default_zero(tensor * data),
+                zero=3 if zero == 3 else default_zero(one, tensor * data),
                 micro_batch=micro,
                 activation_checkpointing=again,
             )

@@ -71,9 +71,9 @@ def test_cells_of_one_shape_and_seed_are_told_apart_by_their_rate() -> None:
 def test_every_cell_carries_exact_counts() -> None:
     for planned in plan_of(SMALL).cells:
         cell = planned.cell
-        assert planned.parameters == family("gpt2").parameters(cell.shape, 9, 64, "pre")
+        assert planned.parameters == family("gpt2").parameters(cell.shape, cell.recipe, 9)
         assert planned.tokens == 1_228_800
-        assert planned.flops == family("gpt2").flops(cell.shape, 9, 64).training * 1_228_800
+        assert planned.flops == family("gpt2").flops(cell.shape, cell.recipe, 9).training * 1_228_800
         assert planned.memory_bytes == memory(cell.shape, 9, cell.recipe, planned.layout).total
         assert planned.layout.sequences(planned.cell.recipe) == 16
         assert planned.layout.ranks == 1

@@ -11,9 +11,9 @@ import torch
 from trainables.cell import Recipe, Shape
 from trainables.checkpoint import checkpoint, universal
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.ranks.process_group import join
-from trainables.train.engine import build_engine
+from trainables.train.engine import build_engine, close_engine
 
 RECIPE = Recipe(steps=4, batch=2, context=8, weight_decay=0.3)
 
@@ -25,8 +25,9 @@ def _process():
 
 @contextlib.contextmanager
 def engine_of(zero, steps=0, is_universal=False):
-    model = build_model(Shape(depth=1, width=8, heads=2), RECIPE, 5, 0)
-    engine = build_engine(model, RECIPE, 1e-3, Layout(zero=zero), universal=is_universal)
+    shape = Shape(depth=1, width=8, heads=2)
+    model = build_model(shape, RECIPE, 5, 0)
+    engine = build_engine(model, shape, RECIPE, 1e-3, Layout(zero=zero), universal=is_universal)
     tokens = torch.arange(16).remainder(5).view(2, 8)
     try:
         for _ in range(steps):
@@ -34,7 +35,7 @@ def engine_of(zero, steps=0, is_universal=False):
             engine.step()
         yield engine
     finally:
-        engine.destroy()
+        close_engine(engine)
 
 
 def saved(folder, zero):

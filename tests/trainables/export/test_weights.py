@@ -31,7 +31,7 @@ from trainables.errors import InputError
 from trainables.export.tokenizer import huggingface_tokenizer
 from trainables.export.weights import write
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.model.gpt2 import as_conv1d, model_config
 from trainables.record import Keep, Record, damage, read_record
 from trainables.storage.storage import Bucket

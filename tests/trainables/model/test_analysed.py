@@ -8,7 +8,8 @@ import torch
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.model.family import build_model, family
+from trainables.model.build import build_model
+from trainables.model.family import family
 from trainables.train.loop import train
 
 CONTEXT, VOCABULARY = 16, 9
@@ -70,10 +71,10 @@ def test_its_output_is_a_polynomial_of_degree_3_to_the_depth(depth):
 def test_the_counts_are_the_models():
     shape = Shape(depth=3, width=16, heads=2)
     model = build_model(shape, RECIPE, VOCABULARY, 0)
-    count = family("analysed").parameters(shape, VOCABULARY, CONTEXT, "pre")
+    count = family("analysed").parameters(shape, RECIPE, VOCABULARY)
     assert count.total == model.num_parameters()
     assert count.non_embedding * 3 == shape.budget_params
-    assert family("analysed").flops(shape, VOCABULARY, CONTEXT).matrices == 2 * count.non_embedding
+    assert family("analysed").flops(shape, RECIPE, VOCABULARY).matrices == 2 * count.non_embedding
 
 
 @pytest.mark.parametrize("depth", [1, 16])

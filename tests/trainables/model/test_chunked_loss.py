@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainables.cell import Recipe, Shape
 from trainables.data.store.batches import IGNORED
 from trainables.model import chunked_loss
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 
 VOCABULARY, BATCH, CONTEXT = 500, 4, 32
 

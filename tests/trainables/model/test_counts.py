@@ -8,8 +8,9 @@ from transformers import GPT2LMHeadModel
 
 from trainables.cell import Precision, Recipe, Shape
 from trainables.layout import Layout
+from trainables.model.build import build_model
 from trainables.model.counts import kept_activations, memory
-from trainables.model.family import build_model, family
+from trainables.model.family import family
 from trainables.model.gpt2 import model_config
 
 GPT2 = family("gpt2")
@@ -28,7 +29,7 @@ def test_parameters_are_those_of_the_model(
     shape = Shape(depth=depth, width=width, heads=heads)
     with torch.device("meta"):
         model = GPT2LMHeadModel(model_config(shape, recipe(context), vocabulary))
-    count = GPT2.parameters(shape, vocabulary, context, "pre")
+    count = GPT2.parameters(shape, recipe(context), vocabulary)
     assert count.total == model.num_parameters()
     assert count.embedding == model.transformer.wte.weight.numel()
     assert count.position == model.transformer.wpe.weight.numel()
@@ -37,7 +38,7 @@ def test_parameters_are_those_of_the_model(
 
 def test_parameters_of_gpt2_small() -> None:
     # 124,439,808 is what `GPT2LMHeadModel.from_pretrained("gpt2").num_parameters()` says.
-    assert GPT2.parameters(Shape(depth=12, width=768, heads=12), 50257, 1024, "pre").total == 124_439_808
+    assert GPT2.parameters(Shape(depth=12, width=768, heads=12), recipe(1024), 50257).total == 124_439_808
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_flops_are_those_of_deepspeeds_profiler(
         detailed=False,
         warm_up=0,
     )
-    ours = GPT2.flops(shape, vocabulary, context)
+    ours = GPT2.flops(shape, recipe(context), vocabulary)
     # The project promises 2 %; the same conventions as the profiler's make it exact.
     assert ours.forward * batch * context == measured
     assert ours.training == 3 * ours.forward
@@ -69,7 +70,7 @@ def test_flops_are_those_of_deepspeeds_profiler(
 
 def test_flops_of_a_wide_model_are_two_per_parameter_and_token() -> None:
     shape = Shape(depth=48, width=4096, heads=32)
-    count = GPT2.flops(shape, 2000, 128)
+    count = GPT2.flops(shape, recipe(128), 2000)
     assert count.matrices == 2 * shape.budget_params
     assert count.forward == pytest.approx(2 * shape.budget_params, rel=0.01)
 
@@ -133,15 +134,15 @@ def test_the_parameters_of_a_rank_are_those_of_a_model_shared_by_hand(
         else:
             count += parameter.numel()
     layout = Layout(tensor_parallel=degree, shard_vocabulary=shard_vocabulary)
-    assert GPT2.rank_parameters(shape, vocabulary, context, layout) == count
+    assert GPT2.rank_parameters(shape, recipe(context), vocabulary, layout) == count
 
 
 @pytest.mark.parametrize("depth", [1, 5])
 def test_one_rank_has_all_parameters(depth: int) -> None:
     shape = Shape(depth=depth, width=48, heads=2)
     for network in ("gpt2", "analysed"):
-        whole = family(network).rank_parameters(shape, 257, 33, Layout())
-        assert whole == family(network).parameters(shape, 257, 33, "pre").total
+        whole = family(network).rank_parameters(shape, recipe(33), 257, Layout())
+        assert whole == family(network).parameters(shape, recipe(33), 257).total
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_the_state_of_each_stage(precision: Precision, zero: int, groups: int, p
     cell = recipe(2, groups).model_copy(update={"precision": precision})
     needed = memory(shape, 64, cell, Layout.model_validate({"zero": zero, "data_parallel": groups}))
     assert needed.moment in ("step", "reduction")
-    assert needed.state == pytest.approx(per_parameter * GPT2.parameters(shape, 64, 2, "pre").total, rel=1e-6)
+    assert needed.state == pytest.approx(per_parameter * GPT2.parameters(shape, cell, 64).total, rel=1e-6)
     assert needed.total == needed.state + round(0.05 * needed.state)
 
 

@@ -6,7 +6,7 @@ from transformers import GPT2LMHeadModel
 
 from tests.plain_gpt2 import PlainGPT2
 from trainables.cell import Recipe, Shape
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.model.gpt2 import conv1d_to_linear, model_config
 
 RECIPE = Recipe(steps=10, batch=2, context=16)

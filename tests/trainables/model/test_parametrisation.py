@@ -13,7 +13,7 @@ from tests.trainables.export.test_weights import load, validation_loss
 from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.model.parametrisation import attention_ratio, param_groups
 from trainables.record import Keep
 from trainables.train.loop import train

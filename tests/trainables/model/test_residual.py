@@ -10,7 +10,8 @@ from torch.nn import functional
 from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.model.family import build_model, family
+from trainables.model.build import build_model
+from trainables.model.family import family
 from trainables.model.parametrisation import param_groups
 from trainables.record import Keep
 from trainables.train.loop import train
@@ -137,7 +138,7 @@ def test_scaled_norms_shrink_with_the_layer():
 @pytest.mark.parametrize("residual", ["pre", "sqrt", "linear", "scaled_norm", "post", "admin"])
 def test_the_count_of_parameters_is_the_models(residual):
     model = build_model(SHAPE, recipe(residual), VOCABULARY, seed=0)
-    assert family("gpt2").parameters(SHAPE, VOCABULARY, CONTEXT, residual).total == model.num_parameters()
+    assert family("gpt2").parameters(SHAPE, recipe(residual), VOCABULARY).total == model.num_parameters()
 
 
 def test_only_what_is_a_plain_gpt2_keeps_its_weights(tmp_path):

@@ -14,7 +14,7 @@ import torch.distributed.distributed_c10d as c10d
 from tests.ranks import RankError, Ranks
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.ranks import process_group as world
 from trainables.ranks.process_group import RankInfo, Rendezvous, join, leave
 from trainables.train.engine import build_engine
@@ -40,8 +40,9 @@ def listening(rank_info, rendezvous):
     """Addresses of both ends of every socket of this process, in a gang with an engine."""
     join(rank_info, rendezvous)
     recipe = Recipe(steps=2, batch=2, context=4)
-    model = build_model(Shape(depth=1, width=8, heads=2), recipe, 5, 0)
-    engine = build_engine(model, recipe, 1e-3, Layout(tensor_parallel=2, zero=1))
+    shape = Shape(depth=1, width=8, heads=2)
+    model = build_model(shape, recipe, 5, 0)
+    engine = build_engine(model, shape, recipe, 1e-3, Layout(tensor_parallel=2, zero=1))
     tokens = torch.zeros(2, 4, dtype=torch.long)
     engine.backward(engine(input_ids=tokens, labels=tokens).loss)
     engine.step()

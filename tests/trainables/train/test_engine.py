@@ -7,9 +7,9 @@ from torch.nn import functional
 from tests.plain_gpt2 import PlainGPT2, PlainTrainer
 from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.ranks.process_group import join
-from trainables.train.engine import build_engine, clip_gradients, schedule
+from trainables.train.engine import LINEAR, build_engine, clip_gradients, close_engine, schedule
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +36,12 @@ def test_schedule_without_warmup_starts_just_below_the_peak():
 def test_training_equals_a_plain_loop(depth, width, heads):
     steps, vocabulary = 30, 11
     recipe = Recipe(steps=steps, batch=4, context=16)
-    model = build_model(Shape(depth=depth, width=width, heads=heads), recipe, vocabulary, seed=0)
+    shape = Shape(depth=depth, width=width, heads=heads)
+    model = build_model(shape, recipe, vocabulary, seed=0)
     plain_model = PlainGPT2(depth, width, heads, vocabulary, 16)
     plain_model.copy_from(model)
     plain = PlainTrainer(plain_model, lr=0.01, steps=steps, warmup=3)
-    engine = build_engine(model, recipe, 0.01)
+    engine = build_engine(model, shape, recipe, 0.01)
     generator = torch.Generator().manual_seed(0)
     losses = []
     for _ in range(steps):
@@ -52,7 +53,7 @@ def test_training_equals_a_plain_loop(depth, width, heads):
         clip_gradients(engine, Layout(), recipe.grad_clip)
         engine.step()
         losses.append((float(loss.detach()), plain.step(x, y)))
-    engine.destroy()
+    close_engine(engine)
     ours, theirs = zip(*losses, strict=True)
     # Two orders of summation in fp32, amplified over 30 steps; the first step agrees to the last bits.
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
@@ -62,7 +63,8 @@ def test_training_equals_a_plain_loop(depth, width, heads):
 
 def _engine(precision="fp32", layout=Layout()):
     recipe = Recipe(steps=4, batch=2, context=8, precision=precision)
-    return build_engine(build_model(Shape(depth=1, width=8, heads=2), recipe, 5, 0), recipe, 1e-3, layout)
+    shape = Shape(depth=1, width=8, heads=2)
+    return build_engine(build_model(shape, recipe, 5, 0), shape, recipe, 1e-3, layout)
 
 
 def _step(engine):
@@ -76,14 +78,15 @@ def _step(engine):
 def gradient(precision, layout, batch=64, autocast=False):
     """The gradient of a batch, by an engine or, with `autocast`, by plain torch."""
     recipe = Recipe(steps=4, batch=batch, context=16, precision=precision, grad_clip=0)
-    model = build_model(Shape(depth=2, width=32, heads=4), recipe, 9, 0)
+    shape = Shape(depth=2, width=32, heads=4)
+    model = build_model(shape, recipe, 9, 0)
     tokens = torch.randint(0, 9, (batch, 16), generator=torch.Generator().manual_seed(0))
     if autocast:
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(input_ids=tokens, labels=tokens, shift_labels=tokens).loss
         loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
-    engine = build_engine(model, recipe, 1e-3, layout)
+    engine = build_engine(model, shape, recipe, 1e-3, layout)
     for x in tokens.chunk(layout.pieces(recipe)):
         engine.backward(engine(input_ids=x, labels=x, shift_labels=x).loss)
         if layout.zero:
@@ -97,7 +100,7 @@ def gradient(precision, layout, batch=64, autocast=False):
         found = torch.cat(moments) / (1 - recipe.beta1)
     else:
         found = torch.cat([p.grad.flatten() for p in engine.module.parameters()])
-    engine.destroy()
+    close_engine(engine)
     return found
 
 
@@ -117,7 +120,7 @@ def test_in_bf16_weights_gradients_and_moments_are_fp32_at_every_stage(zero):
     optimizer = engine.optimizer if zero == 0 else engine.optimizer.optimizer
     held = {v.dtype for state in optimizer.state.values() for k, v in state.items() if k != "step"}
     assert held == {torch.float32}
-    engine.destroy()
+    close_engine(engine)
 
 
 @pytest.mark.parametrize("pieces", [4, 16, 64])
@@ -135,6 +138,16 @@ def test_in_bf16_pieces_of_a_batch_give_its_gradient_as_in_fp32(zero, pieces):
 
     assert apart("fp32") < 1e-6
     assert apart("bf16") < 5e-3
+
+
+def test_library_defect_stage_3_leaves_its_own_linear_in_torch():
+    """When this fails, `close_engine` need not restore it."""
+    engine = _engine(layout=Layout(zero=3))
+    assert functional.linear is not LINEAR
+    engine.destroy()
+    assert functional.linear is not LINEAR
+    close_engine(_engine(layout=Layout(zero=3)))
+    assert functional.linear is LINEAR
 
 
 def test_a_cell_in_bf16_leaves_nothing_behind_for_the_next_in_fp32():
@@ -156,7 +169,7 @@ def test_gradients_are_clipped_to_a_norm(largest):
     assert float(clip_gradients(engine, Layout(), largest)) == pytest.approx(norm, rel=1e-6)
     for parameter, grad in zip(engine.module.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.grad, grad * factor, rtol=1e-5, atol=0)
-    engine.destroy()
+    close_engine(engine)
 
 
 def test_library_defect_deepspeed_has_no_gradient_norm_in_fp32_at_stage_0():
@@ -164,7 +177,7 @@ def test_library_defect_deepspeed_has_no_gradient_norm_in_fp32_at_stage_0():
     engine = _engine()
     _step(engine)
     assert engine.get_global_grad_norm() is None
-    engine.destroy()
+    close_engine(engine)
 
 
 def test_library_defect_deepspeed_reduces_the_gradients_of_one_rank_with_itself():
@@ -177,7 +190,7 @@ def test_library_defect_deepspeed_reduces_the_gradients_of_one_rank_with_itself(
         model=model, optimizer=torch.optim.AdamW(model.parameters()), config=config, dist_init_required=False
     )
     assert engine.enable_backward_allreduce
-    engine.destroy()
+    close_engine(engine)
 
 
 def test_library_defect_deepspeed_would_compile_an_op_on_the_cpu():

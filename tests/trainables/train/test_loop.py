@@ -20,7 +20,7 @@ from trainables.data.store.batches import IGNORED, batch, validation_batches
 from trainables.data.store.open import open_store
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.progress import Ending
 from trainables.record import Keep
 from trainables.train.loop import dropout_seed, next_stride, train

@@ -9,8 +9,8 @@ from torch.optim import AdamW, Muon
 from trainables.cell import Recipe, Shape
 from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
+from trainables.model.build import build_model
 from trainables.model.counts import memory
-from trainables.model.family import build_model
 from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import join
 from trainables.train.engine import build_engine
@@ -99,7 +99,7 @@ def test_a_state_that_was_saved_goes_on_to_the_same_bits():
 
 def test_the_engine_schedules_the_rates_of_both():
     join()
-    engine = build_engine(model(), RECIPE, 0.01)
+    engine = build_engine(model(), SHAPE, RECIPE, 0.01)
 
     def rates():
         return {("momentum" in group, group["lr"]) for group in engine.optimizer.param_groups}

@@ -6,7 +6,7 @@ import torch
 from tests.bench.kernels import LIMITS, READ, Counting, of_cell, of_plain_torch, on_ranks, per_layer
 from tests.trainables.train import golden
 from trainables.layout import Layout
-from trainables.model.family import build_model
+from trainables.model.build import build_model
 from trainables.model.gpt2 import ATTENTION
 
 

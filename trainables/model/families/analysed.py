@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from trainables.cell import Recipe, Residual, Shape
 from trainables.layout import Layout
 from trainables.model.families.gpt2 import GPT2
-from trainables.model.family import VALUE_BYTES, Flops, Parameters, register
+from trainables.model.family import VALUE_BYTES, Flops, Parameters, Parts, register
 
 
 @register
@@ -31,20 +31,21 @@ class Analysed(GPT2):
         """Always 1/sqrt(L), as the skip connections of the model."""
         return "sqrt"
 
-    def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
+    def parameters(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Parameters:
         """Count 4·d² weights per block."""
-        return Parameters(vocabulary * shape.width, context * shape.width, shape.depth * 4 * shape.width**2)
+        depth, width = shape.depth, shape.width
+        return Parameters(vocabulary * width, recipe.context * width, depth * 4 * width**2)
 
-    def flops(self, shape: Shape, vocabulary: int, context: int) -> Flops:
+    def flops(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Flops:
         """Count the FLOPs of one token."""
         depth, width = shape.depth, shape.width
-        return Flops(8 * depth * width**2, 4 * depth * context * width, 2 * vocabulary * width, 0)
+        return Flops(8 * depth * width**2, 4 * depth * recipe.context * width, 2 * vocabulary * width, 0)
 
-    def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
+    def rank_parameters(self, shape: Shape, recipe: Recipe, vocabulary: int, layout: Layout) -> int:
         """Count the parameters of the largest rank; ranks share the matrices of the blocks."""
         degree, width = layout.tensor_parallel, shape.width
         symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
-        return symbols * width + context * width + shape.depth * (4 * width**2 // degree)
+        return symbols * width + recipe.context * width + shape.depth * (4 * width**2 // degree)
 
     def layer_activations(self, shape: Shape, recipe: Recipe, layout: Layout) -> int:
         """Count the layer's input; query, key, value and the input of the last matrix; and the stored scores."""
@@ -56,6 +57,12 @@ class Analysed(GPT2):
         from trainables.model.analysed import to_analysed
 
         to_analysed(model)
+
+    def parts(self, model: Any, recipe: Recipe) -> Parts:
+        """Return the model in parts."""
+        from trainables.model.analysed import AnalysedParts
+
+        return AnalysedParts(model)
 
     def is_huggingface(self, recipe: Recipe) -> bool:
         """The model is not HuggingFace's class."""

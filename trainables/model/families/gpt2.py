@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainables.cell import Recipe, Residual, Shape
+from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
-from trainables.model.family import VALUE_BYTES, Flops, ModelFamily, Parameters, Role, register
+from trainables.model.family import VALUE_BYTES, Flops, ModelFamily, Parameters, Parts, Role, register
 
 if TYPE_CHECKING:
     import torch
@@ -35,27 +35,27 @@ class GPT2(ModelFamily):
     diagnostics = frozenset({"rank", "layer_drop", "induction"})
     partition_config = PARTITION_CONFIG
 
-    def parameters(self, shape: Shape, vocabulary: int, context: int, residual: Residual) -> Parameters:
+    def parameters(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Parameters:
         """Count 12·d² weights, 9·d biases and two norms of 2·d per block, a final norm, and ADMIN's stream weights."""
         depth, width = shape.depth, shape.width
-        stream_weights = 2 * depth * width if residual == "admin" else 0
+        stream_weights = 2 * depth * width if recipe.residual == "admin" else 0
         return Parameters(
             embedding=vocabulary * width,
-            position=context * width,
+            position=recipe.context * width,
             non_embedding=depth * (12 * width**2 + 13 * width) + 2 * width + stream_weights,
         )
 
-    def flops(self, shape: Shape, vocabulary: int, context: int) -> Flops:
+    def flops(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Flops:
         """Count the FLOPs of one token."""
         depth, width = shape.depth, shape.width
         return Flops(
             matrices=24 * depth * width**2,
-            attention=4 * depth * context * width,
+            attention=4 * depth * recipe.context * width,
             head=2 * vocabulary * width,
             norms=10 * depth * width + 5 * width,
         )
 
-    def rank_parameters(self, shape: Shape, vocabulary: int, context: int, layout: Layout) -> int:
+    def rank_parameters(self, shape: Shape, recipe: Recipe, vocabulary: int, layout: Layout) -> int:
         """Count the parameters of the largest rank.
 
         Ranks share the four matrices of each block, the biases of the two before a nonlinearity, and with
@@ -64,7 +64,7 @@ class GPT2(ModelFamily):
         degree, width = layout.tensor_parallel, shape.width
         symbols = math.ceil(vocabulary / degree) if layout.shard_vocabulary else vocabulary
         block = (12 * width**2 + 7 * width) // degree + 6 * width
-        return symbols * width + context * width + shape.depth * block + 2 * width
+        return symbols * width + recipe.context * width + shape.depth * block + 2 * width
 
     def layer_activations(self, shape: Shape, recipe: Recipe, layout: Layout) -> int:
         """Count 16·d values, of which ranks share 12·d; the inputs of the two norms are fp32.
@@ -86,11 +86,15 @@ class GPT2(ModelFamily):
             return Role("norm", False, layer)
         return Role("branch_output" if ".c_proj." in name else "hidden", is_weight, layer)
 
-    def build(self, shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
+    def summed_branches(self, recipe: Recipe, depth: float) -> float:
+        """Return 1 for `post` and `admin`, as in Vaswani et al. 2017, because a norm follows each sum."""
+        return 1 if recipe.residual in ("post", "admin") else super().summed_branches(recipe, depth)
+
+    def build(self, shape: Shape, recipe: Recipe, vocabulary: int) -> Any:
         """Build `GPT2LMHeadModel`, with other residual connections where the recipe names them."""
         from trainables.model.gpt2 import build_gpt2
 
-        return build_gpt2(shape, recipe, vocabulary, seed, self.change)
+        return build_gpt2(shape, recipe, vocabulary, self.change)
 
     def change(self, model: Any, recipe: Recipe) -> None:
         """Change HuggingFace's model in place before its weights are drawn."""
@@ -99,11 +103,25 @@ class GPT2(ModelFamily):
 
             to_post_norm(model, weighted=recipe.residual == "admin")
 
+    def finish_weights(self, model: Any, recipe: Recipe, seed: int) -> None:
+        """Set ADMIN's weights on the stream, which depend on the initial branches."""
+        if recipe.residual == "admin":
+            from trainables.model.residual import weigh_streams
+
+            weigh_streams(model, seed)
+
     def finish_sharding(self, model: Any, layout: Layout) -> None:
         """Set the width of each attention's local heads, which DeepSpeed does not."""
         from trainables.model.gpt2 import use_local_heads
 
         use_local_heads(model, layout)
+
+    def parts(self, model: Any, recipe: Recipe) -> Parts:
+        """Return the model in parts, by where its norms are."""
+        from trainables.model.gpt2 import GPT2Parts
+        from trainables.model.residual import PostNormParts
+
+        return PostNormParts(model) if recipe.residual in ("post", "admin") else GPT2Parts(model)
 
     def is_huggingface(self, recipe: Recipe) -> bool:
         """Whether norms come before the branches, as in HuggingFace's class."""
@@ -113,8 +131,7 @@ class GPT2(ModelFamily):
         self, state: Mapping[str, "torch.Tensor"], shape: Shape, recipe: Recipe, vocabulary: int
     ) -> tuple[Any, dict[str, "torch.Tensor"]]:
         """Return the configuration, and the weights with `Conv1D` matrices and the attention scale folded in."""
-        from trainables.model.gpt2 import as_conv1d, model_config
-        from trainables.model.parametrisation import fold_attention
+        from trainables.model.gpt2 import as_conv1d, fold_attention, model_config
 
         config = model_config(shape, recipe, vocabulary)
         config.architectures = ["GPT2LMHeadModel"]

@@ -19,7 +19,7 @@ def stub_result(**changes: Any) -> Result:
     }
     values |= dict.fromkeys(("step", "tokens", "params", "total_params", "memory_bytes"), 1)
     values |= {"epochs": 0.5, "vocabulary": 9, "entropy": None, "bytes_per_token": None, "train_seconds": 0.0}
-    values |= {"tokens_per_second": 1.0, "utilisation": 0.1, "resumed_from": 0, "resumed_seconds": 0.0}
+    values |= {"tokens_per_second": 1.0, "flops_per_second": 1e9, "resumed_from": 0, "resumed_seconds": 0.0}
     values |= dict.fromkeys(("notes", "points", "evaluations"), ())
     return Result(**{**values, **changes})
 

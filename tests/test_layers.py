@@ -1,8 +1,11 @@
 """The structure of the code: which package, folder and module may import which, and how light some imports are."""
 
 import ast
+import itertools
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -197,3 +200,17 @@ for module, heavy in {LIGHT!r}.items():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.splitlines() == []
+
+
+#: Libraries of which more than the documented interface is used.
+PINNED = ("deepspeed", "ray", "transformers")
+
+
+def test_libraries_that_are_touched_inside_are_pinned_to_the_release_that_the_tests_guard() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    held = set((ROOT / "constraints.txt").read_text().splitlines())
+    for name in PINNED:
+        found = [re.sub(r"\[.*\]", "", text) for text in wanted if re.match(rf"{name}\b", text)]
+        assert found
+        assert set(found) <= held, name

@@ -76,7 +76,9 @@ class Result(FloatRecord):
     bytes_per_token: float | None
     train_seconds: float
     tokens_per_second: float
-    utilisation: float
+    """Median over the points of the curve, so without evaluations, checkpoints and the first steps."""
+    flops_per_second: float
+    """That rate in the model's own FLOPs, of all ranks; without what activation checkpointing computes again."""
     memory_bytes: int
     resumed_from: int
     resumed_seconds: float

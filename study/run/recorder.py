@@ -10,6 +10,7 @@ from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
 from study.search import Search
 from study.search.early_stopping import Judge, Policy
+from study.spec.devices import DEVICES
 from study.tracking.mirror import Mirror
 from study.tracking.provenance import revision
 from study.tracking.rows import ENDED, LOST_TRIALS, PURPOSE, START, CurveUpdate, Row
@@ -131,7 +132,7 @@ class Recorder:
                 "status": status,
                 "reason": reason,
                 "params": cell_params(self.plan, planned),
-                "metrics": metrics_of(planned, result) if result else {},
+                "metrics": metrics_of(self.plan.device, planned, result) if result else {},
                 "tags": tags,
                 "points": result.points if result else (),
                 "evaluations": result.evaluations if result else (),
@@ -159,12 +160,13 @@ def cell_params(plan: Plan, planned: PlannedCell) -> dict[str, str | int | float
     }
 
 
-def metrics_of(planned: PlannedCell, result: Result) -> dict[str, float]:
-    """Return the final metrics of a cell."""
+def metrics_of(device: str, planned: PlannedCell, result: Result) -> dict[str, float]:
+    """Return the final metrics of a cell; its utilisation is of the peak on the data sheet of the device."""
+    peak = planned.layout.ranks * DEVICES[device].peak[planned.cell.recipe.precision]
     metrics = {
         "train_seconds": result.train_seconds,
         "tokens_per_second": result.tokens_per_second,
-        "utilisation": result.utilisation,
+        "utilisation": result.flops_per_second / peak,
         "memory_bytes": float(result.memory_bytes),
         "epochs": result.epochs,
         "trained_share": result.step / planned.cell.recipe.steps,

@@ -18,7 +18,6 @@ from trainables.model.build import build_model
 from trainables.model.family import family
 from trainables.train.engine import schedule
 from trainables.train.loop import train
-from trainables.train.throughput import matmul_flops_per_second
 
 #: GPT-2 small and medium: 124 and 354 million parameters with a vocabulary of GPT-2's size.
 SHAPES = (Shape(depth=12, width=768, heads=12), Shape(depth=24, width=1024, heads=16))
@@ -77,14 +76,13 @@ def _rate(cell: Cell, vocabulary: int, seconds: float) -> str:
 
 
 def _peak(recipe: Recipe) -> float:
-    """FLOP/s of the data sheet where the device is one we know; else of a measured matrix product."""
+    """FLOP/s of the data sheet where the device is one we know, else of one thread of a CPU."""
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         for known in DEVICES.values():
             if known.is_gpu and known.name.split("-")[0].upper() in name.upper():
                 return known.peak[recipe.precision]
-        return matmul_flops_per_second(torch.device("cuda", 0), recipe.precision)
-    return matmul_flops_per_second(torch.device("cpu"), recipe.precision)
+    return DEVICES["cpu"].peak[recipe.precision]
 
 
 def _plain_step(cell: Cell, folder: Path) -> float:

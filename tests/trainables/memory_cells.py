@@ -12,7 +12,7 @@ from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, import_deepspeed, join
 from trainables.train.engine import build_engine
-from trainables.train.throughput import MemoryMeter
+from trainables.train.memory_meter import MemoryMeter
 
 import_deepspeed()
 importlib.import_module("deepspeed.runtime.zero.muon.original_muon")

@@ -5,10 +5,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import GenerationConfig
@@ -24,19 +22,6 @@ from trainables.storage.disk import FULL, fsync_files
 from trainables.storage.storage import open_storage, patiently, reason
 
 Weights = Mapping[str, torch.Tensor]
-
-
-def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
-    """Return all weights of a distributed model on rank 0 and None on others; every rank must call this.
-
-    Under tensor parallelism and at ZeRO stage 3 DeepSpeed gathers them layer by layer in their own precision, despite
-    `16bit` in the name; elsewhere it refuses, and rank 0 has them. Its public `save_16bit_model` writes the shard of
-    rank 0 under tensor parallelism.
-    """
-    if layout.tensor_parallel == 1 and layout.zero < 3:
-        return dict(engine.module.state_dict()) if dist.get_rank() == 0 else None
-    gathered: dict[str, torch.Tensor] | None = engine._consolidated_16bit_state_dict()
-    return gathered
 
 
 def keep(

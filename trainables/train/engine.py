@@ -1,6 +1,7 @@
 """The DeepSpeed engine of a cell."""
 
 import contextlib
+import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -73,6 +74,13 @@ def deepspeed_config(recipe: Recipe, layout: Layout, *, universal: bool = False)
     return config
 
 
+def preload(layout: Layout) -> None:
+    """Import what DeepSpeed would import at the first step under ZeRO: 46 MB that no cell's memory should count."""
+    if layout.zero:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+
+
 def build_engine(
     model: Any,
     shape: Shape,
@@ -117,6 +125,19 @@ def close_engine(engine: Any) -> None:
     """Free an engine, and restore torch's `linear`, which stage 3 replaces for the rest of the process."""
     engine.destroy()
     functional.linear = LINEAR
+
+
+def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
+    """Return all weights of a distributed model on rank 0 and None on others; every rank must call this.
+
+    Under tensor parallelism and at ZeRO stage 3 DeepSpeed gathers them layer by layer in their own precision, despite
+    `16bit` in the name; elsewhere it refuses, and rank 0 has them. Its public `save_16bit_model` writes the shard of
+    rank 0 under tensor parallelism.
+    """
+    if layout.tensor_parallel == 1 and layout.zero < 3:
+        return dict(engine.module.state_dict()) if dist.get_rank() == 0 else None
+    gathered: dict[str, torch.Tensor] | None = engine._consolidated_16bit_state_dict()
+    return gathered
 
 
 def check_sharding(model: Any, recipe: Recipe) -> None:

@@ -1,10 +1,9 @@
 """Train one cell: steps, evaluation, divergence, checkpoints, throughput."""
 
-import contextlib
 import functools
-import importlib
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from trainables.data.store.token_store import TokenStore
 from trainables.diagnostics.names import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
 from trainables.errors import InputError, InterruptedTrainingError
-from trainables.export.weights import keep, whole_state
+from trainables.export.weights import keep
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.family import family
@@ -33,8 +32,8 @@ from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
 from trainables.storage.storage import Folder, open_storage, patiently
-from trainables.train.engine import build_engine, clip_gradients, close_engine, schedule
-from trainables.train.throughput import MemoryMeter, matmul_flops_per_second
+from trainables.train.engine import build_engine, clip_gradients, close_engine, preload, schedule, whole_state
+from trainables.train.memory_meter import MemoryMeter
 
 #: Points of a training curve.
 CURVE_POINTS = 60
@@ -106,10 +105,7 @@ def train(
             f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
             f"{layout.data_parallel}), but {dist.get_world_size()} were started; make them equal."
         )
-    if layout.zero:
-        # DeepSpeed would import it at the first step: 46 MB that no cell's memory should count.
-        with contextlib.suppress(ImportError):
-            importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    preload(layout)
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))
@@ -415,12 +411,11 @@ class _Training:
             reason = f"the validation loss is {loss} at step {state.step}"
         model_family, size = family(recipe.network), (cell.shape, recipe, store.vocabulary)
         tokens = state.step * recipe.batch * recipe.context
-        rate = tokens / state.train_seconds
-        # Read the peak before `matmul_flops_per_second` allocates its matrices.
+        rates = [point.tokens_per_second for point in state.points] or [tokens / state.train_seconds]
+        rate = statistics.median(rates)
         peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
         if self.layout.ranks > 1:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-        fastest = matmul_flops_per_second(self.device, recipe.precision)
         status: Literal["done", "diverged", "stopped"] = "done" if reason is None else "diverged"
         if reason is None and ending:
             status, reason, loss = "stopped", ending.reason, ending.loss
@@ -438,7 +433,7 @@ class _Training:
             entropy=store.entropy,
             bytes_per_token=store.bytes_per_token,
             tokens_per_second=rate,
-            utilisation=rate * model_family.flops(*size).training / fastest / self.layout.ranks,
+            flops_per_second=rate * model_family.flops(*size).training,
             memory_bytes=int(peak),
             resumed_from=self.resumed_from,
             resumed_seconds=self.resumed_seconds,

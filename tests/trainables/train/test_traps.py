@@ -15,14 +15,13 @@ from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.errors import InputError
-from trainables.export.weights import whole_state
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.families.gpt2 import GPT2, PARTITION_CONFIG
 from trainables.ranks import process_group as world
 from trainables.ranks.process_group import forget_degrees, join, leave
 from trainables.train import loop
-from trainables.train.engine import build_engine, deepspeed_config
+from trainables.train.engine import build_engine, deepspeed_config, whole_state
 from trainables.train.loop import train
 
 WIDTH, VOCABULARY, CONTEXT = 16, 11, 8
@@ -202,7 +201,7 @@ def stage_3_after_other_gangs(reset, rank_info, rendezvous):
 
 @pytest.mark.extended
 def test_library_defect_save_16bit_model_writes_one_shard_and_says_true(ranks, tmp_path):
-    """When this fails, `trainables.export.weights.whole_state` may use the public method."""
+    """When this fails, `trainables.train.engine.whole_state` may use the public method."""
     (said, shapes), (_, other) = ranks.gang(2, save_16bit, tmp_path)
     written = torch.load(tmp_path / "weights.bin", weights_only=True)
     name = "transformer.h.0.attn.c_attn.weight"
@@ -302,7 +301,7 @@ def test_library_defect_activation_checkpointing_in_the_config_changes_nothing()
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_library_defect_whole_weights_are_refused_where_every_rank_has_them(zero):
-    """When this fails, `trainables.export.weights.whole_state` need not tell the layouts apart."""
+    """When this fails, `trainables.train.engine.whole_state` need not tell the layouts apart."""
     join()
     engine = engine_of(Layout(zero=zero))
     with pytest.raises(ValueError, match="consolidated_16bit_state_dict"):

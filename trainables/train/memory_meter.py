@@ -1,32 +1,12 @@
-"""Speed of a device in matrix products, the reference of utilisation, and peak memory of a cell."""
+"""Peak memory of a cell."""
 
 import contextlib
 import ctypes
-import functools
 import gc
 import resource
-import time
 from pathlib import Path
 
 import torch
-
-from trainables.cell import Precision
-
-
-@functools.lru_cache(maxsize=4)
-def matmul_flops_per_second(device: torch.device, precision: Precision) -> float:
-    """Measure the fastest rate of a square matrix product on this device with this process's threads, in FLOP/s."""
-    size = 512 if device.type == "cpu" else 4096
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    a = torch.ones(size, size, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(5):
-        _wait(device)
-        start = time.perf_counter()
-        a @ a
-        _wait(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
 
 
 class MemoryMeter:
@@ -64,8 +44,3 @@ def _status(name: str) -> int:
     except FileNotFoundError:
         return 0 if name == "RssFile" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

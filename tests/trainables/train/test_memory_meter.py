@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainables.train.throughput import MemoryMeter
+from trainables.train.memory_meter import MemoryMeter
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read where Linux keeps it")

@@ -36,6 +36,14 @@ from trainables.storage.disk import FULL
 from trainables.storage.storage import Folder
 
 KEEP = 2
+#: Classes in the files of DeepSpeed besides tensors and plain values.
+CLASSES = frozenset(
+    {
+        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.utils.tensor_fragment.fragment_address",
+    }
+)
 #: Written last: a checkpoint without it, or whose files differ from it, is invalid.
 MARKER = "complete.json"
 #: Version of the format.
@@ -152,8 +160,8 @@ class _Writer:
     def save(self, state_dict: Any, path: str) -> None:
         self.parts[path] = state_dict
 
-    def write(self) -> None:
-        """Write the collected files, synced to disk, and free their contents."""
+    def write(self, *, is_copy: bool) -> None:
+        """Write the collected files, synced to disk unless they are to be copied elsewhere, and free their contents."""
         for name in list(self.parts):
             path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +172,8 @@ class _Writer:
                     # Torch's zip writer replaces the disk's error by its own.
                     raise file.error or error from error
                 file.flush()
-                os.fsync(file.fileno())
+                if not is_copy:
+                    os.fsync(file.fileno())
                 self.files[path.name] = FileRecord(bytes=file.tell(), crc32=file.crc32)
 
     @contextlib.contextmanager
@@ -286,7 +295,7 @@ def names(engine: Any) -> list[str]:
 
 def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:
     try:
-        writer.write()
+        writer.write(is_copy=storage.is_remote)
         storage.publish(tag, writer.files)
     except (OSError, RuntimeError) as error:
         return _failed(error, storage)
@@ -414,7 +423,10 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
         with path.open("rb") as file:
             while piece := file.read(1 << 20):
                 crc32 = zlib.crc32(piece, crc32)
-        return None if crc32 == record.crc32 else f"{name} is damaged"
+        if crc32 != record.crc32:
+            return f"{name} is damaged"
+        _refuse_code(storage, tag, path)
+        return None
 
     names = sorted(marker.files)
     if not storage.is_remote:
@@ -435,6 +447,23 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
                 "is too full to fetch it. Free that much there, or set TMPDIR to a folder with enough space."
             ) from error
         return _first([wrong(name) for name in missing])
+
+
+def _refuse_code(storage: Folder, tag: str, path: Path) -> None:
+    """Raise an InputError if loading a file would run other code than that of `CLASSES`; reads it without loading.
+
+    DeepSpeed unpickles whatever a file contains, and in a shared bucket every worker may write.
+    """
+    try:
+        found = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - CLASSES
+    except (ValueError, RuntimeError) as error:
+        found = {_first_line(error)}
+    if found:
+        raise InputError(
+            f"The checkpoint {tag} in {storage.name} was not loaded, because {path.name} would run code that no "
+            f"checkpoint of this version has ({shortened(min(found))}). Find out who wrote it; delete it to train the "
+            "cell without it."
+        )
 
 
 def _convert(storage: Folder, tag: str, marker: Marker) -> None:

@@ -1,9 +1,11 @@
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
+import zlib
 from importlib.metadata import version
 
 import psutil
@@ -338,6 +340,40 @@ def test_all_spoilt_checkpoints_train_the_cell_anew(root, tmp_path, stopped):
     result = run(None, cell(), root, Layout(), tmp_path / "c")
     assert (result.resumed_from, len(result.notes)) == (0, 2)
     assert result.loss == uninterrupted(None, cell(), root, Layout()).loss
+
+
+class Intruder:
+    """Runs a command where a file is unpickled that has one."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_checkpoint_that_would_run_code_is_refused_and_runs_none(root, tmp_path, stopped, legacy):
+    """Its checksums are right: who may write to the bucket can write them too."""
+    newest, file = stopped[-1], next(stopped[-1].glob("*.pt"))
+    content = torch.load(file, weights_only=True)
+    torch.save(
+        {**content, "more": Intruder(f"touch {tmp_path}/ran")},
+        file,
+        _use_new_zipfile_serialization=not legacy,
+    )
+    body = json.loads((newest / MARKER).read_text())
+    del body["checksum"]
+    body["files"][file.name] = {"bytes": file.stat().st_size, "crc32": zlib.crc32(file.read_bytes())}
+    (newest / MARKER).write_text(json.dumps({"checksum": digest(body), **body}))
+    before = contents(tmp_path / "c")
+    with pytest.raises(InputError, match=f"{newest.name}.*{file.name} would run code"):
+        run(None, cell(), root, Layout(), tmp_path / "c")
+    assert not (tmp_path / "ran").exists()
+    assert contents(tmp_path / "c") == before
+    # The file is as dangerous as it looks.
+    torch.load(file, weights_only=False)
+    assert (tmp_path / "ran").exists()
 
 
 def contents(folder):

@@ -26,6 +26,7 @@ PARTS = (
     "proposal",
     "search",
     "throughput",
+    "muon",
     "diagnostics",
     "driver",
     "long",

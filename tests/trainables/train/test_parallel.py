@@ -156,13 +156,26 @@ def test_every_layout_gives_the_losses_and_norms_of_one_rank(ranks, root, expect
         assert curve(results[0]) == curve(expected), "one rank after a gang gives the bits of one before it"
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("case", [("tp4",), ("tp2xdp2", False, True), ("tp2", True, False, True)], ids=str)
-def test_bf16_under_zero_1_is_that_of_one_rank(ranks, root, case):
-    degree, *options = case
-    one = cell(BF16_RATE, precision="bf16")
-    result = gang(ranks, root, one, layout(degree, 1, *options))[0]
-    assert_same(result, one_rank(ranks, root, one), loss=1e-3, norm=None)
+@pytest.fixture(scope="module")
+def expected_in_bf16(ranks, root):
+    return one_rank(ranks, root, cell(BF16_RATE, precision="bf16"))
+
+
+@pytest.mark.parametrize(
+    ("index", "case"),
+    [
+        pytest.param(index, case, id=name(case), marks=() if case == GATE[1] else pytest.mark.extended)
+        for index, case in enumerate(cases())
+    ],
+)
+def test_in_bf16_every_layout_gives_the_losses_of_one_rank(ranks, root, expected_in_bf16, index, case):
+    spread, one = layout(*case), cell(BF16_RATE, precision="bf16")
+    if spread.ranks == 1:
+        results = [one_rank(ranks, root, one, index % ranks.size, spread)]
+    else:
+        results = gang(ranks, root, one, spread)
+    assert_same(results[0], expected_in_bf16, loss=1e-3, norm=2e-2)
+    assert [curve(result) for result in results] == [curve(results[0])] * spread.ranks
 
 
 @pytest.fixture(scope="module")

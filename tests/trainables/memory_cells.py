@@ -11,11 +11,10 @@ from trainables.cell import Recipe, Shape
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, import_deepspeed, join
-from trainables.train.engine import build_engine
+from trainables.train.engine import build_engine, preload
 from trainables.train.memory_meter import MemoryMeter
 
 import_deepspeed()
-importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
 importlib.import_module("deepspeed.runtime.superoffload.superoffload_stage3")
 # As in a process that trains, which has loaded the classes of the model before it measures.
 importlib.import_module("trainables.train.loop")
@@ -54,6 +53,7 @@ def measure(
             rank, layout.ranks, "127.0.0.1", rendezvous.port if rendezvous else parent.recv(), 60.0
         )
     join(rank_info, rendezvous)
+    preload(recipe, layout)
     meter = MemoryMeter(device())
     engine = build_engine(build_model(shape, recipe, vocabulary, 0), shape, recipe, 1e-3, layout)
     generator = torch.Generator().manual_seed(rank // layout.tensor_parallel)

@@ -93,4 +93,4 @@ def test_a_layout_survives_json_and_is_one_rank_by_default():
 
 @pytest.mark.parametrize(("ranks", "zero"), [(1, 0), (2, 1), (8, 1)])
 def test_one_rank_has_nothing_to_share_by_default(ranks, zero):
-    assert default_zero(ranks) == zero
+    assert default_zero(recipe(), ranks) == zero

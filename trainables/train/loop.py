@@ -105,7 +105,7 @@ def train(
             f"the layout has {layout.ranks} ranks (tensor_parallel {layout.tensor_parallel} x data_parallel "
             f"{layout.data_parallel}), but {dist.get_world_size()} were started; make them equal."
         )
-    preload(layout)
+    preload(recipe, layout)
     meter = MemoryMeter(device())
     store = _open_store(cell, layout, data_root)
     storage = None if checkpoints is None else patiently(lambda: open_storage(checkpoints))

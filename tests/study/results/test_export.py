@@ -367,7 +367,7 @@ def test_the_plan_says_what_kept_weights_take_where_it_is_much():
 
     (note,) = notes("levine2020")
     plan = make_plan(load_spec("levine2020"))
-    assert f"{2 * sum(planned.parameters.total for planned in plan.cells) / 1e9:.3g} GB" in note
+    assert f"{4 * sum(planned.parameters.total for planned in plan.cells) / 1e9:.3g} GB" in note
     assert not notes("levine2020", ["resources.keep_weights=none"])
     assert not notes("quickstart")
 

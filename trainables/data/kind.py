@@ -41,6 +41,8 @@ class DataKind(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    #: Raise it when a code change alters what is packed from the same data, so that old stores are packed again.
+    version: ClassVar[int] = 1
     #: Whether rows are inputs and as many targets, the share of which that is correct is measured (see `score`).
     has_targets: ClassVar[bool] = False
 
@@ -132,6 +134,8 @@ def _adapter(kinds: tuple[type[DataKind], ...]) -> TypeAdapter[DataKind]:
 class TextData(DataKind):
     """Base of the kinds that are text: it is split, tokenized and packed as one stream of tokens."""
 
+    #: 2: whole documents are held out where there are enough.
+    version: ClassVar[int] = 2
     #: Whether a mixture may have this kind as a part.
     mixable: ClassVar[bool] = True
 
@@ -142,7 +146,12 @@ class TextData(DataKind):
     vocabulary: int | None = Field(
         default=None, ge=257, le=MOST_SYMBOLS, description="size of the BPE vocabulary"
     )
-    validation_fraction: float = Field(default=0.05, gt=0, lt=1, description="share of the text held out")
+    validation_fraction: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="share of the text held out, in whole documents if it has about 50 / share of them",
+    )
     validation_tokens: int = Field(
         default=65_536, ge=1, le=MOST, description="most tokens of the validation set"
     )

@@ -61,14 +61,15 @@ class FilesData(TextData):
         hashed = self._hashed(base)
         files = [file for file, _ in hashed]
         listed = [{"path": str(f.path), "format": f.format, "sha256": sha256} for f, sha256 in hashed]
-        size = sum(f.path.stat().st_size for f in files)
+        sizes = [f.path.stat().st_size for f in files]
+        texts = sum(map(bool, sizes)) if all(f.format == "text" for f in files) else None
 
         def stretches() -> Iterator[Stretch]:
             for file in files:
                 if file.path.stat().st_size:
                     yield from _read(file, self.field)
 
-        return Source(str(self.path), stretches, size, {"kind": self.kind, "files": listed})
+        return Source(str(self.path), stretches, sum(sizes), {"kind": self.kind, "files": listed}, texts)
 
     def describe(self) -> str:
         """File names only, because folders may name their owner."""

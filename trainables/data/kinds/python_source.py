@@ -56,7 +56,8 @@ class PythonSourceData(TextData):
                     )
                 yield Stretch(content, last=True)
 
-        return Source(self.kind, stretches, sum(f.size for f in files), {"kind": self.kind, "files": listed})
+        size = sum(f.size for f in files)
+        return Source(self.kind, stretches, size, {"kind": self.kind, "files": listed}, len(files))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,6 @@ from pathlib import Path
 
 from trainables.data.kind import DataKind
 
-#: Raise it when a code change alters what is packed from the same data, so that old stores are packed again.
-DATA_VERSION = 1
-
 
 def data_key(data: DataKind, context: int, base: Path | None = Path()) -> str:
     """Return sixteen hex digits: the same content packed the same way has the same key, independent of its location.
@@ -26,7 +23,7 @@ def data_key(data: DataKind, context: int, base: Path | None = Path()) -> str:
         DataError: files are missing or may not be read.
         InputError: the grammar is impossible, or it or the task does not fit the context.
     """
-    return digest({"version": DATA_VERSION, **data.identity(context, base)})
+    return digest({"version": data.version, **data.identity(context, base)})
 
 
 def digest(value: object) -> str:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from trainables.data.kind import DataKind, RowData, TextData
-from trainables.data.packing.data_key import DATA_VERSION, data_key
+from trainables.data.packing.data_key import data_key
 from trainables.data.packing.pack_text import pack_text
 from trainables.data.packing.progress import OnProgress, Progress
 from trainables.data.packing.token_file import TokenFile, token_type
+from trainables.data.packing.tokenizer import BPE_TEXT
 
 
 def pack(
@@ -16,8 +17,8 @@ def pack(
 ) -> None:
     """Write `train.bin`, `validation.bin`, `manifest.json` and, for BPE, `tokenizer.json` into an empty folder.
 
-    The text is read and split (270 MB/s of lines, 70 MB/s of JSONL), the vocabulary is learnt from at most 256 MiB of
-    it (8 MB/s), and BPE encodes 4 MB/s per core on all cores.
+    Text is read and split (270 MB/s of lines, 70 MB/s of JSONL) while it is encoded. A BPE vocabulary is learnt from at
+    most 256 MiB before (8 MB/s), and BPE encodes 4 MB/s per core on all cores.
 
     Raises:
         DataError: the data cannot be used.
@@ -29,7 +30,7 @@ def pack(
         assert isinstance(data, RowData), "every kind is text or rows"
         packed = _pack_rows(data, context, folder)
     manifest = {
-        "version": DATA_VERSION,
+        "version": data.version,
         "key": key,
         "outline": data_key(data, context, None),
         "spec": data.model_dump(mode="json"),
@@ -66,5 +67,8 @@ def estimate_bytes(data: DataKind, context: int, base: Path) -> int | None:
         return (data.sequences + data.validation_sequences) * data.row_length(context) * item
     assert isinstance(data, TextData), "every kind is text or rows"
     sizes = [source.bytes for _, source in data.sources(base)]
-    # The text itself, kept until it is packed, and at most one id per byte.
-    return None if None in sizes else sum(filter(None, sizes)) * (1 + item)
+    if None in sizes:
+        return None
+    text = sum(filter(None, sizes))
+    # At most one id per byte; and the text that a BPE vocabulary is learnt from, kept until it is packed.
+    return text * item + (min(text, BPE_TEXT) if data.tokenizer == "bpe" else 0)

@@ -1,7 +1,9 @@
 """Packing text: read and split it, train the tokenizer, encode, and write the ids."""
 
 import hashlib
-import shutil
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +12,121 @@ import numpy as np
 from trainables.data.kind import TextData
 from trainables.data.packing.progress import Progress
 from trainables.data.packing.read_text import read_text
+from trainables.data.packing.text_buffer import Piece, keep, kept
 from trainables.data.packing.token_file import TokenFile, token_type
-from trainables.data.packing.tokenizer import bytes_encoder, train_bpe
+from trainables.data.packing.tokenizer import BPE_TEXT, Encoder, bytes_encoder, train_bpe
+from trainables.data.packing.train_validation_split import choose_units, split
 from trainables.data.sources.interleave import interleave
+from trainables.errors import DataError
+
+#: Bytes of training text per packed token that a BPE vocabulary is learnt from: more than a common token holds.
+BPE_BYTES_PER_TOKEN = 8
 
 
 def pack_text(data: TextData, base: Path, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Write the token files and the tokenizer into `folder`, and return the fields of the manifest about them."""
-    work = folder / "work"
-    work.mkdir()
-    parts = read_text(data.sources(base), data, work, progress)
-    weights = [part.weight for part in parts]
-    if data.tokenizer == "bpe":
-        progress.begin("learning the vocabulary")
-        mixed = interleave([iter(part.texts[0]) for part in parts], weights, lambda piece: len(piece.content))
-        encoder = train_bpe((piece.content.decode() for _, piece in mixed), data.vocabulary_size)
-    else:
-        encoder = bytes_encoder()
+    """Write the token files and the tokenizer into `folder`, and return the fields of the manifest about them.
+
+    Each split is read from the sources by itself. So text is encoded while it is read, no validation text waits in
+    memory, and the second reading is short: it ends with the limit of the validation tokens.
+
+    Raises:
+        DataError: a source has no text, or too little for two splits or its share; or the vocabulary is too large.
+    """
+    weights, sources = zip(*data.sources(base), strict=True)
+    fraction, mixed = data.validation_fraction, len(sources) > 1
+    progress.begin("reading the text")
+    units = [choose_units(source, fraction) for source in sources]
+    # The smallest part ends a mixture, so all are cut as finely as it is.
+    size = min(one.size for one in units)
+    train, validation = (
+        [
+            read_text(
+                split(source.stretches(), fraction, one._replace(size=size)),
+                size,
+                held_out=held_out,
+                mixed=mixed,
+            )
+            for source, one in zip(sources, units, strict=True)
+        ]
+        for held_out in (False, True)
+    )
+    encoder = bytes_encoder()
     dtype = token_type(data.vocabulary_size)
     hashes, counts = {}, {}
-    records = [part.source.record | {"weight": part.weight, "tokens": {}} for part in parts]
-    for side, (split, limit) in enumerate(
-        (("train", data.max_tokens), ("validation", data.validation_tokens))
-    ):
-        progress.begin(f"encoding the {split} text")
-        texts = [part.texts[side] for part in parts]
-        taken = [0] * len(parts)
-        with TokenFile(folder / f"{split}.bin", dtype, limit) as file:
-            for index, ids in interleave([encoder.encode(text) for text in texts], weights, len):
-                taken[index] += file.add(ids)
-                # Encoding ends with the first exhausted text, or at the limit.
-                progress.share(max(file.tokens / (limit or np.inf), *(t.read / t.bytes for t in texts)))
-                if file.full:
-                    break
-            hashes[split], counts[split] = file.close(), file.tokens
-        for record, tokens in zip(records, taken, strict=True):
-            record["tokens"][split] = tokens
+    records = [
+        source.record | {"weight": weight, "tokens": {}}
+        for weight, source in zip(weights, sources, strict=True)
+    ]
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        if data.tokenizer == "bpe":
+            progress.begin("learning the vocabulary")
+            encoder, train = _learn(data, train, weights, Path(work))
+        for name, texts, limit, share in (
+            ("train", train, data.max_tokens, 1 - fraction),
+            ("validation", validation, data.validation_tokens, fraction),
+        ):
+            progress.begin(f"encoding the {name} text")
+            # Encoding ends with the first exhausted text, or at the limit.
+            lengths = [share * source.bytes if source.bytes else np.inf for source in sources]
+            read, taken = [0] * len(sources), [0] * len(sources)
+            streams = [encoder.encode(_counted(text, index, read)) for index, text in enumerate(texts)]
+            with TokenFile(folder / f"{name}.bin", dtype, limit) as file:
+                for index, ids in interleave(streams, weights, len):
+                    taken[index] += file.add(ids)
+                    progress.share(max(file.tokens / (limit or np.inf), read[index] / lengths[index]))
+                    if file.full:
+                        break
+                hashes[name], counts[name] = file.close(), file.tokens
+            for source, weight, tokens in zip(sources, weights, taken, strict=True):
+                if not file.full and tokens < weight / 2 * file.tokens:
+                    raise DataError(
+                        f"{source.name} has only {tokens} of the {file.tokens} tokens of the {name} split, where the "
+                        f"mixture gives it a share of {weight:.2g}, because its text ended; give more of it, or take "
+                        "it out of the mixture"
+                    )
+            for record, tokens in zip(records, taken, strict=True):
+                record["tokens"][name] = tokens
     if encoder.bpe:
         tokenizer = encoder.bpe.to_str(pretty=True)
         (folder / "tokenizer.json").write_text(tokenizer)
         hashes["tokenizer"] = hashlib.sha256(tokenizer.encode()).hexdigest()
-    shutil.rmtree(work)
-    validation = np.fromfile(folder / "validation.bin", dtype)
-    text_bytes = int(np.bincount(validation, minlength=data.vocabulary_size) @ encoder.lengths)
+    validation_ids = np.fromfile(folder / "validation.bin", dtype)
+    text_bytes = int(np.bincount(validation_ids, minlength=data.vocabulary_size) @ encoder.lengths)
     return {
         "tokens": counts,
         "sha256": hashes,
         "row": None,
-        "bytes_per_token": text_bytes / len(validation),
+        "bytes_per_token": text_bytes / len(validation_ids),
         "end_of_text": encoder.end_of_text,
         "sources": records,
     }
+
+
+def _learn(
+    data: TextData, texts: Sequence[Iterator[Piece]], weights: Sequence[float], work: Path
+) -> tuple[Encoder, list[Iterator[Piece]]]:
+    """Return the encoder that the beginning of the texts gives, and the texts from the beginning again.
+
+    What is learnt from is kept in `work`, at most `BPE_TEXT` bytes; the rest is read once, while it is encoded.
+    """
+    most = float(BPE_TEXT)
+    if data.max_tokens is not None:
+        tokens = max(data.max_tokens, data.validation_tokens / data.validation_fraction)
+        most = min(most, tokens * BPE_BYTES_PER_TOKEN)
+    paths = [work / str(index) for index in range(len(texts))]
+    for path in paths:
+        # Learning may end before it comes to the last source.
+        path.touch()
+    kept_now = [keep(text, path) for text, path in zip(texts, paths, strict=True)]
+    mixed = interleave(kept_now, weights, lambda piece: len(piece.content))
+    encoder = train_bpe((piece.content.decode() for _, piece in mixed), data.vocabulary_size, most)
+    for pieces in kept_now:
+        pieces.close()
+    return encoder, [itertools.chain(kept(path), text) for path, text in zip(paths, texts, strict=True)]
+
+
+def _counted(text: Iterator[Piece], index: int, read: list[int]) -> Iterator[Piece]:
+    """Yield pieces and add their bytes to `read[index]`."""
+    for piece in text:
+        read[index] += len(piece.content)
+        yield piece

@@ -1,15 +1,21 @@
-"""Training and validation text that never overlap: documents are cut into blocks, assigned to a split by a hash."""
+"""Training and validation text that never overlap: a hash assigns whole documents, or blocks of a few long ones."""
 
 import hashlib
-import itertools
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from trainables.data.sources.source import Stretch
+from trainables.data.sources.source import Source, Stretch
+from trainables.errors import DataError
 
+#: Least expected number of documents in the smaller split if whole documents are split: 1,000 documents at a fraction
+#: of 0.05. Then 50 are held out with a standard deviation of 7.
+DOCUMENTS_PER_SPLIT = 50
+#: Characters from the beginning of a document that its hash covers; they wait in memory until it is computed.
+HASHED = 1 << 20
 #: Characters of a block in a large corpus, and in the smallest.
 BLOCK, SMALLEST_BLOCK = 4096, 64
-#: Block sizes tried in turn while a split of a source is empty, as in a mixture that ends with its smallest part.
+#: Block sizes tried in turn while a split of a source is empty.
 BLOCKS = (BLOCK, 512, SMALLEST_BLOCK)
 #: Least expected number of blocks in the smaller split.
 BLOCKS_PER_SPLIT = 32
@@ -23,45 +29,85 @@ class Block(NamedTuple):
     last: bool
 
 
-def split(stretches: Iterable[Stretch], fraction: float, largest: int = BLOCK) -> Iterator[Block]:
-    """Cut text into blocks at line breaks and hold out a fraction of them, chosen by a hash of their content.
+class Units(NamedTuple):
+    """What the text of a source is assigned to the splits in: blocks of so many characters, or whole documents."""
 
-    Equal blocks are in the same split wherever they occur, so no block of the validation text is in the training text,
-    and the split depends only on the text. Blocks are 4096 characters and more; they are smaller in corpora below a few
+    size: int
+    whole: bool = False
+
+
+def choose_units(source: Source, fraction: float) -> Units:
+    """Return the units that give both splits some text of a source.
+
+    Whole documents are assigned if the source has `DOCUMENTS_PER_SPLIT` divided by the share of the smaller split, and
+    both splits get some (copies of one document do not). Blocks are 4096 characters, and fewer in corpora below a few
     megabytes, where one split might otherwise be empty.
+
+    The choice must not depend on the order of the documents, so it cannot follow from the first megabytes. It takes a
+    pass of its own, which ends with the last document that is needed: of most sources a few megabytes.
+
+    Raises:
+        DataError: the source has no text, or too little for two splits.
     """
-    stream = iter(stretches)
-    head, size = _head(stream, fraction, largest)
-    rest = ""
-    for stretch in itertools.chain(head, stream):
+    share = min(fraction, 1 - fraction)
+    # Beyond 64 MiB the corpus is large, however small the share.
+    length, large = 0, min(BLOCK * BLOCKS_PER_SPLIT / share, 64 << 20)
+    for stretch in source.stretches():
+        length += len(stretch.text)
+        if length >= large:
+            break
+    fitting = BLOCK if length >= large else max(SMALLEST_BLOCK, int(length * share / BLOCKS_PER_SPLIT))
+    count, needed, sides = source.documents or 0, math.ceil(DOCUMENTS_PER_SPLIT / share), set()
+    # A text of 60 GB that is known to be one file need not be read for this.
+    if source.documents is None or count >= needed:
+        for block in split(source.stretches(), fraction, Units(fitting, whole=True)):
+            sides.add(block.held_out)
+            count += block.last
+            if count >= needed and len(sides) == 2:
+                return Units(fitting, whole=True)
+    for size in dict.fromkeys(min(fitting, largest) for largest in BLOCKS):
+        found = [0, 0]
+        for block in split(source.stretches(), fraction, Units(size)):
+            found[block.held_out] += len(block.content)
+            if all(found):
+                return Units(size)
+    if not any(found):
+        raise DataError(f"{source.name} holds no text; name other files, or another data.field")
+    empty, change = ("validation", "raise") if found[0] else ("training", "lower")
+    raise DataError(
+        f"{source.name} holds only {sum(found)} bytes of text, too few to split: with data.validation_fraction "
+        f"{fraction:g} the {empty} split is empty; give more text, or {change} data.validation_fraction"
+    )
+
+
+def split(stretches: Iterable[Stretch], fraction: float, units: Units) -> Iterator[Block]:
+    """Cut text into blocks at line breaks and hold out a fraction, chosen by a hash of each block or document.
+
+    Equal units are in the same split wherever they occur, so the split depends only on the text. The hash of a document
+    is that of its first 2^20 characters.
+    """
+    size = units.size
+    rest, side = "", None
+    for stretch in stretches:
         rest += stretch.text
+        if units.whole and side is None:
+            if len(rest) < HASHED and not stretch.last:
+                continue
+            side = _held_out(rest[:HASHED].encode(), fraction)
         start = 0
         # The last block is kept back until the document ends, so that it can be marked.
         while len(rest) - start > 2 * size:
             end = _cut(rest, start, size)
-            yield _block(rest[start:end], fraction, last=False)
+            yield _block(rest[start:end], fraction, side, last=False)
             start = end
         rest = rest[start:]
         if stretch.last:
             while len(rest) > size and (end := _cut(rest, 0, size)) < len(rest):
-                yield _block(rest[:end], fraction, last=False)
+                yield _block(rest[:end], fraction, side, last=False)
                 rest = rest[end:]
             if rest:
-                yield _block(rest, fraction, last=True)
-            rest = ""
-
-
-def _head(stream: Iterator[Stretch], fraction: float, largest: int) -> tuple[list[Stretch], int]:
-    """Return enough of the text to choose the size of the blocks, and that size."""
-    share = min(fraction, 1 - fraction)
-    head, length = [], 0
-    for stretch in stream:
-        head.append(stretch)
-        length += len(stretch.text)
-        # Beyond 64 MiB the corpus is large, however small the share.
-        if length * share >= largest * BLOCKS_PER_SPLIT or length >= 64 << 20:
-            return head, largest
-    return head, max(SMALLEST_BLOCK, min(largest, int(length * share / BLOCKS_PER_SPLIT)))
+                yield _block(rest, fraction, side, last=True)
+            rest, side = "", None
 
 
 def _cut(text: str, start: int, size: int) -> int:
@@ -74,8 +120,12 @@ def _cut(text: str, start: int, size: int) -> int:
     return min(target, len(text))
 
 
-def _block(text: str, fraction: float, *, last: bool) -> Block:
+def _block(text: str, fraction: float, side: bool | None, *, last: bool) -> Block:
     content = text.encode()
+    return Block(content, _held_out(content, fraction) if side is None else side, last)
+
+
+def _held_out(content: bytes, fraction: float) -> bool:
     # White space at the ends does not count.
     digest = hashlib.blake2b(content.strip(), digest_size=8).digest()
-    return Block(content, int.from_bytes(digest) < fraction * 2**64, last)
+    return int.from_bytes(digest) < fraction * 2**64

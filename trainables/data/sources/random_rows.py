@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 Symbols = NDArray[np.int64]
 
-#: Rows generated at a time. The rows depend on it: a change needs a new `data_key.DATA_VERSION`.
+#: Rows generated at a time. The rows depend on it: a change needs a new `RowData.version`.
 ROWS_AT_A_TIME = 8192
 #: Raise an error for a split after drawing this many times the expected number of rows.
 PATIENCE = 20

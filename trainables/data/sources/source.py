@@ -16,19 +16,21 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A source of text, ready to be read once.
+    """A source of text, ready to be read any number of times.
 
     Attributes:
         name: for messages and the manifest.
         stretches: opens the stream.
         bytes: size of the text if it is known beforehand, for the estimate of disk space.
         record: what the manifest keeps about the source: kind, files with their hashes, revision.
+        documents: number of documents if it is known without reading them.
     """
 
     name: str
     stretches: Callable[[], Iterator[Stretch]]
     bytes: int | None
     record: dict[str, Any]
+    documents: int | None = None
 
 
 def rows_of_text(values: Iterable[object], field: str, where: str) -> Iterator[Stretch]:

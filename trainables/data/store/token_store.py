@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.kind import DataKind
-from trainables.data.packing.data_key import DATA_VERSION, data_key
+from trainables.data.packing.data_key import data_key
 from trainables.data.sources.hashing import file_sha256, unreadable
 
 Tokens = NDArray[Any]
@@ -85,7 +85,7 @@ def read_store(path: Path, data: DataKind, context: int, key: str) -> TokenStore
 def describes(manifest: Mapping[str, Any], data: DataKind, context: int, key: str) -> bool:
     """Return whether a manifest is of the data that the spec describes."""
     found = (manifest["version"], manifest["key"], manifest["outline"])
-    return found == (DATA_VERSION, key, data_key(data, context, None))
+    return found == (data.version, key, data_key(data, context, None))
 
 
 def _damaged_file(path: Path, manifest: Mapping[str, Any], itemsize: int) -> Path | None:

@@ -111,9 +111,23 @@ def test_a_part_without_text_is_an_error(tmp_path, digits):
 
 
 def test_a_part_that_is_much_too_small_is_blamed(tmp_path, digits):
-    (tmp_path / "small.txt").write_text("".join(f"{n}\n" for n in range(200)))
-    spec = mixture((1, digits), (1, FilesData(path=str(tmp_path / "small.txt"))))
+    small = tmp_path / "small.jsonl"
+    spec = mixture((1, digits), (1, FilesData(path=str(small))))
+    small.write_text('{"text": "little"}\n')
+    with pytest.raises(DataError, match=r"small.jsonl holds only 6 bytes of text, too few to split"):
+        open_store(spec, context=64, root=tmp_path / "stores")
+    # Both splits get some of these, but a block of the digits is longer than all of them.
+    small.write_text("".join(f'{{"text": "{n}"}}\n' for n in range(30)))
     with pytest.raises(
-        DataError, match=r"digits.txt were used, because .*small.txt of the same mixture ended"
+        DataError, match=r"small.jsonl has only \d+ of the \d+ tokens .* share of 0.5, because its text"
     ):
         open_store(spec, context=64, root=tmp_path / "stores")
+
+
+def test_the_smallest_part_sets_how_finely_a_mixture_is_cut(tmp_path, digits):
+    (tmp_path / "small.txt").write_text("".join(f"{n}\n" for n in range(2000)))
+    spec = mixture((1, digits), (1, FilesData(path=str(tmp_path / "small.txt"))))
+    store = open_store(spec, context=64, root=tmp_path / "stores")
+    for tokens, name in ((store.train, "train"), (store.validation, "validation")):
+        for part in store.manifest["sources"]:
+            assert part["tokens"][name] / len(tokens) == pytest.approx(0.5, abs=0.1)

@@ -18,9 +18,11 @@ from trainables.data import data_key
 from trainables.data.kind import BPE_END, BYTES_END
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
+from trainables.data.kinds.mixture import MixtureData
 from trainables.data.kinds.repeats import RepeatsData
 from trainables.data.packing import pack
 from trainables.data.packing.pack import estimate_bytes
+from trainables.data.packing.progress import Progress
 from trainables.data.packing.tokenizer import train_bpe
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
@@ -160,6 +162,86 @@ def test_documents_end_with_one_end_of_text(tmp_path):
         assert rest == b""
         texts += documents
     assert sorted(texts) == sorted(json.loads(line)["text"].encode() for line in lines)
+
+
+def numbered(lines, step):
+    """Text without random numbers."""
+    return "".join(f"{line * step % 9973} of {line} and {line * line % 7919}\n" for line in range(lines))
+
+
+@pytest.fixture
+def articles(tmp_path):
+    """As many documents as are split whole at a fraction of 0.5, 100, and some more; up to 10 KB each."""
+    texts = [f"article {i}\n{numbered(4 * i, 11 + i)}" for i in range(120)]
+    path = tmp_path / "articles.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path, texts
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "bpe", "vocabulary": 300}])
+def test_of_many_documents_each_is_whole_in_one_split(tmp_path, articles, options):
+    path, texts = articles
+    spec = FilesData(path=str(path), validation_fraction=0.5, validation_tokens=10**9, **options)
+    store = open_store(spec, context=64, root=tmp_path / "stores")
+    end = store.manifest["end_of_text"]
+    decode = Tokenizer.from_file(str(store.path / "tokenizer.json")).decode if options else bytes.decode
+    sides = []
+    for tokens in (store.train, store.validation):
+        ends = np.flatnonzero(tokens == end)
+        assert ends[-1] == len(tokens) - 1
+        parts = [part[part != end].tolist() for part in np.split(np.asarray(tokens), ends[:-1] + 1)]
+        sides.append([decode(part if options else bytes(part)) for part in parts])
+    train, validation = map(set, sides)
+    assert sides[0] == [text for text in texts if text in train], "in the order of the file"
+    assert sides[1] == [text for text in texts if text in validation]
+    assert len(sides[0]) + len(sides[1]) == 120
+    # Four standard deviations of the number, and of the tokens as the lengths are uniform.
+    assert len(sides[1]) == pytest.approx(60, abs=22)
+    assert len(store.validation) / (len(store.train) + len(store.validation)) == pytest.approx(0.5, abs=0.21)
+
+
+@pytest.mark.parametrize("validation_tokens", [20_000, 120_000])
+def test_the_validation_limit_is_reached_although_few_training_tokens_are_wanted(
+    tmp_path, articles, validation_tokens
+):
+    limits = {"max_tokens": 5000, "validation_tokens": validation_tokens}
+    spec = FilesData(path=str(articles[0]), validation_fraction=0.5, **limits)
+    store = open_store(spec, context=64, root=tmp_path / "stores")
+    assert store.manifest["tokens"] == {"train": 5000, "validation": validation_tokens}
+
+
+def test_encoding_while_reading_gives_the_tokens_of_packing_a_copy(tmp_path):
+    """The hashes are of the version that first wrote all text to disk; blocks were and are split alike."""
+    (tmp_path / "a.txt").write_text(numbered(150_000, 7))
+    texts = [numbered(1 + 371 * i % 3000, 11 + i) for i in range(100)]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    a, b = (FilesData(path=str(tmp_path / name), validation_tokens=200_000) for name in ("a.txt", "b.jsonl"))
+    parts = [{"weight": 2, "data": a}, {"weight": 1, "data": b}]
+    for spec, hashes in (
+        (a, ["4977c6ff140fae89", "1da27c85d6f6430d"]),
+        (b, ["ac5fc8b874f55c3a", "98daa91706e8ddf8"]),
+        (MixtureData(parts=parts, validation_tokens=200_000), ["ab77a42dd45d2772", "7691ca21126c131b"]),
+    ):
+        store = open_store(spec, context=64, root=tmp_path / "stores")
+        assert [store.manifest["sha256"][split][:16] for split in ("train", "validation")] == hashes
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "bpe", "vocabulary": 300}])
+def test_packing_takes_no_more_disk_than_estimated(tmp_path, monkeypatch, options):
+    (tmp_path / "a.txt").write_text(numbered(150_000, 7))
+    spec = FilesData(path=str(tmp_path / "a.txt"), **options)
+    root, sizes = tmp_path / "stores", []
+
+    def measure(*_):
+        sizes.append(sum(path.stat().st_size for path in root.rglob("*") if path.is_file()))
+
+    monkeypatch.setattr(Progress, "share", measure)
+    store = open_store(spec, context=64, root=root)
+    text = (tmp_path / "a.txt").stat().st_size
+    tokens = sum(path.stat().st_size for path in store.path.glob("*.bin"))
+    # The text itself lies there only for BPE.
+    assert max(sizes) == pytest.approx(tokens + (text if options else 0), rel=0.1)
+    assert max(sizes) <= estimate_bytes(spec, 64, tmp_path) == text * (3 if options else 2)
 
 
 def test_the_manifest_tells_what_was_packed(tmp_path, text_file):
@@ -395,8 +477,9 @@ def test_a_full_disk_is_an_error_that_says_how_much_is_needed_and_leaves_room(tm
     *errors, trained = out.stdout.splitlines()
     assert len(errors) == 3, out.stdout + out.stderr
     assert f"is full: the packed data needs 2.63 MB in {root}" in errors[0]
-    for error in errors[1:]:
-        assert f"needs {3 * text.stat().st_size / 1e6:.3g} MB" in error
+    # Ids of two bytes; and with BPE the text that is learnt from.
+    for error, per_byte in zip(errors[1:], (2, 3), strict=True):
+        assert f"needs {per_byte * text.stat().st_size / 1e6:.3g} MB" in error
         assert "and 0.2" in error, "what is free after clearing up"
     assert trained == str(300 * 65), "after the errors the disk has room again"
 
@@ -423,6 +506,7 @@ for spec in (
     HierarchyData(sequences=300, validation_sequences=40),
     FilesData(path=sys.argv[2]),
     FilesData(path=sys.argv[2], tokenizer="bpe", vocabulary=700),
+    FilesData(path=sys.argv[3], validation_fraction=0.5),
 ):
     store = open_store(spec, context=64, root=Path(sys.argv[1]))
     tokenizer = store.path / "tokenizer.json"
@@ -430,12 +514,12 @@ for spec in (
 """
 
 
-def test_two_processes_pack_the_same_bytes(tmp_path, text_file):
+def test_two_processes_pack_the_same_bytes(tmp_path, text_file, articles):
     outputs, tokenizers = [], []
     for hash_seed in ("1", "2"):
         root = tmp_path / hash_seed
         out = subprocess.run(
-            [sys.executable, "-c", DETERMINED, str(root), str(text_file)],
+            [sys.executable, "-c", DETERMINED, str(root), str(text_file), str(articles[0])],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,

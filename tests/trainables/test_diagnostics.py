@@ -354,7 +354,7 @@ def test_every_layout_has_the_diagnostics_of_the_plain_one(root, expected, preci
     tolerance = {"rel": 1e-3, "abs": 1e-5} if precision == "fp32" else {"rel": 0.05, "abs": 0.005}
     for found, right in zip(measured(result), measured(expected), strict=True):
         if precision == "bf16":
-            # The place of a maximum is not continuous: two shifts of the untrained second layer are 1 % apart.
+            # The place of a maximum is not continuous.
             found, right = (
                 {name: value for name, value in of.items() if not name.startswith("induction_shift")}
                 for of in (found, right)

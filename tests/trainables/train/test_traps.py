@@ -258,6 +258,21 @@ def test_library_defect_whole_weights_are_refused_where_every_rank_has_them(zero
     engine.destroy()
 
 
+def test_library_defect_stage_3_replaces_torchs_linear_for_good(tmp_path):
+    """When this fails, `join` need not put it back: cells that share a process have the losses they have alone."""
+    data = HierarchyData(levels=3, sequences=300, validation_sequences=8)
+
+    def loss(precision, layout):
+        ours = recipe(precision=precision)
+        cell = Cell(shape=SHAPE, recipe=ours, data=data, data_key=data_key(data, CONTEXT), lr=0.01, seed=0)
+        return train(cell, data_root=tmp_path, layout=layout).loss
+
+    alone, own = loss("bf16", Layout()), torch.nn.functional.linear
+    loss("fp32", Layout(zero=3))
+    assert torch.nn.functional.linear is not own
+    assert loss("bf16", Layout()) == alone
+
+
 def test_library_defect_more_shards_than_ranks_is_an_assertion_without_a_word(tmp_path):
     """When this fails, the library says what is wrong; ours names both numbers before it is asked."""
     join()

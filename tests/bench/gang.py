@@ -99,6 +99,6 @@ def measure(folder: Path) -> list[Figure]:
     what = f"a gang of {RANKS}, from the trial's start to its first step, median of {len(keys)}"
     return [
         Figure(
-            what, ours / rival, "ratio", 2.5, f"{ours:.1f} s", f"{rival:.1f} s, the imports of one process"
+            what, ours / rival, "ratio", 2.0, f"{ours:.1f} s", f"{rival:.1f} s, the imports of one process"
         )
     ]

@@ -1,8 +1,8 @@
 """A pool of processes that are reused between tests as the ranks of gangs.
 
 Importing torch, transformers and DeepSpeed takes six to ten seconds, a case of a few steps one or two. So a folder of
-tests shares one pool, and every case makes its own process group. DeepSpeed's modules keep state between cases, as they
-do between the trials of a study.
+tests shares one pool, and every case makes its own process group. A study starts new processes for every gang; here
+`forget` resets what DeepSpeed and torch keep in their modules.
 """
 
 import multiprocessing
@@ -157,12 +157,36 @@ def _serve(connection: Connection) -> None:
         except (EOFError, OSError):
             sys.exit(0)
         try:
+            forget()
             function, args, kwargs = pickle.loads(message)
             answer = pickle.dumps((True, function(*args, **kwargs)))
         except Exception:  # noqa: BLE001  # raised in the test
             answer = pickle.dumps((False, traceback.format_exc()))
             leave()  # so that the others notice at once
         connection.send_bytes(answer)
+
+
+def forget() -> None:
+    """Leave the process group and reset what the next one would find of it, as if this process were new.
+
+    Otherwise a gang fails after one of other degrees, or at ZeRO stage 3 if its ranks have trained unequally often.
+    """
+    import deepspeed.runtime.tensor_parallel.init_utils as tensor_parallel
+    import torch.distributed.distributed_c10d as c10d
+    from deepspeed.module_inject import set_autotp_mode
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    from trainables.ranks.process_group import leave
+
+    leave()
+    # Torch names groups by this counter, which a failed rendezvous increments: ranks would wait under different names.
+    c10d._world.group_count = 0
+    set_autotp_mode(False)
+    tensor_parallel._TP_MODEL_INIT_ARGS = None
+    # The numbers of parameters and modules, which must be equal on all ranks.
+    Init.param_id = 0
+    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
 
 
 def _open_port() -> int:

@@ -68,8 +68,8 @@ def failure_reason(
         cause = loss_cause_at(error, place, is_local=is_local)
         reason = _reason(error, cause, heartbeat)
         if ranks > 1 and (cause or error is None):
-            # The trial's process is rank 0, and can no longer report its own place; the gang names the other ranks.
-            reason = f"rank 0 of {ranks}{f' ({heartbeat.place})' if heartbeat else ''}: {reason}"
+            # The trial's process only supervises, and can no longer report its own place; it has named every lost rank.
+            reason = f"supervisor of {ranks} ranks{f' ({heartbeat.place})' if heartbeat else ''}: {reason}"
     if cause is None or not cause.of_memory:
         return reason
     return f"{reason}. {memory_remedy(planned, slots.devices, on_gpu=slots.gpus > 0)}"

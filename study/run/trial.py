@@ -79,7 +79,7 @@ def run_trial(config: dict[str, Any]) -> None:
 
 
 def _train(cell: Cell, **options: Any) -> Result:
-    # Imported here so that the ranks of a gang import it at the same time.
+    # Imported here, because the process that supervises a gang does not need it.
     from trainables.train.loop import train
 
     return train(cell, **options)
@@ -135,14 +135,12 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
     if settings.needs_gpu:
         train = functools.partial(_train_on_gpu, train)
     try:
-        with stop_requested(settings.run) as stop:
-            if layout.ranks == 1:
+        if layout.ranks == 1:
+            with stop_requested(settings.run) as stop:
                 result = train(cell, **options, report=show, interrupted=stop)
-            else:
-                limit = settings.gang_timeout
-                result = train_gang(
-                    train, cell, layout, options, limit, show, lambda due: send(alive=due), stop
-                )
+        else:
+            limit, run = settings.gang_timeout, settings.run
+            result = train_gang(train, cell, layout, options, limit, show, lambda due: send(alive=due), run)
     except InputError as error:
         send(failure=str(error))
     except InterruptedTrainingError:

@@ -1,19 +1,19 @@
-"""A cell over several processes: rank 0 in the trial's own, the others in actors of its placement group.
+"""A cell over several processes, all of them actors in the placement group of its trial, which supervises them.
 
-The trial is the supervisor: rank 0 trains in a thread of its process, so that the trial can report the failure of any
-rank, whichever hangs. The processes of the other ranks are kept for the next cell of the same trial process.
+Each gang has fresh processes, although they take 6 to 10 s to start: DeepSpeed keeps degrees and counters in its
+modules, which a process of an earlier gang could only reset in DeepSpeed's private state.
 """
 
 import functools
 import importlib
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 from study.workers.process_loss import LossCause, Place, loss_cause_at, own_place
+from study.workers.stop_request import stop_requested
 from trainables.cell import Cell
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
@@ -21,13 +21,10 @@ from trainables.progress import Progress, Result
 
 #: Seconds that starting the processes and importing torch may take; 20 to 30 on a machine at load 15.
 START_SECONDS = 300.0
-#: Seconds that a process kept from the last cell may take to answer. It has nothing to load; a frozen one delays the
-#: next cell by as much, and a wrong guess costs a start.
-WARM_SECONDS = 10.0
 #: Seconds to wait for the real cause when a rank has only lost its peers: Ray reports a dead process about a second
 #: after its sockets close.
 GRACE_SECONDS = 5.0
-#: Seconds between two heartbeats of the trial's process.
+#: Seconds between two heartbeats of the trial's process, each of which asks rank 0 for its progress.
 BEAT_SECONDS = 5.0
 
 #: `trainables.train.loop.train`, or a test's own.
@@ -43,22 +40,41 @@ class GangError(RuntimeError):
     """Where the rank was, if that is known."""
 
 
-class Peer:
-    """A rank other than the trial's own, as a Ray actor."""
+class Rank:
+    """A rank of a gang, as a Ray actor."""
+
+    def __init__(self) -> None:
+        self._progress: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+        self._rendezvous: Any = None
 
     def ready(self) -> Place:
-        """Import what training needs, and return the place of this process."""
-        _warm()
+        """Import what training needs, so that no rank waits for the imports of another; return this process's place."""
+        importlib.import_module("trainables.train.loop")
+        importlib.import_module("trainables.ranks.process_group").import_deepspeed()
         return own_place()
 
-    def train(self, train: Train, cell: Cell, options: Mapping[str, Any], rank_info: Any) -> None:
-        """Train as this rank. Rank 0 has the result, so it is not sent again."""
-        train(cell, **options, rank_info=rank_info)
+    def open_port(self, address: str) -> int:
+        """Open the port of rank 0, and return its number."""
+        from trainables.ranks.process_group import Rendezvous
 
+        self._rendezvous = Rendezvous(address)
+        port: int = self._rendezvous.port
+        return port
 
-#: The warm peers of this process's placement group, from one trial to the next (`reuse_actors`). They end with their
-#: placement group, which Tune removes with the trial's process.
-_KEPT: list[Any] = []
+    def train(
+        self, train: Train, cell: Cell, options: Mapping[str, Any], rank_info: Any, run: str
+    ) -> Result | None:
+        """Train as this rank; rank 0 returns the result, and asks whether the run is to stop."""
+        if rank_info.rank:
+            train(cell, **options, rank_info=rank_info)
+            return None
+        with stop_requested(run) as stop:
+            own = {"rendezvous": self._rendezvous, "report": self._progress.put, "interrupted": stop}
+            return train(cell, **options, rank_info=rank_info, **own)
+
+    def progress(self) -> list[Progress]:
+        """Return the progress since the last call; a second thread of the process answers while it trains."""
+        return [self._progress.get() for _ in range(self._progress.qsize())]
 
 
 def train_gang(
@@ -69,66 +85,69 @@ def train_gang(
     timeout: float,
     report: Callable[[Progress], None],
     alive: Callable[[float], None],
-    interrupted: Callable[[], bool] = lambda: False,
+    run: str,
 ) -> Result:
     """Train a cell over all ranks of its layout and return rank 0's result.
 
     Every rank passes `options`, the layout among them, to `train`. A rank that others wait for longer than `timeout`
     seconds hangs. `report` and `alive` are called in this thread: with rank 0's progress, and with the seconds within
-    which the next call is due. `interrupted` is rank 0's argument of `train`. After a failure no peer is left, and the
-    trial's process must not be used again.
+    which the next call is due. `run` is the name under which the driver asks its trials to stop. No process of the gang
+    is left afterwards.
 
     Raises:
         InterruptedTrainingError: all ranks were interrupted.
         InputError: a rank found something wrong with the input.
         GangError: a rank died, hangs or raised; the original cause, not the errors of its peers.
     """
-    from trainables.ranks.process_group import Rendezvous
+    import ray
 
+    alive(2 * START_SECONDS)
+    actors = _start(layout.ranks)
     try:
-        # Its own imports, then those of the peers.
-        alive(2 * START_SECONDS)
-        seats = [own_place(), *_peers(layout.ranks)]
+        ready = [actor.ready.remote() for actor in actors]
+        # The import of torch takes seconds, in which a rank's error could not be read: better now than then.
+        from trainables.ranks.process_group import RankInfo
+
+        seats = _started(ready, layout.ranks)
         order = seating(seats, layout.tensor_parallel)
-        places = [seats[i] for i in order]
+        ranks, places = [actors[i] for i in order], [seats[i] for i in order]
         alone = len({place.node for place in places}) == 1
-        rendezvous = Rendezvous("127.0.0.1" if alone else places[0].address)
-        rank_infos = [rendezvous.rank_info(rank, layout.ranks, timeout) for rank in range(layout.ranks)]
-        actors = [None, *(_KEPT[i - 1] for i in order[1:])]
+        address = "127.0.0.1" if alone else places[0].address
+        (port,) = _started([ranks[0].open_port.remote(address)], layout.ranks)
         events: queue.Queue[int | Progress] = queue.Queue()
-        own = {"rendezvous": rendezvous, "report": events.put, "interrupted": interrupted}
-        leader = _lead(lambda: train(cell, **options, rank_info=rank_infos[0], **own))
-        futures: list[Future[Any]] = [leader]
-        for actor, rank_info in zip(actors[1:], rank_infos[1:], strict=True):
-            futures.append(actor.train.remote(train, cell, dict(options), rank_info).future())
+        futures: list[Future[Any]] = []
+        for rank, actor in enumerate(ranks):
+            rank_info = RankInfo(rank, layout.ranks, address, port, timeout)
+            futures.append(actor.train.remote(train, cell, dict(options), rank_info, run).future())
+
+        def hear(answer: Future[list[Progress]]) -> None:
+            for progress in () if answer.exception() else answer.result():
+                events.put(progress)
+
+        def beat() -> None:
+            alive(timeout + 2 * BEAT_SECONDS)
+            ranks[0].progress.remote().future().add_done_callback(hear)
 
         def lost(rank: int) -> None:
-            # Its sockets close, so that ranks that wait for it do not wait for the whole timeout.
+            # Its sockets close, so that ranks that wait for it do not wait for the whole timeout. Rank 0 has the store
+            # of the process group, without which the others may crash before the cause is known.
             if rank:
-                _kill(actors[rank])
+                ray.kill(ranks[rank])
 
-        try:
-            watch(futures, events, report, lost, timeout, lambda: alive(timeout + 2 * BEAT_SECONDS))
-            alive(2 * (timeout + GRACE_SECONDS))
-            failure = verdict(futures, places, timeout)
-            if failure is not None:
-                _disband()
-                # After a wrong input the trial's process is used for the next cell, so it must be free.
-                if isinstance(failure, InputError) and wait([leader], timeout + GRACE_SECONDS).not_done:
-                    raise GangError(f"{failure} Rank 0 does not end after that.")
-                raise failure
-        finally:
-            rendezvous.close()
-        result: Result = leader.result()
+        watch(futures, events, report, lost, timeout, beat)
+        alive(2 * (timeout + GRACE_SECONDS))
+        failure = verdict(futures, places, timeout)
+        if failure is not None:
+            raise failure
+        result: Result = futures[0].result()
         return result
-    except BaseException:
-        # A peer of a gang that failed may hang, or hold memory of the failed cell.
-        _disband()
-        raise
+    finally:
+        for actor in actors:
+            ray.kill(actor)
 
 
 def seating(places: Sequence[Place], tensor_parallel: int) -> list[int]:
-    """Return the order of the ranks: the trial's process first, and the ranks of each machine side by side.
+    """Return the order of the ranks: the first process first, and the ranks of each machine side by side.
 
     A tensor-parallel group on two machines, where each layer would wait for the network, is a GangError.
     """
@@ -263,73 +282,36 @@ def _message(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or "no message"
 
 
-def _warm() -> None:
-    """Import what `train` imports, so that no rank waits at the rendezvous for the imports of another."""
-    importlib.import_module("trainables.train.loop")
-    importlib.import_module("trainables.ranks.process_group").import_deepspeed()
-
-
-def _peers(ranks: int) -> list[Place]:
-    """Return the places of the peers kept from the last trial, or of new ones in this placement group."""
+def _start(ranks: int) -> list[Any]:
+    """Start as many actors in this trial's placement group."""
     import ray
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    def places(seconds: float) -> list[Place]:
-        ready = [actor.ready.remote() for actor in _KEPT]
-        _warm()
-        return list(ray.get(ready, timeout=seconds))
-
-    if _KEPT:
-        try:
-            return places(WARM_SECONDS)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            # One died or froze between two cells, which is not the fault of this one.
-            _disband()
     group = get_current_placement_group()
     if group is None or ranks % group.bundle_count:
         found = 0 if group is None else group.bundle_count
         raise GangError(f"a gang of {ranks} ranks was started in a placement group of {found} bundles")
     # A bundle of the group holds one rank, or all ranks that share matrices.
     together = ranks // group.bundle_count
-    for rank in range(1, ranks):
+    actors = []
+    for rank in range(ranks):
         index = rank // together
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         bundle = group.bundle_specs[index]
         share = {"num_cpus": bundle.get("CPU", 0) / together, "num_gpus": bundle.get("GPU", 0) / together}
-        _KEPT.append(ray.remote(Peer).options(scheduling_strategy=where, **share).remote())
+        actor = ray.remote(Rank).options(scheduling_strategy=where, max_concurrency=2, **share)
+        actors.append(actor.remote())
+    return actors
+
+
+def _started(calls: list[Any], ranks: int) -> list[Any]:
+    """Return the answers of ranks that start, or raise a GangError if one is lost or late."""
+    import ray
+
     try:
-        return places(START_SECONDS)
+        return list(ray.get(calls, timeout=START_SECONDS))
     except ray.exceptions.RayActorError as error:
         raise _lost(f"a rank of {ranks}", error, when=" while it was started") from error
     except ray.exceptions.GetTimeoutError as error:
         raise GangError(f"not all of {ranks} ranks have started within {START_SECONDS:g} s") from error
-
-
-def _kill(actor: Any) -> None:
-    import ray
-
-    ray.kill(actor)
-
-
-def _disband() -> None:
-    while _KEPT:
-        _kill(_KEPT.pop())
-
-
-def _lead(work: Callable[[], Result]) -> Future[Any]:
-    """Run rank 0 in a thread that does not keep its process alive.
-
-    If it hangs, the process still ends: Tune removes the placement group of a trial that failed, and Ray kills
-    the processes left in it.
-    """
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # the supervisor raises it
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="rank 0", daemon=True).start()
-    return future

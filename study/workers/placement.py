@@ -1,6 +1,6 @@
 """The resource requests of trials in Ray Tune: several ranks in each bundle, and no machine that loses trials."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ray.tune import PlacementGroupFactory
 
@@ -13,41 +13,27 @@ from trainables.layout import Layout
 NODE_LABEL = "ray.io/node-id"
 
 
-class SharedBundles(PlacementGroupFactory):
-    """Bundles of several ranks each; the trial's own process takes the resources of one rank.
-
-    Ray never divides a bundle between machines. Tune (2.60) would give the trial's process all of the first bundle,
-    GPUs included: it reads the resources of the process from `bundles`, and makes the placement group from the
-    arguments of the constructor.
-    """
-
-    def __init__(
-        self, bundle: Mapping[str, float], count: int, share: Mapping[str, float], avoided: Sequence[str] = ()
-    ) -> None:
-        labels = (
-            {"bundle_label_selector": [{NODE_LABEL: f"!in({','.join(avoided)})"}] * count} if avoided else {}
-        )
-        super().__init__([dict(bundle)] * count, strategy="PACK", **labels)
-        self._share = {name: amount for name, amount in share.items() if amount}
-
-    @property
-    def bundles(self) -> list[dict[str, float]]:
-        """The resources of a process in each bundle."""
-        return [dict(self._share) for _ in self._bundles]
-
-
 def placement(
     layout: Layout, slots: Slots, *, one_machine: bool, avoided: Sequence[str] = ()
-) -> SharedBundles:
-    """Return Tune's resource request of a trial: the first bundle holds the trial's own process.
+) -> PlacementGroupFactory:
+    """Return Tune's resource request of a trial.
+
+    The trial's process trains a cell of one rank itself. That of a gang only supervises: it is on the machine of the
+    first bundle and takes nothing, because the ranks need all.
 
     Ranks that share matrices exchange activations in every layer. They must be on one machine, so they are in one
     bundle, which Ray does not divide. Groups that only share batches may be spread (PACK). No machine is named but
     those to avoid (Ray's ids), because it may be lost, and machines that are still to come have no name. On
-    `one_machine`, with one bundle per rank, layouts of as many ranks request the same and share their processes.
+    `one_machine` each rank has a bundle.
     """
     together = 1 if one_machine else layout.tensor_parallel
-    return SharedBundles(slots.bundle(together), layout.ranks // together, slots.bundle(), avoided)
+    bundles = [slots.bundle(together)] * (layout.ranks // together)
+    labels = (
+        {"bundle_label_selector": [{NODE_LABEL: f"!in({','.join(avoided)})"}] * len(bundles)}
+        if avoided
+        else {}
+    )
+    return PlacementGroupFactory([*([{}] if layout.ranks > 1 else []), *bundles], strategy="PACK", **labels)
 
 
 class Placer:
@@ -58,7 +44,7 @@ class Placer:
         self.slots, self.one_machine = slots, one_machine
         self.losses = MachineLosses()
 
-    def request(self, layout: Layout) -> SharedBundles:
+    def request(self, layout: Layout) -> PlacementGroupFactory:
         """Return Tune's resource request of a trial that starts now."""
         return placement(layout, self.slots, one_machine=self.one_machine, avoided=self.avoided(layout))
 

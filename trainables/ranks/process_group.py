@@ -37,21 +37,12 @@ class Rendezvous:
     """An open port of rank 0, reserved before the other ranks receive its number."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
-        self.address = address
         self._socket = socket.create_server((address, 0))
         self.port: int = self._socket.getsockname()[1]
-
-    def rank_info(self, rank: int, size: int, timeout: float) -> RankInfo:
-        """Return what a rank needs to join."""
-        return RankInfo(rank, size, self.address, self.port, timeout)
 
     def hand_over(self) -> int:
         """Return the socket's descriptor; the caller must close it."""
         return self._socket.detach()
-
-    def close(self) -> None:
-        """Release the port if it was not handed over."""
-        self._socket.close()
 
 
 def device() -> torch.device:
@@ -69,9 +60,9 @@ def timeout() -> float:
 def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None) -> None:
     """Join the process group of a cell and prepare DeepSpeed.
 
-    Without `rank_info` the process is alone, unless a launcher (torchrun) started it. A group of one is kept for the
-    next cell; any other is made anew for each cell. Rank 0 of a gang needs the rendezvous. If not all ranks join within
-    the timeout, torch raises a RuntimeError.
+    Without `rank_info` the process is alone, unless a launcher (torchrun) started it; its group is kept for the next
+    cell. A process joins one gang in its life, because DeepSpeed keeps the degrees of the first. Rank 0 of a gang needs
+    the rendezvous. If not all ranks join within the timeout, torch raises a RuntimeError.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
@@ -80,9 +71,8 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
         torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch|deepspeed")
     deepspeed = import_deepspeed()
-    if rank_info is None and dist.is_initialized() and (dist.get_world_size() == 1 or _launched()):
+    if rank_info is None and dist.is_initialized():
         return
-    leave()
     os.environ.setdefault("LOCAL_RANK", "0")
     _choose_interface(rank_info)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -105,26 +95,10 @@ def join(rank_info: RankInfo | None = None, rendezvous: Rendezvous | None = None
 
 
 def leave() -> None:
-    """Leave the process group, if any, and reset DeepSpeed; otherwise a cell with other degrees would fail."""
-    comm = importlib.import_module("deepspeed.comm.comm")
-    if dist.is_initialized():
-        (dist if comm.cdb is None else comm).destroy_process_group()
-    # A failed rendezvous increments this counter, by which torch names groups: ranks would wait under different names.
-    c10d._world.group_count = 0
-    vars(comm)["cdb"] = None
-    forget_degrees()
-
-
-def forget_degrees() -> None:
-    """Reset the state that DeepSpeed keeps in its modules; call it after the groups are destroyed, or they leak."""
-    importlib.import_module("deepspeed.utils.groups")._release_process_group_references()
-    importlib.import_module("deepspeed.module_inject").set_autotp_mode(False)
-    tensor_parallel = importlib.import_module("deepspeed.runtime.tensor_parallel.init_utils")
-    vars(tensor_parallel)["_TP_MODEL_INIT_ARGS"] = None
-    # ZeRO-3 numbers parameters and modules per process, and a rank that has trained more engines than its peers fails.
-    offload = importlib.import_module("deepspeed.runtime.zero.parameter_offload").DeepSpeedZeRoOffload
-    offload._register_deepspeed_module.__defaults__[0][0] = 0
-    importlib.import_module("deepspeed.runtime.zero.partition_parameters").Init.param_id = 0
+    """Leave the process group, if any: a rank that exits with open connections counts as lost."""
+    comm = import_deepspeed().comm
+    if comm.is_initialized():
+        comm.destroy_process_group()
 
 
 def import_deepspeed() -> Any:

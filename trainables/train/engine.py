@@ -126,7 +126,10 @@ def build_engine(
 
 
 def close_engine(engine: Any) -> None:
-    """Free an engine, and restore torch's `linear`, which stage 3 replaces for the rest of the process."""
+    """Free an engine, and restore torch's `linear`.
+
+    Stage 3 replaces it for the rest of the process, where the loss of a later cell in bf16 differed by 2e-4.
+    """
     engine.destroy()
     functional.linear = LINEAR
 

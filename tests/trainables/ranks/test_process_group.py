@@ -30,12 +30,6 @@ def sum_of_ranks(rank_info, rendezvous):
     return float(total)
 
 
-def held():
-    """Sockets, file descriptors, threads of this process."""
-    me = psutil.Process()
-    return len(me.net_connections()), me.num_fds(), me.num_threads()
-
-
 def listening(rank_info, rendezvous):
     """Addresses of both ends of every socket of this process, in a gang with an engine."""
     join(rank_info, rendezvous)
@@ -90,20 +84,6 @@ def last_dies(folder, rank_info, rendezvous):
         (folder / str(rank_info.rank)).write_text(f"{time.monotonic() - start}\n{error}")
 
 
-@pytest.mark.extended
-def test_gangs_come_and_go_and_leave_nothing_open(ranks):
-    for size in (2, 4, 1):
-        assert ranks.gang(size, sum_of_ranks) == [size * (size + 1) / 2] * size
-    before = [ranks.alone(held, rank=rank) for rank in range(2)]
-    for _ in range(20):
-        assert ranks.gang(2, sum_of_ranks) == [3.0, 3.0]
-    for rank, (sockets, files, threads) in enumerate(before):
-        now = ranks.alone(held, rank=rank)
-        assert now[0] <= sockets + 2
-        assert now[1] <= files + 4
-        assert now[2] <= threads + 4
-
-
 @pytest.mark.slow
 def test_a_gang_listens_on_loopback_only(ranks):
     assert ranks.gang(2, listening) == [{"127.0.0.1"}, {"127.0.0.1"}]
@@ -132,7 +112,7 @@ def test_a_rank_that_never_comes_ends_the_meeting_at_the_timeout(ranks):
         ranks.gang(2, rank_0_only, timeout=4)
     assert 3.5 < time.monotonic() - start < 30
     assert "rank 1" not in str(error.value).splitlines()[0]
-    assert ranks.gang(2, sum_of_ranks) == [3.0, 3.0], "the same processes meet again"
+    assert ranks.gang(2, sum_of_ranks) == [3.0, 3.0], "the pool goes on"
 
 
 @pytest.mark.extended
@@ -195,11 +175,10 @@ def test_ranks_of_several_machines_use_the_interface_of_their_network(monkeypatc
 def test_a_meeting_holds_a_port_of_its_own_on_loopback():
     one, other = Rendezvous(), Rendezvous()
     assert one.port != other.port
-    assert one.rank_info(1, 4, timeout=7.0) == RankInfo(1, 4, "127.0.0.1", one.port, 7.0)
     with pytest.raises(OSError, match="in use"):
         socket.create_server(("127.0.0.1", one.port))
-    one.close()
-    other.close()
+    for meeting in (one, other):
+        os.close(meeting.hand_over())
 
 
 def test_rank_0_needs_its_meeting():

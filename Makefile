@@ -23,17 +23,18 @@ study: $(INSTALLED)
 
 # Ray would start its workers at niceness 15, where they get no CPU time beside other work.
 test test-gate test-all fuzz: export RAY_worker_niceness := 0
-# Two processes; the files that took longest begin (tests/data/durations.json), and each tier writes its times.
-PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --durations=10
+# The files that took longest begin (tests/data/durations.json), and each tier writes its times. The slow tests wait more than
+# they compute: on two cores two processes use 58 % of them.
+PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations=10
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not slow and not extended" --dist worksteal --durations-min=2 --junitxml=build/tests/fast.xml
+	$(PYTEST) -n 2 -m "not slow and not extended" --dist worksteal --durations-min=2 --junitxml=build/tests/fast.xml
 
 test-gate: $(INSTALLED)
-	$(PYTEST) -m "slow and not extended" --dist loadfile --junitxml=build/tests/gate.xml
+	$(PYTEST) -n 3 -m "slow and not extended" --dist loadfile --junitxml=build/tests/gate.xml
 
 test-all: test test-gate
-	$(PYTEST) -m extended --dist loadfile -o timeout=3600 --junitxml=build/tests/extended.xml
+	$(PYTEST) -n 3 -m extended --dist loadfile -o timeout=3600 --junitxml=build/tests/extended.xml
 	$(BIN)/python -m tests.proof
 
 fuzz: $(INSTALLED)

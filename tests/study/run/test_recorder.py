@@ -3,8 +3,8 @@ import pytest
 from study.plan import make_plan
 from study.run.recorder import metrics_of
 from study.spec.study import load_spec
-from tests.study.small import SMALL
 from tests.stubs import stub_result
+from tests.study.small import SMALL
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

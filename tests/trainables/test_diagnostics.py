@@ -317,7 +317,9 @@ def test_a_killed_cell_has_the_same_diagnostics(root, tmp_path, monkeypatch):
     def save_and_stop(*args):
         saves.append(save(*args))
         if len(saves) == 6:
+            saves[-1].finish()
             raise KeyboardInterrupt
+        return saves[-1]
 
     monkeypatch.setattr(checkpoint, "save", save_and_stop)
     options = {"data_root": root, "checkpoints": tmp_path, "checkpoint_every": 0, "diagnostics": DIAGNOSTICS}

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -216,20 +217,84 @@ class _Written:
     """Why training must end."""
 
 
+class Saved:
+    """A checkpoint whose files are on this machine; a thread copies them to an object store while training goes on."""
+
+    def __init__(
+        self, storage: Folder, tag: str, marker: bytes, written: list[_Written], damaged: Collection[str]
+    ) -> None:
+        self.storage, self.tag, self.marker, self.damaged = storage, tag, marker, damaged
+        self.bad = [part for part in written if part.problem or part.error]
+        self.outcome = _Written()
+        own = [] if self.bad else list(written[dist.get_rank()].files)
+        self.thread = threading.Thread(target=self._publish, args=(own,), daemon=True)
+        self.thread.start()
+
+    def finish(self) -> str | None:
+        """Wait for all ranks and write the marker; return None, or why there is no checkpoint.
+
+        Every rank must call this, before the next save. The newest `KEEP` checkpoints of the cell up to this step are
+        kept, and damaged ones are deleted. If a rank could not write for another reason than a full disk or an object
+        store, raise a RuntimeError.
+        """
+        try:
+            self.bad += [
+                part
+                for part in run_on_all_ranks(self._published, "writing the checkpoint")
+                if part.problem or part.error
+            ]
+            complete = self._complete if dist.get_rank() == 0 else _Written
+            ended = run_on_all_ranks(complete, "completing the checkpoint")[0]
+        finally:
+            self.storage.release(self.tag)
+        if ended.error:
+            raise RuntimeError(f"the checkpoint {self.tag} could not be written: {ended.error}")
+        return ended.problem
+
+    def _publish(self, names: list[str]) -> None:
+        try:
+            self.storage.publish(self.tag, names)
+        except (OSError, RuntimeError) as error:
+            self.outcome = _failed(error, self.storage)
+
+    def _published(self) -> _Written:
+        self.thread.join()
+        return self.outcome
+
+    def _complete(self) -> _Written:
+        """Write the marker and remove old checkpoints, or the files of this one if a rank failed."""
+        storage, tag = self.storage, self.tag
+        if self.bad:
+            _discard(storage, tag)
+            return next((part for part in self.bad if part.error), self.bad[0])
+        try:
+            storage.write(tag, MARKER, self.marker)
+        except OSError as error:
+            _discard(storage, tag)
+            return _failed(error, storage)
+        try:
+            _thin(storage, tag, self.damaged)
+        except OSError as error:
+            # The checkpoint is complete, and the next save removes them.
+            logging.getLogger(__name__).warning(
+                "Older checkpoints in %s could not be deleted: %s", storage.name, _first_line(error)
+            )
+        return _Written()
+
+
 def save(
     engine: Any, storage: Folder, layout: Layout, state: TrainingState, damaged: Collection[str] = ()
-) -> str | None:
-    """Save engine and state; return None, or why there is no checkpoint (full disk, unreachable object store).
+) -> Saved:
+    """Write the files of engine and state on this machine, and start to copy them to an object store.
 
-    The newest `KEEP` checkpoints of the cell up to this step are kept, and those that `find` saw to be `damaged` are
-    deleted. If a rank cannot write for another reason, raise a RuntimeError.
+    The checkpoint is none before `finish`. `damaged` are those that `find` saw to be so.
     """
     # With the key in the name, cells cannot overwrite each other's.
     tag = f"step-{state.step:09d}-{state.cell}"
-    writer, is_first = _Writer(), dist.get_rank() == 0
+    writer = _Writer()
 
     def prepare() -> None:
-        if is_first or storage.is_remote:
+        if dist.get_rank() == 0 or storage.is_remote:
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(storage.local / tag)
 
@@ -238,17 +303,24 @@ def save(
     with writer.instead_of_deepspeeds(engine):
         engine.save_checkpoint(str(storage.local), tag=tag, client_state=client, save_latest=False)
 
-    def finish() -> _Written:
-        return _finish(storage, tag, layout, state, written, damaged) if is_first else _Written()
+    def write() -> _Written:
+        try:
+            writer.write(is_copy=storage.is_remote)
+        except (OSError, RuntimeError) as error:
+            return _failed(error, storage)
+        return _Written(writer.files)
 
     try:
-        written = run_on_all_ranks(lambda: _publish(storage, tag, writer), "writing the checkpoint")
-        ended = run_on_all_ranks(finish, "completing the checkpoint")[0]
-    finally:
+        written = run_on_all_ranks(write, "writing the checkpoint")
+    except Exception:
         storage.release(tag)
-    if ended.error:
-        raise RuntimeError(f"the checkpoint at step {state.step} could not be written: {ended.error}")
-    return ended.problem
+        raise
+    files = {name: record for part in written for name, record in part.files.items()}
+    body = Marker(format=FORMAT, versions=versions(), layout=layout, state=state, files=files).model_dump(
+        mode="json"
+    )
+    marker = json.dumps({"checksum": digest(body), **body}).encode()
+    return Saved(storage, tag, marker, written, damaged)
 
 
 def find(storage: Folder, cell: str, layout: Layout, notes: list[str], damaged: set[str]) -> Found | None:
@@ -293,51 +365,12 @@ def names(engine: Any) -> list[str]:
     return [engine.param_names[p] for group in engine.optimizer.param_groups for p in group["params"]]
 
 
-def _publish(storage: Folder, tag: str, writer: _Writer) -> _Written:
-    try:
-        writer.write(is_copy=storage.is_remote)
-        storage.publish(tag, writer.files)
-    except (OSError, RuntimeError) as error:
-        return _failed(error, storage)
-    return _Written(writer.files)
-
-
-def _finish(
-    storage: Folder,
-    tag: str,
-    layout: Layout,
-    state: TrainingState,
-    written: list[_Written],
-    damaged: Collection[str],
-) -> _Written:
-    """Write the marker and remove old checkpoints, or the files of this one if a rank failed."""
-    bad = [part for part in written if part.problem or part.error]
-    if bad:
-        _discard(storage, tag)
-        return next((part for part in bad if part.error), bad[0])
-    files = {name: record for part in written for name, record in part.files.items()}
-    marker = Marker(format=FORMAT, versions=versions(), layout=layout, state=state, files=files)
-    body = marker.model_dump(mode="json")
-    try:
-        storage.write(tag, MARKER, json.dumps({"checksum": digest(body), **body}).encode())
-    except OSError as error:
-        _discard(storage, tag)
-        return _failed(error, storage)
-    try:
-        _thin(storage, tag, state.cell, damaged)
-    except OSError as error:
-        # The checkpoint is complete, and the next save removes them.
-        logging.getLogger(__name__).warning(
-            "Older checkpoints in %s could not be deleted: %s", storage.name, _first_line(error)
-        )
-    return _Written()
-
-
-def _thin(storage: Folder, tag: str, cell: str, damaged: Collection[str]) -> None:
+def _thin(storage: Folder, tag: str, damaged: Collection[str]) -> None:
     """Remove the damaged checkpoints of a cell, and all up to a tag but the newest `KEEP`.
 
     Later ones stay: this run has not loaded them.
     """
+    cell = tag.rpartition("-")[2]
     own = sorted(name for name in storage.tags() if name.endswith(f"-{cell}"))
     bad = {name for name in own if name in damaged and name != tag}
     earlier = [name for name in own if name <= tag and name not in bad]

@@ -206,6 +206,8 @@ class _Training:
     reported: tuple[int, int] = (0, 0)
     #: Norm of the last step's gradient at stage 0; DeepSpeed keeps that of the others.
     norm: torch.Tensor | None = None
+    #: The last checkpoint, while it is copied to an object store.
+    saved: checkpoint.Saved | None = None
     #: Whether this rank's losses were finite when they were last on the host.
     is_finite: bool = True
 
@@ -240,6 +242,7 @@ class _Training:
                 if stop and state.step < steps:
                     ending = stop(state.evaluations[-1])
                     if self._values_of_rank_0(ending is not None)[0]:
+                        self._finish_save()
                         return self._result(None, ending or Ending(reason="decided by rank 0"))
             now = time.monotonic()
             if reason is None and state.step < steps:
@@ -253,10 +256,12 @@ class _Training:
                     self._save()
                     last_checkpoint = time.monotonic()
                 if ends and reason is None:
+                    self._finish_save()
                     raise InterruptedTrainingError(f"stopped at step {state.step}")
             if self.report and self.rank == 0 and now - last_report > REPORT_EVERY:
                 self._report()
                 last_report = now
+        self._finish_save()
         return self._result(reason)
 
     def _steps(self, until: int) -> float:
@@ -381,12 +386,22 @@ class _Training:
 
     def _save(self) -> None:
         assert self.storage is not None
-        state = self.state
-        state.window_loss = float(self._sum(self.loss_sum.clone()))
-        problem = checkpoint.save(self.engine, self.storage, self.layout, state, self.damaged)
-        if problem and not any(problem in note for note in state.notes):
+        self._finish_save()
+        self.state.window_loss = float(self._sum(self.loss_sum.clone()))
+        self.saved = checkpoint.save(self.engine, self.storage, self.layout, self.state, self.damaged)
+        if not self.storage.is_remote:
+            self._finish_save()
+
+    def _finish_save(self) -> None:
+        """Wait for the copy of the last checkpoint to the object store."""
+        if self.saved is None:
+            return
+        problem = self.saved.finish()
+        if problem and not any(problem in note for note in self.state.notes):
             # Note each problem once: a disk stays full for many checkpoints.
-            state.notes.append(f"no checkpoint at step {state.step}: {problem}")
+            step = int(self.saved.tag.split("-")[1])
+            self.state.notes.append(f"no checkpoint at step {step}: {problem}")
+        self.saved = None
 
     def _report(self) -> None:
         assert self.report is not None

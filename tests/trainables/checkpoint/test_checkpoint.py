@@ -58,11 +58,12 @@ def train_rank(one, root, layout, folder=None, stop=None, rank_info=None, rendez
 
     def save_and_stop(*args):
         nonlocal saves
-        problem = save(*args)
+        saved = save(*args)
         saves += 1
         if saves == stop:
+            saved.finish()
             raise StoppedError
-        return problem
+        return saved
 
     checkpoint.save = save_and_stop
     try:

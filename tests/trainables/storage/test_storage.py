@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.storage import storage
 from trainables.storage.storage import Bucket, Folder, discard, open_storage, shown, under
+from trainables.train import loop
 
 SECRET = "Zm9yLXRlc3Rz"
 #: Few steps, because each of them saves.
@@ -170,6 +172,36 @@ def test_an_object_store_that_goes_away_costs_the_checkpoint_and_not_the_trainin
     assert numbers(result) == numbers(run(None, one, root, Layout()))
     (note,) = result.notes
     assert note.startswith("no checkpoint at step 4: s3://going/c refused a file (OSError")
+
+
+def test_training_goes_on_while_a_checkpoint_is_copied_to_the_store(root, monkeypatch):
+    """The copy of each checkpoint ends only after the next batch; a save that waited for it would fail after 20 s."""
+    published, publish, next_batch = [], Bucket.publish, loop._Training._batch
+    trained = threading.Condition()
+
+    def batch(self):
+        with trained:
+            published.append("batch")
+            trained.notify_all()
+        return next_batch(self)
+
+    def slowly(self, tag, names):
+        with trained:
+            behind = published.count("batch")
+            if not trained.wait_for(lambda: published.count("batch") > behind or behind == FEW, timeout=20):
+                raise OSError(5, "training did not go on")
+        publish(self, tag, names)
+        published.append(tag)
+
+    monkeypatch.setattr(loop._Training, "_batch", batch)
+    monkeypatch.setattr(Bucket, "publish", slowly)
+    uri = "memory://slow/c"
+    result = run(None, cell(steps=FEW), root, Layout(), uri)
+    assert result.notes == ()
+    assert numbers(result) == numbers(uninterrupted(None, cell(steps=FEW), root, Layout()))
+    tags = [name for name in published if name != "batch"]
+    assert [int(tag.split("-")[1]) for tag in tags] == list(range(1, FEW))
+    assert sorted(open_storage(uri).tags()) == tags[-checkpoint.KEEP :]
 
 
 @pytest.mark.parametrize("lost", ["tags", "read"])

@@ -214,3 +214,21 @@ def test_libraries_that_are_touched_inside_are_pinned_to_the_release_that_the_te
         found = [re.sub(r"\[.*\]", "", text) for text in wanted if re.match(rf"{name}\b", text)]
         assert found
         assert set(found) <= held, name
+
+
+def test_five_modules_at_most_import_deepspeed_or_touch_its_inside() -> None:
+    touched = re.compile(
+        r"import_module\(\"deepspeed|import deepspeed\b|from deepspeed\b|import_deepspeed\(\)|engine\._"
+    )
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "trainables").rglob("*.py")
+        if touched.search(path.read_text())
+    }
+    assert found == {
+        "trainables/checkpoint/checkpoint.py",
+        "trainables/checkpoint/universal.py",
+        "trainables/deepspeed_options.py",
+        "trainables/ranks/process_group.py",
+        "trainables/train/engine.py",
+    }

@@ -15,8 +15,8 @@ from rich.table import Table
 from study.spec.devices import cores
 from tests.bench.figure import Figure
 
-#: Modules of this folder; the long study takes half an hour, the search ten minutes, the driver and the quickstart
-#: minutes, the others seconds.
+#: Modules of this folder; the long study takes half an hour, Muon and the search a quarter, the driver and the
+#: quickstart minutes, the others seconds.
 PARTS = (
     "step",
     "kernels",

@@ -126,9 +126,9 @@ def test_in_bf16_weights_gradients_and_moments_are_fp32_at_every_stage(zero):
 @pytest.mark.parametrize("pieces", [4, 16, 64])
 @pytest.mark.parametrize("zero", [0, 1])
 def test_in_bf16_pieces_of_a_batch_give_its_gradient_as_in_fp32(zero, pieces):
-    """Sums of pieces are fp32, so only the order in which a piece rounds is left: in bf16, sums of 64 were 2e-2 away.
+    """Sums of pieces are fp32: 4, 16 and 64 of them are 1.1e-3 from the whole, and no farther from fp32 than it is.
 
-    The gradient of a matrix is rounded to bf16 for each piece, hence 2e-3 in place of the 1e-6 of fp32.
+    The gradient of a matrix is rounded to bf16 for each piece, hence not the 2e-7 of fp32.
     """
 
     def apart(precision):
@@ -137,7 +137,7 @@ def test_in_bf16_pieces_of_a_batch_give_its_gradient_as_in_fp32(zero, pieces):
         return float((found - whole).norm() / whole.norm())
 
     assert apart("fp32") < 1e-6
-    assert apart("bf16") < 5e-3
+    assert apart("bf16") < 2e-3
 
 
 def test_library_defect_stage_3_leaves_its_own_linear_in_torch():

@@ -1,4 +1,4 @@
-"""Runs cells by Ray Tune on warm actors, or gangs of new processes,, and tries them again when a process is lost."""
+"""Runs cells by Ray Tune on warm actors, or gangs of new processes, and tries them again when a process is lost."""
 
 import os
 import secrets

@@ -265,7 +265,7 @@ def actors(cluster):
 
 def job_of_peers(cluster):
     """The driver that had a gang of several ranks."""
-    (found,) = {one["job_id"] for one in actors(cluster) if one["class_name"] == "Peer"}
+    (found,) = {one["job_id"] for one in actors(cluster) if one["class_name"] == "Rank"}
     return found
 
 

@@ -216,6 +216,11 @@ class _Written:
     error: str | None = None
     """Why training must end."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether there will be no checkpoint."""
+        return bool(self.problem or self.error)
+
 
 class Saved:
     """A checkpoint whose files are on this machine; a thread copies them to an object store while training goes on."""
@@ -224,9 +229,8 @@ class Saved:
         self, storage: Folder, tag: str, marker: bytes, written: list[_Written], damaged: Collection[str]
     ) -> None:
         self.storage, self.tag, self.marker, self.damaged = storage, tag, marker, damaged
-        self.bad = [part for part in written if part.problem or part.error]
-        self.outcome = _Written()
-        own = [] if self.bad else list(written[dist.get_rank()].files)
+        self.written, self.outcome = written, _Written()
+        own = [] if any(part.failed for part in written) else list(written[dist.get_rank()].files)
         self.thread = threading.Thread(target=self._publish, args=(own,), daemon=True)
         self.thread.start()
 
@@ -238,12 +242,11 @@ class Saved:
         store, raise a RuntimeError.
         """
         try:
-            self.bad += [
-                part
-                for part in run_on_all_ranks(self._published, "writing the checkpoint")
-                if part.problem or part.error
-            ]
-            complete = self._complete if dist.get_rank() == 0 else _Written
+            parts = self.written + run_on_all_ranks(self._published, "writing the checkpoint")
+
+            def complete() -> _Written:
+                return self._complete(parts) if dist.get_rank() == 0 else _Written()
+
             ended = run_on_all_ranks(complete, "completing the checkpoint")[0]
         finally:
             self.storage.release(self.tag)
@@ -261,12 +264,12 @@ class Saved:
         self.thread.join()
         return self.outcome
 
-    def _complete(self) -> _Written:
+    def _complete(self, parts: list[_Written]) -> _Written:
         """Write the marker and remove old checkpoints, or the files of this one if a rank failed."""
         storage, tag = self.storage, self.tag
-        if self.bad:
+        if bad := [part for part in parts if part.failed]:
             _discard(storage, tag)
-            return next((part for part in self.bad if part.error), self.bad[0])
+            return next((part for part in bad if part.error), bad[0])
         try:
             storage.write(tag, MARKER, self.marker)
         except OSError as error:
@@ -287,7 +290,7 @@ def save(
 ) -> Saved:
     """Write the files of engine and state on this machine, and start to copy them to an object store.
 
-    The checkpoint is none before `finish`. `damaged` are those that `find` saw to be so.
+    The checkpoint is incomplete until `finish`. `damaged` are those that `find` saw to be so.
     """
     # With the key in the name, cells cannot overwrite each other's.
     tag = f"step-{state.step:09d}-{state.cell}"

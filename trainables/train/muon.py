@@ -14,10 +14,9 @@ class MuonAndAdamW(Optimizer):
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
-        self._parts: list[Optimizer] = []
         super().__init__(groups, {})
         # Each adds its options to the groups, which are the same objects here.
-        self._parts = [
+        self._parts: list[Optimizer] = [
             Muon([group for group in groups if _is_muon(group)], adjust_lr_fn="match_rms_adamw"),
             AdamW([group for group in groups if not _is_muon(group)], betas=betas, fused=True),
         ]

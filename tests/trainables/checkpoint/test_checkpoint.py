@@ -221,27 +221,21 @@ def test_in_bf16_another_stage_goes_on_from_the_same_weights(root, tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    "move", [(Layout(**TP2, zero=1), Layout()), (Layout(), Layout(**DP2, zero=3))], ids=between
+    ("recipe", "before", "after"),
+    [
+        ({"precision": "bf16"}, Layout(**TP2, zero=1), Layout()),
+        ({"precision": "bf16"}, Layout(), Layout(**DP2, zero=3)),
+        ({"optimizer": "muon"}, Layout(), Layout(**DP2)),
+        ({"optimizer": "muon"}, Layout(**DP2), Layout()),
+    ],
+    ids=lambda value: between([value]) if isinstance(value, Layout) else "-".join(value.values()),
 )
-def test_a_cell_in_bf16_goes_on_at_another_degree(ranks, root, tmp_path, move):
-    one, (before, after) = cell(precision="bf16"), move
+def test_a_cell_that_rounds_to_bf16_goes_on_in_another_layout(ranks, root, tmp_path, recipe, before, after):
+    """Two layouts round in other places; Muon makes its matrices orthogonal in bf16."""
+    one = cell(**recipe)
     assert run(ranks, one, root, before, tmp_path / "c", STOPPED) is None
     resumed, whole = run(ranks, one, root, after, tmp_path / "c"), uninterrupted(ranks, one, root, after)
     assert resumed.resumed_from == STOPPED
-    # Two layouts round to bf16 in other places.
-    assert [p.train_loss for p in resumed.points] == pytest.approx(
-        [p.train_loss for p in whole.points], rel=2e-3
-    )
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("move", [(Layout(), Layout(**DP2)), (Layout(**DP2), Layout())], ids=between)
-def test_a_cell_with_muon_goes_on_with_more_or_fewer_groups(ranks, root, tmp_path, move):
-    one, (before, after) = cell(optimizer="muon"), move
-    assert run(ranks, one, root, before, tmp_path / "c", STOPPED) is None
-    resumed, whole = run(ranks, one, root, after, tmp_path / "c"), uninterrupted(ranks, one, root, after)
-    assert resumed.resumed_from == STOPPED
-    # Its matrices are made orthogonal in bf16.
     assert [p.train_loss for p in resumed.points] == pytest.approx(
         [p.train_loss for p in whole.points], rel=2e-3
     )

@@ -34,15 +34,15 @@ def kept_activations(shape: Shape, recipe: Recipe, layout: Layout) -> int:
     return layout.sequences(recipe) * recipe.context * per_token
 
 
-Moment = Literal["forward", "backward", "reduction", "step"]
+Moment = Literal["forward", "backward", "embedding", "reduction", "step"]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Peak memory in bytes of the rank that needs most.
 
-    The peak is at the logits (forward), in a layer (backward), while gradients are summed over the groups (reduction),
-    or in the optimizer (step).
+    The peak is at the logits (forward), in a layer (backward), at the end of backward (embedding), while gradients are
+    summed over the groups (reduction), or in the optimizer (step).
     """
 
     moment: Moment
@@ -70,7 +70,7 @@ class Memory:
 def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Memory:
     """Estimate the peak memory of a rank of a layout, without building the model.
 
-    The peak is the largest of four moments; the parts are those of that moment. With P parameters on a rank, p = P /
+    The peak is the largest of five moments; the parts are those of that moment. With P parameters on a rank, p = P /
     data_parallel under ZeRO, and v bytes per value that a layer computes (4 in fp32, 2 in bf16):
 
     - Throughout: stage 0 holds 4P of weights and 8P of AdamW's moments; stages 1 and 2 hold also 4p of weights that
@@ -80,8 +80,11 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
     - Forward ends with the head: log-softmax, its gradient and that of the logits in fp32, 12 bytes per token and
       symbol, of `CHUNK_LOGITS` at most. With a sharded vocabulary DeepSpeed's loss keeps other three of all, and with
       bf16 the logits themselves: 14.
-    - Backward begins with all activations (`kept_activations`) and adds the gradients inside a layer, 2·d fp32 values
-      and 4·d/tensor_parallel values per token, and with activation checkpointing the layer's own activations.
+    - Backward begins with all activations (`kept_activations`) and the gradient of the head's weights, which are those
+      of the embedding, and adds the gradients inside a layer, 2·d fp32 values and 4·d/tensor_parallel values per token,
+      and with activation checkpointing the layer's own activations.
+    - Embedding: backward ends with the gradients of the other weights, and three times that of the embedding: the
+      head's, the lookup's and their sum. A bucket does not hold it yet.
     - Reduction: the gradients, the bucket they are copied to and the reduced copy; stage 0 copies all.
     - Step: ZeRO holds its gradients twice: as reduced, and flat.
 
@@ -113,6 +116,8 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
 
     accumulated = 4 * (whole if zero < 2 else part) if zero == 3 or layout.pieces(recipe) > 1 else 0
     embedding = 4 * symbols * shape.width
+    bucket_before_embedding = 4 * min(BUCKET, whole - symbols * shape.width) if zero > 1 else 0
+    others = accumulated or (4 * whole - embedding if zero < 2 else 0)
     buckets = bucket if zero == 2 else gathered
     if zero == 0:
         reduction = (4 * whole, 4 * min(whole, FLAT_GRADIENTS) if groups > 1 else 0)
@@ -126,7 +131,8 @@ def memory(shape: Shape, vocabulary: int, recipe: Recipe, layout: Layout) -> Mem
         step = 2 * 4 * part
     moments: list[tuple[Moment, int, int, int]] = [
         ("forward", accumulated, buckets, cast + kept + head),
-        ("backward", max(accumulated, embedding), buckets, cast + kept + inside),
+        ("backward", accumulated + embedding, buckets, cast + kept + inside),
+        ("embedding", others + 3 * embedding, bucket_before_embedding + max(gathered - bucket, 0), 0),
         ("step", step, gathered, 0),
         ("reduction", reduction[0], reduction[1] + buckets, 0),
     ]

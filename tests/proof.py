@@ -1,6 +1,6 @@
 """Skip extended tests whose code has not changed since they passed.
 
-Two groups of tests take a third of `make test-all` and depend on a part of the code that seldom changes. When all of a
+Three groups of tests take half of `make test-all` and depend each on a part of the code. When all of a
 group have passed, `python -m tests.proof` records a hash of that part in `tests/data/proved.json`, and later runs skip
 the group as long as the hash is the same; `pytest --prove` runs it all the same.
 """
@@ -69,6 +69,17 @@ GROUPS = {
             "analysis/intervals.py",
             "analysis/threads.py",
             "tests/simulated_study.py",
+        ),
+    ),
+    "training": Group(
+        "tests/trainables",
+        (
+            "trainables",
+            "tests/clouds.py",
+            "tests/disks.py",
+            "tests/environment.py",
+            "tests/plain_gpt2.py",
+            "tests/ranks.py",
         ),
     ),
 }

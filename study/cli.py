@@ -201,9 +201,6 @@ def fit(
     results: ResultsOption = RESULTS,
     uri: UriOption = None,
     level: LevelOption = 0.95,
-    parametric_bootstrap: Annotated[
-        int, typer.Option(metavar="K", help="repeat the whole pipeline on K simulated studies")
-    ] = 0,
     out: Annotated[Path | None, typer.Option(help="also write the fit to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -212,7 +209,7 @@ def fit(
     from study.results.sources import Reading
 
     reading = Reading(runs, overrides or (), column or (), count, tokens, results, uri, level)
-    verb.fit(reading, parametric_bootstrap, out, as_json=as_json)
+    verb.fit(reading, out, as_json=as_json)
 
 
 @app.command()

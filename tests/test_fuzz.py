@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from analysis.errors import InputError as AnalysisError
-from analysis.fit.document import LEAST_DRAWS, fit
+from analysis.fit.document import fit
 from analysis.runs.table import read_runs
 from study.commands import series
 from study.plan.plan import make_plan
@@ -267,7 +267,7 @@ def tables(draw: st.DrawFn) -> TableCase:
             + text[at:]
         )
     odd = [{"tokens": 1e300}, {"level": 1e-9}, {"level": 1 - 1e-12}, {"entropy": 1e9}]
-    options = {"draws": LEAST_DRAWS, **draw(st.sampled_from([{}] * 6 + odd))}
+    options = draw(st.sampled_from([{}] * 6 + odd))
     columns = draw(st.sampled_from([{}] * 9 + [{"loss": "own"}, {"depth": "x" * 3000}, {"y" * 3000: "loss"}]))
     return TableCase(
         text, suffix, options, columns, draw(st.sampled_from(["nonembedding", "nonembedding", "table"]))

@@ -29,9 +29,6 @@ from analysis.threads import single_threaded
 
 Lost = tuple[tuple[int, float, int], ...]
 
-#: Draws of the bootstrap. They only decide whether 95 % of them have one sign change; the intervals are inverted tests
-#: and need none.
-DRAWS = 200
 #: Successive estimates that must be narrow enough to end a search.
 CHECKS = 2
 
@@ -90,7 +87,7 @@ def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -
     if used["depth"].nunique() < 2:
         return _nothing("fewer than two depths have a loss")
     curves = build_curves(used)
-    found = find_crossings(curves, level=level, draws=DRAWS, delta=None, diverged=lost, neighbours=True)
+    found = find_crossings(curves, level=level, diverged=lost)
     return estimate_from(curves, found, objective)
 
 
@@ -176,8 +173,7 @@ def _estimate(
 
 
 def _of_crossings(found: Crossings) -> Estimate:
-    adjacent = [item for item in found.items if item.adjacent]
-    worst = max(adjacent, key=_half_length)
+    worst = max(found.items, key=_half_length)
     halfwidth = _half_length(worst)
     pair = f"{worst.shallow} → {worst.deep} layers"
     if math.isinf(halfwidth):

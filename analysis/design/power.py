@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.curves.curves import Curves, build_curves
-from analysis.design.objective import DRAWS, projection
+from analysis.design.objective import projection
 from analysis.design.simulated_study import Shape, Truth, draw_curves, simulate_matched
 from analysis.intervals import Interval, width_of
 from analysis.law.combined import Projection
@@ -233,7 +233,7 @@ def _simulated(
 ) -> tuple[Curves, Crossings]:
     """Simulate one study: its curves, and the crossings of neighbours."""
     curves = build_curves(simulate_matched(truth, shapes, seeds, key))
-    return curves, find_crossings(curves, level=LEVEL, draws=DRAWS, delta=None, neighbours=True)
+    return curves, find_crossings(curves, level=LEVEL)
 
 
 def _true_crossings(truth: Truth, shapes: Sequence[Shape], key: tuple[int, int]) -> list[float]:

@@ -164,7 +164,7 @@ class VarianceModel:
         Only measured cells are used, so that a choice does not depend on which cells happen to be running.
         """
         inverse, _, moved, _, _ = self._covariance(measured)
-        found = roots(self.places, self.gap).x
+        found = roots(self.places, self.gap)
         low, high = self.places[0], self.places[-1]
         rise = np.gradient(self.gap, self.places, axis=1)
         pair = np.arange(len(self.pairs))

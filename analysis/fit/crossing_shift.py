@@ -198,7 +198,7 @@ def paired_shifts(
     gaps = [
         (item, gap)
         for item in crossings
-        if item.adjacent and item.params is not None and (gap := gap_of(curves, item.shallow, item.deep))
+        if item.params is not None and (gap := gap_of(curves, item.shallow, item.deep))
     ]
     studies = []
     for factor in sorted({*pairs["factor"], *lost["factor"]}):
@@ -291,7 +291,7 @@ def paired_shift(
     # An error of the slope scales the shift as an error of δ in the same proportion would.
     se = math.hypot(se, change * slope_se / slope) if known else 0.0
     reach = float(student.ppf((1 + level) / 2, dof)) * se if known else 0.0
-    found = roots(gap.x, gap.value[None, :] + np.array([[change], [change + reach], [change - reach]])).x
+    found = roots(gap.x, gap.value[None, :] + np.array([[change], [change + reach], [change - reach]]))
     interval = _shift_interval(float(found[1]), float(found[2]), gap, where) if known else None
     start = replace(
         start,

@@ -21,19 +21,12 @@ from analysis.law.crossings import Crossing, Crossings, find_crossings
 from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
 from analysis.law.near_optimal import WITHIN, near_optimal
-from analysis.law.parametric_bootstrap import ParametricBootstrap, run_bootstrap
 from analysis.law.threshold import REGRESSORS, Form, ThresholdFit, fit_laws, fit_threshold
 from analysis.runs.comparison import Comparison, compare
 from analysis.runs.epochs import Epochs, epochs_of
 from analysis.runs.table import RunTable
 from analysis.runs.tokens import TokenRule
 from analysis.threads import single_threaded
-
-#: Draws of the bootstrap; with 1,000 the ends of a 95 % interval vary by about 2 % of its length between seeds.
-DRAWS = 1000
-LEAST_DRAWS = 100
-#: Relative gap of the second crossing: the deeper model is better by half a percent.
-DELTA = 0.005
 
 _NAME = "fit file (`interplay fit RUNS --json` writes one)"
 #: Defaults of a rival whose file has only the form.
@@ -54,8 +47,8 @@ class Fit:
     """The fit of a run table.
 
     Attributes:
-        crossings: of every pair of depths; adjacent depths are flagged. If sensitivity runs were trained, the intervals
-            include the shift to the best learning rates.
+        crossings: of neighbouring depths. If sensitivity runs were trained, the intervals include the shift to the best
+            learning rates.
         law: ln d = a + b·L through the crossings of adjacent depths, or the reason why there is none.
         rivals: other forms through the same crossings.
         surfaces: laws of the loss itself, through the same points.
@@ -69,9 +62,7 @@ class Fit:
         count: how N is counted, see `RunTable.count`.
         used, left_out: number of rows used, and every other row with its reason.
         warnings: sentences for the reader.
-        level, draws, seed: of the intervals and the bootstrap.
-        parametric_bootstrap: intervals from repeating the whole pipeline; None if not requested or without a noise
-            estimate.
+        level: of the intervals.
         shifts: how far the crossings move with the learning rate (sensitivity runs).
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
         kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
@@ -95,9 +86,6 @@ class Fit:
     count: str = "nonembedding"
     epochs: Epochs | None = None
     warnings: tuple[str, ...] = ()
-    draws: int = 0
-    seed: int = 0
-    parametric_bootstrap: ParametricBootstrap | None = None
     shifts: tuple[ChangedStudy, ...] = ()
     learning_rate: RateCheck | None = None
     kaplan: Kaplan | None = None
@@ -154,7 +142,6 @@ class Fit:
                 "level": known["law"]["level"],
                 **known,
                 **known.pop("rows"),
-                "crossings": [{"adjacent": True, **item} for item in known["crossings"]],
                 "rivals": [_UNKNOWN_LAW | item for item in rivals if "points" not in item],
                 "surfaces": [item for item in rivals if "points" in item],
             }
@@ -168,10 +155,7 @@ def fit(
     runs: RunTable,
     *,
     level: float = 0.95,
-    draws: int = DRAWS,
-    seed: int = 0,
     tokens: float | None = None,
-    parametric_bootstrap: int = 0,
     entropy: float | None = None,
 ) -> Fit:
     """Fit a run table; the result depends neither on the order of the rows nor on duplicates.
@@ -179,29 +163,19 @@ def fit(
     Args:
         runs: see `analysis.runs.table`.
         level: of all intervals, between 0 and 1.
-        draws: of the bootstrap over seeds.
-        seed: of the bootstrap.
         tokens: training tokens at which checkpoints are compared; by default the most that all shapes have.
-        parametric_bootstrap: number of simulated studies on which the whole pipeline is repeated, see
-            `analysis.law.parametric_bootstrap`.
         entropy: of the data in nats per token, if known; a lower bound of the loss.
 
     Raises:
-        InputError: no usable rows, or a level or number of draws out of range, or no rows at `tokens`.
+        InputError: no usable rows, or a level out of range, or no rows at `tokens`.
     """
     if not 0 < level < 1:
         raise InputError(f"The level is {level:g}; it must lie between 0 and 1, as 0.95.")
-    if draws < LEAST_DRAWS:
-        raise InputError(f"The number of draws is {draws}; an interval needs at least {LEAST_DRAWS}.")
-    if parametric_bootstrap < 0:
-        raise InputError(f"The parametric bootstrap needs zero or more studies, not {parametric_bootstrap}.")
     runs, again = split_sensitivity_runs(runs)
     comparison = compare(runs, tokens=tokens)
     rows = comparison.rows
     curves = build_curves(rows)
-    found = find_crossings(
-        curves, level=level, draws=draws, seed=seed, delta=DELTA, diverged=_lost(comparison.diverged)
-    )
+    found = find_crossings(curves, level=level, diverged=_lost(comparison.diverged))
     law, *rivals = fit_laws(found)
     points = points_of(curves, curves.misfit_sd)
     equal_tokens = comparison.tokens.rule not in ("with_params", "unequal")
@@ -235,9 +209,6 @@ def fit(
         left_out=tuple(left_out),
         warnings=(*comparison.warnings, *repeated, *_warnings(rows, curves, found.items)),
         level=level,
-        draws=draws,
-        seed=seed,
-        parametric_bootstrap=run_bootstrap(curves, parametric_bootstrap, level=level, seed=seed),
         shifts=() if again is None else paired_shifts(again, rows, curves, found.items, level),
         learning_rate=check,
         kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
@@ -260,7 +231,7 @@ def _held_out(rows: pd.DataFrame, curves: Curves, *, equal_tokens: bool) -> tupl
 
     def crossings(seen: pd.DataFrame) -> Crossings:
         if not last or last[0][0] is not seen:
-            found = find_crossings(build_curves(seen), draws=LEAST_DRAWS, delta=None, neighbours=True)
+            found = find_crossings(build_curves(seen))
             last[:] = [(seen, found)]
         return last[0][1]
 
@@ -299,7 +270,7 @@ def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...
             f"The losses deviate from smooth curves by {curves.misfit_rms:.2g} nats beyond the seed noise "
             f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
         )
-    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.adjacent and item.turns_back]
+    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.turns_back]
     if turned:
         found.append(
             f"At the largest sizes the lead of the deeper model shrinks again, or its loss rises ({', '.join(turned)} "

@@ -95,7 +95,7 @@ def check_rates(
 
     `again` are the sensitivity runs, if there are any; `main`, `curves` and `crossings` are those of the study itself.
     """
-    items = [item for item in crossings if item.adjacent and item.status != "insufficient"]
+    items = [item for item in crossings if item.status != "insufficient"]
     if not items:
         return None
     best, dof = (None, 0.0) if again is None else _best_rates(again, main.rows, curves)
@@ -151,9 +151,7 @@ def _widened(item: Crossing, shift: CrossingShift | None) -> Crossing:
     ends = [item.params * math.exp(low), item.params * math.exp(min(high, 700.0))]
     smallest, largest = item.range or (0.0, math.inf)
     found = (ends[0] if ends[0] >= smallest else None, ends[1] if ends[1] <= largest else None)
-    per_root = None if item.width is None else item.width / math.sqrt(item.params)
-    below, above = (None if end is None or per_root is None else per_root * math.sqrt(end) for end in found)
-    item = replace(item, params_interval=found, width_interval=(below, above))
+    item = replace(item, params_interval=found)
     if item.status == "bracketed" and None in found:
         return replace(item, status="ambiguous", reason=OUTSIDE)
     return item

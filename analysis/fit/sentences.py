@@ -209,11 +209,10 @@ def headlines(fit: Fit) -> list[str]:
     """The answer, most important sentence first."""
     about = [noise_sentence(fit)] if fit.noise.get("source") == "residuals" else []
     about += [fit.tokens.sentence] if fit.tokens.sentence else []
-    adjacent = [item for item in fit.crossings if item.adjacent]
-    if not adjacent:
+    if not fit.crossings:
         return ["There is one depth only; a crossing needs two.", best_sentence(fit), *about]
     # Settled pairs first, then from shallow to deep.
-    ordered = sorted(adjacent, key=lambda item: (item.status != "bracketed", item.shallow))
+    ordered = sorted(fit.crossings, key=lambda item: (item.status != "bracketed", item.shallow))
     missing = [item for item in ordered if item.status == "insufficient"]
     few = len(missing) <= 2
     findings = [crossing_sentence(item, fit.level) for item in ordered if few or item not in missing]
@@ -221,11 +220,11 @@ def headlines(fit: Fit) -> list[str]:
         more = f"{len(findings) - MAX_SENTENCES} more pairs of neighbouring depths are in the table of crossings."
         findings = [*findings[:MAX_SENTENCES], more]
     lacking = [
-        f"{len(missing)} of {len(adjacent)} pairs of neighbouring depths cannot be compared: each depth needs two "
+        f"{len(missing)} of {len(fit.crossings)} pairs of neighbouring depths cannot be compared: each depth needs two "
         "sizes, and both need a common range."
     ] * (not few)
     surface = surface_sentence(fit)
-    if surface and not any(_settled(item) for item in adjacent):
+    if surface and not any(_settled(item) for item in fit.crossings):
         # No pair is settled, so the surface through all losses is the best answer.
         return [surface, *findings, best_sentence(fit), law_sentence(fit), *lacking, *about]
     middle = [text for text in (best_sentence(fit), law_sentence(fit), surface) if text]
@@ -234,10 +233,8 @@ def headlines(fit: Fit) -> list[str]:
 
 def _settled(item: Crossing) -> bool:
     """Whether a crossing or a clear lead lies between two sizes, or beyond all sizes by more than the noise."""
-    return (
-        item.status == "bracketed"
-        or item.delta_status == "bracketed"
-        or (item.status in ("left_censored", "right_censored") and item.reason != NO_NOISE)
+    return item.status == "bracketed" or (
+        item.status in ("left_censored", "right_censored") and item.reason != NO_NOISE
     )
 
 

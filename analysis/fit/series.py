@@ -17,6 +17,7 @@ from analysis.errors import InputError
 from analysis.fit.crossing_shift import ChangedStudy, shift_between, split_sensitivity_runs
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, Value, ValueAxis, are_numbers, measure_by_value, value_axis
+from analysis.intervals import width_of
 from analysis.law.crossings import Crossing
 from analysis.runs.comparison import compare
 from analysis.runs.table import STOPPED, RunTable
@@ -91,7 +92,7 @@ def crossing_data(members: Sequence[Member]) -> CrossingData | None:
         {"value": member.value, "place": place, **_crossing(item)}
         for place, member in zip(axis.places, members, strict=True)
         for item in (member.fit.crossings if member.fit else ())
-        if item.adjacent and item.status != "insufficient"
+        if item.status != "insufficient"
     ]
     return CrossingData(pd.DataFrame(rows), axis) if rows else None
 
@@ -142,7 +143,7 @@ def compare_fits(own: Fit, other: Fit, key: str, base: Value, value: Value) -> C
     pairs = tuple(
         shift_between(item, theirs[item.shallow, item.deep])
         for item in own.crossings
-        if item.adjacent and (item.shallow, item.deep) in theirs
+        if (item.shallow, item.deep) in theirs
     )
     slope = None if own.law.b is None or other.law.b is None else other.law.b - own.law.b
     return ChangedStudy(key, base, value, pairs, own.level, other.used, slope)
@@ -190,7 +191,10 @@ def _crossing(item: Crossing) -> dict[str, Any]:
     names = ("params", "low", "high", "width", "width_low", "width_high", "measured_low", "measured_high")
     numbers = (
         *(item.params, *(item.params_interval or unknown)),
-        *(item.width, *(item.width_interval or unknown)),
+        *(
+            item.width,
+            *(width_of(end, item.shallow) if end else None for end in item.params_interval or unknown),
+        ),
         *(item.range or unknown),
     )
     return {

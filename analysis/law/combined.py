@@ -111,7 +111,7 @@ def project(
     measured = _measured(laws, surfaces, params)
     if refusal and not measured:
         return Projection(params, None, (None, None), (), refusal, None, True, level)
-    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.adjacent and item.turns_back]
+    turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.turns_back]
     if turned:
         undertrained = (
             "at the largest sizes the lead of the deeper model shrinks again, or its loss rises "

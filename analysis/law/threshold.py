@@ -71,22 +71,6 @@ PRIOR_SCATTER = math.sqrt(LEVINE2020.covariance[1][1] * float(np.sum((_PUBLISHED
 _HUGE = 1e9
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """The law (a, b) without one pair, and that pair: its width predicted by the law and the one measured.
-
-    `z` is the difference of the logarithms of the two widths over its standard error.
-    """
-
-    shallow: int
-    deep: int
-    a: float
-    b: float
-    width: float
-    measured: float
-    z: float
-
-
 def _is_covariance(value: Covariance) -> Covariance:
     (va, above), (below, vb) = value
     if va < 0 or vb < 0 or not math.isclose(above, below, rel_tol=1e-6):
@@ -112,7 +96,6 @@ class ThresholdFit:
         scatter: of ln d beyond the crossings' own errors; None with two points.
         chi2, dof, p_value: squared residuals over the crossings' covariance without scatter, and their F test, as the
             noise is estimated; None with two points.
-        leave_one_out: with three or more points.
     """
 
     form: Form
@@ -134,7 +117,6 @@ class ThresholdFit:
     chi2: float | None = None
     dof: int | None = None
     p_value: float | None = None
-    leave_one_out: tuple[LeftOut, ...] = ()
     region: Region = ()
 
     def __post_init__(self) -> None:
@@ -154,13 +136,12 @@ class _Points:
     log_width: Floats
     covariance: Floats
 
-    def line(self, scatter: float) -> tuple[Floats, Floats, Floats]:
-        """Generalised least squares: (a, b), their covariance, and their derivative by `log_width`."""
+    def line(self, scatter: float) -> tuple[Floats, Floats]:
+        """Generalised least squares: (a, b) and their covariance."""
         design = np.column_stack([np.ones_like(self.regressor), self.regressor])
         weighted = np.linalg.solve(self.total(scatter), design).T
         found = np.linalg.inv(weighted @ design)
-        solve = np.asarray(found @ weighted)
-        return solve @ self.log_width, found, solve
+        return np.asarray(found @ weighted @ self.log_width), found
 
     def total(self, scatter: float) -> Floats:
         """The covariance with the scatter."""
@@ -305,15 +286,15 @@ def fit_laws(crossings: Crossings) -> tuple[ThresholdFit, ...]:
 def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
     """Fit the law of the given form through the pairs of adjacent depths."""
     level = crossings.level
-    adjacent = [pair for pair in zip(crossings.items, crossings.gaps, strict=True) if pair[0].adjacent]
-    pairs = [(item, gap) for item, gap in adjacent if gap is not None and not item.contradicted]
+    both = zip(crossings.items, crossings.gaps, strict=True)
+    pairs = [(item, gap) for item, gap in both if gap is not None and not item.contradicted]
     points = [item for item, _ in pairs if item.params is not None]
     if len(points) < 2 or not math.isfinite(crossings.quantile):
         reason = "there is no noise estimate, so the errors of the crossings are not known"
         if len(points) < 2:
             reason = (
                 "a law needs two crossings of neighbouring depths with an estimate; "
-                f"{len(points)} of {len(adjacent)} {'has' if len(points) == 1 else 'have'} one"
+                f"{len(points)} of {len(crossings.items)} {'has' if len(points) == 1 else 'have'} one"
             )
         return ThresholdFit(form, "insufficient", level, reason=reason, pairs=len(pairs))
     depth = np.array([item.middle for item, _ in pairs])
@@ -328,7 +309,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
         scatter = max(own, PRIOR_SCATTER) * float(student.ppf((1 + level) / 2, 1)) / quantile
     elif own > 0:
         quantile = max(quantile, float(student.ppf((1 + level) / 2, free)))
-    start, covariance, _ = line.line(scatter)
+    start, covariance = line.line(scatter)
     best, why = _optimum(likelihood, start, covariance, scatter)
     region = _region(likelihood, best, covariance, scatter, quantile)
     a_interval, b_interval = _range(region, 0, best[0]), _range(region, 1, best[1])
@@ -340,7 +321,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
     notes = [] if free else [TWO_POINTS]
     if len(points) < OWN_SCATTER:
         notes.append(f"scatter about the law assumed at least {PRIOR_SCATTER:.2g} in ln d, as published")
-    lost = [f"{item.shallow} → {item.deep}" for item, _ in adjacent if item.contradicted]
+    lost = [f"{item.shallow} → {item.deep}" for item in crossings.items if item.contradicted]
     if lost:
         notes.append(f"without {', '.join(lost)}, where a model diverged on the wrong side of the crossing")
     if not closed:
@@ -367,7 +348,6 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
         chi2=square if free else None,
         dof=free if free else None,
         p_value=float(fisher.sf(square / free, free, min(crossings.dof, 1e9))) if free else None,
-        leave_one_out=_leave_one_out(line, own, points) if free else (),
         region=region,
     )
 
@@ -472,24 +452,3 @@ def _range(region: Region, which: int, best: float) -> Interval:
     return None if low[2] else min(low[which], float(best)), None if high[2] else max(
         high[which], float(best)
     )
-
-
-def _leave_one_out(points: _Points, scatter: float, items: list[Crossing]) -> tuple[LeftOut, ...]:
-    found = []
-    for number, item in enumerate(items):
-        keep = np.arange(len(items)) != number
-        rest = _Points(points.regressor[keep], points.log_width[keep], points.covariance[np.ix_(keep, keep)])
-        law, _, solve = rest.line(scatter)
-        # The difference is linear in all crossings, so its error follows from their joint covariance.
-        weights = np.zeros(len(items))
-        weights[keep] = -np.array([1.0, points.regressor[number]]) @ solve
-        weights[number] = 1.0
-        error = math.sqrt(float(weights @ points.total(scatter) @ weights))
-        own, predicted = float(points.log_width[number]), float(law[0] + law[1] * points.regressor[number])
-        a, b = law.tolist()
-        found.append(
-            LeftOut(
-                item.shallow, item.deep, a, b, math.exp(predicted), math.exp(own), (own - predicted) / error
-            )
-        )
-    return tuple(found)

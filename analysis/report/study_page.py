@@ -128,10 +128,6 @@ def write_report(
 
 
 def _listed_pairs(fit: Fit) -> list[Crossing]:
-    """The pairs of the table, neighbours first: twenty depths have 190 pairs, most of them without a result."""
-    known = [item for item in fit.crossings if item.status != "insufficient"]
-    if len(known) > MOST_PAIRS:
-        known = [item for item in known if item.adjacent]
-    missing = [item for item in fit.crossings if item.adjacent and item.status == "insufficient"]
-    listed = [*known, *missing] if len(missing) <= MOST_MISSING else known
-    return sorted(listed, key=lambda item: (not item.adjacent, item.shallow, item.deep))
+    """The pairs of the table: those that cannot be compared only if they are few."""
+    missing = [item for item in fit.crossings if item.status == "insufficient"]
+    return [item for item in fit.crossings if item not in missing or len(missing) <= MOST_MISSING]

@@ -32,44 +32,26 @@ MOST_REASONS = 20
 
 
 def crossings_table(fit: Fit, items: Sequence[Crossing]) -> Table:
-    """Status, N, width and intervals of the crossings."""
+    """Status, N with its interval and width of the crossings."""
     interval = percent(fit.level)
-    delta = next((item.delta for item in items if item.delta), None)
-    ahead = "ahead" if delta is None else f"{percent(delta)} ahead"
     columns = (
         Column("pair", right=False),
         Column("status", right=False, look="tag"),
         Column("N", f"and {interval} interval"),
         Column(interval, under="N"),
-        Column("bootstrap", f"{interval} interval", where="page"),
         Column("width", "of the shallower model"),
-        Column("first significant", "Levine et al. 2020: N, and width", where="page"),
-        Column("first width", under="first significant", where="page"),
-        Column(ahead, "at N"),
-        Column("lead interval", under=ahead, where="page"),
-        Column("z at the ends", where="page"),
-        Column("one crossing", "share of the draws", where="page"),
         Column("why", right=False, under="status"),
     )
-    note = "" if all(item.adjacent for item in items) else "* not neighbours among the depths of the study"
-    return Table("crossings", columns, [_crossing(item) for item in items], note)
+    return Table("crossings", columns, [_crossing(item) for item in items])
 
 
 def _crossing(item: Crossing) -> tuple[str | None, ...]:
-    first, small, large = item.first_significant, item.z_small, item.z_large
     return (
-        f"{item.shallow} → {item.deep}{'' if item.adjacent else ' *'}",
+        f"{item.shallow} → {item.deep}",
         item.status.replace("_", "-"),
         _maybe(short, item.params),
         _maybe(short_range, item.params_interval),
-        _maybe(short_range, item.bootstrap_interval),
         _maybe(digits, item.width),
-        None if first is None else short(first.params),
-        None if first is None else f"{digits(first.width)} ± {digits(first.error)} wide",
-        _maybe(short, item.delta_params),
-        _maybe(short_range, None if item.delta_params is None else item.delta_interval),
-        None if small is None or large is None else f"{small:+.1f} / {large:+.1f}",
-        _maybe(lambda share: f"{100 * share:.1f} %", item.draws_one),
         item.reason,
     )
 

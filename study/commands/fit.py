@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from analysis.fit.document import Fit
 
 
-def fit(reading: Reading, draws: int, out: Path | None, *, as_json: bool) -> None:
-    """Fit a run table or every study of a series, print the fit and write it to `out`.
-
-    `draws` is how often the pipeline is repeated on simulated losses.
-    """
+def fit(reading: Reading, out: Path | None, *, as_json: bool) -> None:
+    """Fit a run table or every study of a series, print the fit and write it to `out`."""
     from analysis.files import write_json
-    from study.results.tables import bootstrap_text, fit_table
+    from study.results.tables import fit_table
 
     if out and out.is_dir():
         raise SpecError(f"--out {out} is a folder; name the file to write, such as {out / 'fit.json'}.")
@@ -34,28 +31,26 @@ def fit(reading: Reading, draws: int, out: Path | None, *, as_json: bool) -> Non
     if spec is not None and spec.vary is not None:
         from study.commands.series import fits_json, read_series
 
-        options = {"level": reading.level, "tokens": reading.tokens, "parametric_bootstrap": draws}
-        compared = read_series(spec, reading.results, **options)
+        compared = read_series(spec, reading.results, level=reading.level, tokens=reading.tokens)
         document = fits_json(spec, compared)
         for one in compared:
             parts.append(Text(one.member.spec.name, style="bold"))
             parts.append(fit_table(one.fit) if one.fit else Text("nothing to fit: no row has a usable loss"))
     else:
-        fitted = _fit(reading, reading.source, draws)
+        fitted = _fit(reading, reading.source)
         document = fitted.to_json()
-        parts = [fit_table(fitted), *([bootstrap_text(fitted)] if draws else [])]
+        parts = [fit_table(fitted)]
     if out:
         write_json(out, document)
     show(document, Group(*parts), as_json=as_json)
 
 
-def _fit(reading: Reading, source: Runs, draws: int = 0) -> "Fit":
+def _fit(reading: Reading, source: Runs) -> "Fit":
     from analysis.fit.document import fit as fit_runs
 
     options: dict[str, Any] = {
         "level": reading.level,
         "tokens": reading.tokens,
-        "parametric_bootstrap": draws,
         "entropy": source.known.get("entropy"),
     }
     if isinstance(source, StudyRuns):

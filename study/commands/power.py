@@ -281,13 +281,11 @@ def _slopes(fit: "Fit", exponent: float) -> list[float]:
     """
     found = []
     for item in fit.crossings:
-        if not item.adjacent or item.params is None or item.range is None:
-            continue
-        if item.gap_small is None or item.gap_large is None:
+        if item.params is None or item.range is None or item.gap_ends is None:
             continue
         low, high = (math.log(end / item.params) for end in item.range)
         reach = (math.exp(-exponent * low) - math.exp(-exponent * high)) / exponent
-        found.append((item.gap_large - item.gap_small) / reach)
+        found.append((item.gap_ends[1] - item.gap_ends[0]) / reach)
     return sorted(slope for slope in found if slope > 0)
 
 

@@ -25,9 +25,7 @@ def study_fit(plan: "Plan", table: "RunTable", **options: Any) -> "Fit":
 
 def study_check(plan: "Plan", table: "RunTable") -> "RateCheck | None":
     """The state of the check; None if no pair of depths can be compared."""
-    from analysis.fit.document import LEAST_DRAWS
-
-    return None if table.used.empty else study_fit(plan, table, draws=LEAST_DRAWS).learning_rate
+    return None if table.used.empty else study_fit(plan, table).learning_rate
 
 
 def with_check(fit_file: Path | None, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from analysis.law.near_optimal import depths_text, lost_text
-from analysis.numbers import counted, ends, human, params_range, percent, short_range
+from analysis.numbers import counted, human, params_range, percent
 from analysis.tables import EMPTY, Column, Table, shapes_table
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def fit_table(result: "Fit") -> RenderableType:
     from analysis.report.tables import best_table, crossings_table, laws_table
 
     missing = [item for item in result.crossings if item.status == "insufficient"]
-    # Twenty depths have 190 pairs; those without a result would bury the others.
-    listed = [item for item in missing if item.adjacent] if len(missing) <= MOST_MISSING else []
+    listed = missing if len(missing) <= MOST_MISSING else []
     shown = [item for item in result.crossings if item.status != "insufficient" or item in listed]
     parts: list[RenderableType] = []
     if shown:
@@ -99,20 +98,6 @@ def _left_out_text(result: "Fit") -> str:
 
 def _dim(texts: Sequence[str]) -> list[RenderableType]:
     return [Text(text, style="dim") for text in texts if text]
-
-
-def bootstrap_text(result: "Fit") -> Text:
-    """Return the intervals of the parametric bootstrap."""
-    found = result.parametric_bootstrap
-    if found is None:
-        return Text("no parametric bootstrap: there is no noise estimate to simulate from", style="yellow")
-    text = f"{found.count} simulated studies: {found.with_law} have a law"
-    if found.a_interval and found.b_interval:
-        text += f", a {ends(found.a_interval, 3)}, b {ends(found.b_interval, 3)} ({percent(result.level)})"
-    pairs = [
-        f"{name.replace('-', ' → ')} {short_range(interval)}" for name, interval in found.crossings.items()
-    ]
-    return Text(f"{text}; N of the crossings {'; '.join(pairs)}.")
 
 
 def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> RenderableType:

@@ -19,9 +19,6 @@ from study.search.source import Source
 from study.spec.study import StudySpec
 from trainables.cell import Shape
 
-#: The crossing itself needs no bootstrap, only its status does.
-_DRAWS = 100
-
 
 def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[PlannedCell]:
     """The cells of the sensitivity runs: both depths of each crossing, the next size below and above it, and all seeds.
@@ -37,11 +34,7 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[Plan
     rows = compare(main).rows
     # Runs stopped early have no final loss to compare with.
     whole = rows[rows["status"] != STOPPED]
-    crossings = [
-        item
-        for item in find_crossings(build_curves(rows), draws=_DRAWS).items
-        if item.adjacent and item.params is not None
-    ]
+    crossings = [item for item in find_crossings(build_curves(rows)).items if item.params is not None]
     base = spec.search.lr_factors[0]
     cells: dict[str, PlannedCell] = {}
     for item, factor in itertools.product(crossings, spec.sensitivity.lr_factors):

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from analysis.curves.curves import build_curves
-from analysis.design.objective import DRAWS, Estimate, Objective, compared, estimate_from
+from analysis.design.objective import Estimate, Objective, compared, estimate_from
 from analysis.intervals import Interval
 from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.threshold import ThresholdFit, fit_threshold
@@ -35,7 +35,7 @@ def score(name: str, number: int) -> Record:
     rows, curves = world.study(name, number)
     used, lost = compared(rows)
     fitted = build_curves(used)
-    found = find_crossings(fitted, draws=DRAWS, delta=None, diverged=lost, neighbours=True)
+    found = find_crossings(fitted, diverged=lost)
     law = fit_threshold(found, "log-linear")
     pairs = []
     for item in found.items:

@@ -91,7 +91,7 @@ def test_a_study_without_a_crossing_says_so(seeds, noise):
     said = []
     for number in range(400):
         rows, _ = world.study("no crossing", number)
-        found = find_crossings(build_curves(rows), draws=100, delta=None, neighbours=True)
+        found = find_crossings(build_curves(rows))
         law = fit_threshold(found, "log-linear")
         said.append(
             law.status == "insufficient" and all(item.status == "right_censored" for item in found.items)

@@ -1,4 +1,4 @@
-"""Figure: the loss gap of each pair of depths against N, with the crossing and its intervals."""
+"""Figure: the loss gap of each pair of depths against N, with the crossing and its interval."""
 
 import math
 from collections.abc import Sequence
@@ -35,8 +35,7 @@ class GapPanel:
     """One pair.
 
     Attributes:
-        line: params, gap = loss(shallow) - loss(deep), its standard error se, and `ahead`, the gap at which the deep
-            model is better by the share `delta` of the shallow model's loss.
+        line: params, gap = loss(shallow) - loss(deep), and its standard error se.
         sizes: N of the sizes measured inside the common range.
     """
 
@@ -48,20 +47,7 @@ class GapPanel:
 def _numbers(panel: GapPanel) -> pd.DataFrame:
     item = panel.crossing
     low, high = item.params_interval or (None, None)
-    first, last = item.bootstrap_interval or (None, None)
-    at = item.first_significant
-    values = {
-        "crossing": item.params,
-        "low": low,
-        "high": high,
-        "bootstrap_low": first,
-        "bootstrap_high": last,
-        "delta": item.delta,
-        "delta_crossing": item.delta_params,
-        "first_significant": at.params if at else None,
-        "first_significant_width": at.width if at else None,
-        "first_significant_error": at.error if at else None,
-    }
+    values = {"crossing": item.params, "low": low, "high": high}
     pair = {"shallow": item.shallow, "deep": item.deep, "status": item.status}
     known = {name: math.nan if value is None else value for name, value in values.items()}
     return panel.line.assign(**pair, **known)
@@ -75,15 +61,9 @@ def figure(context: Context) -> Figure | Absent:
         return Absent(NAME, TITLE, "no two depths have two sizes each and a common range of N")
     drawable = sum(item.status != "insufficient" for item in fit.crossings)
     shown = f" {len(panels)} of {drawable} pairs are shown." if drawable > len(panels) else ""
-    delta = next((item.delta for item in fit.crossings if item.delta), None)
-    lead = (
-        f" The dash-dotted line is a lead of {percent(delta)} of the loss; a triangle marks where it is reached."
-        if delta
-        else ""
-    )
     caption = (
         "Loss of the shallower model minus loss of the deeper one: above zero the deeper model is better. "
-        f"{_noise_words(fit)}{lead} Ticks at the bottom are the measured sizes.{shown}"
+        f"{_noise_words(fit)} Ticks at the bottom are the measured sizes.{shown}"
     )
     table = pd.concat([_numbers(panel) for panel in panels], ignore_index=True)
     quantile = evidence_of(fit).crossings.quantile
@@ -98,21 +78,20 @@ def _noise_words(fit: Fit) -> str:
     if fit.noise.get("source") == "seeds":
         source = "seed noise and smooth misfit of the curves"
     return (
-        f"Grey: {level} confidence region of the gap, from {source}. Shaded: {level} interval of the crossing; the bar "
-        "on the zero line is the bootstrap interval. Both stop at the ends of the measured range."
+        f"Grey: {level} confidence region of the gap, from {source}. Shaded: {level} interval of the crossing, "
+        "up to the ends of the measured range."
     )
 
 
 def gap_data(fit: Fit) -> list[GapPanel]:
-    """Gaps of the adjacent pairs, then of others up to `MAX_PANELS`; pairs without a common range are left out."""
+    """Gaps of the first `MAX_PANELS` pairs with a common range."""
     curves = evidence_of(fit).curves
     panels = []
-    for item in sorted(fit.crossings, key=lambda item: (not item.adjacent, item.shallow, item.deep)):
+    for item in fit.crossings:
         gap = gap_of(curves, item.shallow, item.deep)
         if gap is None:
             continue
-        ahead = (item.delta or 0.0) * curves.loss(item.shallow, gap.x)
-        line = pd.DataFrame({"params": np.exp(gap.x), "gap": gap.value, "se": gap.se, "ahead": ahead})
+        line = pd.DataFrame({"params": np.exp(gap.x), "gap": gap.value, "se": gap.se})
         x = curves.x[np.concatenate([curves.at(item.shallow), curves.at(item.deep)])]
         inside = (x >= gap.x[0] - 1e-9) & (x <= gap.x[-1] + 1e-9)
         panels.append(GapPanel(item, line, np.exp(x[inside])))
@@ -120,7 +99,7 @@ def gap_data(fit: Fit) -> list[GapPanel]:
 
 
 def draw_gaps(panels: Sequence[GapPanel], quantile: float) -> Canvas:
-    """Draw a panel per pair: gap ± `quantile` standard errors, zero line, and the crossing with its two intervals."""
+    """Draw a panel per pair: gap ± `quantile` standard errors, zero line, and the crossing with its interval."""
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     canvas = Canvas(figsize=(WIDTH, 0.35 + 2.55 * rows), dpi=100, layout="constrained")
@@ -141,7 +120,7 @@ def draw_gaps(panels: Sequence[GapPanel], quantile: float) -> Canvas:
 
 def _draw_gap(axes: Axes, panel: GapPanel, quantile: float) -> None:
     item, line = panel.crossing, panel.line
-    x, gap, se, ahead = (line[name].to_numpy(dtype=float) for name in ("params", "gap", "se", "ahead"))
+    x, gap, se = (line[name].to_numpy(dtype=float) for name in ("params", "gap", "se"))
     if item.params_interval is not None and item.params_interval != (None, None):
         low, high = item.params_interval
         axes.axvspan(low or x[0], high or x[-1], color=palette.ACCENT, alpha=0.16, linewidth=0)
@@ -149,20 +128,11 @@ def _draw_gap(axes: Axes, panel: GapPanel, quantile: float) -> None:
     # NaN without a noise estimate.
     reach = quantile * se
     axes.fill_between(x, gap - reach, gap + reach, color=palette.MUTED, alpha=0.28, linewidth=0)
-    if item.delta:
-        axes.plot(x, ahead, color=palette.GOOD, linewidth=1.2, linestyle=(0, (4, 2, 1, 2)))
-        if item.delta_params is not None:
-            height = float(np.interp(math.log(item.delta_params), np.log(x), ahead))
-            axes.plot([item.delta_params], [height], marker="^", color=palette.GOOD, markersize=6, zorder=5)
     axes.plot(x, gap, color=palette.INK, linewidth=1.6)
     # Measured sizes as ticks on the frame: between them the curve is a fit.
     tick = {"marker": "|", "linestyle": "none", "markersize": 7, "color": palette.MUTED}
     axes.plot(panel.sizes, np.zeros(len(panel.sizes)), transform=axes.get_xaxis_transform(), **tick)
     if item.params is not None:
-        if item.bootstrap_interval is not None:
-            first, last = item.bootstrap_interval
-            bar = {"color": palette.ACCENT, "linewidth": 2.6, "solid_capstyle": "butt", "zorder": 4}
-            axes.plot([first or x[0], last or x[-1]], [0, 0], **bar)
         axes.plot([item.params], [0], marker="D", color=palette.ACCENT, markersize=5.5, zorder=5)
     axes.set_title(f"{item.shallow} → {item.deep} layers")
     words = STATUS.get(item.status, f"N ≈ {short(item.params or 0)}")

@@ -74,7 +74,7 @@ def transition_data(fit: Fit) -> TransitionData | None:
     rows = [
         (item.shallow, item.deep, item.middle, item.status, *_widths(item))
         for item in fit.crossings
-        if item.adjacent and item.status != "insufficient"
+        if item.status != "insufficient"
     ]
     if not rows:
         return None

@@ -60,23 +60,6 @@ def test_the_covariance_is_that_of_curves_of_repeated_studies():
     )
 
 
-def test_draws_have_the_covariance_they_claim():
-    # A shape with fewer seeds than the rest, to see that pairing counts only what is shared.
-    frame = study(seeds=4)
-    frame = frame[~((frame["depth"] == 2) & (frame["seed"] > 1) & (frame["params"] > 5e4))]
-    curves = build_curves(frame)
-    drawn = curves.draws(60_000, np.random.default_rng(0))
-    # The scale is drawn too, which widens the variance by dof/(dof-2).
-    wanted = curves.covariance * curves.dof / (curves.dof - 2)
-    error = np.sqrt(np.diag(wanted))
-    live = error > 0
-    scaled = (np.cov(drawn, rowvar=False) - wanted)[np.ix_(live, live)] / np.outer(error, error)[
-        np.ix_(live, live)
-    ]
-    assert np.abs(scaled).max() < 0.05
-    np.testing.assert_allclose(drawn.mean(axis=0)[live] / error[live], 0, atol=5 / np.sqrt(60_000))
-
-
 def test_losses_off_any_smooth_curve_widen_every_error():
     frame = study(seeds=5, truth=Truth(2.5, 0.3, (1, 2, 4), noise=0.002))
     generator = np.random.default_rng(1)

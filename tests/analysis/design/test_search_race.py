@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.design.objective import DRAWS, Estimate, compared
+from analysis.design.objective import Estimate, compared
 from analysis.design.simulated_study import Truth, draw_curves
 from analysis.law.crossings import find_crossings
 from tests.bench import search
@@ -44,7 +44,7 @@ def raced(name, number):
 def crossings_held(setting, rows, number):
     """Whether each interval of a crossing holds that of the study's own curves."""
     curves = draw_curves(setting.truth, (0, number))
-    found = find_crossings(build_curves(compared(rows)[0]), draws=DRAWS, delta=None, neighbours=True)
+    found = find_crossings(build_curves(compared(rows)[0]))
     for item in found.items:
         low, high = item.params_interval or (None, None)
         true = curves.crossing(item.shallow, setting.budgets[0] / 20, setting.budgets[-1] * 20)

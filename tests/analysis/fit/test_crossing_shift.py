@@ -26,14 +26,14 @@ SHAPES = shapes_of(TRUTH.depths, np.geomspace(1.5e3, 1.5e5, 8))
 def study(truth, seed, shapes=SHAPES):
     """The part of a fit that is compared; the rest takes ten times as long."""
     rows = simulate(truth, shapes, 3, np.random.default_rng(seed))
-    found = find_crossings(build_curves(rows), draws=100)
+    found = find_crossings(build_curves(rows))
     law = fit_threshold(found, "log-linear")
     return SimpleNamespace(crossings=found.items, law=law, used=len(rows), level=0.95)
 
 
 def crossings(truth, seed):
     curves = build_curves(simulate(truth, SHAPES, 3, np.random.default_rng(seed)))
-    return {(item.shallow, item.deep): item for item in find_crossings(curves, draws=100).items}
+    return {(item.shallow, item.deep): item for item in find_crossings(curves).items}
 
 
 @pytest.fixture(scope="module")
@@ -111,5 +111,5 @@ def test_nothing_to_compare_says_so(own):
 def test_the_fit_file_keeps_a_comparison(own, again):
     found = compare_fits(own, again, KEY, "sp", "mup")
     rows = simulate(TRUTH, SHAPES[:3], 2, np.random.default_rng(0))
-    both = replace(fit(RunTable.from_frame(rows), draws=100), shifts=(found,))
+    both = replace(fit(RunTable.from_frame(rows)), shifts=(found,))
     assert Fit.from_json(json.loads(json.dumps(both.to_json()))).shifts == (found,)

@@ -175,7 +175,7 @@ def test_without_a_noise_estimate_the_scatter_about_the_law_gives_the_interval()
 def test_neither_order_nor_copies_of_rows_change_anything(study):
     frame = study.frame.drop(columns="reason")
     again = pd.concat([frame.sample(frac=1, random_state=1), frame.head(5)])
-    first, second = (fit(RunTable.from_frame(table), draws=100).kaplan for table in (frame, again))
+    first, second = (fit(RunTable.from_frame(table)).kaplan for table in (frame, again))
     assert [item.alpha for item in first.exponents] == pytest.approx(
         [item.alpha for item in second.exponents]
     )
@@ -238,7 +238,7 @@ def test_a_curve_over_all_parameters_goes_through_the_points_as_over_n(shaped):
 
 def test_a_table_without_a_total_count_has_one_panel_of_losses(study):
     plain = RunTable.from_frame(study.frame.drop(columns="total_params"))
-    data = kaplan_data(fit(plain, draws=100))
+    data = kaplan_data(fit(plain))
     assert not data.both
     assert len(draw_kaplan(data, Context(plain, None).colours, "N").axes) == 2
     assert data.points["total_params"].isna().all()
@@ -247,7 +247,7 @@ def test_a_table_without_a_total_count_has_one_panel_of_losses(study):
 @pytest.mark.parametrize("ratio", [1.02, 1.3])
 def test_every_increase_is_inside_the_frame(ratio):
     runs = RunTable.from_frame(rows(ratio=ratio))
-    result = fit(runs, draws=100)
+    result = fit(runs)
     data = kaplan_data(result)
     canvas = draw_kaplan(data, Context(runs, None).colours, "N")
     axes = canvas.axes[-1]
@@ -260,13 +260,13 @@ def test_every_increase_is_inside_the_frame(ratio):
 
 def test_one_depth_and_sizes_that_never_meet_have_no_figure(study):
     one = RunTable.from_frame(study.frame[study.frame["depth"] == 1].copy())
-    result = fit(one, draws=100)
+    result = fit(one)
     assert kaplan_data(result) is None
     assert "one depth" in no_kaplan(result)
     assert isinstance(kaplan_module.figure(Context(one, result)), Absent)
     apart = rows(depths=(1, 2))
     apart = apart[(apart["depth"] == 1) == (apart["budget"] < 1e5)].drop(columns="total_params")
-    result = fit(RunTable.from_frame(apart), draws=100)
+    result = fit(RunTable.from_frame(apart))
     assert kaplan_data(result) is None
     assert "no count of all parameters" in no_kaplan(result)
 

@@ -45,7 +45,7 @@ def shifts_of(frame):
     main, again = split_sensitivity_runs(RunTable.from_frame(frame))
     rows = compare(main).rows
     curves = build_curves(rows)
-    return by_pair(paired_shifts(again, rows, curves, find_crossings(curves, draws=100).items, 0.95))
+    return by_pair(paired_shifts(again, rows, curves, find_crossings(curves).items, 0.95))
 
 
 def by_pair(studies):
@@ -87,11 +87,11 @@ def frame():
 
 @pytest.fixture(scope="module")
 def found(frame):
-    return fit(RunTable.from_frame(frame), draws=200)
+    return fit(RunTable.from_frame(frame))
 
 
 def test_sensitivity_runs_change_nothing_in_the_study_itself(frame, found):
-    alone = fit(RunTable.from_frame(frame[frame["purpose"] == ""].drop(columns="purpose")), draws=200)
+    alone = fit(RunTable.from_frame(frame[frame["purpose"] == ""].drop(columns="purpose")))
     assert found.evidence.crossings.items == alone.evidence.crossings.items == alone.crossings
     assert found.law == alone.law
     assert found.used == alone.used

@@ -65,7 +65,7 @@ def checked(frame):
     main, again = split_sensitivity_runs(RunTable.from_frame(frame))
     comparison = compare(main)
     curves = build_curves(comparison.rows)
-    items = find_crossings(curves, draws=100, neighbours=True).items
+    items = find_crossings(curves).items
     check = check_rates(again, comparison, curves, items, 0.95)
     return items, widened(items, check), check
 
@@ -105,7 +105,7 @@ def frame():
 
 @pytest.fixture(scope="module")
 def found(frame):
-    return fit(RunTable.from_frame(frame), draws=100)
+    return fit(RunTable.from_frame(frame))
 
 
 def test_the_shift_to_the_best_rates_is_part_of_the_interval(found):
@@ -122,8 +122,6 @@ def test_the_shift_to_the_best_rates_is_part_of_the_interval(found):
         assert after.params_interval[0] < before.params_interval[0]
         assert after.params_interval[1] == before.params_interval[1]
         assert holds(after, np.exp(crossing(pair.shallow, pair.deep)))
-        ratio = after.params_interval[0] / after.params
-        assert after.width_interval[0] == pytest.approx(after.width * np.sqrt(ratio))
 
 
 def test_the_fit_file_and_the_answers_state_the_check(found):
@@ -196,7 +194,7 @@ def test_three_rates_that_enclose_the_best_one_are_a_check():
 
 
 def test_a_crossing_that_may_leave_the_sizes_is_no_longer_bracketed(found):
-    (item, *_) = (c for c in found.evidence.crossings.items if c.status == "bracketed" and c.adjacent)
+    (item, *_) = (c for c in found.evidence.crossings.items if c.status == "bracketed")
     (pair,) = (p for p in found.learning_rate.pairs if (p.shallow, p.deep) == (item.shallow, item.deep))
     for shift, interval in ((-9.0, (-9.5, -8.5)), (None, (None, -1.0))):
         far = replace(pair.shift, shift=shift, shift_interval=interval)
@@ -216,4 +214,4 @@ def test_depths_without_a_crossing_need_all_shapes_again(frame):
 
 def test_one_depth_has_nothing_to_check(frame):
     one = frame[(frame["purpose"] == "") & (frame["depth"] == 1)]
-    assert fit(RunTable.from_frame(one), draws=100).learning_rate is None
+    assert fit(RunTable.from_frame(one)).learning_rate is None

@@ -57,19 +57,19 @@ def test_open_ends_are_said():
 
 
 def test_each_status_has_its_sentence():
-    bracketed = Crossing(1, 2, True, "bracketed", None, 3100, (2700, 3600), 16.1, (15.0, 17.3))
+    bracketed = Crossing(1, 2, "bracketed", None, 3100, (2700, 3600))
     assert crossing_sentence(bracketed, 0.95) == (
         "2 layers overtake 1 layer at N ≈ 3.1 thousand (95 %: 2.7–3.6 thousand), where the shallower model is 16 wide."
     )
-    right = Crossing(2, 4, True, "right_censored", "x", range=(1e3, 24e3))
+    right = Crossing(2, 4, "right_censored", "x", range=(1e3, 24e3))
     assert crossing_sentence(right, 0.95).startswith(
         "4 layers do not overtake 2 layers up to N ≈ 24 thousand"
     )
-    left = Crossing(2, 4, True, "left_censored", "x", range=(1e3, 24e3))
+    left = Crossing(2, 4, "left_censored", "x", range=(1e3, 24e3))
     assert "ahead of 2 layers at every size measured, from N ≈ 1.0 thousand" in crossing_sentence(left, 0.95)
-    assert "not settled: too noisy" in crossing_sentence(Crossing(2, 4, True, "ambiguous", "too noisy"), 0.95)
+    assert "not settled: too noisy" in crossing_sentence(Crossing(2, 4, "ambiguous", "too noisy"), 0.95)
     assert "near N ≈ 5.0 thousand is not settled" in crossing_sentence(
-        Crossing(2, 4, True, "ambiguous", "too noisy", params=5e3), 0.95
+        Crossing(2, 4, "ambiguous", "too noisy", params=5e3), 0.95
     )
 
 
@@ -98,7 +98,7 @@ def test_an_interval_of_equal_numbers_gets_more_digits():
 
 @pytest.fixture(scope="module")
 def found(study):
-    return fit(study, draws=100)
+    return fit(study)
 
 
 def with_law(found, **fields):
@@ -130,7 +130,7 @@ def test_each_status_of_the_law_has_its_sentence(found):
 
 def test_the_noise_says_where_it_comes_from(found, pilot_frame):
     assert noise_sentence(found).startswith("The noise of one seed is ±0.0")
-    single = fit(RunTable.from_frame(pilot_frame(seeds=1)), draws=100)
+    single = fit(RunTable.from_frame(pilot_frame(seeds=1)))
     sentence = noise_sentence(single)
     assert "estimated from the residuals" in sentence
     assert sentence in headlines(single)
@@ -141,7 +141,7 @@ def test_the_noise_says_where_it_comes_from(found, pilot_frame):
 
 def test_many_pairs_are_counted_not_told(line_frame):
     frame = line_frame({d: (1 + d / 100, -0.1 - d / 300) for d in range(1, 9)}, sd=0.001)
-    lines = headlines(fit(RunTable.from_frame(frame, count="table"), draws=100))
+    lines = headlines(fit(RunTable.from_frame(frame, count="table")))
     assert "3 more pairs of neighbouring depths are in the table of crossings." in lines
     assert sum("overtake" in line or "are ahead" in line for line in lines) <= 4
 
@@ -180,7 +180,7 @@ def test_the_counting_rule_is_said():
 
 def test_without_a_law_the_loss_surfaces_are_told(tmp_path):
     (tmp_path / "runs.csv").write_text(one_size_a_depth())
-    found = fit(read_runs(tmp_path / "runs.csv"), draws=100)
+    found = fit(read_runs(tmp_path / "runs.csv"))
     assert found.law.a is None
     lines = headlines(found)
     # No pair has two depths in common sizes: what all losses say together comes first.
@@ -199,8 +199,8 @@ def test_without_a_law_the_loss_surfaces_are_told(tmp_path):
 
 def test_a_settled_pair_comes_before_the_response_surface(tmp_path):
     (tmp_path / "runs.csv").write_text(one_size_a_depth())
-    found = fit(read_runs(tmp_path / "runs.csv"), draws=100)
-    bound = Crossing(1, 2, True, "left_censored", "the gap is positive at both ends", range=(1e3, 2e3))
+    found = fit(read_runs(tmp_path / "runs.csv"))
+    bound = Crossing(1, 2, "left_censored", "the gap is positive at both ends", range=(1e3, 2e3))
     for item, leads in ((bound, False), (dataclasses.replace(bound, reason=NO_NOISE), True)):
         lines = headlines(dataclasses.replace(found, crossings=(item, *found.crossings)))
         assert lines[0].startswith("The additive surface" if leads else "2 layers are ahead of 1 layer"), (
@@ -232,7 +232,7 @@ def test_a_table_whose_size_and_tokens_grow_together_is_projected_nowhere():
     frame = simulate(truth, shapes_of(truth.depths, np.geomspace(500, 6e5, 9)), 3, np.random.default_rng(2))
     params = 12 * frame["depth"] * frame["width"] ** 2
     runs = RunTable.from_frame(frame.assign(tokens=20 * params))
-    grown, level = (fit(table, draws=100) for table in (runs, RunTable.from_frame(frame.assign(tokens=1e9))))
+    grown, level = (fit(table) for table in (runs, RunTable.from_frame(frame.assign(tokens=1e9))))
     assert level.project(1e4).depth is not None
     assert projection_table(RunTable.from_frame(frame), level) is not None
     assert grown.law.a == pytest.approx(level.law.a)

@@ -36,7 +36,7 @@ def member(value, truth, seed=0):
     low, high = WORLDS[512].crossing(1) / 3, WORLDS[8].crossing(4) * 4
     shapes = shapes_of(truth.depths, np.geomspace(low, high, 7))
     runs = RunTable.from_frame(simulate(truth, shapes, 3, np.random.default_rng(seed)))
-    return Member(value, runs, fit(runs, draws=200), f"{value}/report.html")
+    return Member(value, runs, fit(runs), f"{value}/report.html")
 
 
 @cache
@@ -60,7 +60,7 @@ def task(value, needs, depths=(1, 2, 3, 4), fitted=False, seeds=3):
         for seed in range(seeds)
     ]  # fmt: skip
     runs = RunTable.from_frame(pd.DataFrame(rows))
-    return Member(value, runs, fit(runs, draws=100) if fitted else None, None)
+    return Member(value, runs, fit(runs) if fitted else None, None)
 
 
 def test_crossings_that_move_are_found_at_every_value(members):
@@ -98,7 +98,7 @@ def test_a_crossing_outside_the_sizes_keeps_its_bound(members):
     own = members[0].fit.crossings
     high = max(item.range[1] for item in own)
     narrow = RunTable.from_frame(members[0].runs.used[members[0].runs.used["params"] > high / 4].copy())
-    data = crossing_data([replace(members[0], runs=narrow, fit=fit(narrow, draws=100))])
+    data = crossing_data([replace(members[0], runs=narrow, fit=fit(narrow))])
     row = data.rows[data.rows["shallow"] == 1].iloc[0]
     assert row["status"] == "left_censored"
     assert math.isnan(row["params"])

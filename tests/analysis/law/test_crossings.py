@@ -11,12 +11,10 @@ from analysis.law.crossings import (
     Crossing,
     Gap,
     find_crossings,
-    first_significant,
     gap_of,
     inverted_test,
     roots,
 )
-from tests.simulated_study import Truth, shapes_of, simulate
 
 
 def crossing(frame, **options):
@@ -32,15 +30,12 @@ def test_a_known_crossing_is_recovered(line_frame):
     assert low < item.params < high
     assert item.params == pytest.approx(6e3, rel=0.1)
     assert item.width == pytest.approx(math.sqrt(item.params / 12))
-    assert item.width_interval == pytest.approx((math.sqrt(low / 12), math.sqrt(high / 12)))
-    assert item.draws_one == pytest.approx(1.0, abs=0.01)
-    assert item.draws_one + item.draws_none + item.draws_several == pytest.approx(1.0)
 
 
 def test_noise_free_crossing_is_exact_between_points(line_frame):
     curves = build_curves(line_frame({1: (1.0, -0.1), 3: (1.03, -0.2)}, seeds=1, sd=0))
     gap = gap_of(curves, 1, 3)
-    assert roots(gap.x, gap.value[None, :]).x[0] == pytest.approx(math.log(6e3) + 0.3, abs=1e-12)
+    assert roots(gap.x, gap.value[None, :])[0] == pytest.approx(math.log(6e3) + 0.3, abs=1e-12)
 
 
 def test_the_inverted_test_is_fiellers_interval_of_a_line():
@@ -68,53 +63,6 @@ def test_the_inverted_test_is_open_where_an_end_is_not_beyond_the_noise():
     assert ends(0 * x - 3) == (1.0, math.inf)
     # The reversed order leaves everything open.
     assert ends(5 - 10 * x) == (-math.inf, math.inf)
-
-
-def test_both_intervals_are_kept_and_agree_where_the_gap_is_steep(line_frame):
-    item = crossing(line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, seeds=5, sd=0.01))
-    for one, other in zip(item.params_interval, item.bootstrap_interval, strict=True):
-        assert math.log(one / item.params) == pytest.approx(math.log(other / item.params), rel=0.1)
-
-
-def test_the_crossing_at_a_gap_lies_where_deeper_is_better_by_that_share():
-    truth = Truth(2.5, 0.3, (1, 2), noise=2e-5)
-    frame = simulate(truth, shapes_of((1, 2), np.geomspace(1600, 8e4, 8)), 3, np.random.default_rng(0))
-    item = find_crossings(build_curves(frame), delta=0.005).items[0]
-    where = np.array([item.delta_params])
-    assert 1 - truth.loss(2, where)[0] / truth.loss(1, where)[0] == pytest.approx(0.005, rel=0.01)
-    assert item.delta_status == "bracketed"
-    assert item.delta_interval[0] < item.delta_params < item.delta_interval[1]
-    assert item.delta_params > item.params
-
-
-def test_the_papers_estimator_is_half_way_to_the_first_significant_width(line_frame):
-    # Gap 0.1·ln(N/6e3): at 4e3 the shallow model is better, at 8e3 worse by 0.029 with a standard error near 0.003.
-    curves = build_curves(line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, sd=0.003, seeds=3))
-    found = first_significant(curves, 1, 2)
-    left, right = (math.sqrt(n / 12) for n in (4e3, 8e3))
-    assert (found.width, found.error) == (pytest.approx((left + right) / 2), pytest.approx(right - left))
-    assert found.params == pytest.approx(12 * found.width**2)
-
-
-def test_the_papers_estimator_moves_left_as_seeds_are_added_and_the_crossing_does_not(line_frame):
-    sizes = tuple(np.geomspace(1e3, 32e3, 24))
-    slopes = {1: (1.0, -0.1), 2: (1.0, -0.2)}
-    firsts, crossings = [], []
-    for seeds in (2, 100):
-        items = [
-            crossing(line_frame(slopes, seed=seed, seeds=seeds, sd=0.1, sizes=sizes), draws=200)
-            for seed in range(20)
-        ]
-        firsts.append(np.mean([np.log(i.first_significant.params) for i in items if i.first_significant]))
-        crossings.append(np.mean([math.log(item.params) for item in items]))
-    assert firsts[0] - firsts[1] > 0.25
-    assert crossings[0] == pytest.approx(crossings[1], abs=0.15)
-
-
-def test_the_papers_estimator_needs_seeds_and_a_point_to_its_left(line_frame):
-    slopes = {1: (1.0, -0.1), 2: (1.0, -0.2)}
-    assert first_significant(build_curves(line_frame(slopes, seeds=1)), 1, 2) is None
-    assert first_significant(build_curves(line_frame({1: (2.0, -0.1), 2: (1.0, -0.2)})), 1, 2) is None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +97,6 @@ def test_right_censored_when_the_deep_net_leads_nowhere(line_frame):
     item = crossing(line_frame({1: (1.0, -0.1), 2: (1.1, -0.1)}))
     assert item.status == "right_censored"
     assert item.params_interval == (pytest.approx(32e3), None)
-    assert item.width_interval[1] is None
 
 
 @pytest.mark.parametrize(("edge", "bound"), [(31e3, "right_censored"), (1.03e3, "left_censored")])
@@ -157,7 +104,7 @@ def test_a_bound_needs_evidence_at_both_ends(line_frame, edge, bound):
     # The crossing lies just inside the sizes: at the end beside it the models differ by a standard error or less.
     shift = 0.1 * math.log(edge / 6e3)
     items = [
-        crossing(line_frame({1: (1.0, -0.1), 2: (1.0 + shift, -0.2)}, seed=seed, sd=0.02), draws=100)
+        crossing(line_frame({1: (1.0, -0.1), 2: (1.0 + shift, -0.2)}, seed=seed, sd=0.02))
         for seed in range(30)
     ]
     none = [item for item in items if item.params is None]
@@ -169,14 +116,14 @@ def test_a_bound_needs_evidence_at_both_ends(line_frame, edge, bound):
 def test_two_sizes_bracket_nothing_and_bound_only_from_size_to_size(line_frame):
     frame = line_frame({1: (1.0, -0.1), 2: (1.0, -0.2), 4: (1.2, -0.2)}, sd=0.002)
     few = frame[(frame["depth"] != 2) | frame["params"].isin([1e3, 32e3])]
-    found = find_crossings(build_curves(few), draws=200)
-    one, apart, other = found.items
-    assert (one.status, one.params, one.delta_params) == ("ambiguous", None, None)
+    found = find_crossings(build_curves(few))
+    one, other = found.items
+    assert (one.status, one.params) == ("ambiguous", None)
     assert "depth 2 has only 2 sizes" in one.reason
     assert one.params_interval == (pytest.approx(1e3), pytest.approx(32e3))
     # A lead at both sizes is a bound all the same.
-    assert apart.status == other.status == "right_censored"
-    assert [gap is None for gap in found.gaps] == [True, False, True]
+    assert other.status == "right_censored"
+    assert [gap is None for gap in found.gaps] == [True, True]
 
 
 @pytest.mark.parametrize(("bend", "turned"), [(0.0, False), (0.03, True)])
@@ -184,21 +131,21 @@ def test_a_gap_that_shrinks_at_the_largest_sizes_is_flagged(line_frame, bend, tu
     frame = line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, sd=0.003, sizes=tuple(np.geomspace(1e3, 2e5, 8)))
     beyond = np.maximum(np.log(frame["params"] / 2e4), 0)
     frame["loss"] += bend * beyond**2 * (frame["depth"] == 2)
-    item = crossing(frame, draws=100)
+    item = crossing(frame)
     assert item.turns_back == turned
 
 
 def test_a_deep_model_whose_loss_rises_is_flagged(line_frame):
     # Both rise, so the gap itself does not shrink.
     frame = line_frame({1: (1.0, 0.1), 2: (1.0, 0.05)}, sd=0.005)
-    assert crossing(frame, draws=100).turns_back
+    assert crossing(frame).turns_back
 
 
 def test_a_gap_that_only_decays_or_never_leads_does_not_turn_back(line_frame):
     frame = line_frame({1: (1.0, -0.1), 2: (1.0, -0.1)}, sd=0.002, sizes=tuple(np.geomspace(1e3, 2e5, 8)))
     decay = 0.15 * (frame["params"] / 1e4) ** -0.3
     for depth, status in ((1, "left_censored"), (2, "right_censored")):
-        item = crossing(frame.assign(loss=frame["loss"] + decay * (frame["depth"] == depth)), draws=100)
+        item = crossing(frame.assign(loss=frame["loss"] + decay * (frame["depth"] == depth)))
         assert (item.status, item.turns_back) == (status, False)
 
 
@@ -208,12 +155,12 @@ def test_two_sizes_far_apart_do_not_show_which_model_leads(line_frame):
     parts = [line_frame({depth: (1.0, 0.0)}, sd=1e-4, sizes=sizes[depth]) for depth in sizes]
     frame = pd.concat(parts, ignore_index=True)
     frame["loss"] += (frame["params"] / 1e4) ** -0.3 + 0.01 * (frame["depth"] == 2)
-    item = crossing(frame, draws=100)
+    item = crossing(frame)
     assert item.status == "ambiguous"
     assert "only 2 sizes" in item.reason
     # Where both are measured at the same two sizes, the lead is known.
     both = line_frame({1: (1.0, 0.0), 2: (1.01, 0.0)}, sd=1e-4, sizes=(3.1e5, 6.9e5))
-    assert crossing(both, draws=100).status == "right_censored"
+    assert crossing(both).status == "right_censored"
 
 
 def test_equal_curves_are_ambiguous_not_a_bound(line_frame):
@@ -234,16 +181,6 @@ def test_a_crossing_with_a_weak_end_is_ambiguous_and_says_which(line_frame):
     assert item.params_interval[1] is None
 
 
-def test_one_sign_change_of_the_curves_is_not_enough_when_the_draws_disagree(line_frame):
-    # At the level 50 % the ends need 0.7 standard errors only; with about 1.5 a tenth of the draws has no sign change.
-    curves = build_curves(line_frame({1: (1.0, -0.1), 2: (1.0, -0.11)}, sd=0.04, seed=3))
-    item = find_crossings(curves, level=0.5).items[0]
-    assert None not in item.params_interval
-    assert item.draws_one < 0.95
-    assert item.status == "ambiguous"
-    assert item.reason == f"only {item.draws_one:.0%} of the draws have exactly one sign change"
-
-
 def test_several_sign_changes_are_ambiguous(line_frame):
     # The deep model leads between N = 2.2e3 and 16e3 only.
     frame = line_frame({1: (1.0, 0.0), 2: (1.0, 0.0)}, sd=0.001)
@@ -252,7 +189,6 @@ def test_several_sign_changes_are_ambiguous(line_frame):
     item = crossing(frame)
     assert item.status == "ambiguous"
     assert "several times" in item.reason
-    assert item.draws_several == 1.0
 
 
 def test_reversed_order_is_not_a_crossing(line_frame):
@@ -275,7 +211,7 @@ def test_no_noise_estimate_gets_no_interval(line_frame):
     item = crossing(line_frame(slopes, seeds=1, sd=0))
     assert (item.status, item.reason) == ("ambiguous", NO_NOISE)
     assert item.params == pytest.approx(6e3)
-    assert (item.params_interval, item.bootstrap_interval, item.z_small) == (None, None, None)
+    assert item.params_interval is None
     censored = crossing(line_frame({1: (1.2, -0.1), 2: (1.0, -0.1)}, seeds=1, sd=0))
     assert (censored.status, censored.reason, censored.params_interval) == ("left_censored", NO_NOISE, None)
 
@@ -286,13 +222,23 @@ def test_one_seed_gets_an_interval_from_the_scatter_about_the_curves(line_frame)
     assert item.params_interval[0] < 6e3 < item.params_interval[1]
 
 
-def test_all_pairs_are_given_and_neighbours_flagged(line_frame):
+def test_neighbouring_depths_are_compared(line_frame):
     found = find_crossings(build_curves(line_frame({1: (1, -0.1), 2: (1, -0.15), 4: (1, -0.2)})))
-    assert [(item.shallow, item.deep, item.adjacent) for item in found.items] == [
-        (1, 2, True),
-        (1, 4, False),
-        (2, 4, True),
-    ]
+    assert [(item.shallow, item.deep) for item in found.items] == [(1, 2), (2, 4)]
+
+
+def test_a_gap_within_the_noise_in_two_ranges_is_ambiguous(line_frame):
+    """The deep model leads from 4e3 on; near 2e4 its lead falls to about one standard error."""
+    frame = line_frame({1: (1.0, 0.0), 2: (1.0, 0.0)}, sd=0.02, sizes=tuple(np.geomspace(1e3, 1e5, 14)))
+    x = np.log(frame["params"] / 4e3)
+    dip = np.log(frame["params"] / 2e4)
+    frame["loss"] -= 0.1 * x * (dip**2 + 0.05) * (frame["depth"] == 2)
+    item = crossing(frame)
+    assert None not in item.params_interval
+    assert (item.status, item.reason) == (
+        "ambiguous",
+        "the gap is within the noise in several separate ranges of N",
+    )
 
 
 def test_pairing_by_seed_narrows_the_interval(line_frame):

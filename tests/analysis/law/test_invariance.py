@@ -31,7 +31,7 @@ def answer(frame):
 
 def document(frame):
     """The fit file without the rows left out, whose numbers follow the order of the rows."""
-    found = fit(RunTable.from_frame(frame), draws=200).to_json()
+    found = fit(RunTable.from_frame(frame)).to_json()
     found["rows"]["left_out"] = len(found["rows"]["left_out"])
     return found
 
@@ -99,7 +99,7 @@ DEGENERATE = {
 def test_a_poor_table_gets_an_answer_that_says_what_it_lacks(name, frame, tmp_path):
     last = frame[frame["tokens"] == 4e9].drop(columns="tokens").reset_index(drop=True)
     runs = RunTable.from_frame(DEGENERATE[name](last))
-    found = fit(runs, draws=200)
+    found = fit(runs)
     written = found.to_json()
     assert json.loads(json.dumps(written, allow_nan=False)) == written
     assert len(found.left_out) + found.used == len(runs.frame)

@@ -49,7 +49,7 @@ def made(a, b, depths, sd, *, slope=0.05, reach=8.0, shift=(), rho=0.0):
         inside = x[0] < zero < x[-1]
         outside = "left_censored" if zero < x[0] else "right_censored"
         params = math.exp(zero) if inside else None
-        items.append(Crossing(shallow, deep, True, "bracketed" if inside else outside, params=params))
+        items.append(Crossing(shallow, deep, "bracketed" if inside else outside, params=params))
     return Crossings(tuple(items), tuple(gaps), covariance, Z, 0.95)
 
 
@@ -95,7 +95,7 @@ def test_two_crossings_give_a_law_without_test_and_without_an_interval_of_its_sl
     assert found.note.startswith(TWO_POINTS)
     assert found.depths == pytest.approx((math.sqrt(2), math.sqrt(8)))
     assert found.widths == pytest.approx(tuple(np.exp(2 + 0.3 * np.array(found.depths))))
-    assert (found.scatter, found.leave_one_out) == (None, ())
+    assert found.scatter is None
     assert (found.a_interval, found.b_interval) == ((None, None), (None, None))
     # The region serves the band of a projection: at each crossing the error with the prior scatter.
     half = math.hypot(Z * 0.05, float(student.ppf(0.975, 1)) * PRIOR_SCATTER)
@@ -220,28 +220,11 @@ def test_many_laws_at_once_are_the_same_as_one_by_one():
     assert likelihood(np.array([[2.0, 0.3]]))[0] == pytest.approx(0, abs=1e-6)
 
 
-def test_without_a_pair_the_others_foretell_it():
-    shift = [0.0, 0.0, 0.2, 0.0]
-    found = fit_threshold(made(2.0, 0.3, [1, 2, 3, 4, 5], 0.05, shift=shift), "log-linear")
-    assert [(item.shallow, item.deep) for item in found.leave_one_out] == [(1, 2), (2, 3), (3, 4), (4, 5)]
-    odd = found.leave_one_out[2]
-    assert (odd.a, odd.b) == (pytest.approx(2.0, abs=1e-5), pytest.approx(0.3, abs=1e-5))
-    law = 2 + 0.3 * between(3, 4)
-    assert (odd.width, odd.measured) == (pytest.approx(math.exp(law)), pytest.approx(math.exp(law + 0.2)))
-    # Predicted from the other three: variance 1/3 + (distance from their mean)² / their sum of squares, and its own.
-    depth = middles([1, 2, 3, 4, 5])
-    rest = np.delete(depth, 2)
-    far = (depth[2] - rest.mean()) ** 2 / np.sum((rest - rest.mean()) ** 2)
-    spread = math.hypot(found.scatter, 0.05)
-    assert odd.z == pytest.approx(0.2 / (spread * math.sqrt(1 + 1 / 3 + far)), rel=1e-3)
-
-
 def test_what_is_missing_is_said():
     crossings = made(2.0, 0.3, [1, 2, 4], 0.05)
-    far = Crossing(1, 4, False, "bracketed", params=1e4)
     one = Crossings(
-        (crossings.items[0], far, Crossing(2, 4, True, "right_censored")),
-        (crossings.gaps[0], crossings.gaps[0], crossings.gaps[1]),
+        (crossings.items[0], Crossing(2, 4, "right_censored")),
+        crossings.gaps,
         crossings.covariance,
         Z,
         0.95,

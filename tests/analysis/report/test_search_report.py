@@ -21,7 +21,7 @@ def runs():
 
 @pytest.fixture(scope="module")
 def found(runs):
-    return fit(runs, draws=100)
+    return fit(runs)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_an_earlier_search_leaves_no_figure_behind(tmp_path):
     old = tmp_path / "figures" / "search.svg"
     old.parent.mkdir()
     old.write_text("<svg/>")
-    page = write_report(runs, fit(runs, draws=100), tmp_path)
+    page = write_report(runs, fit(runs), tmp_path)
     assert not old.exists()
     text = read(page).text
     assert "How the search went" not in text

@@ -47,7 +47,7 @@ def pilot(tmp_path_factory):
     """The fit of a study simulated from a known truth."""
     truth = Truth(2.2, 0.32, (1, 2, 4), noise=0.001, slope=0.06, exponent=0.5, shared=0.2)
     shapes = shapes_of(truth.depths, np.geomspace(600, 60_000, 7))
-    found = fit(RunTable.from_frame(simulate(truth, shapes, 4, np.random.default_rng(3))), draws=200)
+    found = fit(RunTable.from_frame(simulate(truth, shapes, 4, np.random.default_rng(3))))
     assert found.law.status == "open"
     path = tmp_path_factory.mktemp("pilot") / "fit.json"
     path.write_text(json.dumps(found.to_json()))

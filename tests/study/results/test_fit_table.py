@@ -22,7 +22,7 @@ def rows(seeds=3):
 
 
 def shown(frame):
-    result = fit(RunTable.from_frame(frame), draws=100)
+    result = fit(RunTable.from_frame(frame))
     text = io.StringIO()
     Console(file=text, width=110).print(fit_table(result))
     return result, text.getvalue()
@@ -31,16 +31,13 @@ def shown(frame):
 def test_a_fit_is_told_with_its_law_its_rivals_and_the_baseline():
     result, text = shown(rows())
     assert f"ln d = {result.law.a:.2f} + {result.law.b:.3g}·L" in text
-    assert "0.5 % ahead" in text
     for item in result.crossings:
         line = next(line for line in text.splitlines() if line.startswith(f"{item.shallow} → {item.deep} "))
         assert f" {short(item.params)} " in line
-        assert f" {short(item.delta_params)} " in line
     held = {item.law: item for item in result.held_out}
     line = next(line for line in text.splitlines() if line.startswith("response surface"))
     assert f"{held['response'].mean_regret:.4f}" in line
     assert f"{held['nearest measured'].mean_regret:.4f}" in line
-    assert "* not neighbours" in text
     assert "The noise of one seed is ±" in text
 
 
@@ -51,7 +48,6 @@ def test_poor_tables_are_told_plainly(case):
     _, text = shown(frame)
     assert "No threshold law: a law needs two crossings" in text
     assert ("pair " in text) == (case != "one depth")
-    assert "1 more pair has too few sizes" in text or case == "one depth"
     assert "nan" not in text.lower()
 
 
@@ -59,7 +55,7 @@ def test_other_learning_rates_are_shown():
     frame = rows(2).assign(lr=0.01, purpose="")
     half = frame[frame["depth"] < 4].assign(lr=0.005, purpose="sensitivity")
     half["loss"] += 0.02 * (half["depth"] == 2)
-    result = fit(RunTable.from_frame(pd.concat([frame, half], ignore_index=True)), draws=100)
+    result = fit(RunTable.from_frame(pd.concat([frame, half], ignore_index=True)))
     again = result.shifts
     text = io.StringIO()
     Console(file=text, width=110).print(fit_table(result))

@@ -101,7 +101,7 @@ def test_three_rates_in_the_grid_are_a_check():
 
 def test_fit_and_recommendation_state_the_check(tmp_path):
     plan = make_plan(load_spec(SMALL))
-    fit = study_fit(plan, table_of(plan.cells), draws=100)
+    fit = study_fit(plan, table_of(plan.cells))
     assert fit.learning_rate == study_check(plan, table_of(plan.cells))
     write_json(tmp_path / "fit.json", fit.to_json())
     assert json.loads((tmp_path / "fit.json").read_text())["learning_rate"]["checked"] is False

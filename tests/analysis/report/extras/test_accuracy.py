@@ -27,7 +27,7 @@ def table(**columns):
 
 
 def test_the_mean_and_range_of_every_shape_are_those_of_its_seeds():
-    points = accuracy_data(fit(table(), draws=100)).set_index(["depth", "width"])
+    points = accuracy_data(fit(table())).set_index(["depth", "width"])
     assert points.loc[(2, 32), "mean"] == pytest.approx(0.937)
     assert points.loc[(2, 32), ["low", "high"]].tolist() == pytest.approx([0.932, 0.942])
     assert points.loc[(1, 32), "mean"] == pytest.approx(0.221)
@@ -35,7 +35,7 @@ def test_the_mean_and_range_of_every_shape_are_those_of_its_seeds():
 
 
 def test_the_answer_of_a_task_begins_with_what_each_depth_can_do():
-    result = fit(table(induction_score=[0.1] * 6 + [0.8] * 6), draws=100)
+    result = fit(table(induction_score=[0.1] * 6 + [0.8] * 6))
     assert score_sentences(result) == [
         "Best mean accuracy: 0.237 with 1 layer, 0.937 with 2 layers.",
         "Best mean induction score of a head: 0.100 with 1 layer, 0.800 with 2 layers.",
@@ -47,9 +47,9 @@ def test_rows_without_an_accuracy_do_not_count_and_a_table_without_has_no_figure
     runs = table()
     frame = runs.frame.copy()
     frame.loc[frame["width"] == 24, "accuracy"] = float("nan")
-    assert 24 not in set(accuracy_data(fit(RunTable.from_frame(frame), draws=100))["width"])
+    assert 24 not in set(accuracy_data(fit(RunTable.from_frame(frame)))["width"])
     plain = RunTable.from_frame(frame.drop(columns="accuracy"))
-    result = fit(plain, draws=100)
+    result = fit(plain)
     assert accuracy_data(result) is None
     assert not score_sentences(result)
     write_report(plain, result, tmp_path)
@@ -57,7 +57,7 @@ def test_rows_without_an_accuracy_do_not_count_and_a_table_without_has_no_figure
 
 
 def test_the_report_draws_it_and_its_csv_is_what_was_drawn(tmp_path):
-    result = fit(table(), draws=100)
+    result = fit(table())
     page = write_report(table(), result, tmp_path)
     assert 'id="accuracy"' in page.read_text()
     drawn = pd.read_csv(tmp_path / "figures" / "accuracy.csv")
@@ -65,7 +65,7 @@ def test_the_report_draws_it_and_its_csv_is_what_was_drawn(tmp_path):
 
 
 def test_a_fit_that_was_read_back_says_nothing_of_it():
-    result = Fit.from_json(fit(table(), draws=100).to_json())
+    result = Fit.from_json(fit(table()).to_json())
     assert score_sentences(result) == []
 
 
@@ -82,7 +82,7 @@ def graded(**columns):
 
 
 def test_each_difficulty_has_its_own_accuracy_and_the_depth_that_it_takes():
-    key, data = graded_accuracy(fit(graded(), draws=100))
+    key, data = graded_accuracy(fit(graded()))
     assert key == "hops"
     assert data.axis.labels == ("1", "4", "16")
     needed = data.needed.set_index("value")
@@ -95,19 +95,19 @@ def test_each_difficulty_has_its_own_accuracy_and_the_depth_that_it_takes():
 
 def test_the_answer_begins_with_the_depth_that_each_difficulty_takes():
     told = "For a mean accuracy of at least 0.9: 1 layer at hops 1, 2 layers at hops 4, no depth up to 2 at hops 16."
-    assert answers(fit(graded(), draws=100))[0] == told
+    assert answers(fit(graded()))[0] == told
 
 
 @pytest.mark.slow
 def test_the_report_draws_the_difficulties_with_their_table_of_heads(tmp_path):
-    result = fit(graded(), draws=100)
+    result = fit(graded())
     page = read(write_report(graded(), result, tmp_path))
     assert "The fewest layers for accuracy of at least 0.9" in page.text
     assert "m·H" in page.text
     drawn = pd.read_csv(tmp_path / "figures" / "accuracy_graded.csv")
     assert set(drawn["value"]) == {1, 4, 16}
     # A later report of a table without them leaves nothing of it.
-    write_report(table(), fit(table(), draws=100), tmp_path)
+    write_report(table(), fit(table()), tmp_path)
     assert not (tmp_path / "figures" / "accuracy_graded.csv").exists()
 
 
@@ -120,10 +120,10 @@ def test_what_training_calls_a_difficulty_is_taken_for_one(task):
 
 def test_columns_that_are_no_accuracies_of_one_task_are_left_out():
     """Per cent, one difficulty alone, and columns of another key."""
-    assert graded_accuracy(fit(table(), draws=100)) is None
+    assert graded_accuracy(fit(table())) is None
     runs = graded(accuracy_hops_1=95.0, accuracy_hops_4=50.0)
-    assert graded_accuracy(fit(runs, draws=100)) is None
-    assert graded_accuracy(fit(table(accuracy_top_1=0.5, accuracy_top_5=0.9), draws=100)) is None
-    key, data = graded_accuracy(fit(graded(accuracy_diameter_2=0.5), draws=100))
+    assert graded_accuracy(fit(runs)) is None
+    assert graded_accuracy(fit(table(accuracy_top_1=0.5, accuracy_top_5=0.9))) is None
+    key, data = graded_accuracy(fit(graded(accuracy_diameter_2=0.5)))
     assert (key, len(data.axis.labels)) == ("hops", 3)
-    assert graded_accuracy(Fit.from_json(fit(graded(), draws=100).to_json())) is None
+    assert graded_accuracy(Fit.from_json(fit(graded()).to_json())) is None

@@ -24,7 +24,7 @@ def runs(pilot_frame):
 
 @pytest.fixture
 def found(runs):
-    return fit(runs, draws=100)
+    return fit(runs)
 
 
 def measures(runs, names=("rank_residual", "rank_residual_attention", "token_cosine")):

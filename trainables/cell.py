@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from trainables.data.packing.data_key import digest
-from trainables.data.spec import DataSpec
+from trainables.data import DataSpec
+from trainables.data.kind import digest
 from trainables.deepspeed_options import check_names
 
 #: Raised when a code change alters the loss of a cell. Cells with dropout have 2 since their masks are a function of

@@ -27,14 +27,13 @@ from filelock import FileLock
 from pydantic import ConfigDict, Field
 
 from trainables.checkpoint import universal
-from trainables.data.packing.data_key import digest
+from trainables.data.kind import digest
 from trainables.errors import InputError, shortened
 from trainables.layout import Layout
 from trainables.progress import Evaluation, FloatRecord, Point
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.record import versions
-from trainables.storage.disk import FULL
-from trainables.storage.storage import Folder
+from trainables.storage.storage import FULL, Folder
 
 KEEP = 2
 #: Classes in the files of DeepSpeed besides tensors and plain values.

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,14 +13,15 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from trainables.cell import Cell
+from trainables.data.kind import BYTES_END
+from trainables.data.packing.tokenizer import END_OF_TEXT
 from trainables.data.store.token_store import TokenStore
-from trainables.export.tokenizer import huggingface_tokenizer
+from trainables.errors import DataError
 from trainables.layout import Layout
 from trainables.model.family import family
 from trainables.progress import Result
 from trainables.record import RECORD, Keep, Record, sum_files, versions
-from trainables.storage.disk import FULL, fsync_files
-from trainables.storage.storage import open_storage, patiently, reason
+from trainables.storage.storage import FULL, fsync_files, open_storage, patiently, reason
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -105,6 +107,52 @@ def write(folder: Path, state: Weights, record: Record, store: TokenStore) -> No
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
+    """Return the tokenizer of a store as HuggingFace's fast tokenizer; None if tokens are symbols.
+
+    It gives the ids of training, also for text that spells the end-of-text token, and adds no token. A damaged
+    `tokenizer.json` is a DataError.
+    """
+    kind = store.manifest["spec"].get("tokenizer")
+    if kind is None:
+        return None
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    if kind == "bytes":
+        tokenizer = _bytes_tokenizer()
+    else:
+        path = store.path / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:
+            raise DataError(
+                f"the tokenizer {path} cannot be read ({error}); remove the folder {store.path}, and it is packed again"
+            ) from error
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+    )
+
+
+def _bytes_tokenizer() -> Any:
+    """Return byte-level BPE without merges: the id of a byte is its value, end of text follows."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, END_OF_TEXT: BYTES_END}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
 
 
 def _disk_full(error: Exception) -> bool:

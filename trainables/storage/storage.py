@@ -1,6 +1,7 @@
 """Storage that machines share, by path or URI: a folder, or an object store with a local folder on each machine."""
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -14,11 +15,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from trainables.errors import InputError
-from trainables.storage.disk import fsync
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
+#: Error numbers of a full disk or quota.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Pyarrow file systems without folders, where a name with a slash is enough.
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 _COPY_BYTES = 8 << 20
@@ -316,3 +318,18 @@ def discard(where: str | Path) -> None:
 def reason(error: Exception) -> str:
     """Return an object store's message as a sentence, without the request's id."""
     return str(error).partition(" (Request ID")[0].rstrip(".") + "."
+
+
+def fsync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_files(folder: Path) -> None:
+    """Sync every file of a folder to disk, so that a later rename cannot survive a power cut without its contents."""
+    for path in folder.iterdir():
+        fsync(path)

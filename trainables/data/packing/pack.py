@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainables.data.kind import DataKind, RowData, TextData
-from trainables.data.packing.data_key import data_key
-from trainables.data.packing.pack_text import pack_text
+from trainables.data.kind import DataKind, RowData, TextData, data_key
+from trainables.data.packing.pack_text import BPE_TEXT, pack_text
 from trainables.data.packing.progress import OnProgress, Progress
 from trainables.data.packing.token_file import TokenFile, token_type
-from trainables.data.packing.tokenizer import BPE_TEXT
 
 
 def pack(

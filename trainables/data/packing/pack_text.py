@@ -1,24 +1,28 @@
 """Packing text: read and split it, train the tokenizer, encode, and write the ids."""
 
+import contextlib
 import hashlib
 import itertools
+import marshal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from trainables.data.kind import TextData
 from trainables.data.packing.progress import Progress
-from trainables.data.packing.read_text import read_text
-from trainables.data.packing.text_buffer import Piece, keep, kept
+from trainables.data.packing.read_text import Piece, read_text
 from trainables.data.packing.token_file import TokenFile, token_type
-from trainables.data.packing.tokenizer import BPE_TEXT, Encoder, bytes_encoder, train_bpe
+from trainables.data.packing.tokenizer import Encoder, bytes_encoder, train_bpe
 from trainables.data.packing.train_validation_split import choose_units, split
-from trainables.data.sources.interleave import interleave
 from trainables.errors import DataError
 
+T = TypeVar("T")
+
+#: Most bytes of training text, from its beginning, that a BPE vocabulary is learnt from.
+BPE_TEXT = 1 << 28
 #: Bytes of training text per packed token that a BPE vocabulary is learnt from: more than a common token holds.
 BPE_BYTES_PER_TOKEN = 8
 
@@ -117,12 +121,20 @@ def _learn(
     for path in paths:
         # Learning may end before it comes to the last source.
         path.touch()
-    kept_now = [keep(text, path) for text, path in zip(texts, paths, strict=True)]
-    mixed = interleave(kept_now, weights, lambda piece: len(piece.content))
-    encoder = train_bpe((piece.content.decode() for _, piece in mixed), data.vocabulary_size, most)
+    kept_now = [_keep(text, path) for text, path in zip(texts, paths, strict=True)]
+
+    def beginning() -> Iterator[str]:
+        size = 0
+        for _, piece in interleave(kept_now, weights, lambda piece: len(piece.content)):
+            if size >= most:
+                return
+            size += len(piece.content)
+            yield piece.content.decode()
+
+    encoder = train_bpe(beginning(), data.vocabulary_size)
     for pieces in kept_now:
         pieces.close()
-    return encoder, [itertools.chain(kept(path), text) for path, text in zip(paths, texts, strict=True)]
+    return encoder, [itertools.chain(_kept(path), text) for path, text in zip(paths, texts, strict=True)]
 
 
 def _counted(text: Iterator[Piece], index: int, read: list[int]) -> Iterator[Piece]:
@@ -130,3 +142,42 @@ def _counted(text: Iterator[Piece], index: int, read: list[int]) -> Iterator[Pie
     for piece in text:
         read[index] += len(piece.content)
         yield piece
+
+
+def _keep(pieces: Iterator[Piece], path: Path) -> Generator[Piece, None, None]:
+    """Yield pieces and write each to a new file, which is complete when this iterator is closed."""
+    with path.open("wb") as file:
+        for piece in pieces:
+            marshal.dump(tuple(piece), file)
+            yield piece
+
+
+def _kept(path: Path) -> Iterator[Piece]:
+    """Yield the pieces that `_keep` wrote."""
+    with path.open("rb") as file, contextlib.suppress(EOFError):
+        while True:
+            yield Piece(*marshal.load(file))
+
+
+def interleave(
+    streams: Sequence[Iterator[T]], weights: Sequence[float], size: Callable[[T], int]
+) -> Iterator[tuple[int, T]]:
+    """Merge streams so that the summed sizes of what was taken stay in proportion to the weights.
+
+    The next item always comes from the stream whose share lags furthest behind its weight. Ends with the first
+    stream that is exhausted, so the proportion holds up to the end.
+
+    Yields:
+        index of the stream, item.
+    """
+    total = sum(weights)
+    taken = [0] * len(streams)
+    while True:
+        done = sum(taken)
+        deficits = [weight / total * done - own for weight, own in zip(weights, taken, strict=True)]
+        part = deficits.index(max(deficits))
+        item = next(streams[part], None)
+        if item is None:
+            return
+        taken[part] += size(item)
+        yield part, item

@@ -1,8 +1,8 @@
 """The training or the validation text of a source, in pieces that are encoded at once."""
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from trainables.data.packing.text_buffer import Piece
 from trainables.data.packing.train_validation_split import BLOCK, Block
 
 #: Least bytes of a piece. BPE is twice as slow on 64 KiB.
@@ -10,6 +10,13 @@ PIECE = 1 << 12
 #: The same of training and validation text in a mixture, where documents are cut to keep the shares even. They are
 #: smaller in the proportion of the blocks, because the shares are off by up to a piece.
 CUT = (1 << 15, 1 << 11)
+
+
+class Piece(NamedTuple):
+    """Consecutive UTF-8 text of one document, and whether the document ends here."""
+
+    content: bytes
+    last: bool
 
 
 def read_text(blocks: Iterable[Block], size: int, *, held_out: bool, mixed: bool) -> Iterator[Piece]:

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trainables.data.kind import DataKind
-from trainables.data.packing.data_key import data_key
-from trainables.data.sources.hashing import file_sha256
+from trainables.data.kind import DataKind, data_key
+from trainables.data.sources.files import file_sha256
 from trainables.data.store.build import StoreRequest, build, disk_trouble, locked, new_store
 from trainables.data.store.token_store import FILES, TokenStore, describes
 from trainables.errors import DataError

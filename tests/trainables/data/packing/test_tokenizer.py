@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from trainables.data.kind import BPE_END
-from trainables.data.packing.text_buffer import Piece
+from trainables.data.packing.read_text import Piece
 from trainables.data.packing.tokenizer import bytes_encoder, train_bpe
 from trainables.errors import DataError
 

@@ -106,16 +106,12 @@ class RecipeFields(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _muon_has_no_parametrisation(self) -> Self:
+    def _parametrisation_is_alone(self) -> Self:
         if self.optimizer == "muon" and self.parametrisation != "sp":
             raise ValueError(
                 f"`optimizer: muon` and `parametrisation: {self.parametrisation}` exclude each other, because mup and "
                 "completep scale the rates of AdamW; use `parametrisation: sp`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_change_of_the_model(self) -> Self:
         if self.parametrisation != "sp" and self.residual != "pre":
             raise ValueError(
                 f"`parametrisation: {self.parametrisation}` and `residual: {self.residual}` exclude each other, "
@@ -175,8 +171,7 @@ class Cell(Frozen):
         """Sixteen hex digits: the hash of everything that can change the loss, and of nothing else."""
         identity: dict[str, Any] = self.model_dump(mode="json", exclude={"data"})
         version = DROPOUT_CELL_VERSION if self.recipe.dropout else CELL_VERSION
-        if self.recipe.precision == "bf16":
-            version = BF16_CELL_VERSION
+        version = BF16_CELL_VERSION if self.recipe.precision == "bf16" else version
         return digest({"version": version, **identity})
 
     @property

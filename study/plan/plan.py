@@ -18,7 +18,7 @@ from study.spec.study import StudySpec
 from trainables.cell import Precision, Recipe, Shape
 from trainables.data.kind import digest
 from trainables.deepspeed_options import check_options
-from trainables.diagnostics.names import check_diagnostics
+from trainables.diagnostics import check_diagnostics
 from trainables.errors import InputError, shortened
 from trainables.layout import Layout
 

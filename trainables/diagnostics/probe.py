@@ -9,8 +9,8 @@ import torch
 
 from trainables.data.store.batches import IGNORED, validation_batches
 from trainables.data.store.token_store import TokenStore
+from trainables.diagnostics import Diagnostic
 from trainables.diagnostics.induction import induction
-from trainables.diagnostics.names import Diagnostic
 from trainables.diagnostics.rank import rank
 from trainables.model.family import Parts
 

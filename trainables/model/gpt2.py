@@ -8,11 +8,9 @@ from torch import nn
 from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
 from trainables.cell import Recipe, Shape
-from trainables.layout import Layout
 from trainables.model.chunked_loss import ChunkedLoss
 from trainables.model.parametrisation import attention_ratio
 
@@ -58,9 +56,8 @@ def build_gpt2(shape: Shape, recipe: Recipe, vocabulary: int, change: Callable[[
     conv1d_to_linear(model)
     change(model, recipe)
     model.tie_weights()
-    for module in model.modules():
-        if isinstance(module, GPT2Attention):
-            module.scaling *= attention_ratio(shape, recipe)
+    for block in model.transformer.h:
+        block.attn.scaling *= attention_ratio(shape, recipe)
     return model
 
 
@@ -78,13 +75,6 @@ def conv1d_to_linear(model: nn.Module) -> None:
                     linear.weight.copy_(child.weight.t())
                     linear.bias.copy_(child.bias)
                 setattr(parent, name, linear)
-
-
-def use_local_heads(model: Any, layout: Layout) -> None:
-    """Set the width of each attention's local heads, which DeepSpeed does not."""
-    for module in model.modules():
-        if isinstance(module, GPT2Attention):
-            module.split_size = model.config.n_embd // layout.tensor_parallel
 
 
 def fold_attention(

@@ -56,9 +56,8 @@ class Folder:
         try:
             self.local.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"The folder {self.local} cannot be made: {error.strerror}. Name another."
-            ) from error
+            problem = f"The folder {self.local} cannot be made: {error.strerror}. Name another."
+            raise InputError(problem) from error
         if not os.access(self.local, os.W_OK):
             raise InputError(
                 f"The folder {self.local} cannot be written to; name another, or change its permissions."

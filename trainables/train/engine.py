@@ -86,13 +86,7 @@ def preload(recipe: Recipe, layout: Layout) -> None:
 
 
 def build_engine(
-    model: Any,
-    shape: Shape,
-    recipe: Recipe,
-    lr: float,
-    layout: Layout = Layout(),
-    *,
-    universal: bool = False,
+    model: Any, shape: Shape, recipe: Recipe, lr: float, layout: Layout = Layout(), *, universal: bool = False
 ) -> Any:
     """Return a DeepSpeed engine around the model, with torch's optimizers (DeepSpeed's need a compiler).
 
@@ -117,8 +111,13 @@ def build_engine(
             dist_init_required=False,
         )
     if layout.tensor_parallel > 1:
-        check_sharding(engine.module, recipe)
-        family(recipe.network).finish_sharding(engine.module, layout)
+        model_family = family(recipe.network)
+        for name, parameter in engine.module.named_parameters():
+            role, is_sharded = model_family.role(name), getattr(parameter, "tensor_model_parallel", False)
+            if role.is_matrix and role.layer is not None and not is_sharded:
+                # It ignores a pattern without a match.
+                raise RuntimeError(f"DeepSpeed did not shard {name}")
+        model_family.finish_sharding(engine.module, layout)
     if layout.data_parallel == 1 and layout.zero == 0:
         # DeepSpeed would sum the gradients of one group with itself, through a copy of all of them.
         engine.enable_backward_allreduce = False
@@ -147,18 +146,6 @@ def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
     return gathered
 
 
-def check_sharding(model: Any, recipe: Recipe) -> None:
-    """Raise a RuntimeError if DeepSpeed did not shard a matrix of a block: it ignores a pattern without a match."""
-    for name, parameter in model.named_parameters():
-        role = family(recipe.network).role(name)
-        if (
-            role.is_matrix
-            and role.layer is not None
-            and not getattr(parameter, "tensor_model_parallel", False)
-        ):
-            raise RuntimeError(f"DeepSpeed did not shard {name}")
-
-
 def clip_gradients(engine: Any, layout: Layout, largest: float) -> torch.Tensor:
     """Scale the gradient to the norm `largest` if it exceeds it (0: never), and return the norm that it had.
 
@@ -169,13 +156,10 @@ def clip_gradients(engine: Any, layout: Layout, largest: float) -> torch.Tensor:
     if layout.tensor_parallel == 1:
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
     else:
-        is_shared = [getattr(p, "tensor_model_parallel", False) for p in parameters]
-        own, shared = (
-            torch.nn.utils.get_total_norm(
-                [p.grad for p, one in zip(parameters, is_shared, strict=True) if one == kind]
-            )
-            for kind in (False, True)
-        )
+        gradients: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+        for p in parameters:
+            gradients[getattr(p, "tensor_model_parallel", False)].append(p.grad)
+        own, shared = map(torch.nn.utils.get_total_norm, gradients.values())
         squares = shared.square()
         dist.all_reduce(squares, group=engine.mpu.get_tensor_model_parallel_group())
         norm = (own.square() + squares).sqrt()

@@ -20,7 +20,7 @@ from trainables.checkpoint.checkpoint import TrainingState
 from trainables.data.store.batches import IGNORED, batch, epochs, validation_batches
 from trainables.data.store.open import open_store
 from trainables.data.store.token_store import TokenStore
-from trainables.diagnostics.names import Diagnostic, check_diagnostics
+from trainables.diagnostics import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.export.weights import keep
@@ -161,7 +161,7 @@ def _start(
     engine = build_engine(
         model, cell.shape, cell.recipe, cell.lr, layout, universal=found is not None and found.universal
     )
-    state = found.state if found else TrainingState(cell=cell.key)
+    state = found.marker.state if found else TrainingState(cell=cell.key)
     if found:
         try:
             found.load(engine, notes)

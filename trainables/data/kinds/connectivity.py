@@ -124,12 +124,9 @@ class ConnectivityData(TaskData):
         import numpy as np
 
         index = np.arange(self.vertices)
-        found = []
-        for diameter in self.parts:
-            length = _cycle_length(self.vertices, diameter)
-            assert length, "validated with the spec"
-            found.append(index - index % length + (index + 1) % length)
-        return np.stack(found)
+        lengths = np.array([[_cycle_length(self.vertices, diameter)] for diameter in self.parts])
+        following: Symbols = index - index % lengths + (index + 1) % lengths
+        return following
 
 
 def _cycle_length(vertices: int, diameter: int) -> int | None:

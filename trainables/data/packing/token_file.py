@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,6 @@ class TokenFile:
     def full(self) -> bool:
         """Whether the limit is reached."""
         return self._limit is not None and self.tokens >= self._limit
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
     def close(self) -> str:
         """Write everything and return the SHA-256 of the file."""

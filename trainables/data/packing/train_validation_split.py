@@ -94,17 +94,13 @@ def split(stretches: Iterable[Stretch], fraction: float, units: Units) -> Iterat
             if len(rest) < HASHED and not stretch.last:
                 continue
             side = _held_out(rest[:HASHED].encode(), fraction)
-        start = 0
         # The last block is kept back until the document ends, so that it can be marked.
-        while len(rest) - start > 2 * size:
-            end = _cut(rest, start, size)
+        start, least = 0, size if stretch.last else 2 * size
+        while len(rest) - start > least and (end := _cut(rest, start, size)) < len(rest):
             yield _block(rest[start:end], fraction, side, last=False)
             start = end
         rest = rest[start:]
         if stretch.last:
-            while len(rest) > size and (end := _cut(rest, 0, size)) < len(rest):
-                yield _block(rest[:end], fraction, side, last=False)
-                rest = rest[end:]
             if rest:
                 yield _block(rest, fraction, side, last=True)
             rest, side = "", None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from trainables.cell import Recipe, Shape
@@ -19,9 +20,34 @@ from trainables.model.counts import BUCKET
 from trainables.model.family import family
 from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import import_deepspeed
-from trainables.train.muon import MuonAndAdamW
 
 LINEAR = functional.linear
+
+
+class MuonAndAdamW(Optimizer):
+    """torch's Muon on the groups that have a `momentum`, its fused AdamW on the others, as one optimizer for DeepSpeed.
+
+    A matrix of Muon changes by 0.2 · lr per element and step, as under AdamW (Liu et al. 2025, arXiv 2502.16982,
+    section 2.2), whatever its shape. So one rate serves both, and all widths and depths.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
+        super().__init__(groups, {})
+        # Each adds its options to the groups, which are the same objects here.
+        self._parts: list[Optimizer] = [
+            Muon([group for group in groups if "momentum" in group], adjust_lr_fn="match_rms_adamw"),
+            AdamW([group for group in groups if "momentum" not in group], betas=betas, fused=True),
+        ]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters; `closure` must be None."""
+        assert closure is None
+        for part in self._parts:
+            # Loading a state replaces the groups and the state.
+            is_muon = isinstance(part, Muon)
+            part.param_groups = [one for one in self.param_groups if ("momentum" in one) == is_muon]
+            part.state = self.state
+            part.step()
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
@@ -100,7 +126,7 @@ def build_engine(
     groups = param_groups(model.named_parameters(), shape, recipe, lr)
     betas = (recipe.beta1, recipe.beta2)
     muon = recipe.optimizer == "muon"
-    optimizer = MuonAndAdamW(groups, betas) if muon else torch.optim.AdamW(groups, betas=betas, fused=True)
+    optimizer = MuonAndAdamW(groups, betas) if muon else AdamW(groups, betas=betas, fused=True)
     # One of DeepSpeed's optimizers prints the memory in use; stdout may hold a JSON result.
     with contextlib.redirect_stdout(sys.stderr):
         engine, *_ = import_deepspeed().initialize(

@@ -137,13 +137,9 @@ def data_key(data: DataKind, context: int, base: Path | None = Path()) -> str:
     """Return sixteen hex digits: the same content packed the same way has the same key, independent of its location.
 
     Files are hashed (streamed, and once per process while they do not change). A hub data set is identified by its
-    name, configuration, split, revision and field, without network: name a revision to fix its content.
-
-    Args:
-        data: the data.
-        context: tokens per sequence; only rows (the hierarchy and tasks) depend on it.
-        base: folder that relative paths start from. None leaves out the content of files; specs whose keys then differ
-            never have the same key.
+    name, configuration, split, revision and field, without network: name a revision to fix its content. Only rows (the
+    hierarchy and tasks) depend on `context`, the tokens per sequence. Relative paths start from `base`; None leaves out
+    the content of files, and specs whose keys then differ never have the same key.
 
     Raises:
         DataError: files are missing or may not be read.
@@ -298,9 +294,8 @@ class RowData(DataKind):
         from trainables.data.sources.random_rows import PATIENCE, ROWS_AT_A_TIME, held_out
 
         total = self.sequences + self.validation_sequences
-        split, wanted = (
-            ("validation", self.validation_sequences) if validation else ("training", self.sequences)
-        )
+        split = "validation" if validation else "training"
+        wanted = self.validation_sequences if validation else self.sequences
         found, tried, piece = 0, 0, 0
         while found < wanted:
             if tried > PATIENCE * (total + ROWS_AT_A_TIME):

@@ -23,11 +23,14 @@ from trainables.progress import Result
 from trainables.record import RECORD, Keep, Record, sum_files, versions
 from trainables.storage.storage import FULL, fsync_files, open_storage, patiently, reason
 
-Weights = Mapping[str, torch.Tensor]
-
 
 def keep(
-    weights: Keep, state: Weights, cell: Cell, layout: Layout, store: TokenStore, result: Result
+    weights: Keep,
+    state: Mapping[str, torch.Tensor],
+    cell: Cell,
+    layout: Layout,
+    store: TokenStore,
+    result: Result,
 ) -> str | None:
     """Write the final weights of a done cell; return None, or a note for the row if the disk or store refused them."""
     record = Record(
@@ -47,7 +50,9 @@ def keep(
     try:
         write(storage.local, state, record, store)
     except (OSError, SafetensorError) as error:
-        if not _disk_full(error):
+        # Safetensors gives the error number only in its text.
+        is_full = getattr(error, "errno", None) in FULL or any(f"(os error {n})" in str(error) for n in FULL)
+        if not is_full:
             raise
         return f"the final weights were not kept: the disk of {storage.local} is full"
     if not storage.is_remote:
@@ -63,7 +68,7 @@ def keep(
     return None
 
 
-def write(folder: Path, state: Weights, record: Record, store: TokenStore) -> None:
+def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store: TokenStore) -> None:
     """Write weights, config, tokenizer and record atomically as one HuggingFace folder, replacing an older one.
 
     `state` has all weights of the model by name, in the precision to keep; the record's `files` are set here.
@@ -118,11 +123,17 @@ def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
     kind = store.manifest["spec"].get("tokenizer")
     if kind is None:
         return None
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     if kind == "bytes":
-        tokenizer = _bytes_tokenizer()
+        # Byte-level BPE without merges: the id of a byte is its value, end of text follows.
+        vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
+        tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, END_OF_TEXT: BYTES_END}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([END_OF_TEXT])
     else:
         path = store.path / "tokenizer.json"
         try:
@@ -140,23 +151,3 @@ def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,
     )
-
-
-def _bytes_tokenizer() -> Any:
-    """Return byte-level BPE without merges: the id of a byte is its value, end of text follows."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
-    tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, END_OF_TEXT: BYTES_END}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END_OF_TEXT])
-    return tokenizer
-
-
-def _disk_full(error: Exception) -> bool:
-    """Whether a write failed on a full disk; safetensors gives the error number only in its text."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in FULL
-    return any(f"(os error {number})" in str(error) for number in FULL)

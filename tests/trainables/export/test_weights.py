@@ -23,8 +23,8 @@ from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.data.packing.read_text import Piece
 from trainables.data.packing.tokenizer import bpe_encoder, bytes_encoder
+from trainables.data.packing.train_validation_split import Piece
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
 from trainables.errors import InputError

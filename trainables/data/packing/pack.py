@@ -9,6 +9,7 @@ import itertools
 import json
 import marshal
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trainables.data.kind import DataKind, RowData, TextData, data_key
-from trainables.data.packing.progress import OnProgress, Progress
-from trainables.data.packing.read_text import Piece, read_text
-from trainables.data.packing.token_file import TokenFile, token_type
-from trainables.data.packing.tokenizer import Encoder, bytes_encoder, train_bpe
-from trainables.data.packing.train_validation_split import choose_units, split
+from trainables.data.packing import OnProgress
+from trainables.data.packing.tokenizer import Encoder, Ids, bytes_encoder, train_bpe
+from trainables.data.packing.train_validation_split import Piece, choose_units, read_text, split
 from trainables.errors import DataError
 
 T = TypeVar("T")
@@ -29,11 +28,30 @@ T = TypeVar("T")
 BPE_TEXT = 1 << 28
 #: Bytes of training text per packed token that a BPE vocabulary is learnt from: more than a common token holds.
 BPE_BYTES_PER_TOKEN = 8
+#: Seconds between two reports of progress.
+REPORT_SECONDS = 0.5
 
 
-def pack(
-    data: DataKind, context: int, base: Path, key: str, folder: Path, on_progress: OnProgress | None = None
-) -> None:
+class Progress:
+    """Calls an `OnProgress` at the beginning of each stage and then every `REPORT_SECONDS`."""
+
+    def __init__(self, report: OnProgress | None) -> None:
+        self._report, self._stage, self._next = report or (lambda *_: None), "", 0.0
+
+    def begin(self, stage: str) -> None:
+        """Begin a stage."""
+        self._stage = stage
+        self._report(stage, None)
+        self._next = time.monotonic() + REPORT_SECONDS
+
+    def share(self, share: float) -> None:
+        """Report the share of the stage that is done; 0 if it is unknown."""
+        if time.monotonic() >= self._next:
+            self._report(self._stage, min(1.0, share) or None)
+            self._next = time.monotonic() + REPORT_SECONDS
+
+
+def pack(data: DataKind, context: int, key: str, folder: Path, on_progress: OnProgress | None = None) -> None:
     """Write `train.bin`, `validation.bin`, `manifest.json` and, for BPE, `tokenizer.json` into an empty folder.
 
     Text is read and split (270 MB/s of lines, 70 MB/s of JSONL) while it is encoded. A BPE vocabulary is learnt from at
@@ -44,7 +62,7 @@ def pack(
         OSError: the folder cannot be written, for example because the disk is full.
     """
     if isinstance(data, TextData):
-        packed = _pack_text(data, base, folder, Progress(on_progress))
+        packed = _pack_text(data, folder, Progress(on_progress))
     else:
         assert isinstance(data, RowData), "every kind is text or rows"
         packed = _pack_rows(data, context, folder)
@@ -79,13 +97,13 @@ def _pack_rows(data: RowData, context: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def estimate_bytes(data: DataKind, context: int, base: Path) -> int | None:
+def estimate_bytes(data: DataKind, context: int) -> int | None:
     """Return the disk space that packing needs at its peak; None if it is unknown beforehand."""
     item = token_type(data.stored_values).itemsize
     if isinstance(data, RowData):
         return (data.sequences + data.validation_sequences) * data.row_length(context) * item
     assert isinstance(data, TextData), "every kind is text or rows"
-    sizes = [source.bytes for _, source in data.sources(base)]
+    sizes = [source.bytes for _, source in data.sources(Path())]
     if None in sizes:
         return None
     text = sum(filter(None, sizes))
@@ -93,7 +111,7 @@ def estimate_bytes(data: DataKind, context: int, base: Path) -> int | None:
     return text * item + (min(text, BPE_TEXT) if data.tokenizer == "bpe" else 0)
 
 
-def _pack_text(data: TextData, base: Path, folder: Path, progress: Progress) -> dict[str, Any]:
+def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, Any]:
     """Write the token files and the tokenizer into `folder`, and return the fields of the manifest about them.
 
     Each split is read from the sources by itself. So text is encoded while it is read, no validation text waits in
@@ -102,20 +120,17 @@ def _pack_text(data: TextData, base: Path, folder: Path, progress: Progress) -> 
     Raises:
         DataError: a source has no text, or too little for two splits or its share; or the vocabulary is too large.
     """
-    weights, sources = zip(*data.sources(base), strict=True)
+    weighted = data.sources(Path())
+    weights, sources = zip(*weighted, strict=True)
     fraction, mixed = data.validation_fraction, len(sources) > 1
     progress.begin("reading the text")
     units = [choose_units(source, fraction) for source in sources]
     # The smallest part ends a mixture, so all are cut as finely as it is.
     size = min(one.size for one in units)
+    units = [one._replace(size=size) for one in units]
     train, validation = (
         [
-            read_text(
-                split(source.stretches(), fraction, one._replace(size=size)),
-                size,
-                held_out=held_out,
-                mixed=mixed,
-            )
+            read_text(split(source.stretches(), fraction, one), size, held_out=held_out, mixed=mixed)
             for source, one in zip(sources, units, strict=True)
         ]
         for held_out in (False, True)
@@ -123,10 +138,7 @@ def _pack_text(data: TextData, base: Path, folder: Path, progress: Progress) -> 
     encoder = bytes_encoder()
     dtype = token_type(data.vocabulary_size)
     hashes, counts = {}, {}
-    records = [
-        source.record | {"weight": weight, "tokens": {}}
-        for weight, source in zip(weights, sources, strict=True)
-    ]
+    records = [source.record | {"weight": weight, "tokens": {}} for weight, source in weighted]
     with tempfile.TemporaryDirectory(dir=folder) as work:
         if data.tokenizer == "bpe":
             progress.begin("learning the vocabulary")
@@ -147,15 +159,14 @@ def _pack_text(data: TextData, base: Path, folder: Path, progress: Progress) -> 
                     if file.full:
                         break
                 hashes[name], counts[name] = file.close(), file.tokens
-            for source, weight, tokens in zip(sources, weights, taken, strict=True):
+            for record, source, weight, tokens in zip(records, sources, weights, taken, strict=True):
+                record["tokens"][name] = tokens
                 if not file.full and tokens < weight / 2 * file.tokens:
                     raise DataError(
                         f"{source.name} has only {tokens} of the {file.tokens} tokens of the {name} split, where the "
                         f"mixture gives it a share of {weight:.2g}, because its text ended; give more of it, or take "
                         "it out of the mixture"
                     )
-            for record, tokens in zip(records, taken, strict=True):
-                record["tokens"][name] = tokens
     if encoder.bpe:
         tokenizer = encoder.bpe.to_str(pretty=True)
         (folder / "tokenizer.json").write_text(tokenizer)
@@ -228,13 +239,10 @@ def _kept(path: Path) -> Iterator[Piece]:
 def interleave(
     streams: Sequence[Iterator[T]], weights: Sequence[float], size: Callable[[T], int]
 ) -> Iterator[tuple[int, T]]:
-    """Merge streams so that the summed sizes of what was taken stay in proportion to the weights.
+    """Merge streams to (index of the stream, item), so that the summed sizes stay in proportion to the weights.
 
     The next item always comes from the stream whose share lags furthest behind its weight. Ends with the first
     stream that is exhausted, so the proportion holds up to the end.
-
-    Yields:
-        index of the stream, item.
     """
     total = sum(weights)
     taken = [0] * len(streams)
@@ -247,3 +255,39 @@ def interleave(
             return
         taken[part] += size(item)
         yield part, item
+
+
+def token_type(values: int) -> np.dtype[Any]:
+    """Return the smallest unsigned integer type that holds `values` different ids."""
+    return np.dtype(np.uint8 if values <= 1 << 8 else np.uint16 if values <= 1 << 16 else np.uint32)
+
+
+class TokenFile:
+    """A growing file of token ids, up to a limit."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], limit: int | None = None) -> None:
+        # Written, not mapped: a full disk raises an error here, and kills a process that maps.
+        self._file = path.open("wb", buffering=1 << 20)
+        self._dtype, self._limit = dtype.newbyteorder("<"), limit
+        self._hash = hashlib.sha256()
+        self.tokens = 0
+
+    def add(self, ids: Ids) -> int:
+        """Append ids as far as the limit allows, and return how many were taken."""
+        if self._limit is not None:
+            ids = ids[: self._limit - self.tokens]
+        raw = ids.astype(self._dtype).tobytes()
+        self._file.write(raw)
+        self._hash.update(raw)
+        self.tokens += len(ids)
+        return len(ids)
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit is not None and self.tokens >= self._limit
+
+    def close(self) -> str:
+        """Write everything and return the SHA-256 of the file."""
+        self._file.close()
+        return self._hash.hexdigest()

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.kind import BYTES_END, BYTES_VOCABULARY
-from trainables.data.packing.read_text import Piece
-from trainables.data.packing.token_file import Ids
+from trainables.data.packing.train_validation_split import Piece
 from trainables.errors import DataError
+
+Ids = NDArray[Any]
 
 END_OF_TEXT = "<|endoftext|>"
 #: Pieces encoded in one call of the BPE library: about a megabyte.

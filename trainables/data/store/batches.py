@@ -98,12 +98,8 @@ def permute(index: NDArray[np.uint64], size: int, keys: NDArray[np.uint64]) -> N
     """Return the image of each index under a permutation of 0 … size - 1, in O(1) memory for any size.
 
     An alternating Feistel network on the smallest power of two that holds `size`. A point mapped outside is mapped
-    again until it is inside (cycle walking: Black and Rogaway 2002), so the result is a bijection.
-
-    Args:
-        index: [n], each below `size`.
-        size: length of the permutation, at least 1.
-        keys: [n], the key of each point's permutation.
+    again until it is inside (cycle walking: Black and Rogaway 2002), so the result is a bijection. `index` is [n], each
+    below `size`, which is 1 or more; `keys` is [n], the key of each point's permutation.
     """
     bits = max(2, (size - 1).bit_length())
     result = _feistel(index, bits, keys)

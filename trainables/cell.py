@@ -24,9 +24,7 @@ CELL_VERSION = 1
 DROPOUT_CELL_VERSION = 2
 BF16_CELL_VERSION = 3
 
-Initialisation = Literal["fan_in", "gpt2"]
 Precision = Literal["fp32", "bf16"]
-Parametrisation = Literal["sp", "mup", "completep"]
 Residual = Literal["pre", "sqrt", "linear", "scaled_norm", "post", "admin"]
 
 
@@ -79,11 +77,11 @@ class RecipeFields(BaseModel):
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="share of the peak rate at the end")
     grad_clip: float = Field(default=1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
-    init: Initialisation = Field(
+    init: Literal["fan_in", "gpt2"] = Field(
         default="fan_in",
         description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L), embeddings 0.02; gpt2: std 0.02",
     )
-    parametrisation: Parametrisation = Field(
+    parametrisation: Literal["sp", "mup", "completep"] = Field(
         default="sp",
         description="sp: the same settings for every shape; mup: initialisation, learning rates, weight decay and "
         "epsilon follow the width; completep: width and depth. The learning-rate rule is then read at the base shape",

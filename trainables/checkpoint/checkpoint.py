@@ -266,9 +266,8 @@ class Saved:
             _thin(storage, tag, self.damaged)
         except OSError as error:
             # The checkpoint is complete, and the next save removes them.
-            logging.getLogger(__name__).warning(
-                "Older checkpoints in %s could not be deleted: %s", storage.name, _first_line(error)
-            )
+            log = logging.getLogger(__name__)
+            log.warning("Older checkpoints in %s could not be deleted: %s", storage.name, _first_line(error))
         return _Written()
 
 
@@ -306,9 +305,8 @@ def save(
         storage.release(tag)
         raise
     files = {name: record for part in written for name, record in part.files.items()}
-    body = Marker(format=FORMAT, versions=versions(), layout=layout, state=state, files=files).model_dump(
-        mode="json"
-    )
+    contents = Marker(format=FORMAT, versions=versions(), layout=layout, state=state, files=files)
+    body = contents.model_dump(mode="json")
     marker = json.dumps({"checksum": digest(body), **body}).encode()
     return Saved(storage, tag, marker, written, damaged)
 
@@ -323,9 +321,8 @@ def find(storage: Folder, cell: str, layout: Layout, notes: list[str], damaged: 
         OSError: the storage cannot be read.
     """
     while True:
-        tag, marker, skipped = run_on_all_ranks(
-            functools.partial(_newest, storage, cell, damaged), "looking for checkpoints"
-        )[0]
+        newest = functools.partial(_newest, storage, cell, damaged)
+        tag, marker, skipped = run_on_all_ranks(newest, "looking for checkpoints")[0]
         notes += [f"the checkpoint {name} was skipped: {why}" for name, why in skipped.items()]
         damaged.update(skipped)
         if marker is None:

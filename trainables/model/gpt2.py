@@ -1,6 +1,6 @@
 """HuggingFace's `GPT2LMHeadModel`: build it, convert its weights, and take it apart for diagnostics."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -117,16 +117,14 @@ class GPT2Parts:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+    def embedded(self, tokens: torch.Tensor) -> Any:
         """Add the vectors of tokens and positions."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        stream: torch.Tensor = self.model.transformer.wte(tokens) + self.model.transformer.wpe(positions)
-        return stream
+        return self.model.transformer.wte(tokens) + self.model.transformer.wpe(positions)
 
-    def layers(self) -> Iterable[Any]:
+    def layers(self) -> Any:
         """Return the blocks."""
-        blocks: Iterable[Any] = self.model.transformer.h
-        return blocks
+        return self.model.transformer.h
 
     def attention_input(self, layer: Any, stream: torch.Tensor) -> Any:
         """Return the normed stream."""
@@ -142,7 +140,7 @@ class GPT2Parts:
         added = layer.mlp(layer.ln_2(stream))
         return stream + added if skip else added
 
-    def attention_weights(self, layer: Any, stream: torch.Tensor) -> torch.Tensor:
+    def attention_weights(self, layer: Any, stream: torch.Tensor) -> Any:
         """Compute the causal attention weights, which the fused kernel does not return."""
         module = layer.attn
         batch, length, _ = stream.shape
@@ -151,8 +149,7 @@ class GPT2Parts:
         query, key = (x.view(batch, length, -1, module.head_dim).transpose(1, 2) for x in (query, key))
         scores = (query @ key.transpose(2, 3)) * module.scaling
         is_later = torch.ones(length, length, dtype=torch.bool, device=stream.device).triu(1)
-        weights: torch.Tensor = scores.masked_fill(is_later, float("-inf")).softmax(3)
-        return weights
+        return scores.masked_fill(is_later, float("-inf")).softmax(3)
 
     def logits(self, stream: torch.Tensor) -> Any:
         """Apply the final norm and the head."""

@@ -18,7 +18,6 @@ from trainables.errors import InputError
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger(__name__)
 #: Error numbers of a full disk or quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Pyarrow file systems without folders, where a name with a slash is enough.
@@ -65,11 +64,15 @@ class Folder:
 
     def tags(self) -> list[str]:
         """Return the names of all checkpoints, complete or not."""
-        return [path.name for path in self.local.iterdir() if path.is_dir()] if self.local.is_dir() else []
+        return self._list(is_file=False)
 
     def names(self) -> list[str]:
         """The names of the files that lie here and in no subfolder."""
-        return [path.name for path in self.local.iterdir() if path.is_file()] if self.local.is_dir() else []
+        return self._list(is_file=True)
+
+    def _list(self, *, is_file: bool) -> list[str]:
+        entries = self.local.iterdir() if self.local.is_dir() else ()
+        return [path.name for path in entries if (path.is_file() if is_file else path.is_dir())]
 
     def read(self, tag: str, name: str) -> bytes | None:
         """Return the contents of a small file of a checkpoint; None if it is missing."""
@@ -130,14 +133,6 @@ class Bucket(Folder):
         except (OSError, ValueError, ImportError) as error:
             raise unusable(self.name, error) from error
 
-    def tags(self) -> list[str]:
-        """Return the names of all checkpoints, complete or not."""
-        return [info.base_name for info in self._entries() if not info.is_file]
-
-    def names(self) -> list[str]:
-        """The names of the files that lie here and in no subfolder."""
-        return [info.base_name for info in self._entries() if info.is_file]
-
     def read(self, tag: str, name: str) -> bytes | None:
         """Return the contents of a small file of a checkpoint; None if it is missing."""
         try:
@@ -190,10 +185,11 @@ class Bucket(Folder):
             self.files.delete_dir(self.path)
         super().clear()
 
-    def _entries(self) -> Any:
+    def _list(self, *, is_file: bool) -> list[str]:
         from pyarrow.fs import FileSelector
 
-        return self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
+        entries = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
+        return [info.base_name for info in entries if info.is_file == is_file]
 
     def _path(self, tag: str, name: str) -> str:
         return "/".join(filter(None, (self.path, tag, name)))
@@ -311,7 +307,8 @@ def discard(where: str | Path) -> None:
     try:
         open_storage(where).clear()
     except OSError as error:
-        _LOG.warning("The checkpoints in %s could not be deleted: %s", shown(str(where)), reason(error))
+        log = logging.getLogger(__name__)
+        log.warning("The checkpoints in %s could not be deleted: %s", shown(str(where)), reason(error))
 
 
 def reason(error: Exception) -> str:

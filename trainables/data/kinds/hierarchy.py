@@ -144,9 +144,7 @@ def random_grammar(spec: HierarchyData) -> Grammar:
                 strings = np.concatenate([strings, drawn])
                 _, first = np.unique(strings, axis=0, return_index=True)
                 strings = strings[np.sort(first)]
-        rules.append(
-            strings[:needed].reshape(spec.vocabulary, spec.synonyms, spec.branching).astype(np.int64)
-        )
+        rules.append(strings[:needed].reshape(-1, spec.synonyms, spec.branching).astype(np.int64))
     return tuple(rules)
 
 

@@ -62,11 +62,7 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
 
 
 def files_below(folder: Path, origin: str) -> list[Path]:
-    """Return all files below a folder, sorted; see `counted`.
-
-    Raises:
-        DataError: the folder is the root of the file system, or holds too many files.
-    """
+    """Return all files below a folder, sorted; a DataError if it is the whole file system or holds too many files."""
     if folder.resolve() == Path(folder.resolve().anchor):
         raise DataError(
             f"{origin} {str(folder)!r} is the whole file system; name a file, or the folder of the text"
@@ -92,12 +88,7 @@ def counted(paths: Iterable[AnyPath], origin: str) -> Iterator[AnyPath]:
 def files_sha256(paths: Sequence[Path], origin: str) -> list[str]:
     """Return the SHA-256 of files; if that takes long, their number and size are printed on stderr first.
 
-    Args:
-        paths: the files.
-        origin: the key of the spec that names them.
-
-    Raises:
-        DataError: a file is missing or may not be read.
+    `origin` is the key of the spec that names them. A file that is missing or may not be read is a DataError.
     """
     keys = [_key(path) for path in paths]
     sizes = [key[1] for key in keys if key not in _known]
@@ -111,11 +102,7 @@ def files_sha256(paths: Sequence[Path], origin: str) -> list[str]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hex, cached while its size and modification time stay the same.
-
-    Raises:
-        DataError: the file is missing or may not be read.
-    """
+    """Return the SHA-256 of a file in hex, cached by size and modification time; a DataError if it cannot be read."""
     key = _key(path)
     if key not in _known:
         try:

@@ -77,7 +77,6 @@ FLOORS = {
     "trainables/data": [
         {"store"},
         {"packing"},
-        {"spec"},
         {"kinds"},
         {"task"},
         {"kind"},

@@ -15,7 +15,7 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from trainables.cell import Cell
-from trainables.diagnostics.names import DIAGNOSTICS
+from trainables.diagnostics import DIAGNOSTICS
 from trainables.errors import InputError
 from trainables.layout import Layout, default_zero
 from trainables.model.family import family

@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from trainables.data.packing.data_key import digest
-from trainables.data.spec import DataSpec
+from trainables.data import DataSpec
+from trainables.data.kind import digest
 from trainables.deepspeed_options import check_names
 
 #: Raised when a code change alters the loss of a cell. Cells with dropout have 2 since their masks are a function of
@@ -24,9 +24,7 @@ CELL_VERSION = 1
 DROPOUT_CELL_VERSION = 2
 BF16_CELL_VERSION = 3
 
-Initialisation = Literal["fan_in", "gpt2"]
 Precision = Literal["fp32", "bf16"]
-Parametrisation = Literal["sp", "mup", "completep"]
 Residual = Literal["pre", "sqrt", "linear", "scaled_norm", "post", "admin"]
 
 
@@ -79,11 +77,11 @@ class RecipeFields(BaseModel):
     warmup: float = Field(default=0.1, ge=0, le=1, description="linear warm-up, as a share of the steps")
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="share of the peak rate at the end")
     grad_clip: float = Field(default=1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
-    init: Initialisation = Field(
+    init: Literal["fan_in", "gpt2"] = Field(
         default="fan_in",
         description="fan_in: std 1/sqrt(fan in), residual outputs by 1/sqrt(2L), embeddings 0.02; gpt2: std 0.02",
     )
-    parametrisation: Parametrisation = Field(
+    parametrisation: Literal["sp", "mup", "completep"] = Field(
         default="sp",
         description="sp: the same settings for every shape; mup: initialisation, learning rates, weight decay and "
         "epsilon follow the width; completep: width and depth. The learning-rate rule is then read at the base shape",
@@ -106,16 +104,12 @@ class RecipeFields(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _muon_has_no_parametrisation(self) -> Self:
+    def _parametrisation_is_alone(self) -> Self:
         if self.optimizer == "muon" and self.parametrisation != "sp":
             raise ValueError(
                 f"`optimizer: muon` and `parametrisation: {self.parametrisation}` exclude each other, because mup and "
                 "completep scale the rates of AdamW; use `parametrisation: sp`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_change_of_the_model(self) -> Self:
         if self.parametrisation != "sp" and self.residual != "pre":
             raise ValueError(
                 f"`parametrisation: {self.parametrisation}` and `residual: {self.residual}` exclude each other, "
@@ -175,8 +169,7 @@ class Cell(Frozen):
         """Sixteen hex digits: the hash of everything that can change the loss, and of nothing else."""
         identity: dict[str, Any] = self.model_dump(mode="json", exclude={"data"})
         version = DROPOUT_CELL_VERSION if self.recipe.dropout else CELL_VERSION
-        if self.recipe.precision == "bf16":
-            version = BF16_CELL_VERSION
+        version = BF16_CELL_VERSION if self.recipe.precision == "bf16" else version
         return digest({"version": version, **identity})
 
     @property

@@ -67,10 +67,8 @@ def check_options(options: dict[str, Any], zero: int) -> None:
     except (ValueError, AssertionError, deepspeed.DeepSpeedConfigError) as error:
         text = str(error).rstrip(".")
         if isinstance(error, ValidationError):
-            wrong = error.errors(include_url=False)
-            text = f"{error.title}: " + "; ".join(
-                f"`{'.'.join(map(str, one['loc']))}`: {one['msg']}" for one in wrong
-            )
+            wrong = [f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors(include_url=False)]
+            text = f"{error.title}: {'; '.join(wrong)}"
         raise InputError(
             f"DeepSpeed refuses `training.deepspeed` at ZeRO stage {zero}: {text or type(error).__name__}."
         ) from error

@@ -16,9 +16,9 @@ from study.spec.frontier import FrontierShape, Miss, misses, shapes
 from study.spec.search import Sampler
 from study.spec.study import StudySpec
 from trainables.cell import Precision, Recipe, Shape
-from trainables.data.packing.data_key import digest
+from trainables.data.kind import digest
 from trainables.deepspeed_options import check_options
-from trainables.diagnostics.names import check_diagnostics
+from trainables.diagnostics import check_diagnostics
 from trainables.errors import InputError, shortened
 from trainables.layout import Layout
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from study.errors import SpecError
 from study.plan.table import duration
 from trainables.data import DataSpec
-from trainables.data.packing.progress import OnProgress
+from trainables.data.packing import OnProgress
 from trainables.data.store.batches import window_count
 from trainables.data.store.open import open_store, packed_windows
 

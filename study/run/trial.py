@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from study.workers.process_loss import Place, own_place
 from study.workers.stop_request import stop_requested
 from trainables.cell import Cell
-from trainables.diagnostics.names import Diagnostic
+from trainables.diagnostics import Diagnostic
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.progress import Progress, Result

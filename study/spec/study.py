@@ -23,8 +23,8 @@ from study.spec.search import SearchSection, SensitivitySection, parse_search
 from study.spec.section import Section, refuse_repeats
 from study.spec.training import TableRate, TrainingSection
 from trainables.cell import Precision, Recipe
-from trainables.data.spec import DataSpec
-from trainables.diagnostics.names import Diagnostic
+from trainables.data import DataSpec
+from trainables.diagnostics import Diagnostic
 from trainables.errors import shortened
 from trainables.model.family import family
 

@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from trainables.cell import Base, Cell, Recipe, Shape
+from trainables.data.kind import digest
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.data.packing.data_key import digest
 
 
 def cell(**changes):

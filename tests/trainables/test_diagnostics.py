@@ -13,10 +13,9 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.store.batches import IGNORED, validation_batches
 from trainables.data.store.open import open_store
+from trainables.diagnostics import DIAGNOSTICS, check_diagnostics
 from trainables.diagnostics.induction import after_same, induction, looked_at, scores
-from trainables.diagnostics.layer_drop import layer_drop, mean_loss
-from trainables.diagnostics.names import DIAGNOSTICS, check_diagnostics
-from trainables.diagnostics.probe import PROBE_TOKENS
+from trainables.diagnostics.probe import PROBE_TOKENS, layer_drop, mean_loss
 from trainables.diagnostics.rank import rank, residual, token_cosine
 from trainables.errors import InputError
 from trainables.layout import Layout

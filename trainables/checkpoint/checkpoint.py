@@ -27,14 +27,13 @@ from filelock import FileLock
 from pydantic import ConfigDict, Field
 
 from trainables.checkpoint import universal
-from trainables.data.packing.data_key import digest
+from trainables.data.kind import digest
 from trainables.errors import InputError, shortened
 from trainables.layout import Layout
 from trainables.progress import Evaluation, FloatRecord, Point
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.record import versions
-from trainables.storage.disk import FULL
-from trainables.storage.storage import Folder
+from trainables.storage.storage import FULL, Folder
 
 KEEP = 2
 #: Classes in the files of DeepSpeed besides tensors and plain values.
@@ -103,11 +102,6 @@ class Found:
     converted: bool
     universal: bool
 
-    @property
-    def state(self) -> TrainingState:
-        """The state of training that was saved."""
-        return self.marker.state
-
     def load(self, engine: Any, notes: list[str]) -> None:
         """Load the checkpoint into the engine, and add a note if its layout was converted.
 
@@ -127,7 +121,7 @@ class Found:
         finally:
             _release(self.storage, self.tag)
         if self.converted:
-            notes.append(f"resumed at step {self.state.step} from a checkpoint of another layout")
+            notes.append(f"resumed at step {self.marker.state.step} from a checkpoint of another layout")
 
     def _read(self, engine: Any) -> Exception | None:
         """Read the files into the engine; return an error that every attempt would meet, raise any other."""
@@ -212,14 +206,8 @@ class _Written:
 
     files: dict[str, FileRecord] = field(default_factory=dict)
     problem: str | None = None
-    """Why there is no checkpoint; training continues."""
-    error: str | None = None
-    """Why training must end."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether there will be no checkpoint."""
-        return bool(self.problem or self.error)
+    """Why there will be no checkpoint."""
+    ends_training: bool = False
 
 
 class Saved:
@@ -230,7 +218,7 @@ class Saved:
     ) -> None:
         self.storage, self.tag, self.marker, self.damaged = storage, tag, marker, damaged
         self.written, self.outcome = written, _Written()
-        own = [] if any(part.failed for part in written) else list(written[dist.get_rank()].files)
+        own = [] if any(part.problem for part in written) else list(written[dist.get_rank()].files)
         self.thread = threading.Thread(target=self._publish, args=(own,), daemon=True)
         self.thread.start()
 
@@ -243,15 +231,12 @@ class Saved:
         """
         try:
             parts = self.written + run_on_all_ranks(self._published, "writing the checkpoint")
-
-            def complete() -> _Written:
-                return self._complete(parts) if dist.get_rank() == 0 else _Written()
-
+            complete = functools.partial(self._complete, parts)
             ended = run_on_all_ranks(complete, "completing the checkpoint")[0]
         finally:
             self.storage.release(self.tag)
-        if ended.error:
-            raise RuntimeError(f"the checkpoint {self.tag} could not be written: {ended.error}")
+        if ended.ends_training:
+            raise RuntimeError(f"the checkpoint {self.tag} could not be written: {ended.problem}")
         return ended.problem
 
     def _publish(self, names: list[str]) -> None:
@@ -265,11 +250,13 @@ class Saved:
         return self.outcome
 
     def _complete(self, parts: list[_Written]) -> _Written:
-        """Write the marker and remove old checkpoints, or the files of this one if a rank failed."""
+        """On rank 0 write the marker and remove old checkpoints, or the files of this one if a rank failed."""
         storage, tag = self.storage, self.tag
-        if bad := [part for part in parts if part.failed]:
+        if dist.get_rank():
+            return _Written()
+        if bad := [part for part in parts if part.problem]:
             _discard(storage, tag)
-            return next((part for part in bad if part.error), bad[0])
+            return max(bad, key=lambda part: part.ends_training)
         try:
             storage.write(tag, MARKER, self.marker)
         except OSError as error:
@@ -279,9 +266,8 @@ class Saved:
             _thin(storage, tag, self.damaged)
         except OSError as error:
             # The checkpoint is complete, and the next save removes them.
-            logging.getLogger(__name__).warning(
-                "Older checkpoints in %s could not be deleted: %s", storage.name, _first_line(error)
-            )
+            log = logging.getLogger(__name__)
+            log.warning("Older checkpoints in %s could not be deleted: %s", storage.name, _first_line(error))
         return _Written()
 
 
@@ -319,9 +305,8 @@ def save(
         storage.release(tag)
         raise
     files = {name: record for part in written for name, record in part.files.items()}
-    body = Marker(format=FORMAT, versions=versions(), layout=layout, state=state, files=files).model_dump(
-        mode="json"
-    )
+    contents = Marker(format=FORMAT, versions=versions(), layout=layout, state=state, files=files)
+    body = contents.model_dump(mode="json")
     marker = json.dumps({"checksum": digest(body), **body}).encode()
     return Saved(storage, tag, marker, written, damaged)
 
@@ -336,9 +321,8 @@ def find(storage: Folder, cell: str, layout: Layout, notes: list[str], damaged: 
         OSError: the storage cannot be read.
     """
     while True:
-        tag, marker, skipped = run_on_all_ranks(
-            functools.partial(_newest, storage, cell, damaged), "looking for checkpoints"
-        )[0]
+        newest = functools.partial(_newest, storage, cell, damaged)
+        tag, marker, skipped = run_on_all_ranks(newest, "looking for checkpoints")[0]
         notes += [f"the checkpoint {name} was skipped: {why}" for name, why in skipped.items()]
         damaged.update(skipped)
         if marker is None:
@@ -347,12 +331,10 @@ def find(storage: Folder, cell: str, layout: Layout, notes: list[str], damaged: 
         kept = {"tensor_parallel", "shard_vocabulary", "zero"} | ({"data_parallel"} if layout.zero else set())
         converted = any(getattr(marker.layout, name) != getattr(layout, name) for name in kept)
         try:
-            ready = functools.partial(_ready, storage, tag, marker)
-            problem = _first(run_on_all_ranks(ready, "reading the checkpoint"))
+            ready, convert = (functools.partial(work, storage, tag, marker) for work in (_ready, _convert))
+            problem = next(filter(None, run_on_all_ranks(ready, "reading the checkpoint")), None)
             if not problem and converted:
-                run_on_all_ranks(
-                    functools.partial(_convert, storage, tag, marker), "converting the checkpoint"
-                )
+                run_on_all_ranks(convert, "converting the checkpoint")
         except Exception:
             # Fetched files would keep filling the disk.
             _release(storage, tag)
@@ -387,7 +369,7 @@ def _failed(error: Exception, storage: Folder) -> _Written:
         return _Written(problem=f"the disk of {storage.local} is full")
     if isinstance(error, OSError) and storage.is_remote:
         return _Written(problem=f"{storage.name} refused a file ({_first_line(error)})")
-    return _Written(error=_first_line(error))
+    return _Written(problem=_first_line(error), ends_training=True)
 
 
 def _discard(storage: Folder, tag: str) -> None:
@@ -467,7 +449,7 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
     names = sorted(marker.files)
     if not storage.is_remote:
         # Each rank verifies a share.
-        return _first([wrong(name) for name in names[dist.get_rank() :: dist.get_world_size()]])
+        return next(filter(None, map(wrong, names[dist.get_rank() :: dist.get_world_size()])), None)
     with FileLock(storage.lock):
         missing = [name for name in names if wrong(name)]
         try:
@@ -482,7 +464,7 @@ def _ready(storage: Folder, tag: str, marker: Marker) -> str | None:
                 f"The checkpoint {tag} in {storage.name} has {size / 1e9:.3g} GB, and the disk of {storage.local} "
                 "is too full to fetch it. Free that much there, or set TMPDIR to a folder with enough space."
             ) from error
-        return _first([wrong(name) for name in missing])
+        return next(filter(None, map(wrong, missing)), None)
 
 
 def _refuse_code(storage: Folder, tag: str, path: Path) -> None:
@@ -534,10 +516,6 @@ def _release(storage: Folder, tag: str) -> None:
 
 def _universal_folder(storage: Folder, tag: str) -> Path:
     return storage.local / f"universal-{tag}"
-
-
-def _first(problems: list[str | None]) -> str | None:
-    return next((text for text in problems if text), None)
 
 
 def _first_line(error: Exception) -> str:

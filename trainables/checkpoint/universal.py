@@ -40,8 +40,7 @@ def convert(source: Path, target: Path, layout: Layout) -> None:
         else:
             groups = _merge_zero(source, target)
         model = _load(next(iter(sorted(source.glob("*mp_rank_*_model_states.pt")))))
-        step = _complete(target / "zero", model)
-        _describe(target, model, groups, step)
+        _complete(target, model, groups)
     except (AssertionError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedError(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
 
@@ -144,25 +143,20 @@ def _merge_plain(source: Path, target: Path, degree: int) -> list[dict[str, Any]
     return groups
 
 
-def _complete(folder: Path, model: dict[str, Any]) -> Any:
-    """Bring every parameter into the form that all stages read; return the optimizer's step."""
+def _complete(target: Path, model: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+    """Bring parameters, and the state that belongs to none, into the form that all stages read."""
     shapes = {name: shape for group in model.get("param_shapes") or [] for name, shape in group.items()}
     step: Any = None
-    for place in _parameters(folder):
+    for place in _parameters(target / "zero"):
         for state in STATES:
             value = _load(place / f"{state}.pt")
             if torch.is_tensor(value):
                 # Of stage 3 on one tensor-parallel rank: flat, without metadata.
                 torch.save({"param": value.reshape(shapes[place.name]), "cat_dim": 0}, place / f"{state}.pt")
         step = _load(place / "step.pt")
-    return step
-
-
-def _describe(target: Path, model: dict[str, Any], groups: list[dict[str, Any]], step: Any) -> None:
-    """Write the state that belongs to no parameter in the files that each stage reads."""
     inner = {"state": {0: {"step": step}}, "param_groups": groups}
-    state = {"ds_version": model["ds_version"], "param_groups": groups, "optimizer_state_dict": inner}
-    torch.save(state, target / "zero" / "optimizer_state.pt")
+    optimizer = {"ds_version": model["ds_version"], "param_groups": groups, "optimizer_state_dict": inner}
+    torch.save(optimizer, target / "zero" / "optimizer_state.pt")
     # DeepSpeed expects one such file per saved rank (`mp_world_size`).
     common = {**{key: model[key] for key in _COMMON}, "mp_world_size": 1}
     for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):

@@ -6,6 +6,8 @@ decorate it with `register`. Reading a spec must stay fast, so import numpy, tor
 """
 
 import functools
+import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +131,27 @@ def validate_kind(value: object, *, mixable: bool = False) -> DataKind:
 def _adapter(kinds: tuple[type[DataKind], ...]) -> TypeAdapter[DataKind]:
     union: Any = Annotated[Union[kinds], Field(discriminator="kind")]  # noqa: UP007
     return TypeAdapter(union)
+
+
+def data_key(data: DataKind, context: int, base: Path | None = Path()) -> str:
+    """Return sixteen hex digits: the same content packed the same way has the same key, independent of its location.
+
+    Files are hashed (streamed, and once per process while they do not change). A hub data set is identified by its
+    name, configuration, split, revision and field, without network: name a revision to fix its content. Only rows (the
+    hierarchy and tasks) depend on `context`, the tokens per sequence. Relative paths start from `base`; None leaves out
+    the content of files, and specs whose keys then differ never have the same key.
+
+    Raises:
+        DataError: files are missing or may not be read.
+        InputError: the grammar is impossible, or it or the task does not fit the context.
+    """
+    return digest({"version": data.version, **data.identity(context, base)})
+
+
+def digest(value: object) -> str:
+    """Sixteen hex digits of the SHA-256 of a JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class TextData(DataKind):
@@ -271,9 +294,8 @@ class RowData(DataKind):
         from trainables.data.sources.random_rows import PATIENCE, ROWS_AT_A_TIME, held_out
 
         total = self.sequences + self.validation_sequences
-        split, wanted = (
-            ("validation", self.validation_sequences) if validation else ("training", self.sequences)
-        )
+        split = "validation" if validation else "training"
+        wanted = self.validation_sequences if validation else self.sequences
         found, tried, piece = 0, 0, 0
         while found < wanted:
             if tried > PATIENCE * (total + ROWS_AT_A_TIME):

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainables.data.store.batches import validation_batches
+from trainables.data.store.batches import IGNORED, validation_batches
 from trainables.data.store.token_store import TokenStore
+from trainables.diagnostics import Diagnostic
 from trainables.diagnostics.induction import induction
-from trainables.diagnostics.layer_drop import layer_drop
-from trainables.diagnostics.names import Diagnostic
 from trainables.diagnostics.rank import rank
 from trainables.model.family import Parts
 
@@ -45,3 +44,26 @@ class Probe:
         # One transfer from the device.
         values = torch.stack(list(found.values())).tolist() if found else []
         return {name: value for name, value in zip(found, values, strict=True) if math.isfinite(value)}
+
+
+def layer_drop(parts: Parts, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the loss without each layer minus the full loss, in nats per scored target, as `layer_drop/LAYER`.
+
+    As Sun et al. 2025 (arXiv 2502.05795) and Csordás et al. 2025 (2505.13898) measure it. The model must be in
+    evaluation mode; inputs and targets are tokens [B, T], -100 where nothing is scored.
+    """
+    sequences = len(inputs)
+    states = parts.embedded(inputs)
+    # One batch: the full model's sequences, then those of each model that skipped an earlier layer.
+    for layer in parts.layers():
+        after = parts.feed(layer, parts.attention(layer, states))
+        states = torch.cat([after, states[:sequences]])
+    # One by one: with a large vocabulary the logits of all models would take gigabytes.
+    means = [mean_loss(parts, part, targets) for part in torch.split(states, sequences)]
+    return {f"layer_drop/{layer}": loss - means[0] for layer, loss in enumerate(means[1:], 1)}
+
+
+def mean_loss(parts: Parts, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the loss in nats per scored target, given the last layer's output [B, T, d]."""
+    logits = parts.logits(states).transpose(1, 2)
+    return torch.nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED)

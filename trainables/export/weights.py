@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,20 +13,24 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from trainables.cell import Cell
+from trainables.data.kind import BYTES_END
+from trainables.data.packing.tokenizer import END_OF_TEXT
 from trainables.data.store.token_store import TokenStore
-from trainables.export.tokenizer import huggingface_tokenizer
+from trainables.errors import DataError
 from trainables.layout import Layout
 from trainables.model.family import family
 from trainables.progress import Result
 from trainables.record import RECORD, Keep, Record, sum_files, versions
-from trainables.storage.disk import FULL, fsync_files
-from trainables.storage.storage import open_storage, patiently, reason
-
-Weights = Mapping[str, torch.Tensor]
+from trainables.storage.storage import FULL, fsync_files, open_storage, patiently, reason
 
 
 def keep(
-    weights: Keep, state: Weights, cell: Cell, layout: Layout, store: TokenStore, result: Result
+    weights: Keep,
+    state: Mapping[str, torch.Tensor],
+    cell: Cell,
+    layout: Layout,
+    store: TokenStore,
+    result: Result,
 ) -> str | None:
     """Write the final weights of a done cell; return None, or a note for the row if the disk or store refused them."""
     record = Record(
@@ -45,7 +50,9 @@ def keep(
     try:
         write(storage.local, state, record, store)
     except (OSError, SafetensorError) as error:
-        if not _disk_full(error):
+        # Safetensors gives the error number only in its text.
+        is_full = getattr(error, "errno", None) in FULL or any(f"(os error {n})" in str(error) for n in FULL)
+        if not is_full:
             raise
         return f"the final weights were not kept: the disk of {storage.local} is full"
     if not storage.is_remote:
@@ -61,7 +68,7 @@ def keep(
     return None
 
 
-def write(folder: Path, state: Weights, record: Record, store: TokenStore) -> None:
+def write(folder: Path, state: Mapping[str, torch.Tensor], record: Record, store: TokenStore) -> None:
     """Write weights, config, tokenizer and record atomically as one HuggingFace folder, replacing an older one.
 
     `state` has all weights of the model by name, in the precision to keep; the record's `files` are set here.
@@ -107,8 +114,40 @@ def write(folder: Path, state: Weights, record: Record, store: TokenStore) -> No
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _disk_full(error: Exception) -> bool:
-    """Whether a write failed on a full disk; safetensors gives the error number only in its text."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in FULL
-    return any(f"(os error {number})" in str(error) for number in FULL)
+def huggingface_tokenizer(store: TokenStore, context: int) -> Any:
+    """Return the tokenizer of a store as HuggingFace's fast tokenizer; None if tokens are symbols.
+
+    It gives the ids of training, also for text that spells the end-of-text token, and adds no token. A damaged
+    `tokenizer.json` is a DataError.
+    """
+    kind = store.manifest["spec"].get("tokenizer")
+    if kind is None:
+        return None
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    if kind == "bytes":
+        # Byte-level BPE without merges: the id of a byte is its value, end of text follows.
+        vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
+        tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, END_OF_TEXT: BYTES_END}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([END_OF_TEXT])
+    else:
+        path = store.path / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:
+            raise DataError(
+                f"the tokenizer {path} cannot be read ({error}); remove the folder {store.path}, and it is packed again"
+            ) from error
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+    )

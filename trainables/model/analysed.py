@@ -39,10 +39,6 @@ def linear_attention(
     return mixed.transpose(1, 2), None
 
 
-class AnalysedBlock(JoinedBlock):
-    """A block of attention and a skip connection only."""
-
-
 class AnalysedParts(GPT2Parts):
     """The model in parts; it has no feed-forward networks."""
 
@@ -69,7 +65,7 @@ def to_analysed(model: Any) -> None:
     AttentionInterface.register(LINEAR, linear_attention)
     model.config._attn_implementation = LINEAR
     for block in model.transformer.h:
-        block.__class__ = AnalysedBlock
+        block.__class__ = JoinedBlock
         del block.mlp, block.ln_1, block.ln_2
         for layer in (block.attn.c_attn, block.attn.c_proj):
             layer.bias = None

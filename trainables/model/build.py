@@ -14,31 +14,26 @@ GPT2_STD = 0.02
 
 
 def build_model(shape: Shape, recipe: Recipe, vocabulary: int, seed: int) -> Any:
-    """Build and initialise the model of a cell on the CPU in fp32, deterministically by seed."""
+    """Build and initialise the model of a cell on the CPU in fp32, deterministically by seed.
+
+    Draw all matrices from one generator in the order of the parameters; biases are 0, gains of norms 1. A
+    parametrisation scales matrices and gains.
+    """
     model_family = family(recipe.network)
     model_family.check(recipe)
     model = model_family.build(shape, recipe, vocabulary)
-    initialise(model, shape, recipe, seed)
-    model_family.finish_weights(model, recipe, seed)
-    return model
-
-
-def initialise(model: Any, shape: Shape, recipe: Recipe, seed: int) -> None:
-    """Draw all matrices from one generator in the order of the parameters; biases are 0, gains of norms 1.
-
-    A parametrisation scales matrices and gains.
-    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if family(recipe.network).role(name).is_matrix:
-                parameter.normal_(
-                    0.0, standard_deviation(name, parameter.shape[1], shape, recipe), generator=generator
-                )
+            if model_family.role(name).is_matrix:
+                std = standard_deviation(name, parameter.shape[1], shape, recipe)
+                parameter.normal_(0.0, std, generator=generator)
             elif name.endswith(".bias"):
                 parameter.zero_()
             else:
                 parameter.fill_(scale(name, shape, recipe).start)
+    model_family.finish_weights(model, recipe, seed)
+    return model
 
 
 def standard_deviation(name: str, fan_in: int, shape: Shape, recipe: Recipe) -> float:

@@ -59,11 +59,7 @@ class ChunkedLoss:
 
         hidden = self.base_model(input_ids=input_ids, **others).last_hidden_state  # type: ignore[attr-defined]
         chunks = math.ceil(input_ids.numel() * vocabulary / CHUNK_LOGITS)
-        sums = [
-            checkpoint(loss_sum, *chunk, use_reentrant=False, preserve_rng_state=False)
-            for chunk in zip(
-                hidden.flatten(0, 1).chunk(chunks), shift_labels.flatten().chunk(chunks), strict=True
-            )
-        ]
+        pairs = zip(hidden.flatten(0, 1).chunk(chunks), shift_labels.flatten().chunk(chunks), strict=True)
+        sums = [checkpoint(loss_sum, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
         items = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return CausalLMOutput(loss=torch.stack(sums).sum() / items)

@@ -100,7 +100,7 @@ class ModelFamily(ABC):
     name: ClassVar[str]
     """The value of `training.network`."""
     diagnostics: ClassVar[frozenset[str]] = frozenset()
-    """Diagnostics that support its blocks (`trainables.diagnostics.names`)."""
+    """Diagnostics that support its blocks (`trainables.diagnostics`)."""
     embedding_std: ClassVar[float] = 0.02
     """Standard deviation of the initial embeddings."""
     partition_config: ClassVar[Mapping[str, Any] | None] = None

@@ -1,6 +1,6 @@
 """HuggingFace's `GPT2LMHeadModel`: build it, convert its weights, and take it apart for diagnostics."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,11 +8,9 @@ from torch import nn
 from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
 from trainables.cell import Recipe, Shape
-from trainables.layout import Layout
 from trainables.model.chunked_loss import ChunkedLoss
 from trainables.model.parametrisation import attention_ratio
 
@@ -58,9 +56,8 @@ def build_gpt2(shape: Shape, recipe: Recipe, vocabulary: int, change: Callable[[
     conv1d_to_linear(model)
     change(model, recipe)
     model.tie_weights()
-    for module in model.modules():
-        if isinstance(module, GPT2Attention):
-            module.scaling *= attention_ratio(shape, recipe)
+    for block in model.transformer.h:
+        block.attn.scaling *= attention_ratio(shape, recipe)
     return model
 
 
@@ -78,13 +75,6 @@ def conv1d_to_linear(model: nn.Module) -> None:
                     linear.weight.copy_(child.weight.t())
                     linear.bias.copy_(child.bias)
                 setattr(parent, name, linear)
-
-
-def use_local_heads(model: Any, layout: Layout) -> None:
-    """Set the width of each attention's local heads, which DeepSpeed does not."""
-    for module in model.modules():
-        if isinstance(module, GPT2Attention):
-            module.split_size = model.config.n_embd // layout.tensor_parallel
 
 
 def fold_attention(
@@ -127,16 +117,14 @@ class GPT2Parts:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+    def embedded(self, tokens: torch.Tensor) -> Any:
         """Add the vectors of tokens and positions."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        stream: torch.Tensor = self.model.transformer.wte(tokens) + self.model.transformer.wpe(positions)
-        return stream
+        return self.model.transformer.wte(tokens) + self.model.transformer.wpe(positions)
 
-    def layers(self) -> Iterable[Any]:
+    def layers(self) -> Any:
         """Return the blocks."""
-        blocks: Iterable[Any] = self.model.transformer.h
-        return blocks
+        return self.model.transformer.h
 
     def attention_input(self, layer: Any, stream: torch.Tensor) -> Any:
         """Return the normed stream."""
@@ -152,7 +140,7 @@ class GPT2Parts:
         added = layer.mlp(layer.ln_2(stream))
         return stream + added if skip else added
 
-    def attention_weights(self, layer: Any, stream: torch.Tensor) -> torch.Tensor:
+    def attention_weights(self, layer: Any, stream: torch.Tensor) -> Any:
         """Compute the causal attention weights, which the fused kernel does not return."""
         module = layer.attn
         batch, length, _ = stream.shape
@@ -161,8 +149,7 @@ class GPT2Parts:
         query, key = (x.view(batch, length, -1, module.head_dim).transpose(1, 2) for x in (query, key))
         scores = (query @ key.transpose(2, 3)) * module.scaling
         is_later = torch.ones(length, length, dtype=torch.bool, device=stream.device).triu(1)
-        weights: torch.Tensor = scores.masked_fill(is_later, float("-inf")).softmax(3)
-        return weights
+        return scores.masked_fill(is_later, float("-inf")).softmax(3)
 
     def logits(self, stream: torch.Tensor) -> Any:
         """Apply the final norm and the head."""

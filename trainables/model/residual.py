@@ -20,19 +20,9 @@ PROFILED = 8
 class JoinedBlock(GPT2Block):
     """A GPT-2 block whose attention reads the stream without a norm; it only adds the attention's output."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        past_key_values: Any = None,
-        attention_mask: torch.Tensor | None = None,
-        _encoder: Any = None,
-        use_cache: bool | None = False,
-        **rest: Any,
-    ) -> torch.Tensor:
-        """Return the stream [B, T, d] after the block."""
-        rest.pop("encoder_attention_mask", None)
-        rest |= {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
-        added, _ = self.attn(hidden_states, **rest)
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Return the stream [B, T, d] after the block; the other arguments are those of `GPT2Attention`."""
+        added, _ = self.attn(hidden_states, *arguments, **options)
         return self.join(hidden_states, added)
 
     def join(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Storage that machines share, by path or URI: a folder, or an object store with a local folder on each machine."""
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -14,11 +15,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from trainables.errors import InputError
-from trainables.storage.disk import fsync
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger(__name__)
+#: Error numbers of a full disk or quota.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Pyarrow file systems without folders, where a name with a slash is enough.
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 _COPY_BYTES = 8 << 20
@@ -54,9 +55,8 @@ class Folder:
         try:
             self.local.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"The folder {self.local} cannot be made: {error.strerror}. Name another."
-            ) from error
+            problem = f"The folder {self.local} cannot be made: {error.strerror}. Name another."
+            raise InputError(problem) from error
         if not os.access(self.local, os.W_OK):
             raise InputError(
                 f"The folder {self.local} cannot be written to; name another, or change its permissions."
@@ -64,11 +64,15 @@ class Folder:
 
     def tags(self) -> list[str]:
         """Return the names of all checkpoints, complete or not."""
-        return [path.name for path in self.local.iterdir() if path.is_dir()] if self.local.is_dir() else []
+        return self._list(is_file=False)
 
     def names(self) -> list[str]:
         """The names of the files that lie here and in no subfolder."""
-        return [path.name for path in self.local.iterdir() if path.is_file()] if self.local.is_dir() else []
+        return self._list(is_file=True)
+
+    def _list(self, *, is_file: bool) -> list[str]:
+        entries = self.local.iterdir() if self.local.is_dir() else ()
+        return [path.name for path in entries if (path.is_file() if is_file else path.is_dir())]
 
     def read(self, tag: str, name: str) -> bytes | None:
         """Return the contents of a small file of a checkpoint; None if it is missing."""
@@ -129,14 +133,6 @@ class Bucket(Folder):
         except (OSError, ValueError, ImportError) as error:
             raise unusable(self.name, error) from error
 
-    def tags(self) -> list[str]:
-        """Return the names of all checkpoints, complete or not."""
-        return [info.base_name for info in self._entries() if not info.is_file]
-
-    def names(self) -> list[str]:
-        """The names of the files that lie here and in no subfolder."""
-        return [info.base_name for info in self._entries() if info.is_file]
-
     def read(self, tag: str, name: str) -> bytes | None:
         """Return the contents of a small file of a checkpoint; None if it is missing."""
         try:
@@ -189,10 +185,11 @@ class Bucket(Folder):
             self.files.delete_dir(self.path)
         super().clear()
 
-    def _entries(self) -> Any:
+    def _list(self, *, is_file: bool) -> list[str]:
         from pyarrow.fs import FileSelector
 
-        return self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
+        entries = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
+        return [info.base_name for info in entries if info.is_file == is_file]
 
     def _path(self, tag: str, name: str) -> str:
         return "/".join(filter(None, (self.path, tag, name)))
@@ -310,9 +307,25 @@ def discard(where: str | Path) -> None:
     try:
         open_storage(where).clear()
     except OSError as error:
-        _LOG.warning("The checkpoints in %s could not be deleted: %s", shown(str(where)), reason(error))
+        log = logging.getLogger(__name__)
+        log.warning("The checkpoints in %s could not be deleted: %s", shown(str(where)), reason(error))
 
 
 def reason(error: Exception) -> str:
     """Return an object store's message as a sentence, without the request's id."""
     return str(error).partition(" (Request ID")[0].rstrip(".") + "."
+
+
+def fsync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_files(folder: Path) -> None:
+    """Sync every file of a folder to disk, so that a later rename cannot survive a power cut without its contents."""
+    for path in folder.iterdir():
+        fsync(path)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from trainables.cell import Recipe, Shape
@@ -19,9 +20,34 @@ from trainables.model.counts import BUCKET
 from trainables.model.family import family
 from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import import_deepspeed
-from trainables.train.muon import MuonAndAdamW
 
 LINEAR = functional.linear
+
+
+class MuonAndAdamW(Optimizer):
+    """torch's Muon on the groups that have a `momentum`, its fused AdamW on the others, as one optimizer for DeepSpeed.
+
+    A matrix of Muon changes by 0.2 · lr per element and step, as under AdamW (Liu et al. 2025, arXiv 2502.16982,
+    section 2.2), whatever its shape. So one rate serves both, and all widths and depths.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
+        super().__init__(groups, {})
+        # Each adds its options to the groups, which are the same objects here.
+        self._parts: list[Optimizer] = [
+            Muon([group for group in groups if "momentum" in group], adjust_lr_fn="match_rms_adamw"),
+            AdamW([group for group in groups if "momentum" not in group], betas=betas, fused=True),
+        ]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters; `closure` must be None."""
+        assert closure is None
+        for part in self._parts:
+            # Loading a state replaces the groups and the state.
+            is_muon = isinstance(part, Muon)
+            part.param_groups = [one for one in self.param_groups if ("momentum" in one) == is_muon]
+            part.state = self.state
+            part.step()
 
 
 def schedule(recipe: Recipe) -> Callable[[int], float]:
@@ -86,13 +112,7 @@ def preload(recipe: Recipe, layout: Layout) -> None:
 
 
 def build_engine(
-    model: Any,
-    shape: Shape,
-    recipe: Recipe,
-    lr: float,
-    layout: Layout = Layout(),
-    *,
-    universal: bool = False,
+    model: Any, shape: Shape, recipe: Recipe, lr: float, layout: Layout = Layout(), *, universal: bool = False
 ) -> Any:
     """Return a DeepSpeed engine around the model, with torch's optimizers (DeepSpeed's need a compiler).
 
@@ -106,7 +126,7 @@ def build_engine(
     groups = param_groups(model.named_parameters(), shape, recipe, lr)
     betas = (recipe.beta1, recipe.beta2)
     muon = recipe.optimizer == "muon"
-    optimizer = MuonAndAdamW(groups, betas) if muon else torch.optim.AdamW(groups, betas=betas, fused=True)
+    optimizer = MuonAndAdamW(groups, betas) if muon else AdamW(groups, betas=betas, fused=True)
     # One of DeepSpeed's optimizers prints the memory in use; stdout may hold a JSON result.
     with contextlib.redirect_stdout(sys.stderr):
         engine, *_ = import_deepspeed().initialize(
@@ -117,8 +137,13 @@ def build_engine(
             dist_init_required=False,
         )
     if layout.tensor_parallel > 1:
-        check_sharding(engine.module, recipe)
-        family(recipe.network).finish_sharding(engine.module, layout)
+        model_family = family(recipe.network)
+        for name, parameter in engine.module.named_parameters():
+            role, is_sharded = model_family.role(name), getattr(parameter, "tensor_model_parallel", False)
+            if role.is_matrix and role.layer is not None and not is_sharded:
+                # It ignores a pattern without a match.
+                raise RuntimeError(f"DeepSpeed did not shard {name}")
+        model_family.finish_sharding(engine.module, layout)
     if layout.data_parallel == 1 and layout.zero == 0:
         # DeepSpeed would sum the gradients of one group with itself, through a copy of all of them.
         engine.enable_backward_allreduce = False
@@ -147,18 +172,6 @@ def whole_state(engine: Any, layout: Layout) -> dict[str, torch.Tensor] | None:
     return gathered
 
 
-def check_sharding(model: Any, recipe: Recipe) -> None:
-    """Raise a RuntimeError if DeepSpeed did not shard a matrix of a block: it ignores a pattern without a match."""
-    for name, parameter in model.named_parameters():
-        role = family(recipe.network).role(name)
-        if (
-            role.is_matrix
-            and role.layer is not None
-            and not getattr(parameter, "tensor_model_parallel", False)
-        ):
-            raise RuntimeError(f"DeepSpeed did not shard {name}")
-
-
 def clip_gradients(engine: Any, layout: Layout, largest: float) -> torch.Tensor:
     """Scale the gradient to the norm `largest` if it exceeds it (0: never), and return the norm that it had.
 
@@ -169,13 +182,10 @@ def clip_gradients(engine: Any, layout: Layout, largest: float) -> torch.Tensor:
     if layout.tensor_parallel == 1:
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
     else:
-        is_shared = [getattr(p, "tensor_model_parallel", False) for p in parameters]
-        own, shared = (
-            torch.nn.utils.get_total_norm(
-                [p.grad for p, one in zip(parameters, is_shared, strict=True) if one == kind]
-            )
-            for kind in (False, True)
-        )
+        gradients: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+        for p in parameters:
+            gradients[getattr(p, "tensor_model_parallel", False)].append(p.grad)
+        own, shared = map(torch.nn.utils.get_total_norm, gradients.values())
         squares = shared.square()
         dist.all_reduce(squares, group=engine.mpu.get_tensor_model_parallel_group())
         norm = (own.square() + squares).sqrt()

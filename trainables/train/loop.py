@@ -20,7 +20,7 @@ from trainables.checkpoint.checkpoint import TrainingState
 from trainables.data.store.batches import IGNORED, batch, epochs, validation_batches
 from trainables.data.store.open import open_store
 from trainables.data.store.token_store import TokenStore
-from trainables.diagnostics.names import Diagnostic, check_diagnostics
+from trainables.diagnostics import Diagnostic, check_diagnostics
 from trainables.diagnostics.probe import Probe
 from trainables.errors import InputError, InterruptedTrainingError
 from trainables.export.weights import keep
@@ -158,10 +158,9 @@ def _start(
     found = checkpoint.find(storage, cell.key, layout, notes, damaged) if storage else None
     torch.manual_seed(cell.seed)
     model = build_model(cell.shape, cell.recipe, store.vocabulary, cell.seed)
-    engine = build_engine(
-        model, cell.shape, cell.recipe, cell.lr, layout, universal=found is not None and found.universal
-    )
-    state = found.state if found else TrainingState(cell=cell.key)
+    is_universal = found is not None and found.universal
+    engine = build_engine(model, cell.shape, cell.recipe, cell.lr, layout, universal=is_universal)
+    state = found.marker.state if found else TrainingState(cell=cell.key)
     if found:
         try:
             found.load(engine, notes)
@@ -298,9 +297,8 @@ class _Training:
         rate = steps * recipe.batch * recipe.context / state.window_seconds
         # The scheduler holds the rate of the next step.
         lr = float(engine.lr_scheduler.base_lrs[0]) * schedule(recipe)(state.step - 1)
-        state.points.append(
-            Point(step=state.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
-        )
+        point = Point(step=state.step, train_loss=mean, lr=lr, grad_norm=norm, tokens_per_second=rate)
+        state.points.append(point)
         self.loss_sum.zero_()
         state.window_loss = state.window_seconds = 0.0
         if state.first_loss is None:
@@ -360,9 +358,8 @@ class _Training:
                 )  # fmt: skip
                 if not counts:
                     continue
-                sums[:2] += torch.tensor(
-                    [float(output.loss), (targets != IGNORED).sum()], dtype=torch.float64
-                )
+                added = [float(output.loss), float((targets != IGNORED).sum())]
+                sums[:2] += torch.tensor(added, dtype=torch.float64)
                 if score:
                     sums[2:] += score.count(x, y, output.logits.argmax(dim=-1))
         engine.train()
@@ -426,8 +423,8 @@ class _Training:
             reason = f"the validation loss is {loss} at step {state.step}"
         model_family, size = family(recipe.network), (cell.shape, recipe, store.vocabulary)
         tokens = state.step * recipe.batch * recipe.context
-        rates = [point.tokens_per_second for point in state.points] or [tokens / state.train_seconds]
-        rate = statistics.median(rates)
+        rates = [point.tokens_per_second for point in state.points]
+        rate = statistics.median(rates or [tokens / state.train_seconds])
         peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
         if self.layout.ranks > 1:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)

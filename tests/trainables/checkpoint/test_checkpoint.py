@@ -17,8 +17,8 @@ from trainables.cell import Base, Cell, Recipe, Shape
 from trainables.checkpoint import checkpoint, universal
 from trainables.checkpoint.checkpoint import MARKER
 from trainables.data import data_key
+from trainables.data.kind import digest
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.data.packing.data_key import digest
 from trainables.errors import InputError
 from trainables.layout import Layout
 from trainables.ranks.process_group import leave

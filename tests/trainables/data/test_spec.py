@@ -4,10 +4,10 @@ import sys
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from trainables.data import DataSpec
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.kinds.mixture import MixtureData
-from trainables.data.spec import DataSpec
 
 
 def make(**fields):
@@ -64,7 +64,7 @@ def test_the_vocabulary_is_known_without_the_data(spec, size):
 
 def test_a_spec_is_read_without_any_heavy_import():
     code = (
-        "import sys, trainables.data, trainables.data.spec\n"
+        "import sys, trainables.data\n"
         "from trainables.data import data_key\n"
         "print([m for m in ('numpy', 'torch', 'datasets', 'tokenizers') if m in sys.modules])"
     )

@@ -23,13 +23,12 @@ from trainables.cell import Cell, Recipe, Shape
 from trainables.data import data_key
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.data.packing.text_buffer import Piece
 from trainables.data.packing.tokenizer import bpe_encoder, bytes_encoder
+from trainables.data.packing.train_validation_split import Piece
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
 from trainables.errors import InputError
-from trainables.export.tokenizer import huggingface_tokenizer
-from trainables.export.weights import write
+from trainables.export.weights import huggingface_tokenizer, write
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.gpt2 import as_conv1d, model_config

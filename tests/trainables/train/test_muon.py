@@ -13,8 +13,7 @@ from trainables.model.build import build_model
 from trainables.model.counts import memory
 from trainables.model.parametrisation import param_groups
 from trainables.ranks.process_group import join
-from trainables.train.engine import build_engine
-from trainables.train.muon import MuonAndAdamW
+from trainables.train.engine import MuonAndAdamW, build_engine
 
 SHAPE = Shape(depth=2, width=32, heads=4)
 RECIPE = Recipe(steps=9, batch=4, context=16, optimizer="muon", weight_decay=0.1, beta2=0.9)

@@ -1,1 +1,1 @@
-"""One module per kind of data; `trainables.data.spec` imports all of them."""
+"""One module per kind of data; `trainables.data` imports all of them."""

@@ -105,7 +105,10 @@ class ConnectivityData(TaskData):
         names = draws.orders(count, self.names)[:, :size]
         turn = draws.below(2, (count, size))
         order = draws.orders(count, size)
-        edges = np.stack([names, np.take_along_axis(names, self._next()[part], axis=1)], axis=2)
+        # The index of the next vertex in the cycle of each vertex, [parts, vertices].
+        index, lengths = np.arange(size), np.array([[_cycle_length(size, one)] for one in self.parts])
+        following = index - index % lengths + (index + 1) % lengths
+        edges = np.stack([names, np.take_along_axis(names, following[part], axis=1)], axis=2)
         edges = np.where(turn[..., None] == 1, edges[..., ::-1], edges)
         edges = np.take_along_axis(edges, order[:, :, None], axis=1)
         questions = np.take_along_axis(names, draws.orders(count, size)[:, :asked], axis=1)
@@ -118,18 +121,6 @@ class ConnectivityData(TaskData):
         targets[:, -2 * size - asked + 1 : -asked : 2] = joined
         targets[:, -asked:] = np.take_along_axis(smallest, questions, axis=1)
         return inputs, targets
-
-    def _next(self) -> "Symbols":
-        """The index of the next vertex in the cycle of each vertex, int64 [parts, vertices]."""
-        import numpy as np
-
-        index = np.arange(self.vertices)
-        found = []
-        for diameter in self.parts:
-            length = _cycle_length(self.vertices, diameter)
-            assert length, "validated with the spec"
-            found.append(index - index % length + (index + 1) % length)
-        return np.stack(found)
 
 
 def _cycle_length(vertices: int, diameter: int) -> int | None:

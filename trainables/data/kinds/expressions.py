@@ -56,9 +56,8 @@ class ExpressionsData(TaskData):
         inputs = np.full((len(tokens), context), self.first_start)
         # Each expression is moved to the end of its sequence, after start tokens.
         column = np.arange(room) - (room - length[:, None])
-        inputs[:, 1:] = np.where(
-            column >= 0, np.take_along_axis(tokens, np.maximum(column, 0), axis=1), self.first_start
-        )
+        moved = np.take_along_axis(tokens, np.maximum(column, 0), axis=1)
+        inputs[:, 1:] = np.where(column >= 0, moved, self.first_start)
         targets = np.full_like(inputs, UNSCORED)
         targets[:, -1] = values
         return inputs, targets

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trainables.data.kind import TextData, register
-from trainables.data.sources.file_listing import COMPRESSIONS, ListedFile, list_files
-from trainables.data.sources.hashing import files_sha256, unreadable
+from trainables.data.sources.files import COMPRESSIONS, ListedFile, files_sha256, list_files, unreadable
 from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
 

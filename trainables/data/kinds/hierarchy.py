@@ -1,5 +1,6 @@
 """The random hierarchy model: a fixed random grammar whose exact entropy is known."""
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -9,8 +10,12 @@ from pydantic import Field
 from trainables.data.kind import MOST, MOST_SYMBOLS, RowData, register
 
 if TYPE_CHECKING:
-    from trainables.data.sources.grammar import Grammar
     from trainables.data.sources.random_rows import Symbols
+
+#: Rules of every level, the first of which rewrites the root: of the v symbols m strings of s symbols, int64 [v, m, s].
+Grammar = tuple["Symbols", ...]
+#: Up to this many possible strings per rule, all are listed and shuffled; above, strings are drawn afresh.
+LISTED_STRINGS = 1 << 20
 
 
 @register
@@ -101,19 +106,12 @@ class HierarchyData(RowData):
             )
         return None
 
-    def grammar(self) -> "Grammar":
-        """Return the rules of `grammar_seed`."""
-        from trainables.data.sources.grammar import random_grammar
-
-        return random_grammar(self.vocabulary, self.branching, self.levels, self.synonyms, self.grammar_seed)
-
     def draw_piece(self, context: int, piece: int) -> "Symbols":
         """Rows without their start token."""
-        from trainables.data.sources.grammar import sample
         from trainables.data.sources.random_rows import ROWS_AT_A_TIME
 
         count = ROWS_AT_A_TIME * (context // self.length)
-        return sample(self.grammar(), count, f"rows {self.grammar_seed} {piece}").reshape(-1, context)
+        return sample(random_grammar(self), count, f"rows {self.grammar_seed} {piece}").reshape(-1, context)
 
     def rows(self, context: int, *, validation: bool) -> Iterator["Symbols"]:
         """Rows with their start token."""
@@ -121,3 +119,42 @@ class HierarchyData(RowData):
 
         for chosen in super().rows(context, validation=validation):
             yield np.insert(chosen, 0, self.vocabulary, axis=1)
+
+
+@functools.lru_cache(maxsize=4)
+def random_grammar(spec: HierarchyData) -> Grammar:
+    """Return m·v of the v^s strings of s symbols per level, shared out among v symbols at random."""
+    import numpy as np
+
+    from trainables.data.sources.random_rows import Draws
+
+    needed, draws = spec.synonyms * spec.vocabulary, Draws(f"grammar {spec.grammar_seed}")
+    rules = []
+    for _ in range(spec.levels):
+        # By logarithms first: the power itself may have millions of digits.
+        is_short = spec.branching * math.log(spec.vocabulary) < 64
+        if is_short and (possible := spec.vocabulary**spec.branching) <= LISTED_STRINGS:
+            codes = np.argsort(draws.raw(possible), kind="stable")
+            powers = spec.vocabulary ** np.arange(spec.branching - 1, -1, -1)
+            strings = codes[:, None] // powers % spec.vocabulary
+        else:
+            strings = np.empty((0, spec.branching), np.int64)
+            while len(strings) < needed:
+                drawn = draws.below(spec.vocabulary, (needed, spec.branching))
+                strings = np.concatenate([strings, drawn])
+                _, first = np.unique(strings, axis=0, return_index=True)
+                strings = strings[np.sort(first)]
+        rules.append(strings[:needed].reshape(-1, spec.synonyms, spec.branching).astype(np.int64))
+    return tuple(rules)
+
+
+def sample(grammar: Grammar, count: int, seed: str) -> "Symbols":
+    """Return `count` independent strings, int64 [count, s^levels]; the same for the same seed on every machine."""
+    from trainables.data.sources.random_rows import Draws
+
+    draws = Draws(seed)
+    symbols = draws.below(len(grammar[0]), (count, 1))
+    for level in grammar:
+        rule = draws.below(level.shape[1], symbols.shape)
+        symbols = level[symbols, rule].reshape(count, -1)
+    return symbols

@@ -7,11 +7,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trainables.data.kind import TextData, register
-from trainables.data.sources.file_listing import files_below
-from trainables.data.sources.hashing import files_sha256
+from trainables.data.sources.files import files_below, files_sha256
 from trainables.data.sources.source import Source, Stretch, check_field, rows_of_text
 from trainables.errors import DataError
-from trainables.storage.disk import FULL
+from trainables.storage.storage import FULL
 
 #: Seconds that the hub may take to answer whether a data set exists. This check comes first, because `datasets` 5.2
 #: retries for 23 s and more before it reports that there is no network.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trainables.data.kind import MOST, TextData, register
-from trainables.data.sources.file_listing import counted
+from trainables.data.sources.files import counted
 from trainables.data.sources.source import Source, Stretch
 from trainables.errors import DataError
 

@@ -1,20 +1,57 @@
-"""Packing: from data to two files of token ids and a manifest, in a folder that becomes the store."""
+"""Packing: from data to two files of token ids and a manifest, in a folder that becomes the store.
 
+Text is read and split, the tokenizer is trained, and its ids are written; rows are ids already.
+"""
+
+import contextlib
+import hashlib
+import itertools
 import json
+import marshal
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from trainables.data.kind import DataKind, RowData, TextData
-from trainables.data.packing.data_key import data_key
-from trainables.data.packing.pack_text import pack_text
-from trainables.data.packing.progress import OnProgress, Progress
-from trainables.data.packing.token_file import TokenFile, token_type
-from trainables.data.packing.tokenizer import BPE_TEXT
+import numpy as np
+
+from trainables.data.kind import DataKind, RowData, TextData, data_key
+from trainables.data.packing import OnProgress
+from trainables.data.packing.tokenizer import Encoder, Ids, bytes_encoder, train_bpe
+from trainables.data.packing.train_validation_split import Piece, choose_units, read_text, split
+from trainables.errors import DataError
+
+T = TypeVar("T")
+
+#: Most bytes of training text, from its beginning, that a BPE vocabulary is learnt from.
+BPE_TEXT = 1 << 28
+#: Bytes of training text per packed token that a BPE vocabulary is learnt from: more than a common token holds.
+BPE_BYTES_PER_TOKEN = 8
+#: Seconds between two reports of progress.
+REPORT_SECONDS = 0.5
 
 
-def pack(
-    data: DataKind, context: int, base: Path, key: str, folder: Path, on_progress: OnProgress | None = None
-) -> None:
+class Progress:
+    """Calls an `OnProgress` at the beginning of each stage and then every `REPORT_SECONDS`."""
+
+    def __init__(self, report: OnProgress | None) -> None:
+        self._report, self._stage, self._next = report or (lambda *_: None), "", 0.0
+
+    def begin(self, stage: str) -> None:
+        """Begin a stage."""
+        self._stage = stage
+        self._report(stage, None)
+        self._next = time.monotonic() + REPORT_SECONDS
+
+    def share(self, share: float) -> None:
+        """Report the share of the stage that is done; 0 if it is unknown."""
+        if time.monotonic() >= self._next:
+            self._report(self._stage, min(1.0, share) or None)
+            self._next = time.monotonic() + REPORT_SECONDS
+
+
+def pack(data: DataKind, context: int, key: str, folder: Path, on_progress: OnProgress | None = None) -> None:
     """Write `train.bin`, `validation.bin`, `manifest.json` and, for BPE, `tokenizer.json` into an empty folder.
 
     Text is read and split (270 MB/s of lines, 70 MB/s of JSONL) while it is encoded. A BPE vocabulary is learnt from at
@@ -25,7 +62,7 @@ def pack(
         OSError: the folder cannot be written, for example because the disk is full.
     """
     if isinstance(data, TextData):
-        packed = pack_text(data, base, folder, Progress(on_progress))
+        packed = _pack_text(data, folder, Progress(on_progress))
     else:
         assert isinstance(data, RowData), "every kind is text or rows"
         packed = _pack_rows(data, context, folder)
@@ -46,11 +83,11 @@ def pack(
 
 def _pack_rows(data: RowData, context: int, folder: Path) -> dict[str, Any]:
     counts, hashes = {}, {}
-    for split in ("train", "validation"):
-        with TokenFile(folder / f"{split}.bin", token_type(data.stored_values)) as file:
-            for piece in data.rows(context, validation=split == "validation"):
+    for name in ("train", "validation"):
+        with contextlib.closing(TokenFile(folder / f"{name}.bin", token_type(data.stored_values))) as file:
+            for piece in data.rows(context, validation=name == "validation"):
                 file.add(piece.reshape(-1))
-            hashes[split], counts[split] = file.close(), file.tokens
+            hashes[name], counts[name] = file.close(), file.tokens
     return {
         "tokens": counts,
         "sha256": hashes,
@@ -60,15 +97,197 @@ def _pack_rows(data: RowData, context: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def estimate_bytes(data: DataKind, context: int, base: Path) -> int | None:
+def estimate_bytes(data: DataKind, context: int) -> int | None:
     """Return the disk space that packing needs at its peak; None if it is unknown beforehand."""
     item = token_type(data.stored_values).itemsize
     if isinstance(data, RowData):
         return (data.sequences + data.validation_sequences) * data.row_length(context) * item
     assert isinstance(data, TextData), "every kind is text or rows"
-    sizes = [source.bytes for _, source in data.sources(base)]
+    sizes = [source.bytes for _, source in data.sources(Path())]
     if None in sizes:
         return None
     text = sum(filter(None, sizes))
     # At most one id per byte; and the text that a BPE vocabulary is learnt from, kept until it is packed.
     return text * item + (min(text, BPE_TEXT) if data.tokenizer == "bpe" else 0)
+
+
+def _pack_text(data: TextData, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Write the token files and the tokenizer into `folder`, and return the fields of the manifest about them.
+
+    Each split is read from the sources by itself. So text is encoded while it is read, no validation text waits in
+    memory, and the second reading is short: it ends with the limit of the validation tokens.
+
+    Raises:
+        DataError: a source has no text, or too little for two splits or its share; or the vocabulary is too large.
+    """
+    weighted = data.sources(Path())
+    weights, sources = zip(*weighted, strict=True)
+    fraction, mixed = data.validation_fraction, len(sources) > 1
+    progress.begin("reading the text")
+    units = [choose_units(source, fraction) for source in sources]
+    # The smallest part ends a mixture, so all are cut as finely as it is.
+    size = min(one.size for one in units)
+    units = [one._replace(size=size) for one in units]
+    train, validation = (
+        [
+            read_text(split(source.stretches(), fraction, one), size, held_out=held_out, mixed=mixed)
+            for source, one in zip(sources, units, strict=True)
+        ]
+        for held_out in (False, True)
+    )
+    encoder = bytes_encoder()
+    dtype = token_type(data.vocabulary_size)
+    hashes, counts = {}, {}
+    records = [source.record | {"weight": weight, "tokens": {}} for weight, source in weighted]
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        if data.tokenizer == "bpe":
+            progress.begin("learning the vocabulary")
+            encoder, train = _learn(data, train, weights, Path(work))
+        for name, texts, limit, share in (
+            ("train", train, data.max_tokens, 1 - fraction),
+            ("validation", validation, data.validation_tokens, fraction),
+        ):
+            progress.begin(f"encoding the {name} text")
+            # Encoding ends with the first exhausted text, or at the limit.
+            lengths = [share * source.bytes if source.bytes else np.inf for source in sources]
+            read, taken = [0] * len(sources), [0] * len(sources)
+            streams = [encoder.encode(_counted(text, index, read)) for index, text in enumerate(texts)]
+            with contextlib.closing(TokenFile(folder / f"{name}.bin", dtype, limit)) as file:
+                for index, ids in interleave(streams, weights, len):
+                    taken[index] += file.add(ids)
+                    progress.share(max(file.tokens / (limit or np.inf), read[index] / lengths[index]))
+                    if file.full:
+                        break
+                hashes[name], counts[name] = file.close(), file.tokens
+            for record, source, weight, tokens in zip(records, sources, weights, taken, strict=True):
+                record["tokens"][name] = tokens
+                if not file.full and tokens < weight / 2 * file.tokens:
+                    raise DataError(
+                        f"{source.name} has only {tokens} of the {file.tokens} tokens of the {name} split, where the "
+                        f"mixture gives it a share of {weight:.2g}, because its text ended; give more of it, or take "
+                        "it out of the mixture"
+                    )
+    if encoder.bpe:
+        tokenizer = encoder.bpe.to_str(pretty=True)
+        (folder / "tokenizer.json").write_text(tokenizer)
+        hashes["tokenizer"] = hashlib.sha256(tokenizer.encode()).hexdigest()
+    validation_ids = np.fromfile(folder / "validation.bin", dtype)
+    text_bytes = int(np.bincount(validation_ids, minlength=data.vocabulary_size) @ encoder.lengths)
+    return {
+        "tokens": counts,
+        "sha256": hashes,
+        "row": None,
+        "bytes_per_token": text_bytes / len(validation_ids),
+        "end_of_text": encoder.end_of_text,
+        "sources": records,
+    }
+
+
+def _learn(
+    data: TextData, texts: Sequence[Iterator[Piece]], weights: Sequence[float], work: Path
+) -> tuple[Encoder, list[Iterator[Piece]]]:
+    """Return the encoder that the beginning of the texts gives, and the texts from the beginning again.
+
+    What is learnt from is kept in `work`, at most `BPE_TEXT` bytes; the rest is read once, while it is encoded.
+    """
+    most = float(BPE_TEXT)
+    if data.max_tokens is not None:
+        tokens = max(data.max_tokens, data.validation_tokens / data.validation_fraction)
+        most = min(most, tokens * BPE_BYTES_PER_TOKEN)
+    paths = [work / str(index) for index in range(len(texts))]
+    for path in paths:
+        # Learning may end before it comes to the last source.
+        path.touch()
+    kept_now = [_keep(text, path) for text, path in zip(texts, paths, strict=True)]
+
+    def beginning() -> Iterator[str]:
+        size = 0
+        for _, piece in interleave(kept_now, weights, lambda piece: len(piece.content)):
+            if size >= most:
+                return
+            size += len(piece.content)
+            yield piece.content.decode()
+
+    encoder = train_bpe(beginning(), data.vocabulary_size)
+    for pieces in kept_now:
+        pieces.close()
+    return encoder, [itertools.chain(_kept(path), text) for path, text in zip(paths, texts, strict=True)]
+
+
+def _counted(text: Iterator[Piece], index: int, read: list[int]) -> Iterator[Piece]:
+    """Yield pieces and add their bytes to `read[index]`."""
+    for piece in text:
+        read[index] += len(piece.content)
+        yield piece
+
+
+def _keep(pieces: Iterator[Piece], path: Path) -> Generator[Piece, None, None]:
+    """Yield pieces and write each to a new file, which is complete when this iterator is closed."""
+    with path.open("wb") as file:
+        for piece in pieces:
+            marshal.dump(tuple(piece), file)
+            yield piece
+
+
+def _kept(path: Path) -> Iterator[Piece]:
+    """Yield the pieces that `_keep` wrote."""
+    with path.open("rb") as file, contextlib.suppress(EOFError):
+        while True:
+            yield Piece(*marshal.load(file))
+
+
+def interleave(
+    streams: Sequence[Iterator[T]], weights: Sequence[float], size: Callable[[T], int]
+) -> Iterator[tuple[int, T]]:
+    """Merge streams to (index of the stream, item), so that the summed sizes stay in proportion to the weights.
+
+    The next item always comes from the stream whose share lags furthest behind its weight. Ends with the first
+    stream that is exhausted, so the proportion holds up to the end.
+    """
+    total = sum(weights)
+    taken = [0] * len(streams)
+    while True:
+        done = sum(taken)
+        deficits = [weight / total * done - own for weight, own in zip(weights, taken, strict=True)]
+        part = deficits.index(max(deficits))
+        item = next(streams[part], None)
+        if item is None:
+            return
+        taken[part] += size(item)
+        yield part, item
+
+
+def token_type(values: int) -> np.dtype[Any]:
+    """Return the smallest unsigned integer type that holds `values` different ids."""
+    return np.dtype(np.uint8 if values <= 1 << 8 else np.uint16 if values <= 1 << 16 else np.uint32)
+
+
+class TokenFile:
+    """A growing file of token ids, up to a limit."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], limit: int | None = None) -> None:
+        # Written, not mapped: a full disk raises an error here, and kills a process that maps.
+        self._file = path.open("wb", buffering=1 << 20)
+        self._dtype, self._limit = dtype.newbyteorder("<"), limit
+        self._hash = hashlib.sha256()
+        self.tokens = 0
+
+    def add(self, ids: Ids) -> int:
+        """Append ids as far as the limit allows, and return how many were taken."""
+        if self._limit is not None:
+            ids = ids[: self._limit - self.tokens]
+        raw = ids.astype(self._dtype).tobytes()
+        self._file.write(raw)
+        self._hash.update(raw)
+        self.tokens += len(ids)
+        return len(ids)
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit is not None and self.tokens >= self._limit
+
+    def close(self) -> str:
+        """Write everything and return the SHA-256 of the file."""
+        self._file.close()
+        return self._hash.hexdigest()

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.kind import BYTES_END, BYTES_VOCABULARY
-from trainables.data.packing.text_buffer import Piece
-from trainables.data.packing.token_file import Ids
+from trainables.data.packing.train_validation_split import Piece
 from trainables.errors import DataError
 
+Ids = NDArray[Any]
+
 END_OF_TEXT = "<|endoftext|>"
-#: Most bytes of training text, from its beginning, that a BPE vocabulary is learnt from.
-BPE_TEXT = 1 << 28
 #: Pieces encoded in one call of the BPE library: about a megabyte.
 BATCH = 256
 
@@ -55,10 +54,10 @@ def bytes_encoder() -> Encoder:
     return Encoder(BYTES_END, lengths)
 
 
-def train_bpe(texts: Iterable[str], vocabulary: int, most: float = BPE_TEXT) -> Encoder:
+def train_bpe(texts: Iterable[str], vocabulary: int) -> Encoder:
     """Train byte-level BPE of exactly `vocabulary` ids: end of text (id 0), 256 bytes, then merges.
 
-    A pair is merged only if it occurs at least twice. Only the first `most` bytes of the texts are learnt from.
+    A pair is merged only if it occurs at least twice.
 
     Raises:
         DataError: the text does not give as many merges.
@@ -75,7 +74,7 @@ def train_bpe(texts: Iterable[str], vocabulary: int, most: float = BPE_TEXT) -> 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_limited(texts, most), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     size = tokenizer.get_vocab_size()
     if size != vocabulary:
         raise DataError(
@@ -95,13 +94,3 @@ def bpe_encoder(tokenizer: Any) -> Encoder:
     # Text that merely spells the end-of-text token must stay text.
     tokenizer.encode_special_tokens = True
     return Encoder(end, lengths, tokenizer)
-
-
-def _limited(texts: Iterable[str], most: float) -> Iterator[str]:
-    """Yield texts until they have `most` bytes."""
-    size = 0
-    for text in texts:
-        if size >= most:
-            return
-        size += len(text.encode())
-        yield text

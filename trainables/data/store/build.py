@@ -13,12 +13,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from trainables.data.kind import DataKind
-from trainables.data.packing.data_key import data_key
-from trainables.data.packing.progress import OnProgress
+from trainables.data.kind import DataKind, data_key
+from trainables.data.packing import OnProgress
 from trainables.data.store.token_store import TokenStore, read_store
 from trainables.errors import DataError
-from trainables.storage.disk import FULL, fsync_files
+from trainables.storage.storage import FULL, fsync_files
 
 _LOG = logging.getLogger(__name__)
 #: Folder of unfinished stores, below the root and so on the same file system: a finished store is renamed in one step.
@@ -31,7 +30,6 @@ class StoreRequest:
 
     data: DataKind
     context: int
-    base: Path
     key: str | None
     on_progress: OnProgress | None
 
@@ -48,7 +46,7 @@ class StoreRequest:
 
     def current_key(self, root: str) -> str:
         """Return the key of the data as it is now; a DataError if it is not the one that was planned with."""
-        found, planned = data_key(self.data, self.context, self.base), self.key
+        found, planned = data_key(self.data, self.context), self.key
         if planned is not None and found != planned:
             raise DataError(
                 f"the data changed since it was planned: its key was {planned} and is {found} now, and no store of the "
@@ -73,20 +71,20 @@ def build(request: StoreRequest, root: Path, key: str, advice: str) -> TokenStor
     # Imported here: opening a store that exists needs no tokenizer.
     from trainables.data.packing.pack import estimate_bytes, pack
 
-    data, context, base = request.data, request.context, request.base
+    data, context = request.data, request.context
     start = time.monotonic()
     _LOG.info("packing %s data into %s", data.kind, root / key)
     try:
         with new_store(root, key) as folder:
-            pack(data, context, base, key, folder, request.on_progress)
-            if data_key(data, context, base) != key:
+            pack(data, context, key, folder, request.on_progress)
+            if data_key(data, context) != key:
                 raise DataError(
                     f"the data of {data.kind} changed while it was being packed; run again when nothing writes to it"
                 )
     except OSError as error:
         needed = None
         if error.errno in FULL:
-            needed, advice = estimate_bytes(data, context, base), f"set max_tokens, or {advice}"
+            needed, advice = estimate_bytes(data, context), f"set max_tokens, or {advice}"
         raise DataError(disk_trouble(root, error, advice, needed)) from error
     _LOG.info("packed %s in %.1f s", root / key, time.monotonic() - start)
     return request.read_new(root / key, key)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.data.kind import DataKind
-from trainables.data.packing.progress import OnProgress
+from trainables.data.packing import OnProgress
 from trainables.data.store.batches import window_count
 from trainables.data.store.build import StoreRequest, build, disk_trouble, locked
 from trainables.data.store.remote_store import open_shared, published_manifest
@@ -23,7 +23,6 @@ def open_store(
     context: int,
     root: str | Path,
     key: str | None = None,
-    base: Path = Path(),
     on_progress: OnProgress | None = None,
 ) -> TokenStore:
     """Open the store of a data set below `root`; pack it first if it does not exist or is damaged.
@@ -38,7 +37,6 @@ def open_store(
         root: folder or URI of all stores.
         key: the `data_key` that was planned with. A store packed under it is opened without reading the source,
             because it holds exactly what was planned; without a store, the source must still have that key.
-        base: folder that relative paths of the data start from.
         on_progress: called with the stage of the packing and the share of it that is done.
 
     Raises:
@@ -50,7 +48,7 @@ def open_store(
         OSError: the root is a URI, and the disk of this machine is full or cannot be written.
     """
     storage = open_storage(root)
-    request = StoreRequest(data, context, base, key, on_progress)
+    request = StoreRequest(data, context, key, on_progress)
     store = (
         open_shared(storage, request) if isinstance(storage, Bucket) else _open_local(storage.local, request)
     )
@@ -82,8 +80,8 @@ def packed_windows(data: DataKind, context: int, root: str | Path, key: str) -> 
 def _check_length(manifest: Mapping[str, Any], where: str | Path, context: int) -> None:
     for split, tokens in manifest["tokens"].items():
         if not window_count(tokens, context, manifest["row"]):
-            validation = split == "validation"
-            share = "data.validation_fraction" if validation else "max_tokens or the share kept for training"
+            is_held_out = split == "validation"
+            share = "data.validation_fraction" if is_held_out else "max_tokens or the share kept for training"
             raise DataError(
                 f"the {split} split in {where} has {tokens} tokens, fewer than one window of {context} + 1; give more "
                 f"text, raise {share}, or lower the context"

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trainables.data.kind import DataKind
-from trainables.data.packing.data_key import data_key
-from trainables.data.sources.hashing import file_sha256
+from trainables.data.kind import DataKind, data_key
+from trainables.data.sources.files import file_sha256
 from trainables.data.store.build import StoreRequest, build, disk_trouble, locked, new_store
 from trainables.data.store.token_store import FILES, TokenStore, describes
 from trainables.errors import DataError
@@ -55,7 +54,7 @@ def open_shared(bucket: Bucket, request: StoreRequest) -> TokenStore:
         OSError: the disk of this machine is full or cannot be written.
     """
     cache = cache_folder()
-    key = request.key or data_key(request.data, request.context, request.base)
+    key = request.key or data_key(request.data, request.context)
     try:
         lock = locked(cache, key)
     except OSError as error:
@@ -78,7 +77,16 @@ def open_shared(bucket: Bucket, request: StoreRequest) -> TokenStore:
                 return request.read_new(cache / key, key)
             except _DamagedError as error:
                 _LOG.warning("the store %s in %s is damaged (%s)", key, bucket.name, error)
-        store = store or _pack(bucket, cache, request, key)
+        if store is None:
+            try:
+                request.current_key(bucket.name)
+            except DataError as error:
+                raise DataError(
+                    f"the data is not packed in {bucket.name}, and it cannot be packed on this machine: {error}"
+                ) from error
+            # Before hours of packing that could not be published.
+            bucket.check()
+            store = build(request, cache, key, ADVICE)
         _publish(bucket, store, key)
         return store
 
@@ -128,18 +136,6 @@ def _download(bucket: Bucket, remote: str, path: Path) -> None:
                 target.write(content)
     except FileNotFoundError:
         raise _DamagedError(f"{remote} is missing") from None
-
-
-def _pack(bucket: Bucket, cache: Path, request: StoreRequest, key: str) -> TokenStore:
-    try:
-        request.current_key(bucket.name)
-    except DataError as error:
-        raise DataError(
-            f"the data is not packed in {bucket.name}, and it cannot be packed on this machine: {error}"
-        ) from error
-    # Before hours of packing that could not be published.
-    bucket.check()
-    return build(request, cache, key, ADVICE)
 
 
 def _publish(bucket: Bucket, store: TokenStore, key: str) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.kind import DataKind
-from trainables.data.packing.data_key import data_key
-from trainables.data.sources.hashing import file_sha256, unreadable
+from trainables.data.kind import DataKind, data_key
+from trainables.data.sources.files import file_sha256, unreadable
 
 Tokens = NDArray[Any]
 

@@ -112,9 +112,8 @@ class GPT2(ModelFamily):
 
     def finish_sharding(self, model: Any, layout: Layout) -> None:
         """Set the width of each attention's local heads, which DeepSpeed does not."""
-        from trainables.model.gpt2 import use_local_heads
-
-        use_local_heads(model, layout)
+        for block in model.transformer.h:
+            block.attn.split_size = model.config.n_embd // layout.tensor_parallel
 
     def parts(self, model: Any, recipe: Recipe) -> Parts:
         """Return the model in parts, by where its norms are."""

@@ -180,8 +180,8 @@ def test_unusable_data_is_an_error_of_one_paragraph_and_leaves_nothing(tmp_path,
 NOT_ALLOWED = """
 import os, sys
 from pathlib import Path
-from trainables.data.sources.hashing import file_sha256
-from trainables.data.packing.data_key import data_key
+from trainables.data.sources.files import file_sha256
+from trainables.data.kind import data_key
 from trainables.data.kinds.files import FilesData
 from trainables.errors import DataError
 if os.getuid() == 0:
@@ -251,8 +251,8 @@ def test_what_will_be_hashed_is_announced_once_and_only_if_it_is_long(corpus, mo
     data = FilesData(path=str(corpus))
     key = data_key(data, 16)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("trainables.data.sources.hashing._known", {})
-    monkeypatch.setattr("trainables.data.sources.hashing.ANNOUNCED_BYTES", 10)
+    monkeypatch.setattr("trainables.data.sources.files._known", {})
+    monkeypatch.setattr("trainables.data.sources.files.ANNOUNCED_BYTES", 10)
     assert data_key(data, 16) == key
     assert re.search(r"data\.path: hashing [4-9] files of 0\.0 GB", capsys.readouterr().err)
     assert data_key(data, 16) == key
@@ -260,11 +260,11 @@ def test_what_will_be_hashed_is_announced_once_and_only_if_it_is_long(corpus, mo
 
 
 def test_a_large_folder_is_counted_aloud_and_a_boundless_one_is_refused(corpus, monkeypatch, capsys):
-    monkeypatch.setattr("trainables.data.sources.file_listing.ANNOUNCED_FILES", 2)
+    monkeypatch.setattr("trainables.data.sources.files.ANNOUNCED_FILES", 2)
     for path in (corpus, f"{corpus}/**"):
         data_key(FilesData(path=str(path)), 16)
         assert "data.path: 4 files and folders found so far" in capsys.readouterr().err
-    monkeypatch.setattr("trainables.data.sources.file_listing.MOST_PATHS", 4)
+    monkeypatch.setattr("trainables.data.sources.files.MOST_PATHS", 4)
     with pytest.raises(DataError, match=r"more than 4 files and folders.*JSONL, Parquet"):
         data_key(FilesData(path=str(corpus)), 16)
 

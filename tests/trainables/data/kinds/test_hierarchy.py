@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from trainables.data import data_key
-from trainables.data.kinds.hierarchy import HierarchyData
-from trainables.data.sources.grammar import sample
+from trainables.data.kinds.hierarchy import HierarchyData, random_grammar, sample
 from trainables.data.sources.random_rows import Draws
 from trainables.errors import InputError
 
@@ -63,7 +62,7 @@ def ambiguous_grammar():
     return tuple(rng.integers(0, 3, (3, 2, 2)) for _ in range(2))
 
 
-@pytest.mark.parametrize("grammar", [*(spec.grammar() for spec in SMALL), ambiguous_grammar()])
+@pytest.mark.parametrize("grammar", [*(random_grammar(spec) for spec in SMALL), ambiguous_grammar()])
 def test_inside_probabilities_are_those_of_enumeration_and_sum_to_one(grammar):
     strings = all_strings(grammar)
     p = np.exp(log_probability(grammar, strings))
@@ -75,7 +74,7 @@ def test_inside_probabilities_are_those_of_enumeration_and_sum_to_one(grammar):
 
 @pytest.mark.parametrize("spec", SMALL)
 def test_entropy_is_that_of_enumeration(spec):
-    p = np.array(list(derivations(spec.grammar()).values()))
+    p = np.array(list(derivations(random_grammar(spec)).values()))
     inner_nodes = (spec.length - 1) // (spec.branching - 1)
     assert len(p) == spec.vocabulary * spec.synonyms**inner_nodes
     assert spec.entropy * spec.length == pytest.approx(-(p * np.log(p)).sum(), abs=1e-12)
@@ -94,7 +93,7 @@ def test_samples_have_the_entropy_that_is_stated():
     assert seen.mean() == pytest.approx(stated, abs=5 * seen.std() / math.sqrt(len(seen)))
     # With one probability for all strings, as in every unambiguous grammar here, the mean is exact.
     default = HierarchyData()
-    seen = -log_probability(default.grammar(), sample(default.grammar(), 200, "x"))
+    seen = -log_probability(random_grammar(default), sample(random_grammar(default), 200, "x"))
     assert seen.mean() == pytest.approx(default.entropy * default.length)
 
 
@@ -103,17 +102,17 @@ def test_samples_have_the_entropy_that_is_stated():
 )
 def test_rules_are_distinct_and_differ_by_seed(v, s, m):
     spec = HierarchyData(vocabulary=v, branching=s, levels=2, synonyms=m)
-    grammar = spec.grammar()
+    grammar = random_grammar(spec)
     assert all(len(np.unique(level.reshape(v * m, s), axis=0)) == v * m for level in grammar)
     assert [level.shape for level in grammar] == [(v, m, s)] * 2
     assert all(level.min() >= 0 and level.max() < v for level in grammar)
-    other = spec.model_copy(update={"grammar_seed": 1}).grammar()
+    other = random_grammar(spec.model_copy(update={"grammar_seed": 1}))
     assert not np.array_equal(grammar[0], other[0])
 
 
 def test_a_seed_means_the_same_grammar_and_rows_for_ever():
     """Numbers written down once: a change of numpy or of this code must not change what was trained on."""
-    grammar = HierarchyData().grammar()
+    grammar = random_grammar(HierarchyData())
     assert grammar[0][0].tolist() == FIRST_RULES
     assert next(HierarchyData().rows(64, validation=False))[0].tolist() == FIRST_ROW
     assert next(HierarchyData().rows(64, validation=True))[0, :5].tolist() == FIRST_VALIDATION
@@ -126,7 +125,7 @@ def test_rows_start_with_the_start_token_and_belong_to_the_grammar():
     assert validation.shape == (50, 65)
     assert (train[:, 0] == 8).all()
     assert train[:, 1:].max() == 7
-    assert np.isfinite(log_probability(spec.grammar(), train[:, 1:].reshape(-1, 32))).all()
+    assert np.isfinite(log_probability(random_grammar(spec), train[:, 1:].reshape(-1, 32))).all()
 
 
 def test_train_and_validation_rows_never_overlap_even_where_rows_repeat():

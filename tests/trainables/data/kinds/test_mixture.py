@@ -8,7 +8,7 @@ from trainables.data.kind import BYTES_END
 from trainables.data.kinds.files import FilesData
 from trainables.data.kinds.mixture import MixtureData
 from trainables.data.kinds.python_source import PythonSourceData
-from trainables.data.sources.interleave import interleave
+from trainables.data.packing.pack import interleave
 from trainables.data.store.open import open_store
 from trainables.errors import DataError
 

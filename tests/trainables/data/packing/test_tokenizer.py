@@ -5,8 +5,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from trainables.data.kind import BPE_END
-from trainables.data.packing.text_buffer import Piece
 from trainables.data.packing.tokenizer import bytes_encoder, train_bpe
+from trainables.data.packing.train_validation_split import Piece
 from trainables.errors import DataError
 
 WORDS = ["".join(random.Random(i).choices("abcdefghij", k=7)) for i in range(60)]

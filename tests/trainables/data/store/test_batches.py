@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from trainables.data.store import batches
-from trainables.data.store.batches import CHUNK, IGNORED, batch, epochs, validation_batches
-from trainables.data.store.permutation import mix, permute
+from trainables.data.store.batches import CHUNK, IGNORED, batch, epochs, mix, permute, validation_batches
 from trainables.data.store.token_store import TokenStore
 
 FIRST_WINDOWS = [43, 254, 455, 697, 734, 255, 226, 183]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.kinds.mixture import MixtureData
 from trainables.data.kinds.repeats import RepeatsData
 from trainables.data.packing import pack
-from trainables.data.packing.pack import estimate_bytes
-from trainables.data.packing.progress import Progress
+from trainables.data.packing.pack import Progress, estimate_bytes
 from trainables.data.packing.tokenizer import train_bpe
 from trainables.data.store.batches import validation_batches
 from trainables.data.store.open import open_store
@@ -73,7 +71,7 @@ def test_a_store_of_a_task_has_inputs_targets_and_a_floor_of_nothing(tmp_path):
     wider = open_store(spec.model_copy(update={"alphabet": 255}), context=32, root=tmp_path)
     assert wider.train.dtype == np.uint16
     assert data_key(spec, 32) == store.path.name != data_key(spec, 64)
-    assert estimate_bytes(spec, 32, Path()) == sum(path.stat().st_size for path in store.path.glob("*.bin"))
+    assert estimate_bytes(spec, 32) == sum(path.stat().st_size for path in store.path.glob("*.bin"))
 
 
 def test_a_store_from_before_tasks_has_the_key_and_targets_it_had(tmp_path):
@@ -241,7 +239,7 @@ def test_packing_takes_no_more_disk_than_estimated(tmp_path, monkeypatch, option
     tokens = sum(path.stat().st_size for path in store.path.glob("*.bin"))
     # The text itself lies there only for BPE.
     assert max(sizes) == pytest.approx(tokens + (text if options else 0), rel=0.1)
-    assert max(sizes) <= estimate_bytes(spec, 64, tmp_path) == text * (3 if options else 2)
+    assert max(sizes) <= estimate_bytes(spec, 64) == text * (3 if options else 2)
 
 
 def test_the_manifest_tells_what_was_packed(tmp_path, text_file):

@@ -1,12 +1,12 @@
-"""Listing the files that a path names, in the order in which they are packed, with the format of each."""
+"""The files that a path names, in the order in which they are packed, with the format and the SHA-256 of each."""
 
 import glob
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from trainables.data.sources.hashing import ANNOUNCED_FILES, unreadable
 from trainables.errors import DataError, near_misses, some
 
 Format = Literal["text", "jsonl", "parquet"]
@@ -21,7 +21,11 @@ SUFFIXES: dict[str, Format] = {
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 #: Most files and folders that one path may name; listing as many takes about a minute.
 MOST_PATHS = 1_000_000
+#: From as many bytes or files on it is announced that they will be hashed: about a second of work.
+ANNOUNCED_BYTES, ANNOUNCED_FILES = 1 << 30, 10_000
 
+#: Hashes by path, size and time of modification.
+_known: dict[tuple[Path, int, int], str] = {}
 
 #: A path, or a path with its name.
 AnyPath = TypeVar("AnyPath")
@@ -58,11 +62,7 @@ def list_files(paths: Sequence[str], form: Literal["auto"] | Format, base: Path)
 
 
 def files_below(folder: Path, origin: str) -> list[Path]:
-    """Return all files below a folder, sorted; see `counted`.
-
-    Raises:
-        DataError: the folder is the root of the file system, or holds too many files.
-    """
+    """Return all files below a folder, sorted; a DataError if it is the whole file system or holds too many files."""
     if folder.resolve() == Path(folder.resolve().anchor):
         raise DataError(
             f"{origin} {str(folder)!r} is the whole file system; name a file, or the folder of the text"
@@ -83,6 +83,53 @@ def counted(paths: Iterable[AnyPath], origin: str) -> Iterator[AnyPath]:
             announced *= 2
             print(f"{origin}: {count:,} files and folders found so far; Ctrl-C ends it", file=sys.stderr)
         yield path
+
+
+def files_sha256(paths: Sequence[Path], origin: str) -> list[str]:
+    """Return the SHA-256 of files; if that takes long, their number and size are printed on stderr first.
+
+    `origin` is the key of the spec that names them. A file that is missing or may not be read is a DataError.
+    """
+    keys = [_key(path) for path in paths]
+    sizes = [key[1] for key in keys if key not in _known]
+    if sum(sizes) >= ANNOUNCED_BYTES or len(sizes) >= ANNOUNCED_FILES:
+        print(
+            f"{origin}: hashing {len(sizes):,} files of {sum(sizes) / 1e9:.1f} GB, because every cell depends on "
+            "their content; Ctrl-C ends it",
+            file=sys.stderr,
+        )
+    return [file_sha256(path) for path in paths]
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, cached by size and modification time; a DataError if it cannot be read."""
+    key = _key(path)
+    if key not in _known:
+        try:
+            with path.open("rb") as file:
+                _known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise unreadable(path, error) from error
+    return _known[key]
+
+
+def _key(path: Path) -> tuple[Path, int, int]:
+    try:
+        status = path.stat()
+        return path.resolve(), status.st_size, status.st_mtime_ns
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """Return the error for a file that the system does not let us read."""
+    if isinstance(error, PermissionError):
+        return DataError(
+            f"the file {path} may not be read by this user; give read permission (chmod u+r) or a copy"
+        )
+    return DataError(
+        f"the file {path} cannot be read: {error.strerror or error}; check the path and the disk"
+    )
 
 
 def _expand(name: str, form: Literal["auto"] | Format, base: Path) -> list[ListedFile]:

@@ -48,7 +48,8 @@ FLOORS = {
     ],
     "analysis": [
         {"report"},
-        {"fit", "design", "audit", "theory"},
+        {"design", "audit", "theory"},
+        {"fit"},
         {"law"},
         {"curves"},
         {"runs"},

@@ -23,8 +23,9 @@ import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
 from analysis.design.candidates import Key, Option, ended, in_order, lost_shapes
-from analysis.design.objective import Objective, compared
+from analysis.design.objective import Objective
 from analysis.design.variance_model import Step, VarianceModel
+from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
 
 __all__ = ["Choice", "Objective", "Option", "propose"]
@@ -81,11 +82,18 @@ def propose(
     waiting = in_order(pending)
     if count < 1 or not able:
         return []
-    used, _ = compared(rows)
+    used = _compared(rows)
     curves = _guide(rows, used, [*able, *waiting])
     if curves is None:
         return _first(rows, waiting, able, count)
     return _best(rows, used, curves, waiting, able, objective, count)
+
+
+def _compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """The losses, one per shape and seed at one learning rate, ordered by depth, params and seed."""
+    finite = rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]
+    in_order = finite.sort_values(["depth", "params", "lr", "loss", "seed"], ignore_index=True)
+    return choose_rates(in_order).rows.sort_values(["depth", "params", "seed"])
 
 
 def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:

@@ -1,33 +1,24 @@
 """Objective of a search, and its estimate from the cells so far.
 
 The objective is the projected best depth of a size, the slope b of the law, or the crossings. The estimate is that of a
-fit (`build_curves`, `find_crossings`, `fit_threshold`, `project`) with its intervals, so that a search ends on the
-same numbers that the report shows.
+fit (`analysis.fit.study`) with its intervals, so that a search ends on the same numbers that the report shows.
 """
 
-import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from analysis.curves.curves import Curves, build_curves
-from analysis.design.candidates import diverged
 from analysis.errors import InputError
+from analysis.fit.study import Estimates, study_of
 from analysis.intervals import Interval
-from analysis.law.combined import Projection, project, rejected
-from analysis.law.crossings import Crossing, Crossings, find_crossings
-from analysis.law.loss_surfaces import fit_surfaces, points_of
-from analysis.law.threshold import ThresholdFit, fit_laws, fit_threshold
-from analysis.runs.learning_rates import choose_rates
+from analysis.law.combined import Projection, rejected
+from analysis.law.crossings import Crossing, Crossings
+from analysis.law.threshold import ThresholdFit
+from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
-
-Lost = tuple[tuple[int, float, int], ...]
 
 #: Successive estimates that must be narrow enough to end a search.
 CHECKS = 2
@@ -83,26 +74,20 @@ def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -
         raise InputError(
             f"The objective `depth` needs a size to project to, and its `params` is {objective.params}; give N, as 7e9."
         )
-    used, lost = compared(rows)
-    if used["depth"].nunique() < 2:
+    runs = None if rows.empty else RunTable.from_frame(rows)
+    return estimate_from(None if runs is None or runs.used.empty else study_of(runs, level=level), objective)
+
+
+@single_threaded
+def estimate_from(study: Estimates | None, objective: Objective) -> Estimate:
+    """Estimate the objective from a study; None is a study without a loss."""
+    if study is None or len(study.curves.depths) < 2:
         return _nothing("fewer than two depths have a loss")
-    curves = build_curves(used)
-    found = find_crossings(curves, level=level, diverged=lost)
-    return estimate_from(curves, found, objective)
-
-
-def estimate_from(curves: Curves, found: Crossings, objective: Objective) -> Estimate:
-    """Estimate the objective from the curves of the cells so far and their crossings."""
     if objective.kind == "crossings":
-        return _of_crossings(found)
+        return _of_crossings(study.crossings)
     if objective.kind == "b":
-        return _of_slope(fit_threshold(found, "log-linear"))
-    return _of_depth(projection(curves, found, float(objective.params or 0)))
-
-
-def projection(curves: Curves, found: Crossings, params: float) -> Projection:
-    """The best depth at N = `params` as a fit gives it, from the curves of a study and its crossings."""
-    return project(fit_laws(found), fit_surfaces(points_of(curves, curves.misfit_sd)), found.items, params)
+        return _of_slope(study.laws[0])
+    return _of_depth(study.project(float(objective.params or 0)))
 
 
 def reached(estimates: Sequence[Estimate], halfwidth: float) -> bool:
@@ -112,31 +97,6 @@ def reached(estimates: Sequence[Estimate], halfwidth: float) -> bool:
     """
     last = estimates[-CHECKS:]
     return len(last) == CHECKS and all(item.halfwidth <= halfwidth for item in last)
-
-
-def compared(rows: pd.DataFrame) -> tuple[pd.DataFrame, Lost]:
-    """Select the losses that a fit compares, one per shape and seed at one learning rate, and shapes without a loss.
-
-    Returns:
-        Rows ordered by depth, params and seed; (depth, N, diverged cells) of every shape without a loss.
-    """
-    rows = _sorted(rows, ("depth", "params", "lr", "loss", "seed")).reset_index(drop=True)
-    finite = np.isfinite(rows["loss"].to_numpy(dtype=float))
-    lost = () if finite.all() else _lost(rows, finite)
-    used = rows if finite.all() else rows[finite]
-    return _sorted(choose_rates(used).rows, ("depth", "params", "seed")), lost
-
-
-def _sorted(rows: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
-    return rows.iloc[np.lexsort([rows[name].to_numpy(dtype=float) for name in reversed(names)])]
-
-
-def _lost(rows: pd.DataFrame, finite: npt.NDArray[np.bool_]) -> Lost:
-    """Return (depth, N, diverged cells) of shapes without a loss."""
-    shapes = list(zip(rows["depth"].astype(int).tolist(), rows["params"].astype(float).tolist(), strict=True))
-    alive = set(itertools.compress(shapes, finite))
-    cells = Counter(itertools.compress(shapes, diverged(rows)))
-    return tuple((*shape, count) for shape, count in cells.items() if shape not in alive)
 
 
 def _nothing(why: str) -> Estimate:

@@ -1,7 +1,7 @@
 """Power of a plan: whole studies are simulated on exactly its shapes, and analysed.
 
 A simulated study is a run table of `analysis.design.simulated_study` with an assumed law, gaps and noise. It passes
-through the pipeline of real studies (`build_curves`, `find_crossings`, `fit_threshold`), so the estimate includes every
+through the pipeline of real studies (`analysis.fit.study`), so the estimate includes every
 weakness of that pipeline: statuses, open intervals, noise estimated from few seeds.
 """
 
@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.curves.curves import Curves, build_curves
-from analysis.design.objective import projection
 from analysis.design.simulated_study import Shape, Truth, draw_curves, simulate_matched
+from analysis.fit.study import Estimates, estimates_of
 from analysis.intervals import Interval, width_of
 from analysis.law.combined import Projection
-from analysis.law.crossings import Crossing, Crossings, find_crossings
+from analysis.law.crossings import Crossing
 from analysis.law.threshold import ThresholdFit, fit_threshold
 from analysis.threads import single_threaded
 
@@ -169,10 +168,10 @@ def simulate_power(
     """
     keys = [(seed, number) for number in range(studies)]
     simulated = [_simulated(truth, shapes, seeds, key) for key in keys]
-    crossings = [found.items for _, found in simulated]
-    laws = [fit_threshold(found, "log-linear") for _, found in simulated]
+    crossings = [study.crossings.items for study in simulated]
+    laws = [study.laws[0] for study in simulated]
     ahead = AHEAD * max(map(_params, shapes))
-    projected = [projection(curves, found, ahead) for curves, found in simulated]
+    projected = [study.project(ahead) for study in simulated]
     true = [_true_crossings(truth, shapes, key) for key in keys]
     pairs = zip(
         itertools.pairwise(truth.depths), zip(*crossings, strict=True), zip(*true, strict=True), strict=True
@@ -207,7 +206,7 @@ def compare_changes(
     tried = []
     for name, words, changed, seeds in _changes(shapes, base.seeds):
         studies_of = (_simulated(truth, changed, seeds, (base.seed, number)) for number in range(count))
-        widths = [_b_width(fit_threshold(found, "log-linear")) for _, found in studies_of]
+        widths = [_b_width(fit_threshold(study.crossings, "log-linear")) for study in studies_of]
         width = _finite_median(widths)
         ratio = width / before if width is not None and before else None
         tried.append(
@@ -228,12 +227,9 @@ def compare_changes(
     return ChangeComparison(count, before, changes)
 
 
-def _simulated(
-    truth: Truth, shapes: Sequence[Shape], seeds: int, key: tuple[int, int]
-) -> tuple[Curves, Crossings]:
-    """Simulate one study: its curves, and the crossings of neighbours."""
-    curves = build_curves(simulate_matched(truth, shapes, seeds, key))
-    return curves, find_crossings(curves, level=LEVEL)
+def _simulated(truth: Truth, shapes: Sequence[Shape], seeds: int, key: tuple[int, int]) -> Estimates:
+    """Simulate one study."""
+    return estimates_of(simulate_matched(truth, shapes, seeds, key), level=LEVEL)
 
 
 def _true_crossings(truth: Truth, shapes: Sequence[Shape], key: tuple[int, int]) -> list[float]:

@@ -8,21 +8,20 @@ import numpy as np
 import pandas as pd
 from pydantic import PlainValidator
 
-from analysis.curves.best_shapes import BestShape, best_shapes
-from analysis.curves.curves import Curves, build_curves
+from analysis.curves.best_shapes import BestShape
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
-from analysis.fit.crossing_shift import ChangedStudy, paired_shifts, split_sensitivity_runs
+from analysis.fit.crossing_shift import ChangedStudy, paired_shifts
 from analysis.fit.kaplan import Kaplan, kaplan
-from analysis.fit.rate_check import RateCheck, check_rates, widened
+from analysis.fit.rate_check import RateCheck, widened
+from analysis.fit.study import Study, estimates_of, study_of
 from analysis.law.advice import Advice, Disagreement, advices, disagreements, threshold_advice
 from analysis.law.combined import Projection, project
-from analysis.law.crossings import Crossing, Crossings, find_crossings
+from analysis.law.crossings import Crossing, Crossings
 from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
-from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
+from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN, near_optimal
-from analysis.law.threshold import REGRESSORS, Form, ThresholdFit, fit_laws, fit_threshold
-from analysis.runs.comparison import Comparison, compare
+from analysis.law.threshold import REGRESSORS, Form, ThresholdFit, fit_threshold
 from analysis.runs.epochs import Epochs, epochs_of
 from analysis.runs.table import RunTable
 from analysis.runs.tokens import TokenRule
@@ -31,15 +30,6 @@ from analysis.threads import single_threaded
 _NAME = "fit file (`interplay fit RUNS --json` writes one)"
 #: Defaults of a rival whose file has only the form.
 _UNKNOWN_LAW = {"status": "insufficient", "reason": "not in the file", "level": 0.95}
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The inputs of a fit, for figures."""
-
-    comparison: Comparison
-    curves: Curves
-    crossings: Crossings
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ class Fit:
         shifts: how far the crossings move with the learning rate (sensitivity runs).
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
         kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
-        evidence: None if read from a file.
+        study: what the figures are drawn from; None if read from a file.
     """
 
     crossings: tuple[Crossing, ...]
@@ -89,8 +79,8 @@ class Fit:
     shifts: tuple[ChangedStudy, ...] = ()
     learning_rate: RateCheck | None = None
     kaplan: Kaplan | None = None
-    # A file has no evidence: data frames are not read.
-    evidence: Annotated[Evidence | None, PlainValidator(lambda _: None)] = field(
+    # A file has no study: data frames are not read.
+    study: Annotated[Study | None, PlainValidator(lambda _: None)] = field(
         default=None, compare=False, repr=False
     )
 
@@ -119,8 +109,8 @@ class Fit:
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN."""
-        document: dict[str, Any] = to_json(replace(self, evidence=None))
-        del document["evidence"]
+        document: dict[str, Any] = to_json(replace(self, study=None))
+        del document["study"]
         document["rivals"] += document.pop("surfaces")
         document["rows"] = {"used": document.pop("used"), "left_out": document.pop("left_out")}
         return document
@@ -152,86 +142,58 @@ class Fit:
 
 @single_threaded
 def fit(
-    runs: RunTable,
-    *,
-    level: float = 0.95,
-    tokens: float | None = None,
-    entropy: float | None = None,
+    runs: RunTable, *, level: float = 0.95, tokens: float | None = None, entropy: float | None = None
 ) -> Fit:
-    """Fit a run table; the result depends neither on the order of the rows nor on duplicates.
+    """Fit a run table, see `study_of`; `entropy` is that of the data in nats per token, if known."""
+    return fit_of(study_of(runs, level=level, tokens=tokens), entropy)
 
-    Args:
-        runs: see `analysis.runs.table`.
-        level: of all intervals, between 0 and 1.
-        tokens: training tokens at which checkpoints are compared; by default the most that all shapes have.
-        entropy: of the data in nats per token, if known; a lower bound of the loss.
 
-    Raises:
-        InputError: no usable rows, or a level out of range, or no rows at `tokens`.
-    """
-    if not 0 < level < 1:
-        raise InputError(f"The level is {level:g}; it must lie between 0 and 1, as 0.95.")
-    runs, again = split_sensitivity_runs(runs)
-    comparison = compare(runs, tokens=tokens)
-    rows = comparison.rows
-    curves = build_curves(rows)
-    found = find_crossings(curves, level=level, diverged=_lost(comparison.diverged))
-    law, *rivals = fit_laws(found)
-    points = points_of(curves, curves.misfit_sd)
-    equal_tokens = comparison.tokens.rule not in ("with_params", "unequal")
-    surfaces = fit_surfaces(points, equal_tokens=equal_tokens)
-    best = best_shapes(rows, curves)
-    left_out = [*runs.left_out]
+@single_threaded
+def fit_of(study: Study, entropy: float | None = None) -> Fit:
+    """The fit of a study: its laws with their held-out regret, best shapes, checks and warnings."""
+    comparison, curves, found = study.comparison, study.curves, study.crossings
+    law, *rivals = study.laws
+    left_out = [*study.runs.left_out]
     for row, reason in comparison.left_out.items():
-        cell = runs.frame.at[row, "cell"]
+        cell = study.runs.frame.at[row, "cell"]
         left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
-    advice = advices((law, *rivals), surfaces)
-    check = check_rates(again, comparison, curves, found.items, level)
-    epochs = epochs_of(rows)
+    advice = advices(study.laws, study.surfaces)
+    again, epochs = study.sensitivity_runs, epochs_of(study.rows)
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
-        crossings=widened(found.items, check),
+        crossings=widened(found.items, study.learning_rate),
         law=law,
         rivals=tuple(rivals),
-        surfaces=surfaces,
-        held_out=_held_out(rows, curves, equal_tokens=equal_tokens),
-        disagreements=disagreements(advice, float(rows["params"].min()), reference=law.form)
+        surfaces=study.surfaces,
+        held_out=_held_out(study),
+        disagreements=disagreements(advice, float(study.rows["params"].min()), reference=law.form)
         if law.form in advice
         else (),
-        best=best,
+        best=study.best,
         noise=curves.noise.summary(),
         curves=curves.summary(),
         tokens=comparison.tokens,
         epochs=epochs,
         diverged=tuple({str(key): row[key] for key in row} for row in comparison.diverged.to_dict("records")),
-        count=runs.count,
-        used=len(rows),
+        count=study.runs.count,
+        used=len(study.rows),
         left_out=tuple(left_out),
-        warnings=(*comparison.warnings, *repeated, *_warnings(rows, curves, found.items)),
-        level=level,
-        shifts=() if again is None else paired_shifts(again, rows, curves, found.items, level),
-        learning_rate=check,
-        kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
-        evidence=Evidence(comparison, curves, found),
+        warnings=(*comparison.warnings, *repeated, *_warnings(study)),
+        level=found.level,
+        shifts=() if again is None else paired_shifts(again, study.rows, curves, found.items, found.level),
+        learning_rate=study.learning_rate,
+        kaplan=kaplan(study.rows, curves, study.best, entropy=entropy, level=found.level),
+        study=study,
     )
 
 
-def _lost(diverged: pd.DataFrame) -> tuple[tuple[int, float, int], ...]:
-    """(depth, N, runs) of the shapes whose rows all diverged."""
-    whole = diverged[diverged["diverged"] == diverged["of"]]
-    return tuple(
-        (int(depth), float(params), int(runs))
-        for depth, params, runs in zip(whole["depth"], whole["params"], whole["of"], strict=True)
-    )
-
-
-def _held_out(rows: pd.DataFrame, curves: Curves, *, equal_tokens: bool) -> tuple[HeldOut, ...]:
+def _held_out(study: Study) -> tuple[HeldOut, ...]:
     # Both forms use the same rows, one after the other: keep the last crossings.
     last: list[tuple[pd.DataFrame, Crossings]] = []
 
     def crossings(seen: pd.DataFrame) -> Crossings:
         if not last or last[0][0] is not seen:
-            found = find_crossings(build_curves(seen))
+            found = estimates_of(seen).crossings
             last[:] = [(seen, found)]
         return last[0][1]
 
@@ -242,11 +204,12 @@ def _held_out(rows: pd.DataFrame, curves: Curves, *, equal_tokens: bool) -> tupl
         return train
 
     # The median, not the mean square: the misfit of the smallest models can be many times that of the others.
-    surfaces = surface_trainers(float(np.median(curves.misfit_sd)), equal_tokens=equal_tokens)
-    return held_out(rows, {form: trainer(form) for form in REGRESSORS} | surfaces)
+    surfaces = surface_trainers(float(np.median(study.curves.misfit_sd)), equal_tokens=study.equal_tokens)
+    return held_out(study.rows, {form: trainer(form) for form in REGRESSORS} | surfaces)
 
 
-def _warnings(rows: pd.DataFrame, curves: Curves, crossings: tuple[Crossing, ...]) -> list[str]:
+def _warnings(study: Study) -> list[str]:
+    rows, curves, crossings = study.rows, study.curves, study.crossings.items
     found = []
     source = curves.noise.source
     if source == "residuals":

@@ -170,8 +170,8 @@ def measure_data(members: Sequence[Member], name: str, target: float | None = No
 
 def _measured(member: Member, name: str) -> pd.DataFrame | None:
     """The compared rows of a member with a finite measure."""
-    if member.fit is not None and member.fit.evidence is not None:
-        rows = member.fit.evidence.comparison.rows
+    if member.fit is not None and member.fit.study is not None:
+        rows = member.fit.study.rows
     else:
         try:
             rows = compare(split_sensitivity_runs(member.runs)[0]).rows

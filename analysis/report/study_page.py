@@ -21,7 +21,7 @@ from analysis.report.extras.search import search_sentence
 from analysis.report.extras.shifts import shift_sentence, shifts_table
 from analysis.report.figures import palette
 from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import evidence_of
+from analysis.report.figures.frames import study_of_fit
 from analysis.report.html import write_page
 from analysis.report.tables import (
     best_table,
@@ -77,7 +77,7 @@ def write_report(
         ValueError: the fit has no evidence to draw.
         OSError: the folder cannot be written.
     """
-    evidence = evidence_of(fit)
+    study = study_of_fit(fit)
     folder = Path(out)
     history = None if search is None else search_data(runs, search, level=fit.level)
     context = Context(runs, fit, entropy, curves, history, measures)
@@ -87,7 +87,7 @@ def write_report(
     if graded is not None:
         colours |= palette.of_values(len(graded[1].axis.labels))
     pairs = _listed_pairs(fit)
-    shapes, seeds = counted(len(evidence.curves.x), "shape"), counted(int(fit.noise.get("seeds", 1)), "seed")
+    shapes, seeds = counted(len(study.curves.x), "shape"), counted(int(fit.noise.get("seeds", 1)), "seed")
     read = [fit.tokens.sentence, fit.epochs.sentence if fit.epochs else "", count_phrase(fit.count)]
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")

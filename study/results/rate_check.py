@@ -10,41 +10,32 @@ if TYPE_CHECKING:
     # A status without rows, or a recommendation from a published law, loads no numerical library.
     from analysis.fit.document import Fit
     from analysis.fit.rate_check import RateCheck
+    from analysis.fit.study import Study
     from analysis.runs.table import RunTable
     from study.plan.cells import PlannedCell
     from study.plan.plan import Plan
 
 
-def study_fit(plan: "Plan", table: "RunTable", **options: Any) -> "Fit":
-    """Fit the run table of a study by `analysis.fit.document.fit`, and plan the missing part of the check."""
-    from analysis.fit.document import fit
+def study_fit(plan: "Plan", table: "RunTable", entropy: float | None = None, **options: Any) -> "Fit":
+    """Fit the run table of a study, and plan the missing part of the check; `options` are those of `study_of`."""
+    from analysis.fit.document import fit_of
+    from analysis.fit.study import study_of
 
-    found = fit(table, **options)
-    return replace(found, learning_rate=_planned(found.learning_rate, plan, table))
-
-
-def study_check(plan: "Plan", table: "RunTable") -> "RateCheck | None":
-    """The state of the check; None if no pair of depths can be compared."""
-    return None if table.used.empty else study_fit(plan, table).learning_rate
+    study = study_of(table, **options)
+    return replace(fit_of(study, entropy), learning_rate=planned_check(plan, study))
 
 
-def with_check(fit_file: Path | None, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Recommended shapes with the state of the check of the fit that they come from, if it has one."""
-    if fit_file is None:
-        return list(shapes)
-    from study.results.recommend import read_fit
+def planned_check(plan: "Plan", study: "Study") -> "RateCheck | None":
+    """The check with the cells, FLOPs and seconds of its missing part by the plan, and the `--set` that adds it.
 
-    check = read_fit(fit_file).learning_rate
-    return [{**shape, **({"learning_rate": check.sentence} if check else {})} for shape in shapes]
-
-
-def _planned(check: "RateCheck | None", plan: "Plan", table: "RunTable") -> "RateCheck | None":
-    """The check with the cells, FLOPs and seconds of its missing part by the plan, and the `--set` that adds it."""
+    None if no pair of depths can be compared.
+    """
     from study.plan.plan import wall_seconds
 
+    check = study.learning_rate
     if check is None or check.checked:
         return check
-    cells, key, factors = _missing_cells(plan, table)
+    cells, key, factors = _missing_cells(plan, study)
     sets = [f"{key}=[{','.join(f'{factor:g}' for factor in factors)}]"]
     if key == "search.lr_factors":
         sets += ["sensitivity=null"] * (plan.planner.spec.sensitivity is not None)
@@ -58,20 +49,32 @@ def _planned(check: "RateCheck | None", plan: "Plan", table: "RunTable") -> "Rat
     )
 
 
-def _missing_cells(plan: "Plan", table: "RunTable") -> "tuple[list[PlannedCell], str, tuple[float, ...]]":
+def with_check(fit_file: Path | None, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Recommended shapes with the state of the check of the fit that they come from, if it has one."""
+    if fit_file is None:
+        return list(shapes)
+    from study.results.recommend import read_fit
+
+    check = read_fit(fit_file).learning_rate
+    return [{**shape, **({"learning_rate": check.sentence} if check else {})} for shape in shapes]
+
+
+def _missing_cells(plan: "Plan", study: "Study") -> "tuple[list[PlannedCell], str, tuple[float, ...]]":
     """The cells of the missing part, and the key and value that add them."""
     from study.search.sensitivity_runs import sensitivity_cells
     from study.spec.search import SensitivitySection
 
-    spec, ended = plan.planner.spec, table.frame[table.frame["status"] != "failed"]
+    spec = plan.planner.spec
+    parts = [study.runs, *([study.sensitivity_runs] if study.sensitivity_runs else [])]
+    ended = {cell for part in parts for cell in part.frame.loc[part.frame["status"] != "failed", "cell"]}
     rates = spec.search.lr_factors
     asked = (spec.sensitivity or SensitivitySection()).lr_factors
     if len(rates) == 1:
         # Wider than asked for if all of that has been trained.
         for factors in (asked, _wider((1.0, *asked))):
             section = SensitivitySection(lr_factors=tuple(factor for factor in factors if factor != 1))
-            cells = sensitivity_cells(spec.model_copy(update={"sensitivity": section}), plan, table)
-            missing = [cell for cell in cells if cell.cell.key not in set(ended["cell"])]
+            cells = sensitivity_cells(spec.model_copy(update={"sensitivity": section}), plan, study)
+            missing = [cell for cell in cells if cell.cell.key not in ended]
             if missing:
                 return missing, "sensitivity.lr_factors", section.lr_factors
     # No crossing lies inside the sizes: all shapes at other rates.

@@ -12,20 +12,21 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.design.next_cells import Choice
-from analysis.design.objective import Estimate, estimate
+from analysis.design.objective import Estimate, estimate_from
 from analysis.files import to_json
 from analysis.fit.rate_check import RateCheck
+from analysis.fit.study import Study
 from study.plan import Plan, PlannedCell, make_plan
-from study.results.rate_check import study_check
+from study.results.rate_check import planned_check
 from study.search import make_search
-from study.search.crossing_search import frame, next_words, row_of
+from study.search.crossing_search import next_words
 from study.search.source import SearchEnd
 from study.search.stopping_rule import objective_of
 from study.spec.study import StudySpec
 from study.tracking.ledger import outcomes, study_rows, unfinished_cells, with_recorded
 from study.tracking.rows import ENDED, Row
 from study.tracking.study_paths import study_paths
-from study.tracking.tables import run_table
+from study.tracking.tables import study_of_rows
 from study.tracking.tracker import make_tracker
 
 
@@ -112,18 +113,21 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     sent = None if problem else tracker.recorded()
     own = {key: row.tags.get(ENDED) for key, row in recorded.items() if row.study == spec.name}
     waiting = None if problem else sum((sent or {}).get(key) != ended for key, ended in own.items())
-    known = _knowledge(spec, plan, rows, unfinished_cells(plan, rows, started, paths.checkpoints))
-    check = study_check(plan, run_table(plan, rows)) if known else None
+    study = study_of_rows(plan, rows)
+    begun = unfinished_cells(plan, rows, started, paths.checkpoints)
+    known = _knowledge(spec, plan, rows, study, begun)
+    check = planned_check(plan, study) if study else None
     return StudyStatus(plan, rows, states, driver, waiting, problem, sent is not None, known, check)
 
 
-def _knowledge(spec: StudySpec, plan: Plan, rows: Mapping[str, Row], begun: list[str]) -> Knowledge | None:
-    """Estimate from rows in the order in which they finished; `begun` are keys of started cells without a row."""
+def _knowledge(
+    spec: StudySpec, plan: Plan, rows: Mapping[str, Row], study: Study | None, begun: list[str]
+) -> Knowledge | None:
+    """What the finished cells show; `begun` are keys of started cells without a row."""
     ended = [(planned, rows[planned.cell.key]) for planned in plan.main if planned.cell.key in rows]
     if not ended:
         return None
-    rows_so_far = frame(row_of(planned, row.loss, row.loss_se, row.status) for planned, row in ended)
-    known = estimate(rows_so_far, objective_of(spec))
+    known = estimate_from(study, objective_of(spec))
     flops = math.fsum(planned.flops * row.trained_share for planned, row in ended)
     state = make_search(spec, plan, outcomes(rows), begun).state() if spec.search.chooses_cells else None
     if state is None:

@@ -34,7 +34,7 @@ from study.tracking.ownership import check_owner
 from study.tracking.provenance import revision, versions
 from study.tracking.rows import PURPOSE, Row
 from study.tracking.study_paths import SPEC, StudyPaths, study_paths
-from study.tracking.tables import curve_table, layer_table, run_table
+from study.tracking.tables import curve_table, layer_table, run_table, study_of_rows
 from study.tracking.tracker import make_tracker
 from study.workers.launch_failures import report_launch_failures
 from study.workers.machines import (
@@ -170,7 +170,7 @@ class _Run:
         return ThenSensitivityRuns(
             self.search,
             lambda key: key in rows and rows[key].status != "failed",
-            lambda: sensitivity_cells(self.spec, self.plan, run_table(self.plan, rows)),
+            lambda: sensitivity_cells(self.spec, self.plan, study_of_rows(self.plan, rows)),
             self.recorder.add_sensitivity_cells,
         )
 

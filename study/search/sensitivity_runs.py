@@ -7,12 +7,10 @@ rows give the same cells.
 import itertools
 from collections.abc import Callable, Sequence
 
-from analysis.curves.curves import build_curves
-from analysis.fit.crossing_shift import SENSITIVITY, split_sensitivity_runs
+from analysis.fit.crossing_shift import SENSITIVITY
 from analysis.fit.rate_check import near_crossing
-from analysis.law.crossings import find_crossings
-from analysis.runs.comparison import compare
-from analysis.runs.table import STOPPED, RunTable
+from analysis.fit.study import Study
+from analysis.runs.table import STOPPED
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
 from study.search.source import Source
@@ -20,21 +18,20 @@ from study.spec.study import StudySpec
 from trainables.cell import Shape
 
 
-def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[PlannedCell]:
+def sensitivity_cells(spec: StudySpec, plan: Plan, study: Study | None) -> list[PlannedCell]:
     """The cells of the sensitivity runs: both depths of each crossing, the next size below and above it, and all seeds.
 
     Args:
         spec: its section `sensitivity` has the multiples of the rate; without it there are no cells.
         plan: plans the cells.
-        table: the run table of the study; its sensitivity runs change nothing.
+        study: what is known; its sensitivity runs change nothing. None without a usable row.
     """
-    main, _ = split_sensitivity_runs(table)
-    if spec.sensitivity is None or main.used.empty:
+    if spec.sensitivity is None or study is None:
         return []
-    rows = compare(main).rows
+    rows = study.rows
     # Runs stopped early have no final loss to compare with.
     whole = rows[rows["status"] != STOPPED]
-    crossings = [item for item in find_crossings(build_curves(rows)).items if item.params is not None]
+    crossings = [item for item in study.crossings.items if item.params is not None]
     base = spec.search.lr_factors[0]
     cells: dict[str, PlannedCell] = {}
     for item, factor in itertools.product(crossings, spec.sensitivity.lr_factors):

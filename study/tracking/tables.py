@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from analysis.fit.study import Study, study_of
 from analysis.runs.table import RunTable
 from study.plan import Plan, PlannedCell
 from study.tracking.ledger import with_recorded
@@ -59,6 +60,12 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
         for row in (rows[planned.cell.key],)
     ]
     return RunTable.from_frame(pd.DataFrame(lines), source=f"the study {plan.name!r}")
+
+
+def study_of_rows(plan: Plan, rows: Mapping[str, Row]) -> Study | None:
+    """The curves and crossings of a study's rows; None without a usable row."""
+    table = run_table(plan, rows) if rows else None
+    return None if table is None or table.used.empty else study_of(table)
 
 
 def layer_table(plan: Plan, rows: Mapping[str, Row]) -> pd.DataFrame:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from analysis.curves.curves import build_curves
-from analysis.design.objective import Estimate, Objective, compared, estimate_from
+from analysis.design.objective import Estimate, Objective, estimate_from
+from analysis.fit.study import study_of
 from analysis.intervals import Interval
-from analysis.law.crossings import Crossing, find_crossings
-from analysis.law.threshold import ThresholdFit, fit_threshold
+from analysis.law.crossings import Crossing
+from analysis.law.threshold import ThresholdFit
+from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 from tests.coverage.worlds import WORLDS, World
 
@@ -33,10 +34,8 @@ def score(name: str, number: int) -> Record:
     """Simulate a study of a world, fit it as a search does, and compare with the truth."""
     world = WORLDS[name]
     rows, curves = world.study(name, number)
-    used, lost = compared(rows)
-    fitted = build_curves(used)
-    found = find_crossings(fitted, diverged=lost)
-    law = fit_threshold(found, "log-linear")
+    study = study_of(RunTable.from_frame(rows))
+    found, law = study.crossings, study.laws[0]
     pairs = []
     for item in found.items:
         low, high = item.params_interval or (None, None)
@@ -60,7 +59,7 @@ def score(name: str, number: int) -> Record:
         "a_held": None if law.a_interval is None else holds(law.a_interval, world.truth.a),
         "b_held": None if law.b_interval is None else holds(law.b_interval, _true_slope(world, attributed)),
         "b_significant": (low is not None and low > 0) or (high is not None and high < 0),
-        "projection": _projection(world, params, estimate_from(fitted, found, ahead), attributed),
+        "projection": _projection(world, params, estimate_from(study, ahead), attributed),
     }
 
 

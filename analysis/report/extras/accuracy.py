@@ -67,9 +67,9 @@ def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
 
     None if the table has fewer than two difficulties, or the fit was read from a file.
     """
-    if fit.evidence is None:
+    if fit.study is None:
         return None
-    found = [match for name in fit.evidence.comparison.rows.columns if (match := GRADED.fullmatch(str(name)))]
+    found = [match for name in fit.study.rows.columns if (match := GRADED.fullmatch(str(name)))]
     tables: list[tuple[Value, pd.DataFrame | None]] = []
     for match in sorted(found, key=lambda match: int(match[2])):
         rows = _rows_with(fit, match[0])
@@ -82,9 +82,9 @@ def graded_accuracy(fit: Fit) -> tuple[str, MeasureData] | None:
 
 def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
     """The compared rows with a number from 0 to 1 in the column; a foreign table may hold percent there."""
-    if fit.evidence is None or name not in fit.evidence.comparison.rows:
+    if fit.study is None or name not in fit.study.rows:
         return pd.DataFrame()
-    rows = fit.evidence.comparison.rows
+    rows = fit.study.rows
     rows = rows[rows["status"] != STOPPED]
     numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
     return rows.assign(**{name: numbers})[(numbers >= 0) & (numbers <= 1)]

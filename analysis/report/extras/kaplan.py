@@ -33,7 +33,7 @@ from analysis.report.figures.canvas import (
     size_axis,
 )
 from analysis.report.figures.figure import Absent, Context, Figure
-from analysis.report.figures.frames import LINE, by_depth, concat, evidence_of, shape_points, stack
+from analysis.report.figures.frames import LINE, by_depth, concat, shape_points, stack, study_of_fit
 from analysis.tables import Column, Table
 
 NAME, TITLE = "kaplan", "Size, shape and count, as drawn by Kaplan et al. 2020"
@@ -97,8 +97,8 @@ def kaplan_data(fit: Fit) -> KaplanData | None:
     found = fit.kaplan
     if found is None or no_kaplan(fit) is not None:
         return None
-    evidence = evidence_of(fit)
-    totals = totals_of(evidence.comparison.rows, evidence.curves)
+    study = study_of_fit(fit)
+    totals = totals_of(study.rows, study.curves)
     points = shape_points(fit).assign(total_params=math.nan if totals is None else np.exp(totals.log))
     names = ["budget", "params", "depth", "width", "aspect", "increase"]
     rows = [
@@ -124,7 +124,7 @@ def no_kaplan(fit: Fit) -> str | None:
 
 def _curves(fit: Fit, totals: Totals | None) -> pd.DataFrame:
     """The curves of each depth over N, and over all parameters."""
-    curves = evidence_of(fit).curves
+    curves = study_of_fit(fit).curves
     parts = []
     for depth in curves.depths:
         low, high = curves.range(depth)

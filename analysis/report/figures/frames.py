@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.noise import Floats
-from analysis.fit.document import Evidence, Fit
+from analysis.fit.document import Fit
+from analysis.fit.study import Study
 from analysis.law.advice import law_of
 from analysis.law.projection import Law
 
@@ -14,24 +15,24 @@ from analysis.law.projection import Law
 LINE = 61
 
 
-def evidence_of(fit: Fit) -> Evidence:
+def study_of_fit(fit: Fit) -> Study:
     """The rows, curves and gaps that a fit was made from.
 
     Raises:
         ValueError: the fit was read from a file, which does not hold them.
     """
-    if fit.evidence is None:
+    if fit.study is None:
         raise ValueError("a fit that was read from a file has no curves to draw; fit the run table again")
-    return fit.evidence
+    return fit.study
 
 
 def shape_points(fit: Fit) -> pd.DataFrame:
     """One row per shape: depth, params, width, low and high loss over the seeds, and the mean loss."""
-    evidence = evidence_of(fit)
-    grouped = evidence.comparison.rows.groupby(["depth", "params"], sort=True).agg(
+    study = study_of_fit(fit)
+    grouped = study.rows.groupby(["depth", "params"], sort=True).agg(
         width=("width", "first"), low=("loss", "min"), high=("loss", "max")
     )
-    return grouped.reset_index().assign(loss=evidence.curves.mean)
+    return grouped.reset_index().assign(loss=study.curves.mean)
 
 
 def drawn_law(fit: Fit) -> Law | None:

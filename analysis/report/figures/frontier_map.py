@@ -20,7 +20,7 @@ from analysis.fit.document import Fit
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import Axes, count_axis, depth_axis, new_canvas
 from analysis.report.figures.figure import Absent, Context, Figure
-from analysis.report.figures.frames import LINE, concat, drawn_law, evidence_of, stack
+from analysis.report.figures.frames import LINE, concat, drawn_law, stack, study_of_fit
 
 NAME, TITLE = "frontier", "What a wrong shape costs"
 #: A map needs this many shapes, and half of all, with another depth at their N.
@@ -72,9 +72,9 @@ def figure(context: Context) -> Figure | Absent:
 
 def frontier_data(fit: Fit) -> FrontierData | None:
     """The map of excess loss; None if fewer than `LEAST_SHAPES`, or than half, have another depth at their N."""
-    evidence = evidence_of(fit)
-    curves = evidence.curves
-    widths = evidence.comparison.rows.groupby(["depth", "params"], sort=True)["width"].first().to_numpy(float)
+    study = study_of_fit(fit)
+    curves = study.curves
+    widths = study.rows.groupby(["depth", "params"], sort=True)["width"].first().to_numpy(float)
     shapes, cells = [], []
     for depth in curves.depths:
         index = curves.at(depth)

@@ -16,7 +16,7 @@ from analysis.numbers import percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import WIDTH, Axes, size_axis
 from analysis.report.figures.figure import Absent, Context, Figure
-from analysis.report.figures.frames import evidence_of
+from analysis.report.figures.frames import study_of_fit
 
 NAME, TITLE = "gaps", "Where the deeper model takes the lead"
 #: Panels; more would be too small to read.
@@ -66,7 +66,7 @@ def figure(context: Context) -> Figure | Absent:
         f"{_noise_words(fit)} Ticks at the bottom are the measured sizes.{shown}"
     )
     table = pd.concat([_numbers(panel) for panel in panels], ignore_index=True)
-    quantile = evidence_of(fit).crossings.quantile
+    quantile = study_of_fit(fit).crossings.quantile
     return Figure(NAME, TITLE, caption, table, lambda: draw_gaps(panels, quantile))
 
 
@@ -85,7 +85,7 @@ def _noise_words(fit: Fit) -> str:
 
 def gap_data(fit: Fit) -> list[GapPanel]:
     """Gaps of the first `MAX_PANELS` pairs with a common range."""
-    curves = evidence_of(fit).curves
+    curves = study_of_fit(fit).curves
     panels = []
     for item in fit.crossings:
         gap = gap_of(curves, item.shallow, item.deep)

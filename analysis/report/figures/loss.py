@@ -11,7 +11,7 @@ from analysis.fit.document import Fit
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import new_canvas, outside_legend, points_of_depths, size_axis
 from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import LINE, by_depth, concat, evidence_of, shape_points, stack
+from analysis.report.figures.frames import LINE, by_depth, concat, shape_points, stack, study_of_fit
 
 #: Family of curves -> text.
 FAMILIES = {
@@ -61,7 +61,7 @@ def figure(context: Context) -> Figure:
 
 def loss_data(fit: Fit, entropy: float | None = None) -> LossData:
     """Points and curves of the losses."""
-    curves = evidence_of(fit).curves
+    curves = study_of_fit(fit).curves
     points = shape_points(fit).assign(se=curves.se, seeds=curves.count, residual=curves.residual)
     lines = []
     for depth in curves.depths:
@@ -98,7 +98,7 @@ def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Ca
 
 def curves_phrase(fit: Fit) -> str:
     """The family of curves and how far the points lie from them."""
-    curves = evidence_of(fit).curves
+    curves = study_of_fit(fit).curves
     if all(len(curves.at(depth)) < 2 for depth in curves.depths):
         return "No depth has two sizes, so there are no curves."
     text = f"The curves are {FAMILIES.get(curves.smooth.family, curves.smooth.family)}"

@@ -13,7 +13,7 @@ from analysis.numbers import percent
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import count_axis, new_canvas, outside_legend, size_axis
 from analysis.report.figures.figure import Absent, Context, Figure
-from analysis.report.figures.frames import concat, drawn_law, evidence_of, stack
+from analysis.report.figures.frames import concat, drawn_law, stack, study_of_fit
 
 NAME, TITLE = "rivals", "The best depth by each law"
 #: Largest N drawn, and points per decade.
@@ -65,7 +65,7 @@ def figure(context: Context) -> Figure | Absent:
 
 def rivals_data(fit: Fit) -> RivalsData | None:
     """The best depth of each law from the smallest measured size to 10¹³; None if no law has any."""
-    params = evidence_of(fit).comparison.rows["params"]
+    params = study_of_fit(fit).comparison.rows["params"]
     low, high = float(params.min()), float(params.max())
     end = max(FARTHEST, 10 * high)
     grid = np.geomspace(low, end, max(2, 1 + math.ceil(PER_DECADE * math.log10(end / low))))

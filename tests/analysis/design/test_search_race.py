@@ -9,10 +9,10 @@ import math
 import numpy as np
 import pytest
 
-from analysis.curves.curves import build_curves
-from analysis.design.objective import Estimate, compared
+from analysis.design.objective import Estimate
 from analysis.design.simulated_study import Truth, draw_curves
-from analysis.law.crossings import find_crossings
+from analysis.fit.study import study_of
+from analysis.runs.table import RunTable
 from tests.bench import search
 from tests.bench.search import ASKED, CAP, SETTINGS, Setting, crossing, grid, losses_of, race
 
@@ -44,8 +44,7 @@ def raced(name, number):
 def crossings_held(setting, rows, number):
     """Whether each interval of a crossing holds that of the study's own curves."""
     curves = draw_curves(setting.truth, (0, number))
-    found = find_crossings(build_curves(compared(rows)[0]))
-    for item in found.items:
+    for item in study_of(RunTable.from_frame(rows)).crossings.items:
         low, high = item.params_interval or (None, None)
         true = curves.crossing(item.shallow, setting.budgets[0] / 20, setting.budgets[-1] * 20)
         yield (low is None or low <= true) and (high is None or true <= high)

@@ -230,7 +230,7 @@ def test_a_curve_over_all_parameters_goes_through_the_points_as_over_n(shaped):
                 points[column].iloc[[0, -1]].tolist()
             )
             at = np.interp(np.log(points[column]), np.log(line["params"]), line["loss"])
-            curves = shaped.evidence.curves
+            curves = shaped.study.curves
             assert at == pytest.approx(
                 curves.smooth.loss(depth, np.log(points["params"].to_numpy())), abs=5e-4
             )

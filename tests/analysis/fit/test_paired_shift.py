@@ -92,7 +92,7 @@ def found(frame):
 
 def test_sensitivity_runs_change_nothing_in_the_study_itself(frame, found):
     alone = fit(RunTable.from_frame(frame[frame["purpose"] == ""].drop(columns="purpose")))
-    assert found.evidence.crossings.items == alone.evidence.crossings.items == alone.crossings
+    assert found.study.crossings.items == alone.study.crossings.items == alone.crossings
     assert found.law == alone.law
     assert found.used == alone.used
     assert alone.shifts == ()

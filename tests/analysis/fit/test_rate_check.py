@@ -109,7 +109,7 @@ def found(frame):
 
 
 def test_the_shift_to_the_best_rates_is_part_of_the_interval(found):
-    own = {(item.shallow, item.deep): item for item in found.evidence.crossings.items}
+    own = {(item.shallow, item.deep): item for item in found.study.crossings.items}
     for pair in found.learning_rate.pairs:
         before = own[pair.shallow, pair.deep]
         (after,) = (c for c in found.crossings if (c.shallow, c.deep) == (pair.shallow, pair.deep))
@@ -194,7 +194,7 @@ def test_three_rates_that_enclose_the_best_one_are_a_check():
 
 
 def test_a_crossing_that_may_leave_the_sizes_is_no_longer_bracketed(found):
-    (item, *_) = (c for c in found.evidence.crossings.items if c.status == "bracketed")
+    (item, *_) = (c for c in found.study.crossings.items if c.status == "bracketed")
     (pair,) = (p for p in found.learning_rate.pairs if (p.shallow, p.deep) == (item.shallow, item.deep))
     for shift, interval in ((-9.0, (-9.5, -8.5)), (None, (None, -1.0))):
         far = replace(pair.shift, shift=shift, shift_interval=interval)

@@ -9,12 +9,11 @@ import pandas as pd
 import pytest
 from scipy.optimize import brentq
 
-from analysis.curves.curves import build_curves
-from analysis.design.objective import projection
 from analysis.errors import InputError
+from analysis.fit.study import estimates_of
 from analysis.law.advice import APART, advices
 from analysis.law.combined import project
-from analysis.law.crossings import Crossing, find_crossings
+from analysis.law.crossings import Crossing
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.threshold import ThresholdFit
 
@@ -269,10 +268,9 @@ def answered(name, key):
     """(truth, projection) at 3 and at 10 times the largest size of one study."""
     world = WORLDS[name]
     rows = world.rows(np.random.default_rng([15, key]))
-    curves = build_curves(rows)
-    found = find_crossings(curves)
+    study = estimates_of(rows)
     largest = float(rows["params"].max())
-    return [(world.best_depth(k * largest), projection(curves, found, k * largest)) for k in (3, 10)]
+    return [(world.best_depth(k * largest), study.project(k * largest)) for k in (3, 10)]
 
 
 def claims(answers):

@@ -91,7 +91,7 @@ def test_loss_data_are_the_means_and_ranges_and_the_curves(study, pilot_fit):
 
 
 def test_gap_data_agree_with_the_crossings(found):
-    panels, quantile = gap_data(found), found.evidence.crossings.quantile
+    panels, quantile = gap_data(found), found.study.crossings.quantile
     pairs = [(panel.crossing.shallow, panel.crossing.deep) for panel in panels]
     assert pairs == [(1, 2), (2, 4), (4, 6)]
     for panel in panels:
@@ -130,7 +130,7 @@ def test_profile_marks_the_near_optimal_set(found):
 
 def test_the_map_is_zero_at_the_best_depth_of_each_size(found):
     data = frontier_data(found)
-    curves = found.evidence.curves
+    curves = found.study.curves
     for part in (data.shapes, data.cells):
         compared = part[part["excess"].notna()]
         assert (compared["excess"] >= 0).all()
@@ -250,7 +250,7 @@ def test_rivals_are_the_advices_of_the_fit(found):
             depth = advice(row["params"])
             assert row["depth"] == pytest.approx(depth) if depth else math.isnan(row["depth"])
     assert data.lines["params"].max() == pytest.approx(1e13)
-    rows = found.evidence.comparison.rows["params"]
+    rows = found.study.rows["params"]
     assert data.measured == (rows.min(), rows.max())
     assert data.best["depth"].tolist() == [item.depth for item in found.best]
 

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from analysis.files import write_json
+from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from study.plan.plan import make_plan
-from study.results.rate_check import study_check, study_fit, with_check
+from study.results.rate_check import planned_check, study_fit, with_check
 from study.results.recommend import recommend
 from study.results.tables import fit_table, recommendation_table
 from study.search.sensitivity_runs import sensitivity_cells
@@ -46,16 +47,16 @@ def keys(cells):
 
 def test_the_missing_check_takes_the_sensitivity_runs_of_the_plan():
     plan = make_plan(load_spec(SMALL))
-    check = study_check(plan, table_of(plan.cells))
+    check = planned_check(plan, study_of(table_of(plan.cells)))
     assert not check.checked
     spec = load_spec(SMALL, added(check))
-    cells = sensitivity_cells(spec, make_plan(spec), table_of(plan.cells))
+    cells = sensitivity_cells(spec, make_plan(spec), study_of(table_of(plan.cells)))
     assert check.runs == len(cells) > 0
     assert check.flops == pytest.approx(sum(planned.flops for planned in cells))
     assert check.seconds == pytest.approx(sum(planned.seconds for planned in cells) / plan.slots)
     # What was trained of it is not counted again; all of it is the check.
-    assert study_check(plan, table_of([*plan.cells, *cells[:5]])).runs == len(cells) - 5
-    done = study_check(plan, table_of([*plan.cells, *cells]))
+    assert planned_check(plan, study_of(table_of([*plan.cells, *cells[:5]]))).runs == len(cells) - 5
+    done = planned_check(plan, study_of(table_of([*plan.cells, *cells])))
     assert done.checked
     assert (done.runs, done.flops) == (0, None)
 
@@ -63,13 +64,13 @@ def test_the_missing_check_takes_the_sensitivity_runs_of_the_plan():
 def test_a_best_rate_beyond_those_tried_asks_for_wider_ones():
     spec = load_spec(SMALL, ["sensitivity.lr_factors=[0.5, 2]"])
     plan = make_plan(spec)
-    cells = sensitivity_cells(spec, plan, table_of(plan.cells, best=4.0))
+    cells = sensitivity_cells(spec, plan, study_of(table_of(plan.cells, best=4.0)))
     table = table_of([*plan.cells, *cells], best=4.0)
-    check = study_check(plan, table)
+    check = planned_check(plan, study_of(table))
     assert not check.checked
     wider = load_spec(SMALL, added(check))
     assert wider.sensitivity.lr_factors == (0.25, 0.5, 2.0, 4.0)
-    assert check.runs == len(keys(sensitivity_cells(wider, plan, table)) - keys(cells))
+    assert check.runs == len(keys(sensitivity_cells(wider, plan, study_of(table))) - keys(cells))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_without_one_rate_or_a_crossing_it_takes_more_rates_of_all_shapes(name, 
     if len(plan.search.lr_factors) == 1:
         frame = table.frame.assign(loss=table.frame["loss"] - 0.9 * np.log2(table.frame["depth"]))
         table = RunTable.from_frame(frame.assign(loss=frame["loss"] + 2))
-    check = study_check(plan, table)
+    check = planned_check(plan, study_of(table))
     more = make_plan(load_spec(name, [*overrides, *added(check)]))
     assert keys(plan.cells) < keys(more.cells)
     assert check.runs == len(more.cells) - len(plan.cells)
@@ -96,13 +97,13 @@ def test_without_one_rate_or_a_crossing_it_takes_more_rates_of_all_shapes(name, 
 
 def test_three_rates_in_the_grid_are_a_check():
     plan = make_plan(load_spec(SMALL, ["search.lr_factors=[0.5, 1, 2]"]))
-    assert study_check(plan, table_of(plan.cells)).checked
+    assert planned_check(plan, study_of(table_of(plan.cells))).checked
 
 
 def test_fit_and_recommendation_state_the_check(tmp_path):
     plan = make_plan(load_spec(SMALL))
     fit = study_fit(plan, table_of(plan.cells))
-    assert fit.learning_rate == study_check(plan, table_of(plan.cells))
+    assert fit.learning_rate == planned_check(plan, study_of(table_of(plan.cells)))
     write_json(tmp_path / "fit.json", fit.to_json())
     assert json.loads((tmp_path / "fit.json").read_text())["learning_rate"]["checked"] is False
     source, shapes = recommend(tmp_path / "fit.json", None, [2e4])

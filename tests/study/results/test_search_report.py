@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.design.simulated_study import Truth
+from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from study.plan.plan import make_plan
 from study.results.answer import answer, search_info
@@ -48,7 +49,7 @@ def test_a_search_is_reported_with_its_objective():
 def test_the_report_of_a_searched_study_has_all_of_it(tmp_path):
     spec = load_spec(SMALL, [*SEARCH, "sensitivity.lr_factors=[0.5]"])
     plan = make_plan(spec)
-    again = sensitivity_cells(spec, plan, table_of(plan.cells))
+    again = sensitivity_cells(spec, plan, study_of(table_of(plan.cells)))
     runs = table_of([*plan.cells, *again])
     where = StudyPaths(tmp_path, "small")
     fit, page = answer(spec, plan, runs, where, None, "the limit of 40 cells is reached.")

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.design.simulated_study import Truth
+from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from study.errors import SpecError
 from study.plan.plan import make_plan
@@ -46,7 +47,7 @@ def table_of(cells):
 
 
 def test_sensitivity_runs_are_around_each_crossing_with_all_seeds_and_both_rates(spec, plan):
-    cells = sensitivity_cells(spec, plan, table_of(plan.cells))
+    cells = sensitivity_cells(spec, plan, study_of(table_of(plan.cells)))
     listed = {(p.cell.shape, p.cell.seed): p.cell for p in plan.cells}
     for planned in cells:
         twin = listed[planned.cell.shape, planned.cell.seed]
@@ -66,16 +67,16 @@ def test_sensitivity_runs_are_around_each_crossing_with_all_seeds_and_both_rates
 
 
 def test_rows_of_sensitivity_runs_do_not_change_their_cells(spec, plan):
-    cells = sensitivity_cells(spec, plan, table_of(plan.cells))
-    again = sensitivity_cells(spec, plan, table_of([*plan.cells, *cells[:7]]))
+    cells = sensitivity_cells(spec, plan, study_of(table_of(plan.cells)))
+    again = sensitivity_cells(spec, plan, study_of(table_of([*plan.cells, *cells[:7]])))
     assert [p.cell.key for p in again] == [p.cell.key for p in cells]
 
 
 def test_without_a_section_or_a_crossing_there_are_no_sensitivity_runs(plan, spec):
     table = table_of(plan.cells)
-    assert sensitivity_cells(load_spec(SMALL), plan, table) == []
+    assert sensitivity_cells(load_spec(SMALL), plan, study_of(table)) == []
     shallow = table_of([p for p in plan.cells if p.cell.shape.depth == 1])
-    assert sensitivity_cells(spec, plan, shallow) == []
+    assert sensitivity_cells(spec, plan, study_of(shallow)) == []
 
 
 class Run:
@@ -88,7 +89,7 @@ class Run:
         self.source = ThenSensitivityRuns(
             search,
             lambda key: key in {p.cell.key for p in self.ended},
-            lambda: sensitivity_cells(spec, plan, table_of(self.ended)),
+            lambda: sensitivity_cells(spec, plan, study_of(table_of(self.ended))),
             lambda count: self.opened.append(count),
         )
         self.given, self.opened = [], []
@@ -114,7 +115,7 @@ def test_sensitivity_runs_start_when_the_whole_search_has_ended(spec, plan, slot
     order = run.drain(slots)
     assert run.source.done
     assert run.source.take() is None
-    expected = [p.cell.key for p in sensitivity_cells(spec, plan, table_of(plan.cells))]
+    expected = [p.cell.key for p in sensitivity_cells(spec, plan, study_of(table_of(plan.cells)))]
     assert len(order) == len(set(order)) == len(plan.cells) + len(expected)
     assert order[len(plan.cells) :] == expected
     assert run.opened == [len(expected)]

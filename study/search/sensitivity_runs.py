@@ -12,7 +12,7 @@ from analysis.fit.crossing_shift import SENSITIVITY, split_sensitivity_runs
 from analysis.fit.rate_check import near_crossing
 from analysis.law.crossings import find_crossings
 from analysis.runs.comparison import compare
-from analysis.runs.table import STOPPED, RunTable
+from analysis.runs.table import RunTable
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
 from study.search.source import Source
@@ -35,8 +35,6 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[Plan
     if spec.sensitivity is None or main.used.empty:
         return []
     rows = compare(main).rows
-    # Runs stopped early have no final loss to compare with.
-    whole = rows[rows["status"] != STOPPED]
     crossings = [
         item
         for item in find_crossings(build_curves(rows), draws=_DRAWS).items
@@ -46,7 +44,7 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, table: RunTable) -> list[Plan
     cells: dict[str, PlannedCell] = {}
     for item, factor in itertools.product(crossings, spec.sensitivity.lr_factors):
         for depth in (item.shallow, item.deep):
-            near = near_crossing(whole[whole["depth"] == depth], float(item.params or 0))
+            near = near_crossing(rows[rows["depth"] == depth], float(item.params or 0))
             for row in near[["depth", "width", "heads", "budget", "seed"]].to_dict("records"):
                 shape = Shape(depth=int(row["depth"]), width=int(row["width"]), heads=int(row["heads"]))
                 planned = plan.planned_for(

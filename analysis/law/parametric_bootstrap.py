@@ -14,7 +14,6 @@ from analysis.curves.curves import Curves, build_curves
 from analysis.intervals import Interval, params_of
 from analysis.law.crossings import find_crossings, percentiles
 from analysis.law.threshold import fit_threshold
-from analysis.runs.columns import FORECAST_ERROR
 
 #: Draws of the inner bootstrap, of which nothing is kept.
 _INNER = 100
@@ -74,7 +73,8 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     seeds = max(curves.incidence.shape[1], int(curves.count.max()))
     common = generator.standard_normal(seeds)
     of_depth = generator.standard_normal((len(curves.depths), seeds))
-    centre = centre + curves.forecast * generator.standard_normal(len(fitted))
+    # Not used: without it the same seed would give other draws.
+    generator.standard_normal(len(fitted))
     point = np.repeat(np.arange(len(fitted)), curves.count)
     # Numbered within each point if seeds are not paired.
     paired = curves.incidence.shape[1] > 1
@@ -82,7 +82,7 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
     own = generator.standard_normal(len(point))
     error = np.sqrt(noise.correlation) * common[seed] + np.sqrt(noise.independent) * own
     error += np.sqrt(noise.within) * of_depth[np.searchsorted(curves.depths, curves.depth[point]), seed]
-    rows = pd.DataFrame(
+    return pd.DataFrame(
         {
             "depth": curves.depth[point],
             "params": np.exp(curves.x[point]),
@@ -90,10 +90,3 @@ def resample(curves: Curves, generator: np.random.Generator) -> pd.DataFrame:
             "loss": centre[point] + sd[point] * error,
         }
     )
-    if not curves.forecast_count.any():
-        return rows
-    # The last runs of each shape are its forecasts; their common standard error reproduces that of the mean.
-    place = np.arange(len(point)) - np.repeat(np.cumsum(curves.count) - curves.count, curves.count)
-    each = curves.forecast * curves.count / np.sqrt(np.maximum(curves.forecast_count, 1))
-    is_forecast = place >= (curves.count - curves.forecast_count)[point]
-    return rows.assign(**{FORECAST_ERROR: np.where(is_forecast, each[point], 0.0)})

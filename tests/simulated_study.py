@@ -11,7 +11,7 @@ __all__ = ["Truth", "family_covariance", "shapes_of", "simulate"]
 
 
 def family_covariance(curves):
-    """Return the covariance of the parameters of the family's curves from noise and forecasts alone, without misfit."""
+    """Return the covariance of the parameters of the family's curves from noise alone, without misfit."""
     shared, own = curves.errors
     solve, _ = solution(curves.smooth, curves.depth, curves.x, own**-2)
     return (solve * own**2) @ solve.T + (solve @ shared) @ (solve @ shared).T

@@ -61,7 +61,7 @@ def entries(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 #: The keys of the presets, with the values they have there.
 KNOWN: dict[str, list[Any]] = {
     **{"vary": [{"training.steps": [10, 20]}], "data.path": ["corpus.txt", "folder", ["*.txt", "folder"]]},
-    **{"sensitivity.lr_factors": [[0.5, 2]], "early_stopping.halfwidth": [0.005], "search.max_seeds": [9]},
+    **{"sensitivity.lr_factors": [[0.5, 2]], "search.max_seeds": [9]},
 }
 for preset in preset_names():
     for name, found in entries(load_spec(preset).model_dump(mode="json")):
@@ -216,7 +216,7 @@ CELLS = (
     *("stopped", "failed", "", '"', "\0", str(2**53), str(2**63), "9" * 5000, "x" * 9000),
 )
 HEADINGS = (
-    *str.split("loss depth width seed lr tokens heads params budget status reason cell loss_se purpose protocol"),
+    *str.split("loss depth width seed lr tokens heads params budget status reason cell purpose protocol"),
     *("vocabulary", "total_params", "train_seconds", "own", "run", "row", "", "x" * 3000),
 )
 # fmt: on
@@ -238,7 +238,7 @@ def tables(draw: st.DrawFn) -> TableCase:
     """A table with known crossings in which cells, headings and scales are replaced."""
     lines = foreign_runs("loss").splitlines()
     heading, *rows = [line.split(",") for line in lines]
-    more = [[]] * 3 + [[name] for name in HEADINGS] + [["status", "loss_se"], ["tokens", "lr"]]
+    more = [[]] * 3 + [[name] for name in HEADINGS] + [["tokens", "lr"]]
     for name in draw(st.sampled_from(more)):
         heading.append(name)
         cell = draw(st.sampled_from(CELLS) | st.floats(1e-3, 1e12).map(str))

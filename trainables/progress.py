@@ -45,26 +45,16 @@ class Progress(FloatRecord):
     start: dict[str, float] = {}
 
 
-class Ending(FloatRecord):
-    """Why a cell ends before its last step, and a forecast of its final loss if there is one."""
-
-    reason: str
-    loss: float | None = None
-    loss_se: float | None = None
-
-
 class Result(FloatRecord):
-    """The result of a cell: `done` with a finite loss, or `diverged` or `stopped` with a reason.
+    """The result of a cell: `done` with a finite loss in nats per token, or `diverged` with a reason.
 
-    The loss of a stopped cell is a forecast, if any, with the standard error `loss_se`, both in nats per token. `start`
-    has the measures before and of the first step. `epochs` is how often the steps read the training data: tokens read
-    over the different ones that there are; above 1 some were read again.
+    `start` has the measures before and of the first step. `epochs` is how often the steps read the training data:
+    tokens read over the different ones that there are; above 1 some were read again.
     """
 
-    status: Literal["done", "diverged", "stopped"]
+    status: Literal["done", "diverged"]
     reason: str | None
     loss: float | None
-    loss_se: float | None = None
     train_loss: float | None
     step: int
     tokens: int

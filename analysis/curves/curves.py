@@ -4,8 +4,7 @@ A point is the mean loss of a shape over its seeds. Its variance has two parts: 
 and the misfit. Real losses do not lie on any formula exactly, because widths are whole numbers and learning rates
 follow a rule. Misfit that is independent from size to size is taken in proportion to the noise at that loss, because
 both are largest where models are small and losses fall steeply. Smooth misfit is part of the curves
-(`analysis.curves.smooth_misfit`). The loss of a run that was stopped early is a forecast; its standard error adds to
-that of its point.
+(`analysis.curves.smooth_misfit`).
 """
 
 import math
@@ -22,7 +21,6 @@ from scipy.stats import chi2
 from analysis.curves.noise import Floats, Noise, from_residuals, from_seeds
 from analysis.curves.smooth import Smooth, fit_smooth
 from analysis.curves.smooth_misfit import SmoothMisfit, fit_misfit
-from analysis.runs.columns import FORECAST_ERROR
 
 #: Most seeds of a study that are treated as paired between shapes; with more, every run has its own seed.
 MOST_SEEDS = 200
@@ -35,8 +33,6 @@ class ShapeMeans:
     Attributes:
         depth, x, mean, count: arrays over the points: layers, ln N, mean loss over seeds, number of seeds.
         incidence: (points, seeds), 1/count where the point has that seed, else 0.
-        forecast: standard error that forecasts among its runs add to each point's mean, nats per token.
-        forecast_count: number of runs of each point that are forecasts.
     """
 
     depth: npt.NDArray[np.int64]
@@ -45,8 +41,6 @@ class ShapeMeans:
     count: npt.NDArray[np.int64]
     incidence: Floats
     noise: Noise
-    forecast: Floats
-    forecast_count: npt.NDArray[np.int64]
 
     @cached_property
     def depths(self) -> list[int]:
@@ -55,8 +49,8 @@ class ShapeMeans:
 
     @cached_property
     def se(self) -> Floats:
-        """Standard error of each point's mean from the seeds and from forecasts, nats per token."""
-        return np.hypot(self.noise.sd_at(self.mean) / np.sqrt(self.count), self.forecast)
+        """Standard error of each point's mean from the seeds, nats per token."""
+        return np.asarray(self.noise.sd_at(self.mean) / np.sqrt(self.count))
 
     @cached_property
     def misfit_sd(self) -> Floats:
@@ -74,9 +68,7 @@ class ShapeMeans:
         noise, each = self.noise, self.noise.sd_at(self.mean)[:, None] * self.incidence
         own = np.hstack([each * (self.depth == value)[:, None] for value in self.depths])
         shared = np.hstack([np.sqrt(noise.correlation) * each, np.sqrt(noise.within) * own])
-        return shared, np.sqrt(
-            noise.independent * noise.sd_at(self.mean) ** 2 / self.count + self.forecast**2
-        )
+        return shared, np.sqrt(noise.independent * noise.sd_at(self.mean) ** 2 / self.count)
 
     def at(self, depth: int) -> npt.NDArray[np.int64]:
         """Indices of the points of one depth, in order of N."""
@@ -195,19 +187,19 @@ class Curves(ShapeMeans):
 
 
 def build_curves(rows: pd.DataFrame) -> Curves:
-    """Fit curves to the compared rows of a run table (columns depth, params, seed, loss, and loss_se if present).
+    """Fit curves to the compared rows of a run table (columns depth, params, seed, loss).
 
     Rows of one depth, N and seed are averaged first. The result does not depend on the order of the rows.
     """
     means = shape_means(rows)
     depth, x, mean, count, noise = means.depth, means.x, means.mean, means.count, means.noise
     square = noise.sd_at(mean) ** 2
-    own = noise.independent * square / np.maximum(count, 1) + means.forecast**2
+    own = noise.independent * square / np.maximum(count, 1)
     ratio, misfit_p = 0.0, None
     if noise.known:
         # With equal numbers of seeds, as in most studies, one round is enough: weights then change by a common factor
         # only.
-        for _ in range(3 if len(set(count.tolist())) > 1 or means.forecast.any() else 1):
+        for _ in range(3 if len(set(count.tolist())) > 1 else 1):
             smooth = fit_smooth(depth, x, mean, 1 / (own + ratio**2 * square))
             before = ratio
             ratio, misfit_p = _misfit(smooth, depth, x, mean, own, square)
@@ -217,16 +209,13 @@ def build_curves(rows: pd.DataFrame) -> Curves:
         weight = 1 / (own + ratio**2 * square)
     else:
         size = np.maximum(np.abs(mean), np.finfo(float).tiny) ** 2
-        weight, total, spare = 1 / size, 0.0, 0
-        for _ in range(4 if means.forecast.any() else 1):
-            smooth = fit_smooth(depth, x, mean, weight)
-            square = (mean - smooth.fitted(depth, x)) ** 2
-            # A choice among families fits the noise a little as well; it is counted as one parameter more, with which
-            # the intervals of simulated one-seed studies covered as they should (issue 3).
-            spare = len(x) - smooth.parameters - (len(smooth.press) > 1)
-            total = _without_forecast_errors(square, size, means.forecast, spare)
-            if spare > 0 and total > 0:
-                weight = 1 / (size + means.forecast**2 * spare / total)
+        weight = 1 / size
+        smooth = fit_smooth(depth, x, mean, weight)
+        square = (mean - smooth.fitted(depth, x)) ** 2
+        # A choice among families fits the noise a little as well; it is counted as one parameter more, with which
+        # the intervals of simulated one-seed studies covered as they should.
+        spare = len(x) - smooth.parameters - (len(smooth.press) > 1)
+        total = float(np.sum(square / size))
         # Residuals at the level of rounding are those of a table without noise, not a small noise.
         noise = from_residuals(noise, total if total > len(x) * 1e-24 else 0.0, spare)
     misfit = None
@@ -247,19 +236,13 @@ def build_curves(rows: pd.DataFrame) -> Curves:
 
 
 def shape_means(rows: pd.DataFrame) -> ShapeMeans:
-    """Average rows of each depth and N (columns depth, params, seed (numbers), loss, and loss_se if present)."""
-    losses, errors, depth, params, paired = _by_seed(rows)
+    """Average rows of each depth and N (columns depth, params, seed (numbers), loss)."""
+    losses, depth, params, paired = _by_seed(rows)
     present = np.isfinite(losses)
     count = present.sum(axis=1)
     mean = np.where(present, losses, 0).sum(axis=1) / np.maximum(count, 1)
-    # The noise of the measured losses alone: a forecast has another variance than the loss it predicts.
-    measured = np.where(errors > 0, np.nan, losses)
-    some = np.isfinite(measured).any(axis=1)
-    noise = (
-        from_seeds(measured[some], depth[some])
-        if some.any()
-        else replace(from_seeds(losses, depth), source="none")
-    )
+    # In C order: the order of a sum decides its last digit.
+    noise = from_seeds(np.ascontiguousarray(losses), depth)
     return ShapeMeans(
         depth=depth,
         x=np.log(params),
@@ -267,28 +250,21 @@ def shape_means(rows: pd.DataFrame) -> ShapeMeans:
         count=count,
         incidence=present / np.maximum(count, 1)[:, None] if paired else np.zeros((len(count), 1)),
         noise=noise if paired else replace(noise, correlation=0.0, within=0.0),
-        # Errors of forecasts are taken as independent. Forecasts of one shape use the same finished runs, but with one
-        # common error the intervals of simulated studies were wider by half and covered 99 %; as it is, 94 to 97 %
-        # (issue 6). Even that is rather too large, because a forecast is a mean and has the noise of a seed added.
-        forecast=np.asarray(np.sqrt((errors**2).sum(axis=1)) / count),
-        forecast_count=np.asarray((errors > 0).sum(axis=1), dtype=np.int64),
     )
 
 
-def _by_seed(rows: pd.DataFrame) -> tuple[Floats, Floats, npt.NDArray[np.int64], Floats, bool]:
+def _by_seed(rows: pd.DataFrame) -> tuple[Floats, npt.NDArray[np.int64], Floats, bool]:
     """Tabulate losses by shape and seed.
 
     Returns:
-        (shapes, seeds): losses, NaN where absent; (shapes, seeds): the standard error of a loss that is a forecast, 0
-        for one that was measured; layers and N of the shapes, ordered by depth, then N; whether columns are seeds: with
-        more than `MOST_SEEDS` of them they only count the runs of a shape.
+        (shapes, seeds): losses, NaN where absent; layers and N of the shapes, ordered by depth, then N; whether columns
+        are seeds: with more than `MOST_SEEDS` of them they only count the runs of a shape.
     """
     depth, params = rows["depth"].to_numpy(dtype=np.int64), rows["params"].to_numpy(dtype=float)
     loss = rows["loss"].to_numpy(dtype=float)
-    error = np.asarray(rows.get(FORECAST_ERROR, pd.Series(np.nan, rows.index)), dtype=np.float64)
     seeds, label = np.unique(rows["seed"].to_numpy(), return_inverse=True)
     # Sorted by loss as well, so that means do not depend on the order of the rows.
-    order = np.lexsort((error, loss, label, params, depth))
+    order = np.lexsort((loss, label, params, depth))
     depth, params, label = depth[order], params[order], label[order]
     new_shape = np.r_[True, (np.diff(depth) != 0) | (np.diff(params) != 0)]
     new_cell = new_shape | np.r_[True, np.diff(label) != 0]
@@ -300,23 +276,17 @@ def _by_seed(rows: pd.DataFrame) -> tuple[Floats, Floats, npt.NDArray[np.int64],
     column = label[first] if paired else cells - cells[np.searchsorted(shape, shape)]
     losses = np.full((len(shapes), int(column.max()) + 1), np.nan)
     losses[shape, column] = _means(loss[order], first)
-    errors = np.zeros_like(losses)
-    errors[shape, column] = np.nan_to_num(_means(error[order], first))
     # Columns in the order of their losses: sums over seeds then have the same last digit whatever the seeds' names,
     # with which an optimiser would end elsewhere within its tolerance.
     sorted_columns = np.lexsort(np.nan_to_num(losses[::-1], nan=np.inf))
-    return losses[:, sorted_columns], errors[:, sorted_columns], depth[shapes], params[shapes], paired
+    return losses[:, sorted_columns], depth[shapes], params[shapes], paired
 
 
 def _means(values: Floats, first: npt.NDArray[np.int64]) -> Floats:
-    """Means of groups of rows that begin at `first`, without NaN values; NaN for a group without others."""
+    """Means of groups of rows that begin at `first`."""
     if len(first) == len(values):
         return values
-    known = np.isfinite(values)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(
-            np.add.reduceat(np.where(known, values, 0.0), first) / np.add.reduceat(known.astype(float), first)
-        )
+    return np.asarray(np.add.reduceat(values, first) / np.diff(first, append=len(values)))
 
 
 def _misfit(
@@ -340,17 +310,3 @@ def _misfit(
         return 0.0, p
     high = float(np.sum(residual / square)) / spare
     return math.sqrt(brentq(excess, 0.0, high)), p
-
-
-def _without_forecast_errors(square: Floats, size: Floats, forecast: Floats, spare: int) -> float:
-    """Sum of the squared residuals over the squared losses `size`, without what errors of forecasts explain of it."""
-    total = float(np.sum(square / size))
-    if spare < 1 or not forecast.any():
-        return total
-
-    def excess(ratio: float) -> float:
-        return float(np.sum(square / (ratio * size + forecast**2))) - spare
-
-    # Not below a hundredth of the scatter: if forecasts explain all of it, zero noise is still not proven.
-    low, high = 0.01 * total / spare, total / spare
-    return spare * (brentq(excess, low, high) if excess(low) > 0 else low)

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.design.objective import Objective, estimate
-from analysis.runs.columns import FORECAST_ERROR
-from analysis.runs.table import STOPPED, RunTable
+from analysis.runs.table import RunTable
 
 #: Most points of a history; each is a fit that takes some hundredths of a second.
 MOST_POINTS = 40
@@ -33,8 +32,7 @@ class SearchData:
     """History of a search as tables.
 
     Attributes:
-        cells: order, flops (summed up to the cell's end), depth, params, seed, loss, outcome (`forecast`
-            for a stopped cell, else its status).
+        cells: order, flops (summed up to the cell's end), depth, params, seed, loss, outcome (its status).
         steps: cells, flops, value, low, high, halfwidth; NaN where there is none.
         objective, stop_when: as in `SearchInfo`.
     """
@@ -55,7 +53,7 @@ def rows_in_order(runs: RunTable) -> pd.DataFrame | None:
     """Return the rows of the study itself in the order in which they ended; None where the table has no order.
 
     Returns:
-        depth, width, params, lr, seed, loss (NaN without one), status, flops (spent), order.
+        depth, width, params, lr, seed, loss (NaN without one), status, flops, order.
     """
     frame = runs.frame
     if "order" not in frame.columns:
@@ -64,10 +62,7 @@ def rows_in_order(runs: RunTable) -> pd.DataFrame | None:
         frame = frame[frame["purpose"] == ""]
     rows = frame.sort_values("order", kind="stable")
     flops = rows["flops"].astype(float)
-    if "trained_share" in rows.columns:
-        flops *= rows["trained_share"].astype(float).fillna(1.0)
     kept = ["depth", "width", "params", "lr", "seed", "status", "order"]
-    kept += [name for name in (FORECAST_ERROR,) if name in rows.columns]
     whole = dict.fromkeys(("depth", "width", "seed", "order"), "int64")
     loss = rows["loss"].where(rows.index.isin(runs.used.index))
     return rows[kept].assign(loss=loss, flops=flops).astype(whole).reset_index(drop=True)
@@ -101,8 +96,7 @@ def search_data(
     rows = rows_in_order(runs)
     if rows is None or rows.empty:
         return None
-    outcome = rows["status"].where(rows["status"] != STOPPED, "forecast")
-    cells = rows.assign(flops=rows["flops"].cumsum(), outcome=outcome)
+    cells = rows.assign(flops=rows["flops"].cumsum(), outcome=rows["status"])
     cells = cells[["order", "flops", "depth", "params", "seed", "loss", "outcome"]]
     steps = history(rows, search.objective, level=level, points=points)
     return SearchData(cells, steps, search.objective, search.stop_when)

@@ -138,13 +138,6 @@ class VarianceModel:
         # An extrapolated curve may fall below zero; the noise is not extrapolated that far.
         loss = np.clip(loss, curves.mean.min() / 2, curves.mean.max() * 2)
         self.sd = noise.sd_at(loss)
-        sums = dict(
-            zip(
-                zip(curves.depth.tolist(), curves.x, strict=True), curves.forecast * curves.count, strict=True
-            )
-        )
-        #: Sum of the squared standard errors of the forecasts among the losses of a shape.
-        self.forecast_square = np.array([sums.get(place, 0.0) ** 2 for place in every])
         self.rho, self.misfit = sure_noise(curves)
         self.places = np.linspace(float(self.x.min()), float(self.x.max()), PLACES)
         tables = {depth: smooth.jacobian(depth, self.places) for depth in curves.depths}
@@ -243,10 +236,7 @@ class VarianceModel:
 
     def _weights(self, runs: Floats) -> Floats:
         """Return the inverse variance of each shape's mean about its curve, without shared noise; 0 without cells."""
-        seeds = ((1 - self.rho) * self.sd**2 + self.forecast_square / np.maximum(runs, 1)) / np.maximum(
-            runs, 1
-        )
-        own = seeds + (self.misfit * self.sd) ** 2
+        own = (1 - self.rho) * self.sd**2 / np.maximum(runs, 1) + (self.misfit * self.sd) ** 2
         return np.asarray(np.where(runs > 0, 1 / own, 0.0))
 
     def _load(self, weight: Floats, runs: Floats) -> Floats:

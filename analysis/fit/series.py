@@ -20,7 +20,7 @@ from analysis.fit.measures import MeasureData, Value, ValueAxis, are_numbers, me
 from analysis.intervals import width_of
 from analysis.law.crossings import Crossing
 from analysis.runs.comparison import compare
-from analysis.runs.table import STOPPED, RunTable
+from analysis.runs.table import RunTable
 
 #: Measures shown by default, in this order.
 MEASURES = ("accuracy", "loss")
@@ -161,8 +161,7 @@ def measures_of(members: Sequence[Member]) -> list[str]:
 def measure_data(members: Sequence[Member], name: str, target: float | None = None) -> MeasureData | None:
     """A measure against depth, see `measure_by_value`; None if no member has a row with it.
 
-    Uses the rows compared by `analysis.runs.comparison`: equal tokens, one learning rate per shape. Runs stopped early
-    have a forecast of the loss only.
+    Uses the rows compared by `analysis.runs.comparison`: equal tokens, one learning rate per shape.
     """
     tables = [(member.value, _measured(member, name)) for member in in_order(members)]
     return measure_by_value(tables, name, target)
@@ -179,8 +178,6 @@ def _measured(member: Member, name: str) -> pd.DataFrame | None:
             return None
     if name not in rows.columns:
         return None
-    if name != "loss":
-        rows = rows[rows["status"] != STOPPED]
     numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
     rows = rows.assign(**{name: numbers})[np.isfinite(numbers)]
     return rows if len(rows) else None

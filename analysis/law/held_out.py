@@ -138,7 +138,7 @@ def _interpolation(knots: Floats, x: float) -> Floats:
 
 
 def _covariance(means: ShapeMeans, matrix: Floats) -> Floats:
-    """(rows, rows): covariance of `matrix` times the mean losses, from seed noise, shared seeds and forecasts."""
+    """(rows, rows): covariance of `matrix` times the mean losses, from seed noise and shared seeds."""
     shared, own = means.errors
     return np.asarray((matrix @ shared) @ (matrix @ shared).T + (matrix * own**2) @ matrix.T)
 

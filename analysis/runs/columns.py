@@ -20,16 +20,13 @@ WHOLE = ("depth", "width", "heads", "params", "total_params", "seed", "tokens")
 EPOCHS = "epochs"
 #: Columns that are read as numbers when present, beyond those of `COLUMNS`.
 OPTIONAL_NUMBERS = ("vocabulary", "context", EPOCHS)
-#: Standard error, nats per token, of the loss of a run that was stopped early, which is a forecast. Such a run is used
-#: only with it; rows of another status ignore it.
-FORECAST_ERROR = "loss_se"
 #: Columns that are read as text when present. `protocol` is a digest of what compared rows must share: data, recipe and
 #: the rule of the learning rate. `purpose` is empty for a row of the study itself, or says why else it was
 #: trained (`analysis.fit.crossing_shift`).
 OPTIONAL_TEXT = ("protocol", "purpose")
 #: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
-_NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, FORECAST_ERROR, *OPTIONAL_TEXT)
+_NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
 
 
 def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.errors import InputError
 from analysis.numbers import counted
-from analysis.runs.columns import FORECAST_ERROR, OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
+from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
 from analysis.runs.learning_rates import RateChoice, choose_rates
 from analysis.runs.table import RunTable
 from analysis.runs.tokens import TokenRule, choose_tokens
@@ -73,8 +73,6 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
         *_average_warning(averaged, differing),
         *_rate_warning(choice),
         *_survivor_warning(rows, lost),
-        *_forecast_warning(rows),
-        *_stopped_warning(rows, runs.frame),
         *_protocol_warning(rows),
         *_count_warning(rows, runs),
         *_vocabulary_warning(rows),
@@ -99,8 +97,7 @@ def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str
         "if these are replicates, give each its seed"
         for row, stands in zip(rows.index[again], group["row"].transform("first")[again], strict=True)
     }
-    means = {name: group[name].transform("mean") for name in ("loss", FORECAST_ERROR) if name in rows}
-    return rows.assign(**means)[~again], reasons, differing
+    return rows.assign(loss=group["loss"].transform("mean"))[~again], reasons, differing
 
 
 def _average_warning(averaged: dict[int, str], differing: list[str]) -> list[str]:
@@ -168,37 +165,6 @@ def _survivor_warning(rows: pd.DataFrame, lost: pd.DataFrame) -> list[str]:
 
 def _listing(names: list[str], separator: str = ", ") -> str:
     return separator.join(names[:5]) + (" ..." if len(names) > 5 else "")
-
-
-def _forecast_warning(rows: pd.DataFrame) -> list[str]:
-    errors = rows.get(FORECAST_ERROR, pd.Series(dtype=float))
-    errors = errors[errors > 0]
-    if errors.empty:
-        return []
-    one = len(errors) == 1
-    forecasts = "is the forecast of a run that was" if one else "are forecasts of runs that were"
-    return [
-        f"{len(errors)} of the {len(rows)} losses compared {forecasts} stopped early (standard error at most "
-        f"{errors.max():.2g} nats); every interval allows for it."
-    ]
-
-
-def _stopped_warning(rows: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
-    """Shapes with seeds that were stopped without a forecast, because they were worse than others."""
-    one = ["depth", "width", "seed", "lr"]
-    gone = frame[frame["status"] == "stopped"]
-    if FORECAST_ERROR in frame:
-        gone = gone[~(gone[FORECAST_ERROR] > 0)]
-    gone = gone[one].drop_duplicates()
-    part = rows[["depth", "width", "lr"]].drop_duplicates().merge(gone, on=["depth", "width", "lr"])
-    if part.empty:
-        return []
-    shapes = sorted({(int(depth), int(width)) for depth, width in part[["depth", "width"]].to_numpy()})
-    names = _listing([f"{depth}×{width}" for depth, width in shapes])
-    return [
-        f"{len(part)} rows of shapes compared were stopped early without a forecast (depth×width {names}); such a "
-        "shape is compared by its other runs, whose mean loss is biased down."
-    ]
 
 
 def _protocol_warning(rows: pd.DataFrame) -> list[str]:

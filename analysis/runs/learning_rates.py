@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.groups import numbered
-from analysis.runs.columns import FORECAST_ERROR
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -84,11 +83,6 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
     replaced = rows.assign(
         loss=np.where(at, laid.loss, rows["loss"]), lr=np.where(at, np.exp(laid.best[shape]), rows["lr"])
     )
-    if FORECAST_ERROR in rows:
-        # The minimum of a parabola is near a weighted mean of its losses, so its error is at most that of the worst.
-        errors = rows[FORECAST_ERROR].fillna(0).where(laid.used, 0)
-        worst = errors.groupby([shape, rows["seed"].to_numpy()]).transform("max")
-        replaced = replaced.assign(**{FORECAST_ERROR: rows[FORECAST_ERROR].where(~at, worst)})
     found = rows[["depth", "params"]][laid.representative].to_numpy()
     enclosed = frozenset((int(depth), float(params)) for depth, params in found)
     return RateChoice(replaced[keep], left_out, lowest, at_end, enclosed)

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.errors import InputError, near_misses
-from analysis.runs.columns import COLUMNS, EPOCHS, FORECAST_ERROR, OPTIONAL_NUMBERS, TEXT
+from analysis.runs.columns import COLUMNS, EPOCHS, OPTIONAL_NUMBERS, TEXT
 from analysis.runs.files import keep_missing
 
 #: Prefix of metrics measured in addition to the loss; the rest of the name is the column.
@@ -115,9 +115,6 @@ def _row(run: Any) -> tuple[Record | None, str | None]:
         for name, value in metrics.items()
         if name.startswith(MEASURE) and "/" not in name
     }
-    if status == "stopped":
-        # A cell that was stopped once and trained to its end later keeps the metric.
-        row[FORECAST_ERROR] = metrics.get(FORECAST_ERROR)
     row |= {name: tags.get(f"interplay.{name}", "") for name in ("cell", "reason", "protocol")}
     row |= {"status": status, "run": run.info.run_id}
     if purpose := tags.get("interplay.purpose"):

@@ -16,7 +16,6 @@ from analysis.errors import InputError
 from analysis.files import write_text
 from analysis.runs.columns import (
     COLUMNS,
-    FORECAST_ERROR,
     OPTIONAL_NUMBERS,
     OPTIONAL_TEXT,
     TABLE_PARAMS,
@@ -34,8 +33,6 @@ Count = Literal["nonembedding", "table"]
 #: Statuses of a finished run in other trackers.
 DONE = frozenset({"done", "finished", "completed", "complete", "succeeded", "success", "ok"})
 DIVERGED = frozenset({"diverged", "divergence", "nan", "inf"})
-#: A run that was stopped early; its loss, if any, is a forecast.
-STOPPED = "stopped"
 #: Statuses of a run without a result; a row with an unknown status is left out as well.
 WITHOUT_RESULT = frozenset(
     {"failed", "error", "crashed", "killed", "stopped", "cancelled", "canceled", "interrupted", "preempted"}
@@ -60,8 +57,7 @@ class RunTable:
         frame: every row, with at least `COLUMNS`; the index is the 1-based number of the row in its source. A row with
             status done and a loss of NaN or infinity has the status diverged here. `table_params` is the table's own
             count of parameters, if it differs from `params`; `seed_label` its own seeds, if they are no whole numbers.
-        used: the rows with status done, or stopped with the standard error of a forecast, positive whole sizes, a
-            finite positive loss, and no duplicate.
+        used: the rows with status done, positive whole sizes, a finite positive loss, and no duplicate.
         left_out: one entry for every other row: `row`, `cell` if known, and the `reason`.
         source: of the rows, for messages and captions.
     """
@@ -152,7 +148,7 @@ def read_runs(
 def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray[np.float64]]:
     """All of `COLUMNS` with types and defaults, then the table's other columns; and the table's own params."""
     made: dict[str, Any] = {}
-    extra = [name for name in (*OPTIONAL_NUMBERS, FORECAST_ERROR) if name in frame.columns]
+    extra = [name for name in OPTIONAL_NUMBERS if name in frame.columns]
     for name in (*COLUMNS, *extra):
         column = frame.get(name, pd.Series(np.nan, frame.index))
         made[name] = _texts(column) if name in TEXT else _numbers(column)
@@ -163,9 +159,6 @@ def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, npt.NDArray
     made["seed"], labels = _seeds(frame["seed"]) if "seed" in frame.columns else (np.zeros(len(frame)), None)
     made["status"] = _statuses(made["status"])
     made["status"], made["reason"] = _divergence(frame["loss"], made)
-    if FORECAST_ERROR in made:
-        # In a table from elsewhere it may be the error of an evaluation, which the scatter of the seeds includes.
-        made[FORECAST_ERROR] = np.where(made["status"] == STOPPED, made[FORECAST_ERROR], np.nan)
     for name in frame.columns:
         if name in OPTIONAL_TEXT:
             made[name] = _texts(frame[name])
@@ -261,9 +254,7 @@ def _reasons(
 
     status, why = typed["status"].to_numpy(dtype=object), typed["reason"].to_numpy(dtype=object)
     mark((status == "diverged") & (why == NOT_FINITE), f"{NOT_FINITE}: diverged", why)
-    errors = typed[FORECAST_ERROR].to_numpy(dtype=float) if FORECAST_ERROR in typed else np.zeros(len(typed))
-    is_forecast = (status == STOPPED) & np.isfinite(errors) & (errors > 0)
-    for at in np.flatnonzero((status != "done") & ~is_forecast & (found == "")):
+    for at in np.flatnonzero((status != "done") & (found == "")):
         known = status[at] == "diverged" or status[at] in WITHOUT_RESULT
         text = (
             status[at] if known else f"status {status[at]!r} is unknown (a finished run has the status done)"
@@ -288,23 +279,20 @@ def _reasons(
         loss,
     )
     good = np.flatnonzero(found == "")
-    found[good] = _repeats(typed.iloc[good], own[good], is_forecast[good], anonymous[good])
+    found[good] = _repeats(typed.iloc[good], own[good], anonymous[good])
     left = found != ""
     return pd.Series(found[left], index=typed.index[left])
 
 
 def _repeats(
-    rows: pd.DataFrame,
-    own: npt.NDArray[np.float64],
-    is_forecast: npt.NDArray[np.bool_],
-    anonymous: npt.NDArray[np.bool_],
+    rows: pd.DataFrame, own: npt.NDArray[np.float64], anonymous: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.object_]:
     """Reason of rows that repeat another, empty for all others.
 
-    A run that was stopped and later trained to its end counts by its end. Of rows of one run with several losses the
-    one with the middle loss is kept (the lower of two), so neither the order of the rows nor copies change the choice.
-    Rows without seed, learning rate and cell (`anonymous`) are runs of a search whose settings the table lacks: the
-    best of the shape is kept, because the middle one is worse by more, the wider its shape was searched (issue 15).
+    Of rows of one run with several losses the one with the middle loss is kept (the lower of two), so neither the order
+    of the rows nor copies change the choice. Rows without seed, learning rate and cell (`anonymous`) are runs of a
+    search whose settings the table lacks: the best of the shape is kept, because the middle one is worse by more, the
+    wider its shape was searched.
     """
     found = np.full(len(rows), "", dtype=object)
     if rows.empty:
@@ -317,13 +305,6 @@ def _repeats(
     own_count = np.where(with_cell, np.nan, own)
     keys = keys.assign(own=own_count, cell=rows["cell"], tokens=rows["tokens"])
     run = keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup().to_numpy()
-    ended = np.zeros(int(run.max()) + 1, dtype=bool)
-    ended[run[~is_forecast]] = True
-    outdone = is_forecast & ended[run]
-    if outdone.any():
-        found[outdone] = "a forecast of a run that another row has trained to its end"
-        found[~outdone] = _repeats(rows[~outdone], own[~outdone], is_forecast[~outdone], anonymous[~outdone])
-        return found
     losses = rows["loss"].to_numpy(dtype=float)
     table = pd.DataFrame({"run": run, "loss": losses, "row": rows.index, "anonymous": anonymous})
     table = table.sort_values(["run", "loss", "row"])

@@ -84,11 +84,9 @@ class Outcome:
 
     loss: float | None
     """None if the cell diverged or failed."""
-    loss_se: float | None = None
-    """Standard error of a forecast loss, in nats; None for a measured loss."""
     share: float = 1.0
     """Share of the steps that were trained."""
-    status: Literal["done", "stopped", "diverged", "failed"] = "done"
+    status: Literal["done", "diverged", "failed"] = "done"
 
     @property
     def kind(self) -> str:

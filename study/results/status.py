@@ -60,7 +60,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """The state of each cell by key: done, stopped, diverged, failed, running or missing.
+    """The state of each cell by key: done, diverged, failed, running or missing.
 
     The crossing sampler has no missing cells: those that it has not chosen are not listed.
     """
@@ -165,8 +165,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
 
 def status_table(state: StudyStatus) -> RenderableType:
     """The state of a study for a terminal: counts by depth, then each failure with its reason."""
-    shown = ("done", "stopped", "diverged", "failed", "running", "missing")
-    kinds = [kind for kind in shown if kind != "stopped" or kind in state.states.values()]
+    kinds = ("done", "diverged", "failed", "running", "missing")
     table = Table(box=None, header_style="dim")
     for name in ("depth", *kinds):
         table.add_column(name, justify="right")
@@ -179,8 +178,7 @@ def status_table(state: StudyStatus) -> RenderableType:
     lines = []
     for planned in state.cells:
         row = state.rows.get(planned.cell.key)
-        # Early stopping may end hundreds of cells, and none is a failure; the JSON has their reasons.
-        if row and row.reason and row.status != "stopped":
+        if row and row.reason:
             text = f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}"
             lines.append(Text(text, style="red"))
     if state.known:

@@ -91,7 +91,7 @@ class Viewer:
             running.rate = progress.points[-1].tokens_per_second
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
-        """Show a cell that is done, was stopped early, or diverged."""
+        """Show a cell that is done or diverged."""
         self.add_finished({planned.cell.key: result.loss})
         if not result.resumed_from:
             self.measured += result.train_seconds

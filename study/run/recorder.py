@@ -9,7 +9,6 @@ from analysis.runs.mlflow import MEASURE
 from study.plan import Plan, PlannedCell
 from study.run.console import Viewer
 from study.search import Search
-from study.search.early_stopping import Judge, Policy
 from study.spec.devices import DEVICES
 from study.tracking.mirror import Mirror
 from study.tracking.provenance import revision
@@ -23,16 +22,9 @@ from trainables.storage.storage import discard, under
 class Recorder:
     """A `study.run.tuner.CellCallback` that makes rows of events for ledger, tracker and screen."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rows: dict[str, Row],
-        mirror: Mirror,
-        paths: StudyPaths,
-        policy: Policy | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan, rows: dict[str, Row], mirror: Mirror, paths: StudyPaths) -> None:
         """Begin with the rows of earlier runs, to which those of this one are added."""
-        self.plan, self.rows, self.mirror, self.paths, self.policy = plan, rows, mirror, paths, policy
+        self.plan, self.rows, self.mirror, self.paths = plan, rows, mirror, paths
         self.ledger, self.unfinished = paths.ledger, paths.unfinished
         self.viewer: Viewer | None = None
         self.search: Search | None = None
@@ -44,10 +36,6 @@ class Recorder:
         self.train_seconds = 0.0
         """Sum over the ranks of all trials of the time in their own training steps and evaluations."""
         self._last_end = max((row.ended for row in rows.values()), default=0.0)
-
-    def judge(self, planned: PlannedCell) -> Judge | None:
-        """Return the rule by which a cell may end early; cells of sensitivity runs are trained to their end."""
-        return self.policy.judge(planned) if self.policy and not planned.purpose else None
 
     def add_sensitivity_cells(self, count: int) -> None:
         """Add the cells of the sensitivity runs to the total, once they are decided."""
@@ -74,12 +62,10 @@ class Recorder:
             self.viewer.progress(planned, progress)
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
-        """Record the row of a cell that is done, was stopped, or diverged."""
+        """Record the row of a cell that is done or diverged."""
         self.trained += 1
         self.train_seconds += (result.train_seconds - result.resumed_seconds) * planned.layout.ranks
         self._record(planned, result.status, result.reason, result)
-        if self.policy and not planned.purpose:
-            self.policy.ended(planned, result.status, result.evaluations)
         discard(under(self.paths.checkpoints, planned.cell.key))
         if self.viewer:
             self.viewer.ended(planned, result)
@@ -173,8 +159,6 @@ def metrics_of(device: str, planned: PlannedCell, result: Result) -> dict[str, f
     }
     if result.loss is not None:
         metrics["loss"] = result.loss
-        if result.loss_se is not None:
-            metrics["loss_se"] = result.loss_se
         if result.bytes_per_token:
             metrics["bits_per_byte"] = result.loss / math.log(2) / result.bytes_per_token
     if result.evaluations and result.status != "diverged":

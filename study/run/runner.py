@@ -1,7 +1,6 @@
 """`interplay run`: train the missing cells of a study, then fit and report."""
 
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,6 @@ from study.run.recorder import Recorder
 from study.run.trial import TrialSettings
 from study.run.tuner import run_cells
 from study.search import Source, make_search
-from study.search.early_stopping import Policy
 from study.search.sensitivity_runs import ThenSensitivityRuns, sensitivity_cells
 from study.spec.devices import DEVICES
 from study.spec.study import StudySpec
@@ -121,15 +119,12 @@ class _Run:
         if problem := self.mirror.open():
             self._warn(f"{problem}. Rows are kept in {paths.ledger.name} until it can be used.")
         rows = study_rows(plan, recorded)
-        if spec.early_stopping is None:
-            # Cells that an earlier run stopped early are trained to their end.
-            rows = {key: row for key, row in rows.items() if row.status != "stopped"}
         self.rows, self.plan = rows, with_recorded(plan, rows)
         done = {key for key, row in rows.items() if row.status != "failed"}
         for key in done.intersection(open_storage(paths.checkpoints).tags()):
             # A driver was killed between recording the row and deleting the checkpoint.
             discard(under(paths.checkpoints, key))
-        self.recorder = Recorder(self.plan, rows, self.mirror, paths, make_policy(spec, self.plan, rows))
+        self.recorder = Recorder(self.plan, rows, self.mirror, paths)
         self.recorder.unfinished.resume(done)
         unfinished = unfinished_cells(self.plan, rows, self.recorder.unfinished, paths.checkpoints)
         self.search = make_search(spec, self.plan, outcomes(rows), unfinished)
@@ -226,7 +221,7 @@ class _Run:
             try:
                 return run_cells(
                     source, slots, self._settings(), resources.max_retries, self.recorder,
-                    scratch=self.paths.folder / "tune", one_machine=cluster is None, judge=self.recorder.judge,
+                    scratch=self.paths.folder / "tune", one_machine=cluster is None,
                 )  # fmt: skip
             finally:
                 self.recorder.wall_seconds = time.monotonic() - began
@@ -282,20 +277,6 @@ def copy_results(paths: StudyPaths, files: Sequence[Path], console: Console) -> 
         console.print(Text(text, style="yellow"))
         return None
     return name
-
-
-def make_policy(spec: StudySpec, plan: Plan, rows: Mapping[str, Row]) -> Policy | None:
-    """Return the rule of early stopping with the cells that have finished; None for a study without one."""
-    if spec.early_stopping is None:
-        return None
-    policy = Policy(spec)
-    # In the order in which they finished, as in a run that was not interrupted.
-    for key, row in rows.items():
-        planned = plan.by_key(key)
-        if planned and not planned.purpose:
-            finite = tuple(e for e in row.evaluations if math.isfinite(e.loss))
-            policy.ended(planned, row.status, finite)
-    return policy
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,9 +16,6 @@ from trainables.layout import Layout
 from trainables.progress import Progress, Result
 from trainables.record import Keep
 from trainables.storage.storage import located, under
-
-if TYPE_CHECKING:
-    from study.search.early_stopping import Judge
 
 
 class TrialSettings(BaseModel):
@@ -60,16 +57,13 @@ class Report(BaseModel):
     """Of a heartbeat: seconds until the next one is due. Only gangs send heartbeats."""
 
 
-def trial_config(
-    cell: Cell, layout: Layout, settings: TrialSettings, judge: "Judge | None" = None
-) -> dict[str, str]:
+def trial_config(cell: Cell, layout: Layout, settings: TrialSettings) -> dict[str, str]:
     """Return the Tune configuration of a cell: flat texts, because Tune flattens everything else."""
     return {
         "key": cell.key,
         "cell": cell.model_dump_json(),
         "layout": layout.model_dump_json(),
         "settings": settings.model_dump_json(),
-        **({"judge": judge.model_dump_json()} if judge else {}),
     }
 
 
@@ -127,11 +121,6 @@ def run_with(train: Callable[..., Result], config: dict[str, Any]) -> None:
         send(progress=progress)
 
     send(place=own_place())
-    if "judge" in config:
-        # Imports what fits forecasts, which the trials of most studies do not need.
-        from study.search.early_stopping import Judge
-
-        options["stop"] = Judge.model_validate_json(config["judge"])
     if settings.needs_gpu:
         train = functools.partial(_train_on_gpu, train)
     try:

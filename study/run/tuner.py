@@ -17,7 +17,6 @@ from study.run.interrupts import StopSignals, stop_signals
 from study.run.losses import failure_reason, is_machine_loss, lost_place, trial_error
 from study.run.trial import Report, TrialSettings, run_trial, trial_config
 from study.search import Outcome, Source
-from study.search.early_stopping import Judge
 from study.workers.machines import Slots
 from study.workers.process_loss import Place
 from study.workers.stop_request import request_stop, withdraw_stop
@@ -46,7 +45,7 @@ class CellCallback(Protocol):
         """A running cell has reported."""
 
     def ended(self, planned: PlannedCell, result: Result) -> None:
-        """A cell is done, was stopped early or diverged."""
+        """A cell is done or diverged."""
 
     def failed(self, planned: PlannedCell, reason: str) -> None:
         """A cell failed and will not be tried again in this run."""
@@ -67,15 +66,13 @@ def run_cells(
     scratch: Path,
     trainable: Callable[[dict[str, Any]], None] = run_trial,
     one_machine: bool = True,
-    judge: Callable[[PlannedCell], Judge | None] = lambda _: None,
 ) -> bool:
     """Run all cells of a source; return False if the user stopped it (Ctrl-C, SIGTERM, SIGHUP) before the end.
 
     Then each running cell saves a checkpoint first, unless a second Ctrl-C comes or `SAVE_SECONDS` have passed.
     A cell whose process died is tried again, from its checkpoint, up to `retries` times. The folder `scratch`
     is for Tune's own files and removed at the end. Unless Ray has only `one_machine`, the ranks that share
-    matrices are kept on one. `judge` returns the rule by which a cell that starts now may end before its last
-    step. Benchmarks of the scheduling alone pass another `trainable`.
+    matrices are kept on one. Benchmarks of the scheduling alone pass another `trainable`.
     """
     from ray import tune
 
@@ -92,7 +89,7 @@ def run_cells(
         if placer.losses.avoided:
             trial.update_resources(resources(trial.config))
 
-    trials = Trials(source, settings, slots.devices, placer.live_ranks, judge)
+    trials = Trials(source, settings, slots.devices, placer.live_ranks)
     tuner = tune.Tuner(
         tune.with_resources(trainable, resources),
         tune_config=tune.TuneConfig(
@@ -159,11 +156,10 @@ class Trials:
         settings: TrialSettings,
         devices: int,
         live_ranks: Callable[[], int] = lambda: 0,
-        judge: Callable[[PlannedCell], Judge | None] = lambda _: None,
     ) -> None:
         """Begin with no trial; see `run_cells`. `live_ranks` returns how many ranks the live machines hold."""
         self.source, self.settings, self.devices = source, settings, devices
-        self.live_ranks, self.judge = live_ranks, judge
+        self.live_ranks = live_ranks
         self.held: PlannedCell | None = None
         """The next cell, which waits for devices."""
         self.running: dict[str, PlannedCell] = {}
@@ -190,7 +186,7 @@ class Trials:
             return None
         self.running[trial_id] = planned
         self.wait(trial_id)
-        return trial_config(planned.cell, planned.layout, self.settings, self.judge(planned))
+        return trial_config(planned.cell, planned.layout, self.settings)
 
     def wait(self, trial_id: str) -> None:
         """Note that a trial waits to be placed, for the first time or after it was lost."""
@@ -335,7 +331,7 @@ def make_tune_callback(trials: Trials, callback: CellCallback, placer: "Placer")
                 trials.running.pop(trial.trial_id)
             if ended := report.result:
                 share = ended.step / planned.cell.recipe.steps
-                trials.end(trial.trial_id, Outcome(ended.loss, ended.loss_se, share, ended.status))
+                trials.end(trial.trial_id, Outcome(ended.loss, share, ended.status))
                 self.notify(callback.ended, planned, ended)
             if report.failure:
                 trials.end(trial.trial_id)

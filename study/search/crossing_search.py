@@ -38,7 +38,6 @@ class EndedRow(NamedTuple):
     seed: int
     loss: float
     """NaN if there is none."""
-    loss_se: float
     status: str
 
 
@@ -86,7 +85,7 @@ class CrossingSearch(Search):
         self._rows: list[EndedRow] = []
         """Of the ended cells, in the order in which they ended."""
         self._spent: list[float] = []
-        """Training FLOPs of the ended cells, up to the stop of a stopped one."""
+        """Training FLOPs of the ended cells, up to the last step of a diverged one."""
         self._queue: list[Choice] = []
         self._basis: tuple[int, int] | None = None
         """The rows and the affordable cells that the queue was chosen by; None before the first choice."""
@@ -144,7 +143,7 @@ class CrossingSearch(Search):
     def _end(self, key: str, outcome: Outcome) -> None:
         planned = self._cells[key]
         self._ended.append(self._running.pop(key))
-        self._rows.append(row_of(planned, outcome.loss, outcome.loss_se, outcome.kind))
+        self._rows.append(row_of(planned, outcome.loss, outcome.kind))
         self._spent.append(planned.flops * outcome.share)
 
     def _upcoming(self) -> list[Choice]:
@@ -189,7 +188,7 @@ class CrossingSearch(Search):
             return SearchEnd("max_cells", f"the limit of {most:,} cells is reached.")
         if tried >= len(self._cells):
             return SearchEnd("options", f"all {tried:,} cells it may train have been tried.")
-        # A running cell may stop early or diverge, and leave FLOPs for others.
+        # A running cell may diverge, and leave FLOPs for others.
         if flops is not None and not self._running and not self._affordable():
             return SearchEnd("max_flops", f"no other cell fits into {short(flops)} training FLOPs.")
         return None
@@ -204,13 +203,13 @@ def group_of(workers: int) -> int:
     return max(LEAST_GROUP, workers // 2) if workers >= MANY_WORKERS else max(1, workers // 2)
 
 
-def row_of(planned: PlannedCell, loss: float | None, loss_se: float | None, status: str) -> EndedRow:
-    """Return the row of an ended cell; the standard error of the loss is in nats."""
+def row_of(planned: PlannedCell, loss: float | None, status: str) -> EndedRow:
+    """Return the row of an ended cell."""
     shape = planned.cell.shape
     return EndedRow(
         *(shape.depth, shape.width, float(shape.budget_params)),
         *(planned.lr_factor, planned.cell.lr, planned.cell.seed),
-        *(math.nan if loss is None or not math.isfinite(loss) else loss, loss_se or 0.0, status),
+        *(math.nan if loss is None or not math.isfinite(loss) else loss, status),
     )
 
 

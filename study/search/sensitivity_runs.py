@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from analysis.fit.crossing_shift import SENSITIVITY
 from analysis.fit.rate_check import near_crossing
 from analysis.fit.study import Study
-from analysis.runs.table import STOPPED
 from study.plan.cells import Outcome, PlannedCell
 from study.plan.plan import Plan
 from study.search.source import Source
@@ -29,14 +28,12 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, study: Study | None) -> list[
     if spec.sensitivity is None or study is None:
         return []
     rows = study.rows
-    # Runs stopped early have no final loss to compare with.
-    whole = rows[rows["status"] != STOPPED]
     crossings = [item for item in study.crossings.items if item.params is not None]
     base = spec.search.lr_factors[0]
     cells: dict[str, PlannedCell] = {}
     for item, factor in itertools.product(crossings, spec.sensitivity.lr_factors):
         for depth in (item.shallow, item.deep):
-            near = near_crossing(whole[whole["depth"] == depth], float(item.params or 0))
+            near = near_crossing(rows[rows["depth"] == depth], float(item.params or 0))
             for row in near[["depth", "width", "heads", "budget", "seed"]].to_dict("records"):
                 shape = Shape(depth=int(row["depth"]), width=int(row["width"]), heads=int(row["heads"]))
                 planned = plan.planned_for(

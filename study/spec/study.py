@@ -15,7 +15,6 @@ from pydantic import Field, ValidationError, model_validator
 from study.errors import SpecError
 from study.spec import yaml_file
 from study.spec.devices import DEVICES
-from study.spec.early_stopping import EarlyStoppingSection
 from study.spec.frontier import FrontierSection, shapes
 from study.spec.messages import explain
 from study.spec.resources import ResourcesSection, TrackingSection
@@ -55,9 +54,6 @@ class StudySpec(Section):
     frontier: FrontierSection
     training: TrainingSection
     search: SearchSection = Field(default_factory=lambda: parse_search({}))
-    early_stopping: EarlyStoppingSection | None = Field(
-        default=None, description="when cells may end before their last step; by default never"
-    )
     sensitivity: SensitivitySection | None = Field(
         default=None, description="other learning rates at the crossings; by default none"
     )
@@ -119,8 +115,6 @@ class StudySpec(Section):
                 "from whole logits; set it to never: the vocabulary of a task is small"
             )
         refuse_repeats("diagnostics", self.diagnostics)
-        if self.early_stopping is not None:
-            self.early_stopping.steps(self.training.step_count, self.resources.evaluations)
         if self.sensitivity is not None and len(self.search.lr_factors) > 1:
             raise ValueError(
                 f"`sensitivity` trains at other learning rates, but `search.lr_factors` already has "

@@ -181,7 +181,7 @@ def _order(planned: PlannedCell) -> tuple[Any, ...]:
 def outcomes(rows: Mapping[str, Row]) -> dict[str, Outcome]:
     """Return the outcomes of finished cells for the search, without failed cells, which are tried again."""
     return {
-        key: Outcome(row.loss, row.loss_se, row.trained_share, row.status)
+        key: Outcome(row.loss, row.trained_share, row.status)
         for key, row in rows.items()
         if row.status != "failed"
     }

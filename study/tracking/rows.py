@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from analysis.runs.mlflow import MEASURE
 from trainables.progress import Evaluation, Point
 
-Status = Literal["done", "stopped", "diverged", "failed"]
+Status = Literal["done", "diverged", "failed"]
 #: The tag with the causes of a cell's lost trials, separated by ` | `.
 LOST_TRIALS = "interplay.lost_trials"
 #: The most characters of a tag that MLflow takes from every store.
@@ -43,13 +43,8 @@ class Row(BaseModel):
 
     @property
     def loss(self) -> float | None:
-        """Final validation loss in nats per token; a forecast if the cell was stopped early, None if it has none."""
-        return self.metrics.get("loss") if self.status in ("done", "stopped") else None
-
-    @property
-    def loss_se(self) -> float | None:
-        """Standard error of a loss that is a forecast."""
-        return self.metrics.get("loss_se") if self.status == "stopped" else None
+        """Final validation loss in nats per token; None if it has none."""
+        return self.metrics.get("loss") if self.status == "done" else None
 
     @property
     def ended(self) -> float:

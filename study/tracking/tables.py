@@ -30,13 +30,10 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
     """Return the run table of a study: one line per cell that has a row, in the plan's order.
 
     Unless the study is a grid, the column `order` numbers the rows in the order in which they finished, from 1 on. If
-    cells were trained in addition to the main study, the column `purpose` names their purpose. If cells were stopped
-    early, `loss_se` is the standard error of the forecast and `trained_share` the fraction of the steps that were
-    trained.
+    cells were trained in addition to the main study, the column `purpose` names their purpose.
     """
     plan = with_recorded(plan, rows)
     ended = [planned for planned in plan.pool if planned.cell.key in rows]
-    stopped = any(row.status == "stopped" for row in rows.values())
     in_order = sorted(ended, key=lambda p: (rows[p.cell.key].ended, p.cell.key))
     order = {planned.cell.key: rank for rank, planned in enumerate(in_order, 1)}
     with_purpose = any(planned.purpose for planned in ended)
@@ -50,7 +47,6 @@ def run_table(plan: Plan, rows: Mapping[str, Row]) -> RunTable:
             "reason": row.reason,
             "vocabulary": plan.vocabulary,
             **{name: row.metrics.get(name) for name in MEASURED},
-            **({"loss_se": row.loss_se, "trained_share": row.trained_share} if stopped else {}),
             **{name: row.measures.get(name) for name in measured},
             "protocol": row.protocol,
             **({"order": order[row.cell]} if not plan.search.is_grid else {}),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from trainables.export.weights import keep
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.family import family
-from trainables.progress import Ending, Evaluation, Point, Progress, Result, evaluation_steps
+from trainables.progress import Evaluation, Point, Progress, Result, evaluation_steps
 from trainables.ranks.collective import run_on_all_ranks
 from trainables.ranks.process_group import RankInfo, Rendezvous, device, join, leave
 from trainables.record import Keep
@@ -62,7 +62,6 @@ def train(
     weights: Keep | None = None,
     evaluations: int = 4,
     diagnostics: Sequence[Diagnostic] = (),
-    stop: Callable[[Evaluation], Ending | None] | None = None,
     report: Callable[[Progress], None] | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Result:
@@ -77,8 +76,6 @@ def train(
     - `weights`: destination of the final weights as a HuggingFace folder; ignored if HuggingFace has no such model.
     - `evaluations`: number of evaluations on the validation set, evenly spaced, the last one at the last step.
     - `diagnostics`: measured before the first step and at each evaluation, with no effect on training.
-    - `stop`: called after each evaluation but the last; ends the cell unless it returns None. Must depend on its
-      argument alone, so that a resumed cell ends at the same step.
     - `report`: called on rank 0 with new progress, at most once in `REPORT_EVERY` seconds.
     - `interrupted`: asked on rank 0 about every `CHECK_EVERY` seconds; once it is true, the cell saves and ends.
 
@@ -117,7 +114,7 @@ def train(
         if diagnostics:
             parts = family(recipe.network).parts(engine.module, recipe)
             training.probe = Probe(diagnostics, engine.module, parts, store, recipe.context)
-        result = training.run(evaluations, stop)
+        result = training.run(evaluations)
         final = whole_state(engine, layout) if weights and result.status == "done" else None
     finally:
         close_engine(engine)
@@ -218,7 +215,7 @@ class _Training:
         begun = self.state.window_loss if self.rank == 0 else 0.0
         self.loss_sum = torch.tensor(begun, dtype=torch.float32, device=self.device)
 
-    def run(self, evaluations: int, stop: Callable[[Evaluation], Ending | None] | None) -> Result:
+    def run(self, evaluations: int) -> Result:
         state, steps = self.state, self.cell.recipe.steps
         window = max(1, steps // CURVE_POINTS)
         evaluate_at = evaluation_steps(steps, evaluations)
@@ -238,11 +235,6 @@ class _Training:
                 reason = self._close_window()
             if state.step in evaluate_at and reason is None:
                 self._evaluate()
-                if stop and state.step < steps:
-                    ending = stop(state.evaluations[-1])
-                    if self._values_of_rank_0(ending is not None)[0]:
-                        self._finish_save()
-                        return self._result(None, ending or Ending(reason="decided by rank 0"))
             now = time.monotonic()
             if reason is None and state.step < steps:
                 is_due = now - last_checkpoint > self.checkpoint_every
@@ -416,7 +408,7 @@ class _Training:
         )
         self.reported = (len(state.points), len(state.evaluations))
 
-    def _result(self, reason: str | None, ending: Ending | None = None) -> Result:
+    def _result(self, reason: str | None) -> Result:
         cell, recipe, state, store = self.cell, self.cell.recipe, self.state, self.store
         loss = state.evaluations[-1].loss if state.evaluations else None
         if reason is None and (loss is None or not math.isfinite(loss)):
@@ -428,14 +420,10 @@ class _Training:
         peak = torch.tensor(self.meter.peak(), dtype=torch.int64, device=self.device)
         if self.layout.ranks > 1:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-        status: Literal["done", "diverged", "stopped"] = "done" if reason is None else "diverged"
-        if reason is None and ending:
-            status, reason, loss = "stopped", ending.reason, ending.loss
         return Result(
-            status=status,
+            status="done" if reason is None else "diverged",
             reason=reason,
-            loss=None if status == "diverged" else loss,
-            loss_se=ending.loss_se if ending and status == "stopped" else None,
+            loss=loss if reason is None else None,
             train_loss=state.points[-1].train_loss if state.points else None,
             tokens=tokens,
             epochs=epochs(store, context=recipe.context, batch=recipe.batch, steps=state.step),

@@ -12,7 +12,6 @@ from analysis.numbers import digits, layers
 from analysis.report.extras.measures import measure_figure, needed_sentence
 from analysis.report.figures.canvas import new_canvas, outside_legend, points_of_depths, size_axis
 from analysis.report.figures.figure import Context, Figure
-from analysis.runs.table import STOPPED
 
 #: Measures other than the loss in a run table, for which more is better, and their names in sentences.
 SCORES = {
@@ -51,10 +50,7 @@ def graded_figure(context: Context) -> Figure | None:
 
 
 def accuracy_data(fit: Fit, name: str = "accuracy") -> pd.DataFrame | None:
-    """Depth, width, params, seeds, mean, low, high of one of `SCORES` for each shape; None without any.
-
-    Runs that were stopped early are left out: they have a forecast of their loss only.
-    """
+    """Depth, width, params, seeds, mean, low, high of one of `SCORES` for each shape; None without any."""
     rows = _rows_with(fit, name)
     if rows.empty:
         return None
@@ -85,7 +81,6 @@ def _rows_with(fit: Fit, name: str) -> pd.DataFrame:
     if fit.study is None or name not in fit.study.rows:
         return pd.DataFrame()
     rows = fit.study.rows
-    rows = rows[rows["status"] != STOPPED]
     numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
     return rows.assign(**{name: numbers})[(numbers >= 0) & (numbers <= 1)]
 

@@ -29,9 +29,9 @@ def figure(context: Context) -> Figure | None:
         return None
     target = " The dotted line is the target." if data.stop_when is not None else ""
     caption = (
-        "Above: every cell in the order of finishing; hollow marks are forecasts of stopped cells, crosses are cells "
-        "without a loss. Below: the estimate with its interval if that is closed (left), and its half-width "
-        f"(right; a share of the value, for crossings in ln N).{target}"
+        "Above: every cell in the order of finishing; crosses are cells without a loss. Below: the estimate with its "
+        "interval if that is closed (left), and its half-width (right; a share of the value, for crossings in "
+        f"ln N).{target}"
     )
     title = "How the search went"
     return Figure("search", title, caption, data.table(), lambda: draw_search(data, context.colours))
@@ -53,9 +53,7 @@ def _draw_cells(axes: Axes, data: SearchData, colours: Mapping[int, str]) -> Non
     for (depth, rows), mark in zip(by_depth(cells), itertools.cycle(MARKS), strict=False):
         colour = colours.get(depth, palette.MUTED)
         for outcome, part in rows.groupby("outcome", sort=True):
-            shown = {"done": mark, "forecast": mark}.get(str(outcome), "x")
-            face = "none" if outcome == "forecast" else colour
-            style = {"marker": shown, "color": colour, "markerfacecolor": face, "linestyle": "none"}
+            style = {"marker": mark if outcome == "done" else "x", "color": colour, "linestyle": "none"}
             axes.plot(part["order"], part["params"], markersize=5, **style)
         axes.plot([], [], marker=mark, color=colour, linestyle="none", label=layers(depth))
     axes.set_yscale("log")

@@ -23,7 +23,7 @@ from analysis.report.figures.canvas import (
 )
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import by_depth, stack
-from analysis.runs.table import STOPPED, RunTable
+from analysis.runs.table import RunTable
 
 
 def figure(context: Context) -> Figure:
@@ -53,13 +53,11 @@ def health_data(runs: RunTable, fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The outcomes of all rows, and the training seconds of those that have them.
 
     Returns:
-        depth, outcome (used, forecast, a status, or left out), count; and depth, params, seed, train_seconds.
+        depth, outcome (used, a status, or left out), count; and depth, params, seed, train_seconds.
     """
     dropped = {item.get("row") for item in fit.left_out}
     outcome = [
-        ("forecast" if status == STOPPED else "used")
-        if row not in dropped
-        else ("left out" if status == "done" else str(status))
+        "used" if row not in dropped else ("left out" if status == "done" else str(status))
         for row, status in zip(runs.frame.index, runs.frame["status"], strict=True)
     ]
     groups = runs.frame.assign(outcome=outcome).groupby(["depth", "outcome"], sort=True, dropna=False)

@@ -40,14 +40,6 @@ def test_sensitivity_runs_are_left_out_and_a_diverged_cell_has_no_loss():
     assert np.flatnonzero(found["loss"].isna()).tolist() == [4]
 
 
-def test_a_cell_that_was_stopped_cost_what_it_trained():
-    frame = searched.searched().assign(loss_se=np.nan, trained_share=np.nan)
-    frame.loc[2, ["status", "loss_se", "trained_share"]] = ["stopped", 0.01, 0.4]
-    found = rows_in_order(RunTable.from_frame(frame))
-    ratio = found["flops"] / frame["flops"]
-    assert ratio.tolist() == pytest.approx([0.4 if place == 2 else 1.0 for place in range(len(frame))])
-
-
 def test_a_history_has_the_estimates_of_the_rows_so_far_and_ends_with_all(rows):
     steps = history(rows, searched.AIM, points=5)
     assert steps["cells"].tolist() == [1, 16, 32, 48, 63]

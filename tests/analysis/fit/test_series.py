@@ -151,15 +151,13 @@ def test_the_depth_a_target_needs_is_the_smallest_that_reaches_it():
     assert measure_data(members[:1], "accuracy", 0.955).needed["width"].tolist() == [64]
 
 
-def test_forecasts_and_arms_are_no_measurements():
-    frame = task(1, 1).runs.frame.copy().assign(purpose="", loss_se=np.nan)
-    first = (frame["depth"] == 4) & (frame["seed"] == 0)
-    frame.loc[first, ["status", "loss_se", "accuracy"]] = ["stopped", 0.01, 0.0]
+def test_sensitivity_runs_are_no_measurements():
+    frame = task(1, 1).runs.frame.copy().assign(purpose="")
     other = frame[frame["depth"] == 1].assign(purpose="sensitivity", lr=0.5, accuracy=0.0, loss=9.0)
     runs = RunTable.from_frame(pd.concat([frame.assign(lr=1.0), other], ignore_index=True))
     data = measure_data([Member(1, runs, None, None)], "accuracy")
     assert data.shapes["mean"].min() > 0.9
-    assert data.shapes.groupby("depth")["seeds"].max().to_dict() == {1: 3, 2: 3, 3: 3, 4: 2}
+    assert data.shapes.groupby("depth")["seeds"].max().to_dict() == {1: 3, 2: 3, 3: 3, 4: 3}
     assert measure_data([Member(1, runs, None, None)], "loss").shapes["seeds"].tolist() == [3] * 8
 
 

@@ -23,8 +23,6 @@ from trainables.errors import InputError, InterruptedTrainingError
 from trainables.layout import Layout
 from trainables.model.build import build_model
 from trainables.model.family import family
-from trainables.progress import Ending
-from trainables.record import Keep
 from trainables.train.loop import dropout_seed, next_stride, train
 
 DATA = HierarchyData(vocabulary=8, branching=2, levels=4, synonyms=2, sequences=3000, validation_sequences=50)
@@ -262,41 +260,6 @@ def test_wrong_cell_files_end_with_status_2_and_say_why(tmp_path, capsys):
 def test_data_that_changed_since_it_was_planned_is_refused(root):
     with pytest.raises(InputError, match="changed"):
         train(cell(data_key="0" * 16), data_root=root)
-
-
-def stop_at(step, **values):
-    """Ends a cell after the evaluation at a step."""
-    return lambda evaluation: Ending(reason="enough", **values) if evaluation.step == step else None
-
-
-def test_a_cell_that_is_told_to_stop_ends_at_that_evaluation_with_its_forecast(root, tmp_path):
-    whole = train(cell(), data_root=root)
-    stop = stop_at(12, loss=1.5, loss_se=0.01)
-    result = train(cell(), data_root=root, stop=stop, weights=Keep(tmp_path / "weights"))
-    assert (result.status, result.reason, result.loss, result.loss_se) == ("stopped", "enough", 1.5, 0.01)
-    assert (result.step, result.tokens) == (12, 12 * 8 * 32)
-    assert result.evaluations == whole.evaluations[:2]
-    assert not (tmp_path / "weights").exists()
-    unforecast = train(cell(), data_root=root, stop=stop_at(6))
-    assert (unforecast.status, unforecast.loss, unforecast.loss_se) == ("stopped", None, None)
-
-
-def test_a_cell_is_not_asked_to_stop_at_its_end(root):
-    result = train(cell(), data_root=root, stop=stop_at(STEPS, loss=1.0))
-    assert (result.status, result.loss_se) == ("done", None)
-
-
-def test_a_cell_that_goes_on_from_a_checkpoint_stops_where_it_would_have(root, tmp_path):
-    def cut(evaluation):
-        if evaluation.step == 12:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(cell(), data_root=root, checkpoints=tmp_path, checkpoint_every=0, stop=cut)
-    result = train(cell(), data_root=root, checkpoints=tmp_path, stop=stop_at(18, loss=1.5, loss_se=0.01))
-    straight = train(cell(), data_root=root, stop=stop_at(18, loss=1.5, loss_se=0.01))
-    assert 0 < result.resumed_from < 18
-    assert (result.status, result.evaluations) == ("stopped", straight.evaluations)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trainables.data import data_key
 from trainables.data.kinds.hierarchy import HierarchyData
 from trainables.data.kinds.hops import HopsData
 from trainables.layout import Layout
-from trainables.progress import Ending, Result
+from trainables.progress import Result
 from trainables.record import Keep
 from trainables.train import loop
 from trainables.train.loop import train
@@ -100,10 +100,6 @@ def one_rank(ranks, root, one, rank=0, layout=None):
 def gang(ranks, root, one, layout, **options):
     """The result of every rank."""
     return ranks.gang(layout.ranks, train, one, data_root=root, layout=layout, evaluations=2, **options)
-
-
-def stop_half_way(evaluation):
-    return Ending(reason="enough", loss=1.5, loss_se=0.01) if evaluation.step == 25 else None
 
 
 @pytest.fixture(scope="module")
@@ -339,10 +335,3 @@ def test_a_wrong_degree_under_torchrun_ends_with_status_2_and_one_paragraph(root
     assert done.stderr.count("error: --tensor-parallel 3 does not divide the 2 ranks that were started") == 1
     assert "exitcode  : 2" in done.stderr, "torchrun itself ends with 1, and tells the rank's status"
     assert "trainables/__main__.py" not in done.stderr, "no traceback of ours"
-
-
-def test_all_ranks_of_a_gang_stop_together_and_the_next_cell_finds_them_well(ranks, root, expected):
-    results = gang(ranks, root, cell(), layout("tp2", 1), stop=stop_half_way)
-    assert {(result.status, result.step, result.loss) for result in results} == {("stopped", 25, 1.5)}
-    after = gang(ranks, root, cell(), layout("tp2", 1))
-    assert after[0].loss == pytest.approx(expected.loss, rel=1e-5)

@@ -264,17 +264,14 @@ def audit(
     vocabulary: Annotated[int | None, typer.Option(help="with --depth and --width: number of tokens")] = None,
     law: Annotated[str | None, typer.Option(help="a published law: levine2020 (default) or liu2026")] = None,
     fit_file: FitOption = None,
-    count: Annotated[
-        str, typer.Option(help="N of the law: nonembedding (12·L·d²) or exact")
-    ] = "nonembedding",
     within: WithinOption = WITHIN,
     as_json: JsonOption = False,
 ) -> None:
     """Compare an existing model with the law: too deep, too shallow, or within the interval."""
-    from study.commands.audit import audit_json, audit_models, audit_view
+    from study.commands.audit import audit_models, audit_view
 
-    audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, count, within)
-    show(audit_json(audits), audit_view(audits), as_json=as_json)
+    audits = audit_models(configs or (), (depth, width, vocabulary), law, fit_file, within)
+    show([item.to_json() for item in audits], audit_view(audits), as_json=as_json)
 
 
 @app.command()

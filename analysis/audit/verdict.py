@@ -17,7 +17,6 @@ from analysis.intervals import Interval
 from analysis.law.projection import Transition
 from analysis.law.published import PublishedLaw, best_shapes_by, transition_of
 
-Count = Literal["nonembedding", "exact"]
 Verdict = Literal["too deep", "too shallow", "within the interval", "not settled"]
 
 
@@ -27,15 +26,10 @@ class Audit:
 
     Attributes:
         model: its shape and source.
-        law: source of the law.
-        params: the N that entered the law.
-        count: how N was counted: 12·L·d², as in the law (`nonembedding`), or the parameters of the blocks (`exact`).
         verdict: whether the interval of L* at fixed N contains its depth; the best whole depth counts as within. It is
             not settled if no best depth is stated and the interval is open.
-        ratio: L/L*; None if L* is less than one layer or not stated. `ratio_interval`: an end is None if the law sets
-            no limit.
-        layers: L - L*; None if L* is not stated.
-        best: the recommendation for the same N; a depth of None is not stated, `reason` is why.
+        best: the recommendation for the same N, with the keys of `analysis.law.combined.Projection.shape` and `law`,
+            the source in words; a depth of None is not stated, `reason` is why.
         transition: N_transition of the model's depth by a published law; None by a study's fit.
         extrapolated: whether its depth or L* lies outside the depths of the law.
         warnings, notes: sentences for the reader: doubts about the answer, and how the model was read.
@@ -43,13 +37,7 @@ class Audit:
     """
 
     model: ModelConfig
-    law: str
-    params: float
-    count: Count
     verdict: Verdict
-    ratio: float | None
-    ratio_interval: Interval
-    layers: float | None
     best: dict[str, Any]
     transition: Transition | None
     extrapolated: bool
@@ -57,35 +45,48 @@ class Audit:
     notes: tuple[str, ...]
     near_optimal: dict[str, Any] | None = None
 
+    @property
+    def star(self) -> float | None:
+        """The best depth L*, not rounded where the law gives that; None if not stated."""
+        star: float | None = self.best.get("depth_exact") or self.best["depth"]
+        return star
+
+    @property
+    def ratio(self) -> float | None:
+        """L/L*; None if L* is less than one layer, where it is meaningless, or not stated."""
+        return self.model.depth / self.star if self.star is not None and self.star >= 1 else None
+
+    @property
+    def ratio_interval(self) -> Interval:
+        """Ends of L/L*; None where the law sets no limit, and where L* is less than one layer."""
+        # The largest L* gives the smallest ratio.
+        low, high = self.best["depth_interval"] if self.star is None or self.star >= 1 else (None, None)
+        return (self.model.depth / high if high else None, self.model.depth / low if low else None)
+
     def to_json(self) -> dict[str, Any]:
         """Strict JSON types, the fields of the model among those of the audit."""
-        model = {name: getattr(self.model, name) for name in _MODEL}
-        own = {name: getattr(self, name) for name in _OWN}
-        more = {
-            "model": self.model.name,
-            "family": self.model.family or None,
-            "nonembedding_params": self.model.law_params,
-            "best": {key: self.best[key] for key in _BEST if key in self.best},
-            "n_transition": self.transition,
-        }
+        model = self.model
         document: dict[str, Any] = to_json(
-            model
-            | own
-            | more
-            | {key: self.best[key] for key in ("level", "error_quoted") if key in self.best}
+            {
+                **{name: getattr(model, name) for name in ("depth", "width", "vocabulary", "block_params")},
+                **{
+                    name: getattr(self, name)
+                    for name in ("verdict", "ratio", "ratio_interval", "extrapolated")
+                },
+                **{name: getattr(self, name) for name in ("near_optimal", "warnings", "notes")},
+                **{key: self.best[key] for key in ("law", "level", "error_quoted") if key in self.best},
+                "model": model.name,
+                "family": model.family or None,
+                "nonembedding_params": model.law_params,
+                "layers": None if self.star is None else model.depth - self.star,
+                "best": {key: self.best[key] for key in _BEST if key in self.best},
+                "n_transition": self.transition,
+            }
         )
         return document
 
 
-#: Keys of the JSON of an audit: from the model, from the audit, and from the recommendation.
-_MODEL = (
-    *("depth", "width", "heads", "kv_heads", "head_dim", "d_ff", "gated", "vocabulary", "tied"),
-    *("exact_params", "exact_reason"),
-)
-_OWN = (
-    *("params", "count", "verdict", "ratio", "ratio_interval", "layers", "extrapolated", "law"),
-    *("near_optimal", "warnings", "notes"),
-)
+#: Keys of the recommendation in the JSON of an audit.
 _BEST = (
     *("depth", "width", "depth_exact", "width_exact", "depth_interval", "width_interval"),
     *("depth_error", "width_error", "unbounded", "source", "reason", "laws", "agree_to", "band", "measured"),
@@ -101,61 +102,27 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
     for name, value in (("depth", depth), ("width", width), ("vocabulary", vocabulary)):
         if value is not None and value <= 0:
             raise InputError(f"--{name} is {value}; it must be a positive whole number.")
-    return ModelConfig(
-        name=f"{depth} × {width}",
-        family="",
-        depth=depth,
-        width=width,
-        vocabulary=vocabulary,
-        exact_reason="only the shape is given",
-    )
+    return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 
 
-def audit(
-    model: ModelConfig, law: PublishedLaw | Callable[[float], dict[str, Any]], count: Count = "nonembedding"
-) -> Audit:
-    """Compare a model with a law.
-
-    Args:
-        model: from `read_model_config` or `shape_of`.
-        law: published, or N -> the best shape by a fit, with the keys of `analysis.law.combined.Projection.shape` and
-            `law`, the source in words.
-        count: see `Audit.count`. The law was fitted with `nonembedding`.
+def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], dict[str, Any]]) -> Audit:
+    """Compare a model from `read_model_config` or `shape_of` with a law: published, or N -> `Audit.best` by a fit.
 
     Raises:
-        InputError: `exact` without an exact count, a law with b <= 0, or a depth out of range or not counted by it.
+        InputError: a law with b <= 0, or a depth out of range or not counted by it.
     """
-    if count == "exact" and model.exact_params is None:
-        raise InputError(
-            f"{model.name} has no exact count: {model.exact_reason}. Leave --count at nonembedding, which is 12·L·d²."
-        )
-    exact = model.exact_params if count == "exact" else None
-    params = float(model.law_params if exact is None else exact)
     published = None if callable(law) else law
+    params = float(model.law_params)
     best = law(params) if callable(law) else best_shapes_by(law, [params])[0]
     low, high = best["depth_interval"]
-    star = best.get("depth_exact") or best["depth"]
-    # A ratio to less than one layer is meaningless.
-    some = star is None or star >= 1
-    outside = published is not None and published.extrapolates(model.depth)
     return Audit(
         model=model,
-        law=best["law"],
-        params=params,
-        count=count,
         verdict=_verdict(model.depth, best["depth"], low, high),
-        ratio=model.depth / star if star and some else None,
-        # The largest L* gives the smallest ratio.
-        ratio_interval=(
-            model.depth / high if some and high else None,
-            model.depth / low if some and low else None,
-        ),
-        layers=None if star is None else model.depth - star,
         best=best,
         transition=None if published is None else transition_of(published, model.depth),
-        extrapolated=best["extrapolated"] or outside,
+        extrapolated=best["extrapolated"] or (published is not None and published.extrapolates(model.depth)),
         warnings=_warnings(model),
-        notes=_notes(model, published, best, params, count),
+        notes=_notes(model, published, best),
     )
 
 
@@ -179,39 +146,33 @@ def _warnings(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
-def _notes(
-    model: ModelConfig, law: PublishedLaw | None, best: dict[str, Any], params: float, count: Count
-) -> tuple[str, ...]:
+def _notes(model: ModelConfig, law: PublishedLaw | None, best: dict[str, Any]) -> tuple[str, ...]:
     notes = list(model.notes)
     if (best.get("depth_exact") or 1) < 1:
-        notes.append(f"The law has no depth of one layer or more at N = {params:,.0f}, so there is no L/L*.")
-    if best.get("reason"):
-        notes.append(f"The laws of the study give no best depth at N = {params:,.0f}: {best['reason']}.")
-    notes += _extrapolation(model, law, best)
-    off = model.exact_params / model.law_params - 1 if model.exact_params else 0.0
-    if abs(off) > 0.05 and count == "nonembedding":
         notes.append(
-            f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; use --count "
-            "exact to count those."
+            f"The law has no depth of one layer or more at N = {model.law_params:,}, so there is no L/L*."
         )
-    elif count == "exact":
-        notes.append("N is the exact count of its blocks; the law was fitted with 12·L·d².")
-    return tuple(notes)
-
-
-def _extrapolation(model: ModelConfig, law: PublishedLaw | None, best: dict[str, Any]) -> list[str]:
-    """Whether the answer lies outside the depths that were measured."""
+    if best.get("reason"):
+        notes.append(
+            f"The laws of the study give no best depth at N = {model.law_params:,}: {best['reason']}."
+        )
     if law is None:
-        what = (
-            "Its best depth lies outside the depths of the study, or these are not known: an extrapolation."
+        if best["extrapolated"]:
+            notes.append(
+                "Its best depth lies outside the study's depths, or these are not known: an extrapolation."
+            )
+    else:
+        far = {"depth": law.extrapolates(model.depth), "best depth": best["extrapolated"]}
+        if outside := [name for name, is_far in far.items() if is_far]:
+            low, high = law.depth_range
+            notes.append(
+                f"Its {' and its '.join(outside)} lie{'s' * (len(outside) == 1)} outside the depths {low:g} to "
+                f"{high:g} that the law was fitted on: an extrapolation."
+            )
+    off = model.block_params / model.law_params - 1 if model.block_params else 0.0
+    if abs(off) > 0.05:
+        notes.append(
+            f"Its blocks hold {abs(off):.0%} {'more' if off > 0 else 'fewer'} parameters than 12·L·d²; recommend "
+            f"--params {model.block_params} gives the best shape for those."
         )
-        return [what] if best["extrapolated"] else []
-    low, high = law.depth_range
-    far = {"depth": law.extrapolates(model.depth), "best depth": best["extrapolated"]}
-    outside = [name for name, is_far in far.items() if is_far]
-    if not outside:
-        return []
-    return [
-        f"Its {' and its '.join(outside)} lie{'s' * (len(outside) == 1)} outside the depths {low:g} to {high:g} that "
-        "the law was fitted on: an extrapolation."
-    ]
+    return tuple(notes)

@@ -61,7 +61,7 @@ SHAPES += [("MobileLLM-125M", 30, 576, 1.19), ("MobileLLM-350M", 32, 960, 0.98),
 def test_known_models_stand_where_they_are_known_to(name, config, ratio):
     found = audit(model_config(config.to_dict(), name), LEVINE2020)
     assert found.ratio == pytest.approx(ratio, abs=0.0051)
-    assert found.params == 12 * config.num_hidden_layers * config.hidden_size**2
+    assert found.model.law_params == 12 * config.num_hidden_layers * config.hidden_size**2
     expected = "too deep" if ratio > 1.05 else "too shallow" if ratio < 0.95 else "within the interval"
     assert found.verdict == expected
 
@@ -82,11 +82,11 @@ def test_the_numbers_agree_with_each_other(depth, width):
     found = audit(shape_of(depth, width), LEVINE2020)
     star = independent(depth, width, LEVINE2020)
     assert found.ratio == pytest.approx(depth / star)
-    assert found.layers == pytest.approx(depth - star)
+    assert found.star == pytest.approx(star)
     low, high = found.best["depth_interval"]
     assert found.ratio_interval == pytest.approx((depth / high, depth / low))
     # N above N_transition(L) is too shallow, below too deep.
-    assert (found.params > found.transition.params) == (found.layers < 0)
+    assert (found.model.law_params > found.transition.params) == (depth < found.star)
 
 
 @pytest.mark.parametrize("width", [500, 3000, 5600, 5900, 6000, 6150, 6300, 6600, 7000, 20_000])
@@ -97,9 +97,9 @@ def test_both_readings_of_the_rule_give_one_verdict(width):
     if found.best["depth"] != 66:
         by_size = (
             "too shallow"
-            if found.params > high
+            if found.model.law_params > high
             else "too deep"
-            if found.params < low
+            if found.model.law_params < low
             else "within the interval"
         )
         assert found.verdict == by_size
@@ -148,24 +148,16 @@ def test_without_a_best_depth_an_open_interval_settles_only_what_lies_outside_it
     assert audit(shape_of(12, 64), lambda params: best).verdict == verdict
 
 
-def test_the_exact_count_is_shown_beside_and_asked_when_wanted():
-    model = model_config(
-        LLAMA(vocab_size=128_256, num_key_value_heads=8, intermediate_size=14336).to_dict(), "8B"
+def test_blocks_of_another_size_are_noted():
+    config = LLAMA(vocab_size=128_256, num_key_value_heads=8, intermediate_size=14336)
+    found = audit(model_config(config.to_dict(), "8B"), LEVINE2020)
+    assert found.model.law_params == 12 * 32 * 4096**2
+    # Llama 3.1 8B has 8.03e9 parameters, of these 1.05e9 in two tables.
+    (note,) = [note for note in found.notes if "8% more" in note]
+    assert "--params 6979321856" in note
+    assert not any(
+        "12·L·d²" in note for note in audit(model_config(LLAMA().to_dict(), "7B"), LEVINE2020).notes
     )
-    # Llama 3.1 8B: 8,030,261,248 in all, less two tables of 128,256 × 4,096.
-    assert model.exact_params == 8_030_261_248 - 2 * 128_256 * 4096
-    by_law, exact = audit(model, LEVINE2020), audit(model, LEVINE2020, "exact")
-    assert by_law.params == 12 * 32 * 4096**2
-    assert exact.params == model.exact_params
-    assert exact.ratio == pytest.approx(32 / independent(1, math.sqrt(model.exact_params / 12), LEVINE2020))
-    assert exact.ratio < by_law.ratio
-    assert any("8% more" in note for note in by_law.notes)
-    assert any("exact count" in note for note in exact.notes)
-
-
-def test_an_exact_count_that_is_not_known_is_refused():
-    with pytest.raises(InputError, match="only the shape is given"):
-        audit(shape_of(32, 4096), LEVINE2020, "exact")
 
 
 def test_widths_above_the_rank_of_the_embedding_are_warned_of():
@@ -198,14 +190,9 @@ def test_the_document_is_strict_json_and_holds_everything():
         assert json.loads(json.dumps(document, allow_nan=False)) == document
         assert document["law"] == law.source
     document = audit(model, LEVINE2020).to_json()
-    assert (document["depth"], document["width"], document["heads"], document["vocabulary"]) == (
-        12,
-        768,
-        12,
-        50257,
-    )
+    assert (document["depth"], document["width"], document["vocabulary"]) == (12, 768, 50257)
     assert document["nonembedding_params"] == 12 * 12 * 768**2
-    assert document["exact_params"] == 124_439_808 - (50257 + 1024) * 768
+    assert document["block_params"] == 12 * 12 * 768**2
     assert document["best"]["depth"] == 23
     assert document["n_transition"]["depth"] == 12
     assert document["verdict"] == "too shallow"

@@ -36,32 +36,24 @@ def test_configs_and_a_shape_are_audited_together_in_order(command, models):
     assert {item["law"] for item in documents} == {"Levine et al. 2020 (arXiv 2006.12467)"}
 
 
-def test_a_paragraph_comes_before_the_table(command, models):
+def test_a_sentence_comes_before_the_table(command, models):
     status, out, err = command("audit", "llama")
     assert (status, err) == (0, "")
     said, _, table = out.partition("\n\n")
     said = " ".join(said.split())
     for part in (
-        "32 layers of width 4,096",
-        "too shallow",
-        "22 layers too few (L/L* = 0.59)",
+        "llama is too shallow",
         "best depth for this N is 54.3 (95 % interval 53–56)",
-        "above the 3.19e8 ± 3 %",
-        "54 × 3,153",
+        "a depth of 35–65 is within 0.005 nats",
         "extrapolation",
     ):
         assert part in said
-    assert "0.57–0.61" in table
-    # 6,738,415,616 less the two tables.
-    assert "6.48e9" in table
-
-
-def test_the_exact_count_may_be_asked(command, models):
-    status, out, _ = command("audit", "llama", "--count", "exact", "--json")
-    assert status == 0
-    (document,) = json.loads(out)
-    assert document["params"] == document["exact_params"] == 6_738_415_616 - 2 * 32_000 * 4096
-    assert "N in the law is the exact N" in command("audit", "llama", "--count", "exact")[1]
+    row = table.splitlines()[1].split()
+    # 6,738,415,616 less the two tables of tokens are 6.48e9.
+    assert row == [
+        *("llama", "32", "×", "4096", "6.44e9", "6.48e9", "0.59", "0.57–0.61", "54", "×", "3,153"),
+        *("0.0077", "too", "shallow"),
+    ]
 
 
 def test_a_study_s_fit_answers_as_recommend_does(command, tmp_path):
@@ -88,18 +80,6 @@ def test_a_study_s_fit_answers_as_recommend_does(command, tmp_path):
     assert document["verdict"] == "too shallow"
 
 
-def test_a_wide_error_is_an_interval_and_not_a_percentage(command):
-    # Far from its depths, one standard error of the published law's N is more than half of it.
-    status, out, err = command("audit", "--depth", "300", "--width", "30000", "--json")
-    assert status == 0, err
-    transition = json.loads(out)[0]["n_transition"]
-    assert transition["relative_error"] > 0.5
-    words = " ".join(command("audit", "--depth", "300", "--width", "30000")[1].split())
-    low, high = (f"{end:.3g}".replace("e+", "e") for end in transition["params_interval"])
-    assert f"(95 %: {low} – {high}) at which 300 layers" in words
-    assert "±" not in words
-
-
 def test_a_fit_without_a_law_is_refused_with_a_way_out(command, tmp_path):
     two_depths = [
         line for line in foreign_runs("loss").splitlines(keepends=True) if not line.startswith("4,")
@@ -118,10 +98,8 @@ def test_an_absurd_shape_has_no_share_of_a_depth_of_less_than_a_layer(command):
     assert (status, err) == (0, "")
     said, _, table = out.partition("\n\n")
     said = " ".join(said.split())
-    assert "it is too deep. The best shape of the same N is 1 × 5." in said
+    assert "is too deep" in said
     assert "no depth of one layer or more at N = 324" in said
-    assert "L/L* =" not in said
-    assert "too many" not in said
     assert table.splitlines()[1].split()[-9:] == ["-", "-", "-", "1", "×", "5", "0.0000", "too", "deep"]
 
 
@@ -137,7 +115,7 @@ def test_the_law_of_the_loss_reverses_a_verdict_and_gives_what_is_at_stake(comma
     assert liu["near_optimal"]["lost"] == pytest.approx(0.0012, abs=1e-4)
     status, out, _ = command(*shape, "--law", "liu2026")
     assert status == 0
-    assert "0.0012 nats per token" in out
+    assert "0.0012" in out
     status, _, err = command("audit", "--depth", "2", "--width", "64", "--law", "liu2026")
     assert status == 2
     assert "above 2 layers" in err
@@ -156,8 +134,6 @@ def test_a_byte_vocabulary_is_warned_of(command):
         (("--depth", "3"), "--depth and --width name a shape together"),
         (("--vocabulary", "256"), "--depth and --width name a shape together"),
         (("--depth", "0", "--width", "3"), "--depth is 0"),
-        (("--depth", "3", "--width", "4", "--count", "most"), "nonembedding, exact"),
-        (("--depth", "3", "--width", "4", "--count", "exact"), "only the shape is given"),
         (("--depth", "3", "--width", "4", "--law", "levine"), "levine2020"),
         (("--depth", "3", "--width", "4", "--law", "levine2020", "--fit", "f.json"), "not both"),
         (("--depth", "3", "--width", "4", "--fit", "absent.json"), "absent.json"),

@@ -11,6 +11,7 @@ from pydantic import PlainValidator
 from analysis.curves.best_shapes import BestShape
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
+from analysis.fit.answer import NextDepth, next_depth
 from analysis.fit.crossing_shift import ChangedStudy, paired_shifts
 from analysis.fit.kaplan import Kaplan, kaplan
 from analysis.fit.rate_check import RateCheck, widened
@@ -55,6 +56,7 @@ class Fit:
         level: of the intervals.
         shifts: how far the crossings move with the learning rate (sensitivity runs).
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
+        next_depth: what to train next if the deepest model is the best at the largest size.
         kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
         study: what the figures are drawn from; None if read from a file.
     """
@@ -79,6 +81,7 @@ class Fit:
     shifts: tuple[ChangedStudy, ...] = ()
     learning_rate: RateCheck | None = None
     kaplan: Kaplan | None = None
+    next_depth: NextDepth | None = None
     # A file has no study: data frames are not read.
     study: Annotated[Study | None, PlainValidator(lambda _: None)] = field(
         default=None, compare=False, repr=False
@@ -182,6 +185,7 @@ def fit_of(study: Study, entropy: float | None = None) -> Fit:
         level=found.level,
         shifts=() if again is None else paired_shifts(again, study.rows, curves, found.items, found.level),
         learning_rate=study.learning_rate,
+        next_depth=next_depth(study.rows, study.best),
         kaplan=kaplan(study.rows, curves, study.best, entropy=entropy, level=found.level),
         study=study,
     )

@@ -21,7 +21,7 @@ from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.fit.crossing_shift import CrossingShift, group_changes, pair_runs, paired_shift
 from analysis.law.crossings import Crossing, gap_of
-from analysis.numbers import counted, duration, listed, scientific
+from analysis.numbers import counted, duration, listed
 from analysis.runs.comparison import Comparison
 from analysis.runs.table import RunTable
 
@@ -74,18 +74,13 @@ class RateCheck:
         """The state of the check, and what the missing part of it takes."""
         missing = [pair for pair in self.pairs if pair.reason]
         if not missing:
-            words = "; the intervals of crossings include the shift to the best rates"
             shifted = any(pair.shift for pair in self.pairs)
-            return f"The learning rate is checked: rates enclose the best one at every crossing{words * shifted}."
+            words = "; the intervals of crossings include the shift to the best rates" if shifted else ""
+            return f"The learning rate is checked: rates enclose the best one at every crossing{words}."
         names = listed([f"{pair.shallow} → {pair.deep}" for pair in missing])
         where = f" for {names}" if len(missing) < len(self.pairs) else ""
-        cost = "" if self.flops is None else f" ({scientific(self.flops)} FLOPs"
-        cost += "" if self.seconds is None else f", about {duration(self.seconds)})"
-        why = listed(list(dict.fromkeys(str(pair.reason) for pair in missing)))
-        return (
-            f"The learning rate was not checked{where}: {why}, and at the best rates depths may compare otherwise. The "
-            f"check takes {counted(self.runs, 'run')}{cost}; {self.how}."
-        )
+        cost = "" if self.seconds is None else f", about {duration(self.seconds)}"
+        return f"The learning rate is not checked{where}: {self.how} ({counted(self.runs, 'run')}{cost})."
 
 
 def check_rates(
@@ -112,8 +107,7 @@ def check_rates(
         missing += near if pair.reason else []
     runs = 2 * len(pd.concat(missing).index.unique()) if missing else 0
     how = (
-        "train the shapes next to each crossing (without one, all shapes) again with the same seeds at half and double "
-        "their rates, and add these rows with `sensitivity` in the column `purpose`"
+        "add the shapes next to each crossing at half and double their rates, with `sensitivity` in `purpose`"
     )
     return RateCheck(tuple(pairs), runs, how)
 

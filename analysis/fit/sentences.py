@@ -2,8 +2,9 @@
 
 import math
 
+from analysis.fit.answer import shape_sentence, use_sentence
 from analysis.fit.document import Fit
-from analysis.intervals import Interval
+from analysis.intervals import Interval, width_of
 from analysis.law.advice import APART
 from analysis.law.combined import rejected
 from analysis.law.crossings import NO_NOISE, Crossing
@@ -13,7 +14,9 @@ from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
 
 #: Maximum number of pairs of depths with a sentence among the headlines.
-MAX_SENTENCES = 4
+MAX_SENTENCES = 2
+#: Largest size for which a depth is stated, over the largest one measured.
+REACH = 10.0
 #: Least depths for a sentence about the response surface: a quadratic goes through any three.
 DEPTHS_FOR_SURFACE = 5
 
@@ -148,6 +151,12 @@ def disagreement_sentence(fit: Fit) -> str:
     return " ".join(sentences) or "There is no rival."
 
 
+def largest_size(fit: Fit) -> float | None:
+    """The largest N measured; None if it is not known."""
+    ranges = [item.range for item in fit.crossings] + [item.params_range for item in fit.surfaces]
+    return max([item.params for item in fit.best] + [ends[1] for ends in ranges if ends], default=None)
+
+
 def best_sentence(fit: Fit) -> str:
     """The best measured depth of each budget; neighbouring budgets with the same depth are joined."""
     if not fit.best:
@@ -205,37 +214,41 @@ def surface_sentence(fit: Fit) -> str:
     )
 
 
+def beyond_sentence(fit: Fit) -> str:
+    """The best depth at ten times the largest size, or why it is not determined; empty without a size."""
+    largest = largest_size(fit)
+    if largest is None:
+        return ""
+    found = fit.project(REACH * largest)
+    if found.depth is None or found.depth > width_of(found.params, found.depth):
+        return f"Beyond {human(largest)} parameters the best depth is not determined: {found.reason or 'no law'}."
+    depth = max(1, round(found.depth))
+    return (
+        f"At {human(found.params)} parameters, {REACH:g} times the largest size: about {layers(depth)} × "
+        f"{round(width_of(found.params, depth))} wide (depth {percent(fit.level)}: {ends(found.interval)}), by the "
+        f"{law_name(found.laws[0])}."
+    )
+
+
 def headlines(fit: Fit) -> list[str]:
     """The answer, most important sentence first."""
     about = [noise_sentence(fit)] if fit.noise.get("source") == "residuals" else []
     about += [fit.tokens.sentence] if fit.tokens.sentence else []
     if not fit.crossings:
         return ["There is one depth only; a crossing needs two.", best_sentence(fit), *about]
-    # Settled pairs first, then from shallow to deep.
-    ordered = sorted(fit.crossings, key=lambda item: (item.status != "bracketed", item.shallow))
-    missing = [item for item in ordered if item.status == "insufficient"]
-    few = len(missing) <= 2
-    findings = [crossing_sentence(item, fit.level) for item in ordered if few or item not in missing]
-    if len(findings) > MAX_SENTENCES:
-        more = f"{len(findings) - MAX_SENTENCES} more pairs of neighbouring depths are in the table of crossings."
-        findings = [*findings[:MAX_SENTENCES], more]
-    lacking = [
-        f"{len(missing)} of {len(fit.crossings)} pairs of neighbouring depths cannot be compared: each depth needs two "
-        "sizes, and both need a common range."
-    ] * (not few)
-    surface = surface_sentence(fit)
-    if surface and not any(_settled(item) for item in fit.crossings):
-        # No pair is settled, so the surface through all losses is the best answer.
-        return [surface, *findings, best_sentence(fit), law_sentence(fit), *lacking, *about]
-    middle = [text for text in (best_sentence(fit), law_sentence(fit), surface) if text]
-    return [*findings, *middle, *lacking, *about] if findings else [*lacking, *middle, *about]
-
-
-def _settled(item: Crossing) -> bool:
-    """Whether a crossing or a clear lead lies between two sizes, or beyond all sizes by more than the noise."""
-    return item.status == "bracketed" or (
-        item.status in ("left_censored", "right_censored") and item.reason != NO_NOISE
-    )
+    use, surface = use_sentence(fit.crossings, fit.level), surface_sentence(fit)
+    # Without a settled crossing the surface through all losses is the best answer, else the lowest loss measured.
+    lines = [use] if use else [text for text in (surface, best_sentence(fit)) if text]
+    lines += [shape_sentence(fit.best[-1])] if fit.best else []
+    open_pairs = [item for item in fit.crossings if item.status == "ambiguous"]
+    lines += [crossing_sentence(item, fit.level) for item in open_pairs[:MAX_SENTENCES]]
+    missing = [item for item in fit.crossings if item.status == "insufficient"]
+    if missing:
+        lines.append(
+            f"{len(missing)} of {len(fit.crossings)} pairs of neighbouring depths cannot be compared: each depth needs "
+            "two sizes, and both need a common range."
+        )
+    return [*lines, *filter(None, [beyond_sentence(fit), surface if use else ""]), *about]
 
 
 def _capital(text: str) -> str:

@@ -22,7 +22,13 @@ def study_fit(plan: "Plan", table: "RunTable", entropy: float | None = None, **o
     from analysis.fit.study import study_of
 
     study = study_of(table, **options)
-    return replace(fit_of(study, entropy), learning_rate=planned_check(plan, study))
+    found = fit_of(study, entropy)
+    following = found.next_depth
+    depths = plan.planner.spec.frontier.depths
+    if following and depths:
+        values = ",".join(str(depth) for depth in sorted({*depths, following.depth}))
+        following = replace(following, how=f"--set frontier.depths=[{values}]")
+    return replace(found, learning_rate=planned_check(plan, study), next_depth=following)
 
 
 def planned_check(plan: "Plan", study: "Study") -> "RateCheck | None":

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
     from analysis.curves.best_shapes import BestShape
     from analysis.fit.document import Fit
+    from analysis.law.combined import Projection
+    from analysis.law.held_out import HeldOut
+
+#: Fewest trials at held-out sizes on which rules are compared.
+LEAST_TRIALS = 3
 
 
 def recommend(
@@ -115,26 +120,53 @@ def shapes_by(
 def shape_by(result: "Fit", params: float, within: float = WITHIN) -> dict[str, Any] | None:
     """The best shape at N by a fit; None if the fit has no depth and no bound of a depth there, or the table none.
 
-    The key `source` names what the depth is from:
+    The key `source` names the rule, `law` describes it:
 
-    - `law`: the laws that the data do not reject agree on it (`analysis.law.combined`);
-    - `measured`: they do not, and it is the depth of the lowest loss measured near N. The interval has the depths
-      between the next shallower and the next deeper measured depth that are significantly worse; it is open where there
-      is none. `band` is the interval of the laws;
+    - `measured`: the lowest loss measured near N. The interval has the depths between the next shallower and the next
+      deeper measured depth that are significantly worse; it is open where there is none. Beyond the measured sizes it
+      is the best depth of the largest size, if that rule had the lowest regret at held-out sizes;
+    - `law`: the laws that the data do not reject agree on a depth (`analysis.law.combined`), up to `REACH` times the
+      largest size measured;
     - `band`: neither; `depth` and `width` are None, and the interval is that of the laws.
 
-    Unless it is `law`, `reason` is why the laws give no depth. `measured` holds the measured answer near N, if any.
+    A depth above its width is never recommended. `band` is the interval of the laws, `reason` is why they give no
+    depth, and `measured` holds the measured answer near N, if any.
     """
-    from analysis.fit.sentences import LAWS
+    from analysis.fit.sentences import LAWS, REACH, largest_size
 
     found, best = result.project(params), _nearest(result, params)
-    measured, shape = best and _measured(best), found.shape()
-    shape |= {"measured": measured, "near_optimal": result.near_optimal(params, shape["depth"], within)}
-    if found.depth is not None:
-        return shape | {"source": "law", "law": ": ".join(LAWS[found.laws[0]])}
-    if best is None or measured is None:
-        known = found.interval != (None, None)
-        return shape | {"source": "band", "law": "interval of the laws"} if known else None
+    if best is not None:
+        return _by_measured(best, params, found, "the lowest loss measured near this size", within)
+    largest = largest_size(result)
+    near = {"measured": None, "near_optimal": result.near_optimal(params, found.depth, within)}
+    far = largest is not None and params > REACH * largest * (1 + 1e-9)
+    # Where the deepest model tried is the best, its depth is a lower bound and no answer for larger sizes.
+    deepest = max((item.deep for item in result.crossings), default=0)
+    if not far and result.best and result.best[-1].depth < deepest and _baseline_won(result):
+        rule = "the best depth of the largest size measured, which had the lowest regret at held-out sizes"
+        shape = _by_measured(result.best[-1], params, found, rule, within)
+        widths = found.shape()["width_interval"]
+        return shape | {
+            "depth_interval": list(found.interval),
+            "width_interval": widths,
+            "extrapolated": True,
+        }
+    if found.depth is not None and not far and found.depth <= width_of(params, found.depth):
+        return found.shape() | near | {"source": "law", "law": ": ".join(LAWS[found.laws[0]])}
+    if found.interval == (None, None):
+        return None
+    reason = found.reason
+    if far and found.depth is not None:
+        reason = f"N is more than {REACH:g} times the largest size measured"
+    elif found.depth is not None:
+        reason = "the laws give a model with more layers than its width"
+    empty = {"depth": None, "width": None, "depth_exact": None, "width_exact": None, "reason": reason}
+    return found.shape() | near | empty | {"source": "band", "law": "interval of the laws"}
+
+
+def _by_measured(
+    best: "BestShape", params: float, found: "Projection", rule: str, within: float
+) -> dict[str, Any]:
     ends = _between_worse(best)
     # N is fixed, so the deepest shape is the narrowest.
     return {
@@ -146,10 +178,33 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> dict[str, 
         "unbounded": None in ends,
         "extrapolated": False,
         "source": "measured",
-        "law": "the lowest loss measured near this size",
+        "law": rule,
         "reason": found.reason,
         "agree_to": found.agree_to,
         "band": list(found.interval),
-        "measured": measured,
+        "measured": _measured(best),
         "near_optimal": measured_near_optimal(best, within),
     }
+
+
+def _baseline_won(result: "Fit") -> bool:
+    """Whether the best depth of the largest size seen had the lowest mean regret at three or more held-out sizes.
+
+    Each law is compared with it in the trials that both answered.
+    """
+    from analysis.law.held_out import BASELINE
+
+    scores = {item.law: item for item in result.held_out}
+    base = scores.pop(BASELINE, None)
+    if base is None or len(base.trials) < LEAST_TRIALS:
+        return False
+    return not any(_mean_difference(item, base) < 0 for item in scores.values())
+
+
+def _mean_difference(law: "HeldOut", base: "HeldOut") -> float:
+    """Mean regret of a law less that of the baseline, over the trials that both answered; infinite without three."""
+    pairs = zip(law.trials, base.trials, strict=True)
+    both = [
+        one.regret - two.regret for one, two in pairs if one.regret is not None and two.regret is not None
+    ]
+    return sum(both) / len(both) if len(both) >= LEAST_TRIALS else math.inf

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.text import Text
 from analysis.design.next_cells import Choice
 from analysis.design.objective import Estimate, estimate_from
 from analysis.files import to_json
+from analysis.fit.answer import short_answer
 from analysis.fit.rate_check import RateCheck
 from analysis.fit.study import Study
 from study.plan import Plan, PlannedCell, make_plan
@@ -79,6 +80,8 @@ class StudyStatus:
     """None before the first cell has finished."""
     learning_rate: RateCheck | None = None
     """Whether the learning rate was checked; None while no pair of depths can be compared."""
+    answer: Sequence[str] = ()
+    """The first sentences of the answer."""
 
     @property
     def cells(self) -> list[PlannedCell]:
@@ -117,7 +120,8 @@ def study_status(spec: StudySpec, results: Path) -> StudyStatus:
     begun = unfinished_cells(plan, rows, started, paths.checkpoints)
     known = _knowledge(spec, plan, rows, study, begun)
     check = planned_check(plan, study) if study else None
-    return StudyStatus(plan, rows, states, driver, waiting, problem, sent is not None, known, check)
+    answer = short_answer(study.crossings.items, study.best, study.crossings.level) if study else []
+    return StudyStatus(plan, rows, states, driver, waiting, problem, sent is not None, known, check, answer)
 
 
 def _knowledge(
@@ -146,6 +150,7 @@ def status_json(state: StudyStatus) -> dict[str, Any]:
             "counts": Counter(state.states.values()),
             "waiting_for_mlflow": state.waiting,
             "known": state.known.document() if state.known else None,
+            "answer": state.answer,
             "learning_rate": state.learning_rate,
             "cells": [
                 {
@@ -181,8 +186,10 @@ def status_table(state: StudyStatus) -> RenderableType:
         if row and row.reason:
             text = f"{row.status} {planned.title} ({planned.cell.key}): {row.reason}"
             lines.append(Text(text, style="red"))
+    lines += [Text(sentence) for sentence in state.answer]
     if state.known:
-        lines.append(Text(state.known.estimate.words))
+        if state.plan.search.chooses_cells:
+            lines.append(Text(state.known.estimate.words))
         if state.known.next:
             lines.append(Text(f"next: {state.known.next_words}", style="dim"))
         if state.known.ended:

@@ -161,14 +161,16 @@ def test_recommend_from_a_fit_whose_laws_agree_says_what_was_measured_too(comman
     status, out, err = command("recommend", "--fit", "fit.json", "--params", "4e5", "1e6", "--json")
     assert status == 0, err
     inside, outside = json.loads(out)
+    assert set(inside) >= SHAPE
+    assert set(outside) >= SHAPE
+    # Inside the sizes the losses measured there are the answer, beyond them the laws.
+    assert (inside["source"], inside["depth"]) == ("measured", inside["measured"]["depth"])
+    assert inside["depth"] in (4, 5)
+    assert (outside["source"], outside["reason"], outside["measured"]) == ("law", None, None)
+    low, high = outside["depth_interval"]
+    assert low < solve_depth(2.5, 0.3, outside["params"]) < high
     for shape in (inside, outside):
-        assert set(shape) >= SHAPE
-        assert (shape["source"], shape["reason"]) == ("law", None)
-        assert (
-            shape["depth_interval"][0] < solve_depth(2.5, 0.3, shape["params"]) < shape["depth_interval"][1]
-        )
-    assert inside["measured"]["depth"] in (4, 5)
-    assert outside["measured"] is None
+        assert shape["depth"] < shape["width"]
 
 
 def test_recommend_from_two_crossings_gives_the_measured_shape_or_an_interval(command, tmp_path):
@@ -208,11 +210,11 @@ def test_recommend_without_a_law_answers_inside_the_measured_sizes_and_refuses_o
 def test_recommend_without_a_law_answers_from_the_loss_surfaces_and_says_so(command, tmp_path):
     assert command("fit", table(tmp_path, one_size_a_depth()), "--out", "fit.json")[0] == 0
     assert json.loads((tmp_path / "fit.json").read_text())["law"]["status"] == "insufficient"
-    status, out, err = command("recommend", "--fit", "fit.json", "--params", "5e7", "1e10", "--json")
+    status, out, err = command("recommend", "--fit", "fit.json", "--params", "5e7", "1e9", "1e10", "--json")
     assert status == 0, err
-    inside, outside = json.loads(out)
-    # Of 1.8 + 30·d^-0.9 + 2·L^-1.1 the least loss is at 26 layers at N = 5e7 and at 121 at 1e10.
-    for shape, best in ((inside, 25.9), (outside, 120.6)):
+    inside, outside, far = json.loads(out)
+    # Of 1.8 + 30·d^-0.9 + 2·L^-1.1 the least loss is at 26 layers at N = 5e7 and at 62 at 1e9.
+    for shape, best in ((inside, 25.9), (outside, 61.8)):
         assert shape["depth_interval"][0] < shape["depth_exact"] < shape["depth_interval"][1]
         assert shape["depth_exact"] == pytest.approx(best, rel=0.02)
         low, high = shape["near_optimal"]["depths"]
@@ -220,6 +222,9 @@ def test_recommend_without_a_law_answers_from_the_loss_surfaces_and_says_so(comm
         assert shape["near_optimal"]["lost"] == pytest.approx(0, abs=1e-6)
     assert (inside["extrapolated"], outside["extrapolated"]) == (False, True)
     assert "additive loss" in inside["law"]
+    # The largest size measured is 1.5e8: beyond ten times that no depth is stated, only its interval.
+    assert (far["source"], far["depth"]) == ("band", None)
+    assert far["depth_interval"][0] < 120.6 < far["depth_interval"][1]
     status, out, _ = command("recommend", "--fit", "fit.json", "--params", "5e7")
     assert "loss surfaces of fit.json, which has no law" in out
     assert "depths within 0.005 nats of the best" in out

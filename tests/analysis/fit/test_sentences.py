@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from analysis.curves.best_shapes import BestShape, DepthAt
+from analysis.fit.answer import depth_ranges, next_depth, shape_sentence, use_sentence
 from analysis.fit.document import Fit, fit
 from analysis.fit.sentences import (
     best_sentence,
+    beyond_sentence,
     count_phrase,
     crossing_sentence,
     disagreement_sentence,
@@ -73,6 +75,69 @@ def test_each_status_has_its_sentence():
     )
 
 
+BRACKETED = Crossing(1, 2, "bracketed", None, 3000, (2300, 4000), (1700, 38e3))
+HIGHER = Crossing(2, 4, "bracketed", None, 6400, (4200, 14e3), (1700, 38e3))
+NEVER = Crossing(2, 4, "right_censored", "x", None, (38e3, None), (1700, 38e3))
+OPEN = Crossing(2, 4, "ambiguous", "too noisy", 9e3, None, (1700, 38e3))
+ALWAYS = Crossing(2, 4, "left_censored", "x", None, (None, 1700), (1700, 38e3))
+LATER = Crossing(4, 8, "bracketed", None, 9e3, (8e3, 1e4), (1700, 38e3))
+
+
+@pytest.mark.parametrize(
+    ("crossings", "ranges"),
+    [
+        ((BRACKETED, HIGHER), [((1,), None, 3000), ((2,), 3000, 6400), ((4,), 6400, None)]),
+        ((BRACKETED, NEVER), [((1,), None, 3000), ((2,), 3000, None)]),
+        ((BRACKETED, OPEN), [((1,), None, 3000), ((2, 4), 3000, None)]),
+        ((BRACKETED, OPEN, LATER), [((1,), None, 3000), ((2, 4), 3000, 9e3), ((8,), 9e3, None)]),
+        ((OPEN,), [((2, 4), None, None)]),
+        ((ALWAYS, LATER), [((4,), None, 9e3), ((8,), 9e3, None)]),
+        # Four layers are better than two wherever two are better than one: whether than one as well, nothing says.
+        ((BRACKETED, ALWAYS), []),
+        ((dataclasses.replace(ALWAYS, reason=NO_NOISE),), [((2, 4), None, None)]),
+        ((), []),
+    ],
+)
+def test_the_ranges_of_each_depth_follow_from_the_crossings(crossings, ranges):
+    assert [(item.depths, item.low, item.high) for item in depth_ranges(crossings)] == ranges
+
+
+def test_the_answer_is_one_sentence_with_the_edge_of_the_grid():
+    assert use_sentence((BRACKETED, HIGHER), 0.95) == (
+        "Up to 3.0 thousand parameters (95 %: 2.3–4.0 thousand) use 1 layer, up to 6.4 thousand (4.2–14 thousand) "
+        "2 layers, above that at least 4 layers (4 was the deepest tried)."
+    )
+    assert "at most 2 layers (2 was the shallowest tried)" in use_sentence((NEVER,), 0.95)
+    assert "2 or 4 layers or more (the runs do not decide; 4 was the deepest tried)" in use_sentence(
+        (BRACKETED, OPEN), 0.95
+    )
+    assert use_sentence((OPEN,), 0.95) == use_sentence((), 0.95) == ""
+
+
+def test_the_costs_of_other_shapes_are_shares_of_the_loss():
+    shapes = tuple(
+        DepthAt(depth, width, 2 + excess, 0.01, excess, excess / 0.01)
+        for depth, width, excess in ((1, 56.0, 0.13), (2, 40.2, 0.04), (4, 27.7, 0.0), (8, 19.8, 0.004))
+    )
+    best = BestShape(37e3, 37632, 4, 27.7, 2.0, (4, 8), shapes)
+    assert shape_sentence(best) == (
+        "At 38 thousand parameters: 4 layers × 28 wide; 8 × 20 costs +0.20 %, 2 × 40 +2.0 %, 1 × 56 +6.5 %; seeds "
+        "cannot tell 4 and 8 layers apart."
+    )
+
+
+def test_the_next_depth_costs_what_the_deepest_one_did(found, study):
+    used = found.study.rows.assign(tokens=1e6)
+    best = found.best
+    assert best[-1].depth == max(used["depth"])
+    following = next_depth(used, best)
+    own = used[used["depth"] == 4]
+    assert (following.depth, following.runs) == (8, len(own))
+    assert following.flops == pytest.approx(6e6 * own["params"].sum())
+    assert next_depth(used[used["depth"] < 4], best) is None
+    assert found.next_depth.flops == next_depth(found.study.rows, best).flops
+
+
 def test_what_is_settled_comes_first(pilot_frame):
     frame = pilot_frame()
     # Depth 1 is worse throughout, so 1 -> 2 has only a bound while 2 -> 4 crosses.
@@ -80,11 +145,15 @@ def test_what_is_settled_comes_first(pilot_frame):
     frame.loc[(frame["depth"] == 2) & (frame["width"] > 20), "loss"] += 0.05
     found = fit(RunTable.from_frame(frame))
     lines = headlines(found)
-    assert lines[0].startswith("4 layers overtake 2 layers at N")
-    assert lines[1].startswith("2 layers are ahead of 1 layer at every size measured")
-    assert lines[2].startswith("Lowest loss measured")
-    assert lines[3].startswith("No threshold law: a law needs two crossings")
-    assert lines[4] == found.tokens.sentence
+    # One layer is the best nowhere, so two are the answer from the smallest size on.
+    ranges = depth_ranges(found.crossings)
+    assert [item.depths for item in ranges] == [(2,), (4,)]
+    assert (ranges[0].low, ranges[1].high) == (None, None)
+    assert ranges[0].high == ranges[1].low == found.crossings[1].params
+    assert lines[0] == use_sentence(found.crossings, 0.95)
+    assert lines[1] == shape_sentence(found.best[-1])
+    assert lines[-2] == beyond_sentence(found)
+    assert lines[-1] == found.tokens.sentence
 
 
 def test_an_interval_of_equal_numbers_gets_more_digits():
@@ -139,11 +208,12 @@ def test_the_noise_says_where_it_comes_from(found, pilot_frame):
     assert "no noise estimate" in noise_sentence(unknown)
 
 
-def test_many_pairs_are_counted_not_told(line_frame):
-    frame = line_frame({d: (1 + d / 100, -0.1 - d / 300) for d in range(1, 9)}, sd=0.001)
-    lines = headlines(fit(RunTable.from_frame(frame, count="table")))
-    assert "3 more pairs of neighbouring depths are in the table of crossings." in lines
-    assert sum("overtake" in line or "are ahead" in line for line in lines) <= 4
+def test_few_of_many_undecided_pairs_are_listed(line_frame):
+    frame = line_frame(dict.fromkeys(range(1, 9), (1.0, -0.1)), sd=0.02)
+    found = fit(RunTable.from_frame(frame, count="table"))
+    assert sum(item.status == "ambiguous" for item in found.crossings) > 2
+    lines = headlines(found)
+    assert sum("is not settled" in line for line in lines) == 2
 
 
 def test_where_rivals_part_for_good(found):
@@ -195,17 +265,6 @@ def test_without_a_law_the_loss_surfaces_are_told(tmp_path):
     assert said.count("outside the data") == 1
     (lowest,) = (line for line in lines if line.startswith(("Lowest loss", "No budget has two depths")))
     assert "measured: " not in lowest
-
-
-def test_a_settled_pair_comes_before_the_response_surface(tmp_path):
-    (tmp_path / "runs.csv").write_text(one_size_a_depth())
-    found = fit(read_runs(tmp_path / "runs.csv"))
-    bound = Crossing(1, 2, "left_censored", "the gap is positive at both ends", range=(1e3, 2e3))
-    for item, leads in ((bound, False), (dataclasses.replace(bound, reason=NO_NOISE), True)):
-        lines = headlines(dataclasses.replace(found, crossings=(item, *found.crossings)))
-        assert lines[0].startswith("The additive surface" if leads else "2 layers are ahead of 1 layer"), (
-            lines
-        )
 
 
 def test_with_a_law_the_response_surface_is_left_to_the_table(found):

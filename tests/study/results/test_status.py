@@ -52,13 +52,14 @@ def test_a_searchs_status_lists_what_it_trained_and_names_what_comes_next(tmp_pa
     assert "next: L" in text(state)
 
 
-def test_a_grids_status_has_an_estimate_too_and_lists_what_is_missing(tmp_path):
+def test_a_grids_status_has_the_answer_too_and_lists_what_is_missing(tmp_path):
     state = write(
         tmp_path, "search.sampler=grid", cells=lambda plan: [p for p in plan.cells if p.cell.seed < 2]
     )
     document = status_json(state)
     assert document["counts"] == {"done": 30, "missing": 15}
-    assert document["known"]["words"] in text(state)
+    assert document["answer"]
+    assert all(sentence in text(state) for sentence in document["answer"])
     assert not document["learning_rate"]["checked"]
     assert document["learning_rate"]["runs"] > 0
     assert "sensitivity.lr_factors=[0.5,2]" in text(state)

@@ -1,7 +1,7 @@
 """Errors a user can cause. Each message is one paragraph: what is wrong, where, and the fix."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 #: Most characters of a message; values are shortened where they are quoted, this bounds their sum (issue 15).
 LONGEST_MESSAGE = 1900
@@ -13,6 +13,19 @@ class InputError(ValueError):
     def __init__(self, message: str) -> None:
         """Cut the middle of a very long message, so that what is wrong and the fix remain."""
         super().__init__(shortened(message, LONGEST_MESSAGE))
+
+
+class MissingColumnsError(InputError):
+    """A run table lacks required columns.
+
+    Attributes:
+        columns: each of them, and the heading that is probably meant, or `THEIRS`.
+    """
+
+    def __init__(self, message: str, columns: Mapping[str, str]) -> None:
+        """See the class."""
+        super().__init__(message)
+        self.columns = columns
 
 
 def shortened(text: str, most: int = 60) -> str:

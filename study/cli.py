@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.errors import InputError as AnalysisError
+from analysis.errors import MissingColumnsError
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
 from study.commands.output import show
@@ -74,6 +76,9 @@ def main() -> None:
         # The reader of a pipe (head, less) has ended: this is no error.
         sys.stderr.close()
         sys.exit(0)
+    except MissingColumnsError as error:
+        flags = [part for ours, theirs in error.columns.items() for part in ("--column", f"{ours}={theirs}")]
+        _fail(f"{error} Try: {shlex.join(['interplay', *sys.argv[1:], *flags])}")
     except (SpecError, InputError, AnalysisError, ConnectionError) as error:
         # Our code raises a ConnectionError only for a storage that cannot be reached, and names it.
         _fail(str(error))

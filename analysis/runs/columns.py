@@ -1,10 +1,10 @@
 """The columns of a run table: their names, and renaming the headings of a foreign table."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from analysis.errors import InputError, near_misses, shortened
+from analysis.errors import InputError, MissingColumnsError, near_misses, shortened
 
 #: The columns of every run table, in this order. N = `params` = 12·L·d² is the paper's count of
 #: non-embedding parameters; `total_params` counts everything; `loss` is in nats per token.
@@ -26,7 +26,31 @@ OPTIONAL_NUMBERS = ("vocabulary", "context", EPOCHS)
 OPTIONAL_TEXT = ("protocol", "purpose")
 #: The table's own count of parameters, kept if N is counted as 12·L·d² and the two differ.
 TABLE_PARAMS = "table_params"
+#: Headings of other people's tables that are taken without `--column`.
+COMMON_NAMES: Mapping[str, tuple[str, ...]] = {
+    "depth": ("n_layer", "n_layers", "num_layers", "num_hidden_layers"),
+    "width": ("d_model", "n_embd", "hidden_size"),
+    "loss": ("val_loss", "eval_loss", "final_loss", "validation_loss"),
+    "tokens": ("tok", "num_tokens", "tokens_seen"),
+    "params": ("N", "model_size", "num_params"),
+}
 _NAMES = (*COLUMNS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
+
+
+def common_names(headings: Iterable[object], given: Mapping[str, str]) -> dict[str, str]:
+    """Columns that are missing and have exactly one common heading in the table: ours -> theirs.
+
+    Args:
+        headings: of the table.
+        given: as named by the user; these are kept.
+    """
+    names = {str(name) for name in headings}
+    found = {
+        ours: [name for name in common if name in names and name not in given.values()]
+        for ours, common in COMMON_NAMES.items()
+        if ours not in names and ours not in given
+    }
+    return {ours: theirs[0] for ours, theirs in found.items() if len(theirs) == 1}
 
 
 def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.DataFrame:
@@ -68,10 +92,11 @@ def require(frame: pd.DataFrame, source: str) -> None:
     missing = [name for name in REQUIRED if name not in frame.columns]
     if missing:
         fixes = "".join(_nearest(name, frame, name) for name in missing)
-        raise InputError(
+        raise MissingColumnsError(
             f"{source} has no column {' and no column '.join(repr(name) for name in missing)}. "
             f"Its columns are {_listing(frame)}. Depth, width and loss are required; "
-            f"name other headings with --column, as in --column loss=final_loss.{fixes}"
+            f"name other headings with --column, as in --column loss=final_loss.{fixes}",
+            {name: next(iter(_candidates(name, frame)), "THEIRS") for name in missing},
         )
 
 
@@ -96,6 +121,14 @@ def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
     names = [str(name) for name in frame.columns]
     if ours in names:
         return f" Its own column {ours} needs no --column."
-    others = [name for name in names if name not in (*_NAMES, TABLE_PARAMS)]
-    near = near_misses(wanted, others) or [name for name in others if wanted.lower() in name.lower()]
+    near = _candidates(wanted, frame)
     return f" Perhaps --column {ours}={shortened(near[0])}." if near else ""
+
+
+def _candidates(wanted: str, frame: pd.DataFrame) -> list[str]:
+    """Headings that may mean the column, the likeliest first."""
+    others = [name for name in map(str, frame.columns) if name not in (*_NAMES, TABLE_PARAMS)]
+    common = [name for name in COMMON_NAMES.get(wanted, ()) if name in others]
+    return (
+        common or near_misses(wanted, others) or [name for name in others if wanted.lower() in name.lower()]
+    )

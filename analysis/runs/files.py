@@ -3,7 +3,7 @@
 import itertools
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
-from analysis.runs.columns import OPTIONAL_TEXT, TEXT
+from analysis.runs.columns import OPTIONAL_TEXT, TEXT, common_names
 
 #: Suffixes of the tables that `read_file` reads, in lower case.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
@@ -39,7 +39,6 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         )
     if path.is_dir():
         raise InputError(f"{path} is a folder. Give the run table itself, such as {path / 'runs.csv'}.")
-    loss = columns.get("loss", "loss")
     # A cell key such as 12e4567890123456 would otherwise be read as a number.
     text = [columns.get(name, name) for name in (*TEXT, *OPTIONAL_TEXT)]
     suffix = path.suffix.lower()
@@ -49,8 +48,8 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         )
     try:
         if suffix in (".csv", ".tsv"):
-            return _read_separated(path, "," if suffix == ".csv" else "\t", text, loss)
-        return _read_jsonl(path, loss) if suffix in (".jsonl", ".ndjson") else _read_parquet(path, loss)
+            return _read_separated(path, "," if suffix == ".csv" else "\t", text, columns)
+        return _read_jsonl(path, columns) if suffix in (".jsonl", ".ndjson") else _read_parquet(path, columns)
     except pd.errors.EmptyDataError as error:
         raise InputError(
             f"{path} is empty. A run table needs a header and one row for every model."
@@ -61,8 +60,14 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         raise InputError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}.") from error
 
 
-def _read_separated(path: Path, separator: str, text: list[str], loss: str) -> pd.DataFrame:
+def _loss(headings: Iterable[object], columns: Mapping[str, str]) -> str:
+    """The heading of the loss."""
+    return columns.get("loss") or common_names(headings, columns).get("loss", "loss")
+
+
+def _read_separated(path: Path, separator: str, text: list[str], columns: Mapping[str, str]) -> pd.DataFrame:
     header = pd.read_csv(path, sep=separator, nrows=0).columns
+    loss = _loss(header, columns)
     # No word is empty in the column of the loss, which becomes text if it has anything but numbers.
     empty = {name: [] if name == loss else list(_EMPTY) for name in header}
     with warnings.catch_warnings():
@@ -81,13 +86,16 @@ def _read_separated(path: Path, separator: str, text: list[str], loss: str) -> p
     return frame
 
 
-def _read_jsonl(path: Path, loss: str) -> pd.DataFrame:
+def _read_jsonl(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     frames: list[pd.DataFrame] = []
+    loss = "loss"
     with path.open(encoding="utf-8") as lines:
         numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
         # In parts: with a million dictionaries at once the garbage collector takes three times as long as the reading.
         while rows := [_object(path, *line) for line in itertools.islice(numbered, _LINES)]:
-            frames.append(keep_missing(pd.DataFrame(rows), loss, rows))
+            frame = pd.DataFrame(rows)
+            loss = loss if frames else _loss(frame.columns, columns)
+            frames.append(keep_missing(frame, loss, rows))
     if not frames:
         raise InputError(f"{path} is empty. A run table needs one JSON object for every model.")
     if any(loss in frame.columns for frame in frames):
@@ -105,8 +113,9 @@ def _object(path: Path, number: int, line: str) -> dict[str, object]:
     return row
 
 
-def _read_parquet(path: Path, loss: str) -> pd.DataFrame:
+def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     frame = pd.read_parquet(path).reset_index(drop=True)
+    loss = _loss(frame.columns, columns)
     if loss in frame.columns and frame[loss].isna().any():
         # NumPy has one NaN for both; Arrow distinguishes null from NaN.
         arrow = pd.read_parquet(path, columns=[loss], dtype_backend="pyarrow")[loss]

@@ -21,6 +21,7 @@ from analysis.runs.columns import (
     TABLE_PARAMS,
     TEXT,
     WHOLE,
+    common_names,
     rename,
     require,
     require_params,
@@ -60,6 +61,7 @@ class RunTable:
         used: the rows with status done, positive whole sizes, a finite positive loss, and no duplicate.
         left_out: one entry for every other row: `row`, `cell` if known, and the `reason`.
         source: of the rows, for messages and captions.
+        notes: how headings were read.
     """
 
     frame: pd.DataFrame
@@ -67,6 +69,7 @@ class RunTable:
     left_out: list[dict[str, Any]]
     source: str = "a table"
     count: Count = "nonembedding"
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_frame(
@@ -92,7 +95,8 @@ class RunTable:
         """
         if count not in get_args(Count):
             raise InputError(f"The count is {count!r}; it must be one of {', '.join(get_args(Count))}.")
-        named = rename(frame, columns or {}, source)
+        taken = common_names(frame.columns, columns or {})
+        named = rename(frame, {**taken, **(columns or {})}, source)
         require(named, source)
         if count == "table":
             require_params(named, source)
@@ -107,7 +111,9 @@ class RunTable:
         ]
         used = typed.drop(index=reasons.index)
         whole = dict.fromkeys(("depth", "width", "seed"), "int64")
-        return cls(typed, used.astype(whole), [*(left_out or []), *bad], source, count)
+        read = [f"{theirs} as {ours}" for ours, theirs in taken.items()]
+        notes = (f"Columns are read by their common names: {', '.join(read)}.",) if read else ()
+        return cls(typed, used.astype(whole), [*(left_out or []), *bad], source, count, notes)
 
     def write_csv(self, path: str | Path) -> Path:
         """Write all rows, used or not, as CSV: `COLUMNS` first, then what else the table has."""

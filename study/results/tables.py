@@ -52,34 +52,31 @@ def _cell(column: Column, text: str | None) -> Text:
 
 
 def fit_table(result: "Fit") -> RenderableType:
-    """Return crossings, law, rivals and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence, surface_sentence
-    from analysis.report.extras.shifts import shift_sentence, shifts_table
+    """Return the answer, then crossings, law, rivals and best shapes as tables for a terminal."""
+    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
+    from analysis.report.answers import answers
+    from analysis.report.extras.shifts import shifts_table
     from analysis.report.tables import best_table, crossings_table, laws_table
 
     missing = [item for item in result.crossings if item.status == "insufficient"]
     listed = missing if len(missing) <= MOST_MISSING else []
     shown = [item for item in result.crossings if item.status != "insufficient" or item in listed]
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [*(Text(sentence) for sentence in answers(result)), Text("")]
     if shown:
         crossings = crossings_table(result, shown)
         parts += [rich_table(crossings), *_dim([crossings.note])]
     if hidden := len(missing) - len(listed):
         parts += _dim([f"{hidden} more pair{'s have' if hidden > 1 else ' has'} too few sizes in common"])
     parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
-    if surface := surface_sentence(result):
-        parts.append(Text(surface))
     parts.append(rich_table(laws_table(result)))
     if result.disagreements:
         parts.append(Text(disagreement_sentence(result)))
     if result.best:
         parts.append(rich_table(best_table(result)))
     if (shifts := shifts_table(result.shifts)) is not None:
-        parts += [rich_table(shifts), Text(shift_sentence(result.shifts))]
-    read = (result.tokens.sentence, result.epochs.sentence if result.epochs else "", noise_sentence(result))
+        parts.append(rich_table(shifts))
+    read = (result.epochs.sentence if result.epochs else "", noise_sentence(result))
     parts += _dim([" ".join(filter(None, read)), _left_out_text(result)])
-    if check := result.learning_rate:
-        parts.append(Text(check.sentence, style="" if check.checked else "yellow"))
     return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
 
 

@@ -110,11 +110,13 @@ def test_options_that_do_not_go_with_their_source_are_refused(command, tmp_path)
 
 
 def test_fit_of_a_foreign_table_with_renamed_columns(command, tmp_path):
-    path = table(tmp_path, foreign_runs("final_loss"))
-    status, _, err = command("fit", path)
+    path = table(tmp_path, foreign_runs("their_loss"))
+    status, _, err = command("fit", path, "--json")
     assert status == 2
-    assert "--column loss=final_loss" in err
-    status, out, err = command("fit", path, "--column", "loss=final_loss", "--json")
+    # The refusal ends with the whole command, ready to paste.
+    again = shlex.split(err.split("Try: interplay ")[1])
+    assert again == ["fit", str(path), "--json", "--column", "loss=their_loss"]
+    status, out, err = command(*again)
     assert (status, err) == (0, "")
     document = json.loads(out)
     crossings = {(c["shallow"], c["deep"]): c for c in document["crossings"]}
@@ -122,7 +124,7 @@ def test_fit_of_a_foreign_table_with_renamed_columns(command, tmp_path):
     for pair, params in CROSSINGS.items():
         assert crossings[pair]["params"] == pytest.approx(params, rel=0.05)
     assert document["rows"]["used"] == 45
-    status, out, _ = command("fit", path, "--column", "loss=final_loss")
+    status, out, _ = command("fit", path, "--column", "loss=their_loss")
     assert status == 0
     assert "1 → 2" in out
 

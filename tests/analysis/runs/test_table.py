@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import InputError
+from analysis.errors import InputError, MissingColumnsError
 from analysis.runs.columns import COLUMNS
 from analysis.runs.table import RunTable, read_runs
 
@@ -316,14 +316,49 @@ def test_long_json_lines_are_read_in_parts_that_need_not_have_the_same_keys(tmp_
 
 def test_a_missing_column_names_what_is_there_and_the_fix(tmp_path):
     path = tmp_path / "theirs.csv"
-    path.write_text("depth,width,final_loss\n1,8,2.5\n")
-    with pytest.raises(InputError) as caught:
+    path.write_text("depth,width,their_loss\n1,8,2.5\n")
+    with pytest.raises(MissingColumnsError) as caught:
         read_runs(path)
     message = str(caught.value)
     assert "no column 'loss'" in message
-    assert "depth, width, final_loss" in message
-    assert "--column loss=final_loss" in message
+    assert "depth, width, their_loss" in message
+    assert "--column loss=their_loss" in message
     assert str(path) in message
+    assert caught.value.columns == {"loss": "their_loss"}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_common_headings_are_taken_with_a_note(tmp_path, suffix):
+    frame = pd.DataFrame(
+        {"n_layer": [1, 2, 2], "n_embd": [8, 8, 16], "val_loss": [2.5, np.nan, 2.25], "tok": [1e6, 1e6, 1e6]}
+    )
+    path = tmp_path / f"theirs.{suffix}"
+    if suffix == "csv":
+        frame.to_csv(path, index=False, na_rep="nan")
+    elif suffix == "jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in frame.to_dict("records")))
+    else:
+        frame.to_parquet(path)
+    runs = read_runs(path)
+    assert runs.used[["depth", "width", "loss", "tokens"]].to_numpy().tolist() == [
+        [1, 8, 2.5, 1e6],
+        [2, 16, 2.25, 1e6],
+    ]
+    # A NaN in the column that stands for the loss is that of a diverged run; pandas writes it to Parquet as missing.
+    assert runs.frame["status"].tolist() == ["done", "done" if suffix == "parquet" else "diverged", "done"]
+    (note,) = runs.notes
+    assert "n_layer as depth" in note
+    assert "val_loss as loss" in note
+
+
+def test_common_headings_neither_compete_nor_replace_ours():
+    frame = pd.DataFrame({"depth": [1], "width": [8], "val_loss": [2.5], "eval_loss": [2.4]})
+    with pytest.raises(MissingColumnsError) as caught:
+        RunTable.from_frame(frame)
+    assert caught.value.columns == {"loss": "val_loss"}
+    assert RunTable.from_frame(frame, {"loss": "eval_loss"}).used["loss"].tolist() == [2.4]
+    assert RunTable.from_frame(frame.assign(loss=2.0)).used["loss"].tolist() == [2.0]
+    assert RunTable.from_frame(frame.assign(loss=2.0)).notes == ()
 
 
 def test_a_column_that_is_ours_already_is_not_proposed_for_another(tmp_path):

@@ -30,6 +30,7 @@ def shown(frame):
 
 def test_a_fit_is_told_with_its_law_its_rivals_and_the_baseline():
     result, text = shown(rows())
+    assert text.startswith("Up to ")
     assert f"ln d = {result.law.a:.2f} + {result.law.b:.3g}·L" in text
     for item in result.crossings:
         line = next(line for line in text.splitlines() if line.startswith(f"{item.shallow} → {item.deep} "))

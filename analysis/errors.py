@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Mapping
 
-#: Most characters of a message; values are shortened where they are quoted, this bounds their sum (issue 15).
+#: Most characters of a message; values are shortened where they are quoted, this bounds their sum.
 LONGEST_MESSAGE = 1900
 
 

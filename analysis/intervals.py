@@ -22,7 +22,7 @@ def between(shallow: float, deep: float) -> float:
     """The depth to which a crossing of two depths belongs: their geometric mean.
 
     At the crossing both depths have the same loss, so the best depth lies between them. If the shallower one counted
-    as best, the law would give 0.70 of the best depth for depths that double (issue 15).
+    as best, the law would give 0.70 of the best depth for depths that double.
     """
     return math.sqrt(shallow * deep)
 

@@ -2,7 +2,7 @@
 
 Losses at one learning rate per shape compare shapes under a rule of the rate. If the rule is off by an amount that
 depends on depth, the crossing is off too: simulated with 0.03 nats at a factor of two, 14 % of 95 % intervals held the
-crossing at the best rates (issue 15). A crossing is checked if three rates or more enclose the best one for both depths
+crossing at the best rates. A crossing is checked if three rates or more enclose the best one for both depths
 at the sizes next to it. Either the study trained these rates (`analysis.runs.learning_rates`) or sensitivity runs did.
 
 From sensitivity runs the loss at the best rate is that of the parabola in ln lr through the lowest mean loss and its

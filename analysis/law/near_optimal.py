@@ -1,7 +1,7 @@
 """Depths that lose next to nothing at a fixed size, and the nats that a shape loses.
 
 The loss is flat about its best depth: at N = 7e9 the law of Liu et al. 2026 puts every depth from 36 to 67 within
-0.005 nats per token of the best. A choice of shape needs this range, not the best depth alone (issue 15). The module
+0.005 nats per token of the best. A choice of shape needs this range, not the best depth alone. The module
 uses `math` only, so that an answer from a published law loads no numerical library.
 """
 

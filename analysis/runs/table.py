@@ -42,7 +42,7 @@ WITHOUT_RESULT = frozenset(
 NOT_FINITE = "loss is not finite"
 
 #: A loss above it, or below its inverse, is not one in nats per token: guessing all tokens alike gives ln(vocabulary),
-#: below 20. Powers of such losses leave the range of a float, so the rows are left out (issue 15).
+#: below 20. Powers of such losses leave the range of a float, so the rows are left out.
 MOST_LOSS = 1e12
 
 _PREFIX = "mlflow:"

@@ -237,7 +237,7 @@ def _no_projection(rows: pd.DataFrame, value: Floats) -> str | None:
 
     Beyond the sizes a projection would need the tokens of that size, and the effect of size on the best depth cannot be
     separated from that of tokens. In public tables with a fixed number of tokens per parameter the logarithms are
-    correlated by .98 (issue 15).
+    correlated by .98.
     """
     frame = pd.DataFrame({"x": np.log(rows["params"]), "y": np.log(value), "depth": rows["depth"]})
     points = frame.groupby(["depth", "x"])["y"].max().reset_index()

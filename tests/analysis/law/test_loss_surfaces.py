@@ -218,7 +218,7 @@ def test_the_interval_of_the_additive_optimum_covers(known):
 
 
 def test_in_an_additive_world_the_answer_holds_the_optimum_where_a_quadratic_does_not():
-    """statistics of issue 15, 4.7: the quadratic's interval held the best depth of 1.6e8 in no study."""
+    """The quadratic's interval held the best depth of 1.6e8 in no study."""
     frame, sd, params = shapes(5e7, 2e9, (4, 8, 12, 16, 24, 32, 48), sizes=7), 0.005, 1.6e8
     clean = 1.7 + 301 * frame["width"] ** -0.96 + 3.05 * frame["depth"] ** -1.066
     truth = fit_additive(frame.assign(loss=clean)).best_depth(params)

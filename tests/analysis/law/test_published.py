@@ -37,7 +37,7 @@ def params_of(shape):
 
 
 def test_the_law_gives_the_depths_and_stakes_that_are_quoted_for_it():
-    """statistics of issue 15: 125 layers for GPT-3, 162 for 405B, .008 nats at stake for 8B and .0005 for 70B."""
+    """125 layers for GPT-3, 162 for 405B, .008 nats at stake for 8B and .0005 for 70B."""
     assert LIU2026.shape(params_of(GPT3))["depth"] == 125
     assert LIU2026.shape(4.05e11)["depth"] == 162
     stakes = [

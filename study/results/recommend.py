@@ -53,10 +53,9 @@ def recommend(
     assert fit_file is not None
     result = read_fit(fit_file)
     chosen = shapes_by(result, fit_file, params, within)
-    if result.law.a is not None:
-        return f"laws of {fit_file}", chosen
-    by = "losses" if all(shape["source"] == "measured" for shape in chosen) else "loss surfaces"
-    return f"{by} of {fit_file}, which has no law", chosen
+    if all(shape["source"] == "measured" for shape in chosen):
+        return f"losses of {fit_file}", chosen
+    return f"laws of {fit_file}" if result.law.a is not None else f"loss surfaces of {fit_file}", chosen
 
 
 def read_fit(path: Path) -> "Fit":

@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from analysis.law.near_optimal import depths_text, lost_text
-from analysis.numbers import counted, human, params_range, percent
+from analysis.numbers import counted, ends, human, layers, params_range, percent
 from analysis.tables import EMPTY, Column, Table, shapes_table
 
 if TYPE_CHECKING:
@@ -106,13 +106,13 @@ def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> Renderabl
         more["overtaken at"] = [_transition(shape.get("n_transition")) for shape in shapes]
     if any(shape.get("measured") for shape in shapes):
         more["best measured there"] = [_best_measured(shape.get("measured")) for shape in shapes]
-    table = rich_table(shapes_table(source, shapes, level, more))
+    sentences = [Text(_sentence(shape)) for shape in shapes if "source" in shape]
+    table = Group(*sentences, rich_table(shapes_table(source, shapes, level, more)))
     checks = dict.fromkeys(shape["learning_rate"] for shape in shapes if "learning_rate" in shape)
     if any(shape.get("unbounded") and shape.get("source") != "measured" for shape in shapes):
         notes = ["The laws set no limit on the open side of an interval."]
     else:
         notes = []
-    notes += _reasons(shapes)
     more_tables = [*_near_optimal_tables(shapes), *map(Text, checks)]
     if not found or level is None:
         return Group(table, *_dim(notes), *more_tables)
@@ -126,19 +126,13 @@ def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> Renderabl
     return Group(table, *_dim([what, *notes]), *more_tables)
 
 
-def _reasons(shapes: Sequence[dict[str, Any]]) -> list[str]:
-    """Why the laws of a fit give no depth, each reason once with its smallest N, and what is shown instead."""
-    shown = {
-        "measured": "the best measured depth is shown; its interval ends before the measured depths that are "
-        "significantly worse",
-        "band": "only the interval of the laws is shown",
-    }
-    first = {shape["reason"]: shape for shape in reversed(shapes) if shape.get("reason")}
-    return [
-        f"N = {human(shape['params'])}: {reason}; {shown[shape['source']]}."
-        + (f" The laws agree up to N = {human(shape['agree_to'])}." if shape.get("agree_to") else "")
-        for reason, shape in reversed(first.items())
-    ]
+def _sentence(shape: dict[str, Any]) -> str:
+    """The shape that a fit recommends for one N, and by which rule; or why it states none."""
+    at = f"At {human(shape['params'])} parameters"
+    if shape["depth"] is not None:
+        return f"{at}: {layers(shape['depth'])} × {shape['width']:,} wide, by {shape['law']}."
+    agree = f" The laws agree up to N = {human(shape['agree_to'])}." if shape.get("agree_to") else ""
+    return f"{at} no depth is stated: {shape['reason']}. The laws give {ends(shape['depth_interval'])} layers.{agree}"
 
 
 def _near_optimal_tables(shapes: list[dict[str, Any]]) -> list[RenderableType]:

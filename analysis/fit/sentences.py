@@ -221,7 +221,7 @@ def beyond_sentence(fit: Fit) -> str:
         return ""
     found = fit.project(REACH * largest)
     if found.depth is None or found.depth > width_of(found.params, found.depth):
-        return f"Beyond {human(largest)} parameters the best depth is not determined: {found.reason or 'no law'}."
+        return f"Beyond {human(largest)} parameters the best depth is not determined ({found.reason or 'no law'})."
     depth = max(1, round(found.depth))
     return (
         f"At {human(found.params)} parameters, {REACH:g} times the largest size: about {layers(depth)} × "

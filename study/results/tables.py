@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MOST_MISSING = 4
 #: Reasons of left-out rows that are listed.
 MOST_REASONS = 3
+#: Fewest held-out sizes for a table of the laws' regret.
+LEAST_TRIALS = 3
 #: Relative error up to which an estimate ± its error, a first-order rule, is shown; beyond it, the interval.
 FIRST_ORDER = 0.5
 #: Tags that need attention.
@@ -68,8 +70,9 @@ def fit_table(result: "Fit") -> RenderableType:
     if hidden := len(missing) - len(listed):
         parts += _dim([f"{hidden} more pair{'s have' if hidden > 1 else ' has'} too few sizes in common"])
     parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
-    parts.append(rich_table(laws_table(result)))
-    if result.disagreements:
+    if max((len(item.trials) for item in result.held_out), default=0) >= LEAST_TRIALS:
+        parts.append(rich_table(laws_table(result)))
+    if result.law.status == "ok" and result.disagreements:
         parts.append(Text(disagreement_sentence(result)))
     if result.best:
         parts.append(rich_table(best_table(result)))

@@ -13,7 +13,6 @@ from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
 from analysis.fit.crossing_shift import ChangedStudy, paired_shifts, split_sensitivity_runs
-from analysis.fit.kaplan import Kaplan, kaplan
 from analysis.fit.rate_check import RateCheck, check_rates, widened
 from analysis.law.advice import Advice, Disagreement, advices, disagreements, threshold_advice
 from analysis.law.combined import Projection, project
@@ -65,7 +64,6 @@ class Fit:
         level: of the intervals.
         shifts: how far the crossings move with the learning rate (sensitivity runs).
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
-        kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
         evidence: None if read from a file.
     """
 
@@ -88,7 +86,6 @@ class Fit:
     warnings: tuple[str, ...] = ()
     shifts: tuple[ChangedStudy, ...] = ()
     learning_rate: RateCheck | None = None
-    kaplan: Kaplan | None = None
     # A file has no evidence: data frames are not read.
     evidence: Annotated[Evidence | None, PlainValidator(lambda _: None)] = field(
         default=None, compare=False, repr=False
@@ -156,7 +153,6 @@ def fit(
     *,
     level: float = 0.95,
     tokens: float | None = None,
-    entropy: float | None = None,
 ) -> Fit:
     """Fit a run table; the result depends neither on the order of the rows nor on duplicates.
 
@@ -164,7 +160,6 @@ def fit(
         runs: see `analysis.runs.table`.
         level: of all intervals, between 0 and 1.
         tokens: training tokens at which checkpoints are compared; by default the most that all shapes have.
-        entropy: of the data in nats per token, if known; a lower bound of the loss.
 
     Raises:
         InputError: no usable rows, or a level out of range, or no rows at `tokens`.
@@ -211,7 +206,6 @@ def fit(
         level=level,
         shifts=() if again is None else paired_shifts(again, rows, curves, found.items, level),
         learning_rate=check,
-        kaplan=kaplan(rows, curves, best, entropy=entropy, level=level),
         evidence=Evidence(comparison, curves, found),
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from analysis.report.extras import accuracy, diagnostics, kaplan, search, shifts
+from analysis.report.extras import accuracy, diagnostics, search, shifts
 from analysis.report.figures import (
     depth_profile,
     frontier_map,
@@ -30,7 +30,6 @@ FIGURES: Mapping[str, Mapping[str, Maker]] = {
     },
     "law": {"transition": transition.figure},
     "laws": {"rivals": rivals.figure},
-    "size": {"kaplan": kaplan.figure},
     "runs": {"health": run_health.figure},
     "training": {"training": run_health.training_figure},
     "inside": {"diagnostics": diagnostics.figure},

@@ -15,7 +15,6 @@ from analysis.report.answers import answers
 from analysis.report.catalogue import NAMES, make_figures
 from analysis.report.extras.accuracy import graded_accuracy
 from analysis.report.extras.diagnostics import diagnostics_data, rank_sentence
-from analysis.report.extras.kaplan import exponents_table, kaplan_sentences
 from analysis.report.extras.measures import needed_table
 from analysis.report.extras.search import search_sentence
 from analysis.report.extras.shifts import shift_sentence, shifts_table
@@ -105,7 +104,6 @@ def write_report(
         law=law_sentence(fit),
         disagreements=disagreement_sentence(fit),
         noise=noise_sentence(fit),
-        kaplan_words=kaplan_sentences(fit.kaplan),
         shift=shift_sentence(fit.shifts),
         inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
         search_words="" if history is None or search is None else search_sentence(history, search.ended),
@@ -114,7 +112,6 @@ def write_report(
         laws=laws_table(fit),
         best=best_table(fit) if fit.best else None,
         projected=projection_table(runs, fit),
-        exponents=exponents_table(fit.kaplan, noise=bool(fit.noise.get("known"))),
         crossings=crossings_table(fit, pairs) if pairs else None,
         hidden=len(fit.crossings) - len(pairs),
         cost=cost_table(runs),

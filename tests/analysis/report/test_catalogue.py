@@ -29,7 +29,7 @@ from tests.simulated_study import Truth, shapes_of, simulate
 #: Figures of every study.
 USUAL = [
     name
-    for section in ("pictures", "law", "laws", "size", "runs")
+    for section in ("pictures", "law", "laws", "runs")
     for name in FIGURES[section]
     if "accuracy" not in name
 ]

@@ -72,7 +72,7 @@ def page(tmp_path_factory, study, found):
     return write_report(study, found, out, title="quickstart", entropy=0.7365)
 
 
-FIGURES = ("loss", "gaps", "depth_profile", "frontier", "transition", "rivals", "kaplan", "health")
+FIGURES = ("loss", "gaps", "depth_profile", "frontier", "transition", "rivals", "health")
 
 
 def test_the_report_says_the_answer_and_has_every_file(page, study, found):

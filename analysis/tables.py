@@ -92,7 +92,7 @@ def shapes_table(
 ) -> Table:
     """Shapes as `analysis.law.projection.recommend` returns them, with `more` columns by name.
 
-    `level` is that of the intervals, None if unknown; `projections` adds `outside` and `far` to a shape.
+    `level` is that of the intervals, None if unknown; `projection_table` adds `outside` to a shape.
     """
     interval = "interval" if level is None else percent(level)
     columns = (
@@ -120,6 +120,4 @@ def shapes_table(
 
 
 def _place(shape: Mapping[str, Any]) -> str:
-    if shape.get("far"):
-        return "far outside"
     return "outside" if shape.get("outside", shape["extrapolated"]) else "inside"

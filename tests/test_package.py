@@ -56,6 +56,6 @@ def test_a_wheel_installed_in_an_empty_environment_plans_the_quickstart(tmp_path
     )
     assert listed.returncode == 0, listed.stderr
     assert any(record["result"] for record in json.loads(listed.stdout)), "the recorded results are there too"
-    for file in ("py.typed", "report/templates/report.html.j2"):
+    for file in ("py.typed", "report/templates/page.html.j2"):
         assert list((tmp_path / "env").glob(f"lib/*/site-packages/analysis/{file}"))
     assert not list((tmp_path / "env").glob("lib/*/site-packages/tests"))

@@ -145,7 +145,7 @@ def test_the_report_opens_in_a_browser(short):
             [chromium, *flags, f"--user-data-dir={profile}", "--dump-dom", page],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
-    assert done.stdout.count("<svg") >= 5
+    assert done.stdout.count("<svg") >= 4
     assert "http://" not in done.stdout.replace("http://www.w3.org", ""), (
         "the page asks the network for nothing"
     )

@@ -75,11 +75,6 @@ def common_size(
     return float(sizes[best]), [depth for depth in points.depths if served[depth][best]]
 
 
-def enclosed(points: ShapeMeans, depth: int, x: float) -> bool:
-    """Whether ln N = `x` is a measured size of the depth or lies between two that are close enough for a curve."""
-    return bool(_enclosed(points, depth, np.array([x]), CURVE_REACH)[0])
-
-
 def _enclosed(points: ShapeMeans, depth: int, x: Floats, reach: float) -> npt.NDArray[np.bool_]:
     knots = points.x[points.at(depth)]
     right = np.clip(np.searchsorted(knots, x), 0, len(knots) - 1)

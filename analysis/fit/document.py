@@ -13,7 +13,6 @@ from analysis.errors import InputError
 from analysis.files import from_json, to_json
 from analysis.fit.answer import NextDepth, next_depth
 from analysis.fit.crossing_shift import ChangedStudy, paired_shifts
-from analysis.fit.kaplan import Kaplan, kaplan
 from analysis.fit.rate_check import RateCheck, widened
 from analysis.fit.study import Study, estimates_of, study_of
 from analysis.law.advice import Advice, Disagreement, advices, disagreements, threshold_advice
@@ -57,7 +56,6 @@ class Fit:
         shifts: how far the crossings move with the learning rate (sensitivity runs).
         learning_rate: whether the learning rate was checked; None if no pair of depths can be compared.
         next_depth: what to train next if the deepest model is the best at the largest size.
-        kaplan: the loss by aspect ratio and by count of parameters; None with one depth.
         study: what the figures are drawn from; None if read from a file.
     """
 
@@ -80,7 +78,6 @@ class Fit:
     warnings: tuple[str, ...] = ()
     shifts: tuple[ChangedStudy, ...] = ()
     learning_rate: RateCheck | None = None
-    kaplan: Kaplan | None = None
     next_depth: NextDepth | None = None
     # A file has no study: data frames are not read.
     study: Annotated[Study | None, PlainValidator(lambda _: None)] = field(
@@ -144,15 +141,13 @@ class Fit:
 
 
 @single_threaded
-def fit(
-    runs: RunTable, *, level: float = 0.95, tokens: float | None = None, entropy: float | None = None
-) -> Fit:
-    """Fit a run table, see `study_of`; `entropy` is that of the data in nats per token, if known."""
-    return fit_of(study_of(runs, level=level, tokens=tokens), entropy)
+def fit(runs: RunTable, *, level: float = 0.95, tokens: float | None = None) -> Fit:
+    """Fit a run table, see `study_of`."""
+    return fit_of(study_of(runs, level=level, tokens=tokens))
 
 
 @single_threaded
-def fit_of(study: Study, entropy: float | None = None) -> Fit:
+def fit_of(study: Study) -> Fit:
     """The fit of a study: its laws with their held-out regret, best shapes, checks and warnings."""
     comparison, curves, found = study.comparison, study.curves, study.crossings
     law, *rivals = study.laws
@@ -186,7 +181,6 @@ def fit_of(study: Study, entropy: float | None = None) -> Fit:
         shifts=() if again is None else paired_shifts(again, study.rows, curves, found.items, found.level),
         learning_rate=study.learning_rate,
         next_depth=next_depth(study.rows, study.best),
-        kaplan=kaplan(study.rows, curves, study.best, entropy=entropy, level=found.level),
         study=study,
     )
 

@@ -1,52 +1,109 @@
-"""Pages: the template environment, and figures as files."""
+"""A page: its answer, two figures beside each other, and sections; with every figure as files."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis.files import write_bytes, write_text
-from analysis.numbers import digits, duration
 from analysis.report.figures.figure import Figure, inline_svg
+from analysis.tables import Column, Table
+
+#: Sentences of the answer on the first screen; the others are folded below it.
+MOST_ANSWERS = 4
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a page; without any content it is left out.
+
+    Attributes:
+        title: heading, unique on the page.
+        sentences: plain text, one paragraph each; an empty one is left out.
+        figures: beside each other where there is room.
+        tables: below the figures; None is left out.
+        links: text -> address.
+        text: printed as it is.
+        folded: closed until a reader opens it.
+    """
+
+    title: str
+    sentences: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table | None] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    folded: bool = True
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (any(self.sentences) or self.figures or any(self.tables) or self.links or self.text)
+
+    @property
+    def anchor(self) -> str:
+        """The id of the section."""
+        return "section-" + re.sub(r"\W+", "-", self.title.lower())
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page shows, in this order.
+
+    Attributes:
+        title: of the page.
+        answers: sentences; the first is the headline.
+        confidence: one word for the answer and its reason; None without a badge.
+        figures: the figures of the first screen.
+        next_steps: sentences on what to do next.
+        warnings: sentences.
+        sections: the rest.
+    """
+
+    title: str
+    answers: Sequence[str]
+    sections: Sequence[Section]
+    confidence: tuple[str, str] | None = None
+    figures: Sequence[Figure] = ()
+    next_steps: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 def write_page(
     folder: Path,
-    template: str,
-    figures: Sequence[Figure],
+    page: Page,
     earlier: Collection[str],
     colours: Mapping[str, tuple[str, str]],
-    **values: Any,
 ) -> Path:
     """Write figures as SVG, PNG and CSV, then the page `report.html`; remove figures of an earlier page.
 
     Args:
         folder: made if missing; the figures are in its folder `figures`.
-        template: of this package.
-        figures: the template gets them as `figures` by name, and as `drawn` their `<svg>` elements by name.
+        page: its content.
         earlier: patterns of the names of figures that are removed if they are not written now.
         colours: CSS name -> (light, dark), see `analysis.report.figures.palette.variables`.
-        values: for the template.
 
     Raises:
         OSError: the folder cannot be written.
     """
     drawn = {}
-    for figure in figures:
+    sections = [section for section in page.sections if not section.empty]
+    for figure in [*page.figures, *(figure for section in sections for figure in section.figures)]:
         path = folder / "figures" / figure.name
         svg, png = figure.render()
         write_bytes(path.with_suffix(".svg"), svg)
         write_bytes(path.with_suffix(".png"), png)
         write_text(path.with_suffix(".csv"), figure.table.to_csv(index=False, lineterminator="\n"))
-        # Safe to mark: matplotlib escapes every text, and the texts are numbers and words of this package.
+        # Safe to mark: every text of a drawing is escaped.
         drawn[figure.name] = Markup(inline_svg(svg, figure.title, colours))
-    by_name = {figure.name: figure for figure in figures}
-    page = (
-        environment().get_template(template).render(drawn=drawn, figures=by_name, colours=colours, **values)
-    )
-    write_text(folder / "report.html", page)
+    first, rest = page.answers[:MOST_ANSWERS], page.answers[MOST_ANSWERS:]
+    more = [Section("More findings", rest)] if rest else []
+    template = _TEMPLATES.get_template("page.html.j2")
+    values = {"page": page, "answers": first, "sections": [*more, *sections]}
+    write_text(folder / "report.html", template.render(drawn=drawn, colours=colours, **values))
     # Last: the old page needs its figures until it is replaced.
     for old in [path for name in earlier for path in (folder / "figures").glob(f"{name}.*")]:
         if old.stem not in drawn and old.suffix in (".svg", ".png", ".csv"):
@@ -54,19 +111,22 @@ def write_page(
     return folder / "report.html"
 
 
-def environment() -> Environment:
-    """The templates of this package with their filters."""
-    made = Environment(
-        loader=PackageLoader("analysis.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"digits": digits, "duration": duration, "unbroken": _unbroken}
-    return made
+def provenance(facts: Mapping[str, str], links: Mapping[str, str], text: str = "") -> Section:
+    """The last section: facts, the files of the page, and a text printed as it is."""
+    table = Table("facts", (Column("fact", right=False), Column("value", right=False)), list(facts.items()))
+    return Section("Provenance", tables=[table] if facts else [], links=links, text=text)
 
 
 def _unbroken(text: str) -> str:
     """`text` without line breaks before a percent sign or around `N ≈`."""
     return text.replace(" %", "\u00a0%").replace("N ≈ ", "N\u00a0≈\u00a0")
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("analysis.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters["unbroken"] = _unbroken

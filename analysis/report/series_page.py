@@ -28,10 +28,19 @@ from analysis.report.extras.series import (
 )
 from analysis.report.extras.shifts import shifts_table
 from analysis.report.figures import palette
-from analysis.report.html import write_page
+from analysis.report.html import Page, Section, provenance, write_page
 
 #: Confidence of the intervals if no member has a fit.
 LEVEL = 0.95
+COMPARED = (
+    "All members have the same data and number of tokens, so their losses may be compared; each shape has the best of "
+    "its learning rates."
+)
+APART = "Members have different data or tokens, so their losses are not compared."
+BOUND = (
+    "The fewest layers that reach a target are those of the models trained here, with this recipe, these tokens and "
+    "widths: an upper bound on the depth that the task needs."
+)
 
 
 def write_series(
@@ -90,38 +99,49 @@ def write_series(
         "answers": words,
     }
     write_json(folder / "series.json", document)
-    figures = [
-        *([] if crossings is None else [crossings_figure(crossings, key, level)]),
-        *([] if best is None else [best_figure(best, key)]),
-        *(
+    by_depth = Section(
+        "Measures against depth",
+        [BOUND] if shown else [],
+        [
             measure_figure(data, key, name, f"{data.name} against depth, by {key}")
             for name, data in measures.items()
+        ],
+        [needed_table(key, data) for data in shown],
+        folded=False,
+    )
+    crossed = Section(
+        "Crossings and best depths",
+        figures=[
+            *([] if crossings is None else [crossings_figure(crossings, key, level)]),
+            *([] if best is None else [best_figure(best, key)]),
+        ],
+        folded=False,
+    )
+    # Measures with a target are what a task is about, so they come first.
+    aimed = any(data.target is not None for data in shown)
+    sections = [
+        *((by_depth, crossed) if aimed else (crossed, by_depth)),
+        Section(
+            "Crossings in numbers",
+            tables=[
+                None if crossings is None else crossings_table(key, crossings, level),
+                shifts_table(shifts),
+            ],
         ),
+        Section(
+            "The members",
+            [
+                f"The members differ in {key} only; nothing is fitted across them. {COMPARED if comparable else APART}"
+            ],
+            tables=[members_table(key, ordered, about)],
+            links={f"{key} {label(item.value)}": item.report for item in ordered if item.report},
+        ),
+        provenance(facts, {"series.json: every number above": "series.json"}),
     ]
     pairs = 0 if crossings is None else len(crossings.rows[["shallow", "deep"]].drop_duplicates())
     budgets = 0 if best is None else best.rows["budget"].nunique()
-    return write_page(
-        folder,
-        "series.html.j2",
-        figures,
-        ("crossings", "best_depth", "measure_*"),
-        palette.variables(pairs, budgets) | palette.of_values(len(ordered)),
-        title=title,
-        key=key,
-        headlines=words,
-        comparable=comparable,
-        # Measures with a target are what a task is about, so they come first.
-        aimed=any(data.target is not None for data in shown),
-        used=sum(item["used"] for item in about),
-        rows=sum(item["rows"] for item in about),
-        count=len(ordered),
-        members=members_table(key, ordered, about),
-        links=[(label(item.value), item.report) for item in ordered if item.report],
-        crossings=None if crossings is None else crossings_table(key, crossings, level),
-        shifts=shifts_table(shifts),
-        measures=[(name, needed_table(key, data)) for name, data in measures.items()],
-        facts=facts,
-    )
+    colours = palette.variables(pairs, budgets) | palette.of_values(len(ordered))
+    return write_page(folder, Page(title, words, sections), ("crossings", "best_depth", "measure_*"), colours)
 
 
 def _measure_json(data: MeasureData) -> dict[str, Any]:

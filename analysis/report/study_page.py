@@ -1,6 +1,6 @@
 """The report of a study: one page that needs no network, and every number and figure as a file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -9,20 +9,15 @@ from analysis.design.history import SearchInfo, search_data
 from analysis.files import write_json
 from analysis.fit.document import Fit
 from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
-from analysis.law.crossings import Crossing
+from analysis.law.crossings import NO_NOISE
 from analysis.numbers import counted
 from analysis.report.answers import answers
-from analysis.report.catalogue import NAMES, make_figures
-from analysis.report.extras.accuracy import graded_accuracy
-from analysis.report.extras.diagnostics import diagnostics_data, rank_sentence
-from analysis.report.extras.kaplan import exponents_table, kaplan_sentences
+from analysis.report.extras import accuracy, diagnostics, search, shifts
 from analysis.report.extras.measures import needed_table
-from analysis.report.extras.search import search_sentence
-from analysis.report.extras.shifts import shift_sentence, shifts_table
-from analysis.report.figures import palette
+from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, training, transition
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import study_of_fit
-from analysis.report.html import write_page
+from analysis.report.html import Page, Section, provenance, write_page
 from analysis.report.tables import (
     best_table,
     cost_table,
@@ -34,10 +29,20 @@ from analysis.report.tables import (
 )
 from analysis.runs.table import RunTable
 
-#: Pairs up to which the table of crossings holds all pairs, beyond it the neighbours only.
-MOST_PAIRS = 30
+#: Names of all figures; those of an earlier page that are not drawn any more are removed.
+NAMES = (
+    *("depth_profile", "best_depth", "loss", "accuracy", "accuracy_graded", "transition", "diagnostics"),
+    *("gaps", "search", "training"),
+)
 #: Neighbours with too few sizes that are listed one by one.
 MOST_MISSING = 6
+#: The words of the table of crossings.
+STATUS_WORDS = (
+    "From the N of a crossing on the deeper model has the lower loss. Bracketed: beyond the noise, the shallower model "
+    "leads at the small end and the deeper one at the large end. Left-censored: the deeper model leads at every size "
+    "measured; right-censored: at none. Ambiguous: inconclusive. The interval holds every N at which a gap of zero is "
+    "not rejected, for these data, tokens and recipe; no curve is extrapolated."
+)
 
 
 def write_report(
@@ -52,6 +57,7 @@ def write_report(
     measures: pd.DataFrame | None = None,
     spec_text: str | None = None,
     search: SearchInfo | None = None,
+    next_steps: Sequence[str] = (),
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
 
@@ -68,6 +74,7 @@ def write_report(
         measures: diagnostics of the layers, with the columns cell, step, name, layer, value.
         spec_text: the study's specification, printed as it is.
         search: objective and grid, if a search chose the rows and the table has their order.
+        next_steps: sentences on what to do next, below the first figures.
 
     Returns:
         The path of `report.html`.
@@ -77,57 +84,122 @@ def write_report(
         ValueError: the fit has no evidence to draw.
         OSError: the folder cannot be written.
     """
-    study = study_of_fit(fit)
+    study_of_fit(fit)
     folder = Path(out)
     history = None if search is None else search_data(runs, search, level=fit.level)
     context = Context(runs, fit, entropy, curves, history, measures)
-    sections = make_figures(context)
-    graded = graded_accuracy(fit)
+    page = Page(
+        title=title,
+        answers=answers(fit),
+        confidence=confidence(fit),
+        figures=_made(context, depth_profile.figure, best_depth.figure),
+        next_steps=next_steps,
+        warnings=fit.warnings,
+        sections=study_sections(context, search, facts or {}, spec_text or ""),
+    )
     colours = palette.variables(len(context.colours), len({item.budget for item in fit.best}))
-    if graded is not None:
+    if (graded := accuracy.graded_accuracy(fit)) is not None:
         colours |= palette.of_values(len(graded[1].axis.labels))
-    pairs = _listed_pairs(fit)
-    shapes, seeds = counted(len(study.curves.x), "shape"), counted(int(fit.noise.get("seeds", 1)), "seed")
-    read = [fit.tokens.sentence, fit.epochs.sentence if fit.epochs else "", count_phrase(fit.count)]
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
-    return write_page(
-        folder,
-        "report.html.j2",
-        [item for items in sections.values() for item in items if isinstance(item, Figure)],
-        NAMES,
-        colours,
-        title=title,
-        fit=fit,
-        sections=sections,
-        headlines=answers(fit),
-        about=f"{fit.used} rows of {shapes}, {seeds}. {' '.join(filter(None, read))}.",
-        law=law_sentence(fit),
-        disagreements=disagreement_sentence(fit),
-        noise=noise_sentence(fit),
-        kaplan_words=kaplan_sentences(fit.kaplan),
-        shift=shift_sentence(fit.shifts),
-        inside_words=rank_sentence(None if measures is None else diagnostics_data(runs, measures)),
-        search_words="" if history is None or search is None else search_sentence(history, search.ended),
-        needed=None if graded is None else needed_table(*graded),
-        shifts=shifts_table(fit.shifts),
-        laws=laws_table(fit),
-        best=best_table(fit) if fit.best else None,
-        projected=projection_table(runs, fit),
-        exponents=exponents_table(fit.kaplan, noise=bool(fit.noise.get("known"))),
-        crossings=crossings_table(fit, pairs) if pairs else None,
-        hidden=len(fit.crossings) - len(pairs),
-        cost=cost_table(runs),
-        diverged=diverged_table(fit) if fit.diverged else None,
-        reasons=reasons_table(fit),
-        seconds=float(runs.frame["train_seconds"].sum()),
-        total=fit.used + len(fit.left_out),
-        facts=dict(facts or {}),
-        spec_text=spec_text,
+    return write_page(folder, page, NAMES, colours)
+
+
+def study_sections(
+    context: Context, search_info: SearchInfo | None, facts: Mapping[str, str], spec_text: str
+) -> list[Section]:
+    """The sections of a study below the answer; those without content are left out by the page."""
+    runs, fit, history = context.runs, context.fit, context.search
+    graded = accuracy.graded_accuracy(fit)
+    layers = (
+        None if context.measures is None else diagnostics.diagnostics_data(context.runs, context.measures)
     )
-
-
-def _listed_pairs(fit: Fit) -> list[Crossing]:
-    """The pairs of the table: those that cannot be compared only if they are few."""
+    measured = (loss.figure, accuracy.figure, accuracy.graded_figure, transition.figure, diagnostics.figure)
     missing = [item for item in fit.crossings if item.status == "insufficient"]
-    return [item for item in fit.crossings if item not in missing or len(missing) <= MOST_MISSING]
+    pairs = [item for item in fit.crossings if item not in missing or len(missing) <= MOST_MISSING]
+    hidden = len(fit.crossings) - len(pairs)
+    return [
+        Section(
+            "What was measured",
+            [_about(fit), diagnostics.rank_sentence(layers)],
+            _made(context, *measured),
+            folded=False,
+        ),
+        Section(
+            "Shapes in numbers",
+            tables=[
+                None if graded is None else needed_table(*graded),
+                best_table(fit) if fit.best else None,
+                projection_table(runs, fit),
+            ],
+        ),
+        Section(
+            "Crossings",
+            [
+                STATUS_WORDS if pairs else "",
+                f"{counted(hidden, 'more pair')} with too few sizes in common: see fit.json."
+                if hidden
+                else "",
+            ],
+            _made(context, gaps.figure),
+            [crossings_table(fit, pairs)] if pairs else [],
+        ),
+        Section(
+            "The law and its alternatives",
+            [law_sentence(fit), disagreement_sentence(fit)] if fit.crossings else [],
+            tables=[laws_table(fit) if fit.crossings else None],
+        ),
+        Section(
+            "Shape or tuning",
+            [shifts.shift_sentence(fit.shifts)],
+            tables=[shifts.shifts_table(fit.shifts)],
+        ),
+        Section(
+            "The search",
+            []
+            if history is None or search_info is None
+            else [search.search_sentence(history, search_info.ended)],
+            _made(context, search.figure),
+        ),
+        Section(
+            "Runs and cost",
+            [] if fit.left_out else ["Every row of the run table is used."],
+            _made(context, training.figure),
+            [
+                cost_table(runs),
+                diverged_table(fit) if fit.diverged else None,
+                reasons_table(fit) if fit.left_out else None,
+            ],
+        ),
+        provenance(
+            facts, {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"}, spec_text
+        ),
+    ]
+
+
+def confidence(fit: Fit) -> tuple[str, str] | None:
+    """`settled`, `partly settled` or `not settled`, and why; None without a pair of depths."""
+    if not fit.crossings:
+        return None
+    settled = [
+        item.status == "bracketed" or (item.status.endswith("_censored") and item.reason != NO_NOISE)
+        for item in fit.crossings
+    ]
+    checked = fit.learning_rate is not None and fit.learning_rate.checked
+    word = "settled" if all(settled) and checked else "partly settled" if any(settled) else "not settled"
+    rate = "checked" if checked else "not checked"
+    return word, f"{sum(settled)} of {counted(len(settled), 'pair')} of depths settled; learning rate {rate}"
+
+
+def _about(fit: Fit) -> str:
+    """The rows, shapes, seeds, noise and tokens, and how N is counted."""
+    shapes, seeds = len(study_of_fit(fit).curves.x), counted(int(fit.noise.get("seeds", 1)), "seed")
+    rows = f"{fit.used} of {fit.used + len(fit.left_out)} runs of {counted(shapes, 'shape')}, {seeds}."
+    count = f"{count_phrase(fit.count)}."
+    epochs = fit.epochs.sentence if fit.epochs else ""
+    return " ".join(filter(None, [rows, noise_sentence(fit), fit.tokens.sentence, epochs, count]))
+
+
+def _made(context: Context, *makers: Callable[[Context], Figure | None]) -> list[Figure]:
+    """The figures that the data allow."""
+    return [figure for maker in makers if (figure := maker(context)) is not None]

@@ -1,6 +1,5 @@
 """The tables of a study, for its page and for the terminal."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,23 +7,19 @@ from typing import Any
 import numpy as np
 
 from analysis.fit.document import Fit
-from analysis.fit.sentences import LAWS, law_name
+from analysis.fit.sentences import LAWS
+from analysis.law.advice import law_of
 from analysis.law.crossings import Crossing
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN, depths_text, lost_text
 from analysis.law.threshold import ThresholdFit
 from analysis.numbers import counted, digits, duration, ends, human, percent, short, short_range
-from analysis.report.figures.frames import drawn_law
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Table, shapes_table
 
-#: Projected sizes: multiples of the largest measured one, and fixed ones beyond it.
-MULTIPLES, SIZES = (3.0, 10.0, 100.0), (1e9, 1e12)
-#: A size is far outside the data beyond this multiple of the largest measured size.
-FAR = 100.0
-#: Marks a rival's depth that exceeds the width of its own shape, sqrt(N / (12·L)).
-DEEPER_THAN_WIDE = math.inf
+#: Projected sizes, as multiples of the largest measured one.
+MULTIPLES = (3.0, 10.0)
 #: Forward and backward pass of one token cost about this many FLOPs per parameter (Kaplan et al. 2020, section 2.1).
 FLOPS = 6
 #: Different reasons in the table of left-out rows; `fit.json` has all.
@@ -197,56 +192,28 @@ def best_table(fit: Fit) -> Table:
     )
 
 
-def projections(runs: RunTable, fit: Fit) -> tuple[list[str], list[dict[str, Any]]]:
-    """The names of the rivals, and the projected shapes at sizes beyond the data; none without a projection.
-
-    The sizes are `MULTIPLES` of the largest measured one, and `SIZES` if they lie beyond it. At the measured budgets
-    the losses are better evidence than a law of two parameters. Each shape has `outside`, `far` and `rivals`: the
-    depths of the rivals, None if there is none and `DEEPER_THAN_WIDE` if the model would have more layers than width.
-    """
-    if drawn_law(fit) is None or runs.used.empty or fit.tokens.no_projection:
-        return [], []
-    high = float(runs.used["params"].max())
-    largest = max((item.params for item in fit.best), default=high)
-    sizes = {*(factor * largest for factor in MULTIPLES), *(size for size in SIZES if size > largest)}
-    advices = {form: advice for form, advice in fit.advices().items() if form != fit.law.form}
-    rows = [
-        {
-            **row,
-            "outside": True,
-            # 10 · 10 = 100 up to rounding only.
-            "far": row["params"] > FAR * high * (1 + 1e-9),
-            "rivals": [_rival_depth(advice(row["params"]), row["params"]) for advice in advices.values()],
-        }
-        for row in (fit.project(size).shape() for size in sorted(sizes))
-    ]
-    return [law_name(form) for form in advices], rows
-
-
-def _rival_depth(depth: float | None, params: float) -> float | None:
-    if depth is None or not math.isfinite(depth):
-        return None
-    return DEEPER_THAN_WIDE if depth > math.sqrt(params / (12 * depth)) else depth
-
-
 def projection_table(runs: RunTable, fit: Fit) -> Table | None:
-    """Projected shapes, and the depths of the rivals; None without a shape."""
-    names, rows = projections(runs, fit)
-    if not rows:
+    """Projected shapes at `MULTIPLES` of the largest measured size; None if no depth is stated or bounded.
+
+    At the measured sizes the losses are better evidence than a law of two parameters.
+    """
+    if law_of(fit.law) is None or runs.used.empty or fit.tokens.no_projection:
         return None
-    depths = {name: [row["rivals"][index] for row in rows] for index, name in enumerate(names)}
-    more = {
-        f"by {name}": [depth_text(value) for value in found] for name, found in depths.items() if any(found)
-    }
+    largest = max((item.params for item in fit.best), default=float(runs.used["params"].max()))
+    rows = [fit.project(factor * largest).shape() | {"outside": True} for factor in MULTIPLES]
+    if all(row["depth"] is None and row["depth_interval"] == [None, None] for row in rows):
+        return None
     near = [fit.near_optimal(row["params"], row["depth"]) for row in rows]
+    more: dict[str, list[str | None]] = {}
     if known := next(filter(None, near), None):
-        more[f"within {WITHIN:g} nats"] = [depths_text(item) for item in near]
-        more["nats lost by L*"] = [lost_text(item) for item in near]
+        more = {
+            f"within {WITHIN:g} nats": [depths_text(item) for item in near],
+            "nats lost by L*": [lost_text(item) for item in near],
+        }
     table = shapes_table("projected shapes", rows, fit.level, more)
     note = (
         "The depth that all laws which the data do not reject agree on within a factor of 1.25, and the width that "
-        "fills the budget; else only the interval. The interval is the envelope of those laws: it covers noise and the "
-        "choice among these forms, no other form."
+        "gives N; else only the interval, which covers noise and the choice among these laws."
     )
     # The reasons grow with N, so the smallest size has the shortest.
     if (doubt := next((row for row in rows if row["reason"]), None)) is not None:
@@ -254,22 +221,7 @@ def projection_table(runs: RunTable, fit: Fit) -> Table | None:
         note += f" No depth at N ≈ {human(doubt['params'])}: {doubt['reason']}{agree}."
     if known:
         note += f" Depths within {WITHIN:g} nats of the lowest loss and nats lost are those of the {known['losses']}."
-    if any(row["far"] for row in rows):
-        note += (
-            f" Far outside: more than {FAR:.0f} times the largest N measured; do not rely on these numbers."
-        )
-    if any(DEEPER_THAN_WIDE in found for found in depths.values()):
-        note += " n/a: by the law the model would have more layers than its width."
     return Table(table.title, table.columns, table.rows, note)
-
-
-def depth_text(value: float | None) -> str | None:
-    """The depth of a rival as text."""
-    if value is None:
-        return None
-    if value == DEEPER_THAN_WIDE:
-        return "n/a"
-    return short(value) if value >= 1000 else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def cost_table(runs: RunTable) -> Table:

@@ -51,7 +51,6 @@ def _fit(reading: Reading, source: Runs) -> "Fit":
     options: dict[str, Any] = {
         "level": reading.level,
         "tokens": reading.tokens,
-        "entropy": source.known.get("entropy"),
     }
     if isinstance(source, StudyRuns):
         return study_fit(source.plan, source.table, **options)

@@ -102,7 +102,7 @@ def read_series(spec: StudySpec, results: Path, **options: Any) -> list[FittedMe
             continue
         fitted = None
         with suppress(InputError):  # no usable loss; the page shows that
-            fitted = study_fit(source.plan, source.table, entropy=source.known["entropy"], **options)
+            fitted = study_fit(source.plan, source.table, **options)
         report = study_paths(member.spec, results.resolve()).folder / "report.html"
         found.append(FittedMember(member, source, fitted, report if report.is_file() else None))
     if not found:

@@ -34,7 +34,7 @@ def answer(
     """
     from analysis.report.study_page import write_report
 
-    result = study_fit(plan, runs, entropy=plan.entropy)
+    result = study_fit(plan, runs)
     report = write_report(
         runs,
         result,

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from study.plan.plan import Plan
 
 
-def study_fit(plan: "Plan", table: "RunTable", entropy: float | None = None, **options: Any) -> "Fit":
+def study_fit(plan: "Plan", table: "RunTable", **options: Any) -> "Fit":
     """Fit the run table of a study, and plan the missing part of the check; `options` are those of `study_of`."""
     from analysis.fit.document import fit_of
     from analysis.fit.study import study_of
 
     study = study_of(table, **options)
-    found = fit_of(study, entropy)
+    found = fit_of(study)
     following = found.next_depth
     depths = plan.planner.spec.frontier.depths
     if following and depths:

@@ -26,7 +26,7 @@ LEAST_TRIALS = 3
 #: Relative error up to which an estimate ± its error, a first-order rule, is shown; beyond it, the interval.
 FIRST_ORDER = 0.5
 #: Tags that need attention.
-_ALERTS = ("outside", "far outside")
+_ALERTS = ("outside",)
 
 
 def rich_table(table: Table) -> RenderableType:

@@ -93,7 +93,7 @@ def draw_accuracy(table: pd.DataFrame, colours: Mapping[int, str], size_label: s
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("accuracy (share of the targets)")
     axes.set_xlabel(size_label)
-    outside_legend(canvas, 6)
+    outside_legend(canvas)
     return canvas
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from analysis.errors import InputError
 from analysis.numbers import digits, layers, short
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, WIDTH, Axes, outside_legend
+from analysis.report.figures.canvas import MARKS, WIDTH, Axes, outside_legend, plot_values
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import by_depth
 from analysis.runs.table import RunTable
@@ -31,15 +31,6 @@ WORDS = {
     "induction_score_shifted": "… at its best distance",
     "induction_shift": "… the distance in tokens",
 }
-#: Name of a measure -> what it measures, for the caption.
-MEANINGS = {
-    "rank_residual": "Distance from rank one, as a share of the norm of the representations, is 0 if all tokens of a "
-    "sequence have the same representation (Dong et al. 2021); below it for the same weights without feed-forward "
-    "networks, without skip connections, and without both.",
-    "layer_drop": "Loss increase without the layer is what skipping it costs, in nats per token.",
-    "induction_score": "Induction is the attention of a layer's best head to the token after the previous occurrence; "
-    "below it the same at a fixed distance behind that token, the best such distance.",
-}
 #: Paths of the distance from rank one -> words in a sentence.
 PATHS = {
     "rank_residual_attention": "by attention alone",
@@ -49,8 +40,6 @@ PATHS = {
 }
 #: The distance from rank one, on every path.
 DISTANCE = "rank_residual"
-#: Measures on a log axis.
-_LOG = (DISTANCE,)
 _TITLES = {"start": "before training", "end": "at the end"}
 
 
@@ -62,17 +51,11 @@ def figure(context: Context) -> Figure | None:
     return Figure(
         "diagnostics",
         "Inside the models, layer by layer",
-        caption_of(table),
+        "One line per depth: the mean over its runs, shaded from the lowest to the highest. docs/depth.md defines the "
+        "measures.",
         table,
         lambda: draw_diagnostics(table, context.colours),
     )
-
-
-def caption_of(table: pd.DataFrame) -> str:
-    """The caption of the panels."""
-    lines = "One line per depth: the mean over its cells, shaded from the lowest to the highest."
-    found = set(table["name"])
-    return " ".join([lines, *(words for name, words in MEANINGS.items() if name in found)])
 
 
 def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> pd.DataFrame | None:
@@ -125,7 +108,6 @@ def draw_diagnostics(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
         if name.startswith(DISTANCE):
             # One scale for all paths.
             row[0].set_ylim(floor, 1.5)
-        if name.startswith(_LOG):
             low, high = row[0].get_ylim()
             subs = (1, 2, 5) if high / low < 100 else (1,)
             row[0].yaxis.set_major_locator(LogLocator(subs=subs, numticks=6))
@@ -134,12 +116,12 @@ def draw_diagnostics(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     # One entry per depth, the same in every panel.
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    outside_legend(canvas, 8, handles=handles, labels=labels)
+    outside_legend(canvas, handles=handles, labels=labels)
     return canvas
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, name: str, colours: Mapping[int, str]) -> None:
-    is_log = name.startswith(_LOG)
+    is_log = name.startswith(DISTANCE)
     for (depth, part), mark in zip(by_depth(rows), itertools.cycle(MARKS), strict=False):
         colour = colours.get(depth, palette.MUTED)
         value, low, high = (part[column].to_numpy(dtype=float) for column in ("value", "low", "high"))
@@ -148,7 +130,11 @@ def _draw(axes: Axes, rows: pd.DataFrame, name: str, colours: Mapping[int, str])
             value, low, high = (np.where(y > 0, y, np.nan) for y in (value, low, high))
         axes.fill_between(part["layer"], low, high, color=colour, alpha=0.15, linewidth=0)
         style = {"marker": mark, "markersize": 4, "linewidth": 1.5}
-        axes.plot(part["layer"], value, color=colour, label=layers(depth), **style)
+        texts = [
+            f"layer {layer} of {depth}: {_small(mean)}"
+            for layer, mean in zip(part["layer"], part["value"], strict=True)
+        ]
+        plot_values(axes, part["layer"], value, texts, color=colour, label=layers(depth), **style)
     if is_log:
         axes.set_yscale("log")
         text = FuncFormatter(lambda value, _: f"{value:.0e}" if value < 1e-3 else short(value))

@@ -18,6 +18,8 @@ from analysis.report.figures.canvas import (
     depth_axis,
     draw_bound,
     outside_legend,
+    plot_values,
+    shape_text,
     thinned,
 )
 from analysis.report.figures.figure import Figure
@@ -25,28 +27,24 @@ from analysis.report.figures.frames import by_depth
 from analysis.tables import Column, Table
 
 #: Inches of an axis of values, and points per letter of its labels.
-REACH, LETTER = 5.4, 6.0
+REACH, LETTER = 0.75 * WIDTH, 6.0
 
 
 def measure_figure(data: MeasureData, key: str, name: str, title: str) -> Figure:
     """A measure against depth by the value of a key, in one or two panels."""
-    needed = (
-        " Right: the fewest layers whose best shape reaches the dotted line; an arrow starts at the deepest model of a "
-        "value if none does."
-    )
+    needed = " Below: the fewest layers that reach the dotted line; an arrow starts at the deepest model if none does."
     caption = (
-        f"Mean over the seeds of the best width of each depth (the {'lowest' if data.lower else 'highest'} mean); bars "
-        "run from the lowest to the highest seed, small dots are the other widths. Choosing the best width by the same "
-        f"rows biases it slightly.{'' if data.target is None else needed}"
+        f"Mean over the seeds of the best width of each depth (the {'lowest' if data.lower else 'highest'} mean), with "
+        f"the range of the seeds; small dots are the other widths.{'' if data.target is None else needed}"
     )
     return Figure(name, title, caption, data.table(), lambda: draw_measure(data, key))
 
 
 def draw_measure(data: MeasureData, key: str) -> Canvas:
-    """Draw the measure against depth, one line per value (left), and with a target the depth it needs (right)."""
+    """Draw the measure against depth, one line per value, and with a target the depth it needs below."""
     aimed = len(data.needed) > 0
-    canvas = Canvas(figsize=(WIDTH, 4.3), dpi=100, layout="constrained")
-    grid = canvas.subplots(1, 2 if aimed else 1, squeeze=False, width_ratios=[1.25, 1] if aimed else None)[0]
+    canvas = Canvas(figsize=(WIDTH, 5.8 if aimed else 3.9), dpi=100, layout="constrained")
+    grid = canvas.subplots(2 if aimed else 1, 1, squeeze=False)[:, 0]
     axes = grid[0]
     depths = [depth for depth, _ in by_depth(data.shapes)]
     axes.set_xscale("log")
@@ -57,15 +55,19 @@ def draw_measure(data: MeasureData, key: str) -> Canvas:
         best = rows[rows["best"]].sort_values("depth")
         rest = rows[~rows["best"]]
         axes.scatter(rest["depth"], rest["mean"], s=9, color=colour, alpha=0.35, linewidths=0)
-        axes.vlines(best["depth"], best["low"], best["high"], color=colour, linewidth=2.2, alpha=0.45)
+        axes.vlines(best["depth"], best["low"], best["high"], color=colour, linewidth=1.1)
         style = {"color": colour, "marker": mark, "markersize": 5, "linewidth": 1.4}
-        axes.plot(best["depth"], best["mean"], label=name, **style)
+        texts = [
+            f"{name}, {shape_text(row)}: {row['mean']:.4g} ({row['low']:.4g} to {row['high']:.4g})"
+            for row in best.to_dict("records")
+        ]
+        plot_values(axes, best["depth"], best["mean"], texts, label=name, **style)
     if data.target is not None:
         axes.axhline(data.target, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
-    depth_axis(axes, depths, room=48 if aimed else 26)
+    depth_axis(axes, depths)
     axes.set_xlabel("depth L (layers)")
     axes.set_title(f"{data.name}, best over the widths")
-    outside_legend(canvas, min(len(data.axis.labels), 7), title=key)
+    outside_legend(canvas, title=key)
     if aimed:
         _draw_needed(grid[1], data, key)
     return canvas
@@ -73,12 +75,17 @@ def draw_measure(data: MeasureData, key: str) -> Canvas:
 
 def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
     # Linear in depth: a depth that grows like the logarithm of the value gives a straight line.
-    set_values(axes, data.axis, reach=2.3)
+    set_values(axes, data.axis)
     rows = data.needed
     depths = [depth for depth, _ in by_depth(data.shapes)]
     span = max(depths[-1] - depths[0], 1)
     reached = rows.set_index("place")["depth"].reindex(list(data.axis.places))
-    axes.plot(reached.index, reached, color=palette.ACCENT, marker="o", markersize=6.5, linewidth=1.3)
+    style = {"color": palette.ACCENT, "marker": "o", "markersize": 6.5, "linewidth": 1.3}
+    texts = [
+        f"{name}: {depth:.0f} layers reach {data.target:g}"
+        for name, depth in zip(data.axis.labels, reached, strict=True)
+    ]
+    plot_values(axes, reached.index, reached, texts, **style)
     for row in rows[rows["depth"].isna()].to_dict("records"):
         # The deepest model of this value does not reach the target.
         bound = float(row["deepest"])
@@ -89,8 +96,8 @@ def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
     axes.set_title(f"layers for {data.name} ≥ {data.target:g}")
 
 
-def set_values(axes: Axes, axis: ValueAxis, *, reach: float = REACH) -> None:
-    """Set an x axis of `reach` inches to the values of a key, with ticks at those whose labels do not touch."""
+def set_values(axes: Axes, axis: ValueAxis) -> None:
+    """Set an x axis of `REACH` inches to the values of a key, with ticks at those whose labels do not touch."""
     places = np.log(axis.places) if axis.log else np.array(axis.places)
     margin = 0.07 * max(float(places[-1] - places[0]), 0.7)
     low, high = places[0] - margin, places[-1] + margin
@@ -98,7 +105,7 @@ def set_values(axes: Axes, axis: ValueAxis, *, reach: float = REACH) -> None:
         axes.set_xscale("log")
     axes.set_xlim((math.exp(low), math.exp(high)) if axis.log else (low, high))
     room = LETTER * max(len(name) for name in axis.labels) + 6
-    kept = thinned((places - low) / (high - low) * reach * 72, room)
+    kept = thinned((places - low) / (high - low) * REACH * 72, room)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks([axis.places[index] for index in kept], [axis.labels[index] for index in kept])
     axes.grid(axis="x", visible=False)

@@ -1,18 +1,16 @@
-"""Figure and sentence of a search: its cells, and the certainty of its objective over the work."""
+"""Figure and sentence of a search: the certainty of its objective over the work."""
 
-import itertools
 import math
-from collections.abc import Mapping
 
+import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from analysis.design.history import SearchData
-from analysis.numbers import counted, digits, layers, scientific
+from analysis.numbers import counted, digits, scientific
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, WIDTH, Axes, set_ticks
+from analysis.report.figures.canvas import WIDTH, Axes, plot_values, set_ticks
 from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import by_depth
 
 #: Kind of objective -> title of its axis.
 OBJECTIVES = {
@@ -28,42 +26,18 @@ def figure(context: Context) -> Figure | None:
     if data is None:
         return None
     target = " The dotted line is the target." if data.stop_when is not None else ""
-    caption = (
-        "Above: every cell in the order of finishing; crosses are cells without a loss. Below: the estimate with its "
-        "interval if that is closed (left), and its half-width (right; a share of the value, for crossings in "
-        f"ln N).{target}"
-    )
+    caption = f"Above: the estimate with its closed interval. Below: its half-width (of the value, or in ln N).{target}"
     title = "How the search went"
-    return Figure("search", title, caption, data.table(), lambda: draw_search(data, context.colours))
+    return Figure("search", title, caption, data.table(), lambda: draw_search(data))
 
 
-def draw_search(data: SearchData, colours: Mapping[int, str]) -> Canvas:
-    """Draw the cells in the order of finishing (above), and the estimate and its half-width over FLOPs (below)."""
-    canvas = Canvas(figsize=(WIDTH, 5.6), dpi=100, layout="constrained")
-    grid = canvas.add_gridspec(2, 2, height_ratios=(1.1, 1))
-    _draw_cells(canvas.add_subplot(grid[0, :]), data, colours)
-    left, right = (canvas.add_subplot(grid[1, column]) for column in (0, 1))
-    _draw_value(left, data)
-    _draw_halfwidth(right, data)
+def draw_search(data: SearchData) -> Canvas:
+    """Draw the estimate (above) and its half-width (below) over the training FLOPs."""
+    canvas = Canvas(figsize=(WIDTH, 5.4), dpi=100, layout="constrained")
+    top, bottom = canvas.subplots(2, 1)
+    _draw_value(top, data)
+    _draw_halfwidth(bottom, data)
     return canvas
-
-
-def _draw_cells(axes: Axes, data: SearchData, colours: Mapping[int, str]) -> None:
-    cells = data.cells
-    for (depth, rows), mark in zip(by_depth(cells), itertools.cycle(MARKS), strict=False):
-        colour = colours.get(depth, palette.MUTED)
-        for outcome, part in rows.groupby("outcome", sort=True):
-            style = {"marker": mark if outcome == "done" else "x", "color": colour, "linestyle": "none"}
-            axes.plot(part["order"], part["params"], markersize=5, **style)
-        axes.plot([], [], marker=mark, color=colour, linestyle="none", label=layers(depth))
-    axes.set_yscale("log")
-    low, high = float(cells["params"].min()), float(cells["params"].max())
-    axes.set_ylim(low / 1.3, high * 1.3)
-    set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5) if high / low < 200 else (1, 3)))
-    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    axes.set_xlabel("cells, in the order of finishing")
-    axes.set_ylabel("N")
-    axes.legend(ncols=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
 
 
 def _draw_value(axes: Axes, data: SearchData) -> None:
@@ -72,7 +46,7 @@ def _draw_value(axes: Axes, data: SearchData) -> None:
     x = steps["flops"]
     # Where an end is open, and so NaN, nothing is shaded.
     axes.fill_between(x, steps["low"], steps["high"], color=palette.ACCENT, alpha=0.18, linewidth=0)
-    axes.plot(x, steps["value"], color=palette.ACCENT, marker="o", markersize=3)
+    _marks(axes, steps, "value")
     if data.objective.kind != "b" and len(steps):
         axes.set_yscale("log")
         set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5)))
@@ -81,25 +55,22 @@ def _draw_value(axes: Axes, data: SearchData) -> None:
 
 
 def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
-    part = data.steps[data.steps["halfwidth"].notna()]
-    if len(part):
-        axes.plot(
-            part["flops"],
-            part["halfwidth"],
-            label="this search",
-            color=palette.ACCENT,
-            marker="o",
-            markersize=3,
-        )
+    _marks(axes, data.steps, "halfwidth")
     if data.stop_when is not None:
         dotted = {"color": palette.INK, "linestyle": (0, (1, 2)), "linewidth": 1.2}
-        axes.axhline(data.stop_when, label="target", **dotted)
+        axes.axhline(data.stop_when, **dotted)
     axes.set_yscale("log")
     set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5)), digits)
     axes.set_title("half-width of its interval")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
     _work_axis(axes)
+
+
+def _marks(axes: Axes, steps: pd.DataFrame, column: str) -> None:
+    shown = steps[steps[column].notna()]
+    pairs = zip(shown["flops"], shown[column], strict=True)
+    texts = [f"{scientific(flops)} FLOPs: {digits(value)}" for flops, value in pairs]
+    style = {"color": palette.ACCENT, "marker": "o", "markersize": 3}
+    plot_values(axes, shown["flops"], shown[column], texts, **style)
 
 
 def _work_axis(axes: Axes) -> None:

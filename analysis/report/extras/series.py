@@ -21,11 +21,11 @@ from analysis.report.extras.shifts import shift_sentence
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     MARKS,
-    Axes,
     count_axis,
-    draw_bound,
+    draw_crossing,
     new_canvas,
     outside_legend,
+    plot_values,
     set_ticks,
 )
 from analysis.report.figures.figure import Figure
@@ -35,8 +35,8 @@ from analysis.tables import Column, Table
 APART = 0.012
 #: Steps over which the lines of one value are spread, at most.
 MOST_STEPS = 7
-#: Length of the arrow of a bound, and margin of the frame, as factors.
-LENGTH, MARGIN = 1.35, 1.6
+#: Margin of the frame, as a factor.
+MARGIN = 1.6
 #: Maximum number of pairs of depths with a sentence.
 MOST_PAIRS = 3
 #: Text for an inconclusive number.
@@ -47,8 +47,8 @@ def crossings_figure(data: CrossingData, key: str, level: float) -> Figure:
     """N at the crossings by value."""
     caption = (
         f"N at which the deeper model of each pair of neighbouring depths takes the lead, with {percent(level)} "
-        "intervals. Arrows are bounds: downwards the deeper model leads at every measured size, upwards at none. "
-        "Hollow marks and broken bars are inconclusive; lines join settled neighbours."
+        "intervals. Arrows are bounds (downwards the deeper model leads at every measured size, upwards at none); "
+        "hollow marks are inconclusive."
     )
     title = f"The crossings against {key}"
     return Figure("crossings", title, caption, data.table(), lambda: draw_crossings(data, key))
@@ -80,7 +80,20 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
     for rank, (((shallow, deep), rows), colour, mark) in enumerate(looks):
         x = _beside(data.axis, rows["place"].to_numpy(dtype=float), rank, len(pairs))
         for place, row in zip(x, rows.to_dict("records"), strict=True):
-            _draw_crossing(axes, place, row, colour, mark)
+            # An open bound is at the end of the measured sizes.
+            low = (
+                row["measured_high"]
+                if row["status"] == "right_censored" and math.isnan(row["low"])
+                else row["low"]
+            )
+            high = (
+                row["measured_low"]
+                if row["status"] == "left_censored" and math.isnan(row["high"])
+                else row["high"]
+            )
+            text = f"{shallow} → {deep} layers at {label(row['value'])}: N = {short(row['params'])}"
+            ends_known = row | {"value": row["params"], "low": low, "high": high}
+            draw_crossing(axes, place, ends_known, text, colour, mark)
         # Join only neighbouring values that are both settled.
         settled = rows[rows["status"] == "bracketed"].set_index("place")["params"]
         places = np.array(data.axis.places, dtype=float)
@@ -90,29 +103,8 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
     count_axis(axes.yaxis, math.log10(top / bottom))
     axes.set_xlabel(key)
     axes.set_ylabel("N at the crossing")
-    outside_legend(canvas, min(len(pairs), 6), title="layers")
+    outside_legend(canvas, title="layers")
     return canvas
-
-
-def _draw_crossing(axes: Axes, place: float, row: Mapping[Any, Any], colour: str, mark: str) -> None:
-    """Draw an estimate with its interval, or a bound: the deeper model leads at the smallest size, or at none."""
-    status, low, high = row["status"], row["low"], row["high"]
-    if math.isfinite(row["params"]):
-        solid = status == "bracketed"
-        bar = [
-            end if math.isfinite(end) else edge
-            for end, edge in zip((low, high), axes.get_ylim(), strict=True)
-        ]
-        dashes = "-" if solid and math.isfinite(low + high) else (0, (2, 2))
-        axes.plot([place] * 2, bar, color=colour, linewidth=2.2, alpha=0.45, linestyle=dashes, zorder=2)
-        face = {"markersize": 6.5, "markerfacecolor": colour if solid else palette.PAPER, "zorder": 4}
-        axes.plot([place], [row["params"]], marker=mark, color=colour, **face)
-    elif status == "left_censored":
-        bound = high if math.isfinite(high) else row["measured_low"]
-        draw_bound(axes, place, bound, bound / LENGTH, colour)
-    elif status == "right_censored":
-        bound = low if math.isfinite(low) else row["measured_high"]
-        draw_bound(axes, place, bound, bound * LENGTH, colour)
 
 
 def draw_best(data: BestData, key: str) -> Canvas:
@@ -126,14 +118,19 @@ def draw_best(data: BestData, key: str) -> Canvas:
         x = _beside(data.axis, rows["place"].to_numpy(dtype=float), rank, len(budgets))
         axes.vlines(x, rows["near_low"], rows["near_high"], color=colour, linewidth=4, alpha=0.25)
         name = f"N = {short(float(rows['params'].iloc[0]))}"
-        axes.plot(x, rows["depth"], color=colour, marker="o", markersize=5.5, linewidth=1.3, label=name)
+        style = {"color": colour, "marker": "o", "markersize": 5.5, "linewidth": 1.3, "label": name}
+        texts = [
+            f"{name}, {key} {label(value)}: {layers(int(depth))}"
+            for value, depth in zip(rows["value"], rows["depth"], strict=True)
+        ]
+        plot_values(axes, x, rows["depth"], texts, **style)
     known = data.rows[["depth", "near_low", "near_high"]].to_numpy(dtype=float)
     depths = np.unique(known[np.isfinite(known)])
     axes.set_ylim(depths[0] / 1.25, depths[-1] * 1.25)
     set_ticks(axes.yaxis, FixedLocator(depths.tolist()), "{:.0f}".format)
     axes.set_xlabel(key)
     axes.set_ylabel("best depth (layers)")
-    outside_legend(canvas, 5)
+    outside_legend(canvas)
     return canvas
 
 

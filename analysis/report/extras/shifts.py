@@ -1,18 +1,11 @@
-"""Figure, table and sentence of the shifts of crossings when a key is changed: sensitivity runs and series."""
+"""Table and sentence of the shifts of crossings when a key is changed: sensitivity runs and series."""
 
-import itertools
 import math
 from collections.abc import Sequence
-
-import pandas as pd
-from matplotlib.figure import Figure as Canvas
 
 from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy, CrossingShift, moved
 from analysis.fit.measures import Value, label
 from analysis.numbers import digits, ends, factors, percent, short, short_range, times
-from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, new_canvas, outside_legend, size_axis
-from analysis.report.figures.figure import Context, Figure
 from analysis.tables import Column, Table
 
 #: Multiples of a learning rate that have a name.
@@ -21,12 +14,6 @@ _RATES = {
     1.0: "the study's own learning rate",
     2.0: "double the learning rate",
 }
-#: Colours of the study itself and of the changed ones.
-_COLOURS = (
-    palette.INK,
-    palette.ACCENT,
-    *(palette.LAWS[name][0] for name in ("power", "response", "additive")),
-)
 #: How the shifts of sensitivity runs are estimated.
 PAIRED_NOTE = (
     "Cells around each crossing were trained again at other learning rates with the same seeds. Their losses enter no "
@@ -35,77 +22,6 @@ PAIRED_NOTE = (
 )
 #: Shifts that the sentence names; the table has all.
 MOST_NAMED = 3
-
-
-def sensitivity_figure(context: Context) -> Figure | None:
-    """The crossings at other learning rates; None without sensitivity runs."""
-    studies = context.fit.shifts
-    table = shift_data(studies)
-    if table is None:
-        return None
-    first = studies[0]
-    caption = (
-        f"Each crossing at {condition(first.key, first.base)} and after the change, with {percent(first.level)} "
-        "intervals. Bars of the changed values hold the error of the shift alone. A bar that reaches the frame is open "
-        "there; a broken bar belongs to a crossing that is not settled."
-    )
-    title = "The crossings at other learning rates"
-    return Figure("sensitivity", title, caption, table, lambda: draw_shifts(table))
-
-
-def shift_data(studies: Sequence[ChangedStudy]) -> pd.DataFrame | None:
-    """The crossings of neighbouring depths at each value of a key, that of the study itself first.
-
-    Returns:
-        shallow, deep, condition, params, low, high (NaN if open or unknown), settled (whether the crossing is
-        bracketed, or its shift known). None without a pair of depths to compare.
-    """
-    rows: dict[tuple[int, int], list[tuple[object, ...]]] = {}
-    for study in studies:
-        for pair in study.pairs:
-            key = (pair.shallow, pair.deep)
-            if key not in rows:
-                own = (pair.params, *(pair.params_interval or (None, None)), pair.status == "bracketed")
-                rows[key] = [(*key, label(study.base), *own)]
-            if pair.reason is None or pair.shift_interval is not None:
-                interval = pair.changed_interval or (None, None)
-                changed = (pair.changed_params, *interval, pair.changed_status == "bracketed")
-                rows[key].append((*key, label(study.value), *changed))
-    if not rows:
-        return None
-    columns = ["shallow", "deep", "condition", "params", "low", "high", "settled"]
-    table = pd.DataFrame([row for pair in sorted(rows) for row in rows[pair]], columns=columns)
-    return table.astype({"params": float, "low": float, "high": float})
-
-
-def draw_shifts(table: pd.DataFrame) -> Canvas:
-    """One group of lines per pair of depths: a mark and an interval per value; open intervals reach the frame."""
-    conditions = list(dict.fromkeys(table["condition"]))
-    room = len(conditions) + 0.8
-    # A little beyond all known values.
-    known = table[["params", "low", "high"]].stack()
-    low, high = (known.min() / 1.25, known.max() * 1.25) if len(known) else (1e3, 1e4)
-    pairs = list(table.fillna({"low": low, "high": high}).groupby(["shallow", "deep"], sort=True))
-    canvas, axes = new_canvas(1.2 + 0.24 * room * len(pairs))
-    looks = dict(zip(conditions, itertools.cycle(zip(_COLOURS, MARKS, strict=False)), strict=False))
-    for place, (_, rows) in enumerate(pairs):
-        for row in rows.to_dict("records"):
-            colour, mark = looks[row["condition"]]
-            y = [place * room + conditions.index(row["condition"])]
-            dashes, face = ("-", colour) if row["settled"] else ((0, (4, 2)), palette.PAPER)
-            axes.plot([row["low"], row["high"]], y * 2, color=colour, linewidth=1.6, linestyle=dashes)
-            axes.plot([row["params"]], y, color=colour, marker=mark, markersize=6, markerfacecolor=face)
-    for name, (colour, mark) in looks.items():
-        axes.plot([], [], marker=mark, color=colour, label=name)
-    axes.set_xlim(low, high)
-    size_axis(axes)
-    ticks = [place * room + (len(conditions) - 1) / 2 for place in range(len(pairs))]
-    axes.set_yticks(ticks, [f"{shallow} → {deep}" for (shallow, deep), _ in pairs])
-    axes.set_ylim(room * len(pairs) - 0.4, -0.8)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("N at the crossing")
-    outside_legend(canvas, 6)
-    return canvas
 
 
 def condition(key: str, value: Value) -> str:

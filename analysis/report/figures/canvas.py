@@ -1,10 +1,13 @@
 """Shared style, axes and labels of the figures; matplotlib's object interface only, without global state."""
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, NullLocator
@@ -14,10 +17,18 @@ from analysis.report.figures import palette
 from analysis.report.figures.frames import by_depth
 
 Axes = Any
-#: Inches at 100 dots per inch; drawn for a column of 720 pixels.
-WIDTH = 7.2
+#: Inches at 100 dots per inch. Text of 9.5 points stays legible on a phone 390 pixels wide.
+WIDTH = 4.4
+#: Start of the id of marks with values, see `plot_values`.
+VALUES = "values:"
+#: Marks of one artist that have their values; more would make the page too large.
+MOST_VALUES = 2_000
+#: Points per letter and per mark of a legend.
+LETTER, HANDLE = 5.3, 36
 #: Points of a figure that are drawn as vectors; more become an image inside the SVG, of bounded size.
 MOST_POINTS = 20_000
+#: Length of the arrow of a bound, as a factor.
+LENGTH = 1.35
 #: Depths differ in marks as well as in colours.
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
@@ -54,9 +65,28 @@ STYLE: dict[str, Any] = {
 }
 
 
-def outside_legend(canvas: Canvas, columns: int, **options: Any) -> None:
-    """A legend below the axes."""
-    canvas.legend(loc="outside lower center", ncols=columns, **options)
+def outside_legend(canvas: Canvas, **options: Any) -> None:
+    """A legend below the axes, with as many columns as the width has room for."""
+    found = options.get("labels") or [
+        label for axes in canvas.axes for label in axes.get_legend_handles_labels()[1]
+    ]
+    room = LETTER * max((len(label) for label in found), default=1) + HANDLE
+    columns = max(1, min(len(found), int(0.95 * WIDTH * 72 / room)))
+    canvas.legend(loc="outside lower center", ncols=columns, columnspacing=1.2, **options)
+
+
+def plot_values(axes: Axes, x: Any, y: Any, texts: Sequence[str], **style: Any) -> None:
+    """Plot marks that have their values as `<title>` in the SVG; one text per mark, marks that are NaN included."""
+    numbers = np.asarray(y, dtype=float)
+    if len(numbers) <= MOST_VALUES:
+        shown = [text for text, value in zip(texts, numbers, strict=True) if np.isfinite(value)]
+        style["gid"] = VALUES + quote(json.dumps(shown))
+    axes.plot(x, numbers, **style)
+
+
+def shape_text(row: Mapping[Any, Any]) -> str:
+    """A shape and its N, such as `2 layers × 12 wide, N = 3.5k`."""
+    return f"{layers(int(row['depth']))} × {row['width']:.0f} wide, N = {short(float(row['params']))}"
 
 
 def points_of_depths(
@@ -65,9 +95,13 @@ def points_of_depths(
     """Draw `column` of the points (with depth, params, low, high) against N: a mark per shape, bars over its seeds."""
     for (depth, rows), mark in zip(by_depth(points), itertools.cycle(MARKS), strict=False):
         colour = colours[depth]
-        axes.vlines(rows["params"], rows["low"], rows["high"], color=colour, linewidth=1.6, alpha=0.45)
+        axes.vlines(rows["params"], rows["low"], rows["high"], color=colour, linewidth=1.1)
         style = {"color": colour, "marker": mark, "markersize": 5, "linestyle": linestyle, "linewidth": 1.5}
-        axes.plot(rows["params"], rows[column], label=layers(depth), **style)
+        texts = [
+            f"{shape_text(row)}: {row[column]:.4f} ({row['low']:.4f} to {row['high']:.4f})"
+            for row in rows.to_dict("records")
+        ]
+        plot_values(axes, rows["params"], rows[column], texts, label=layers(depth), **style)
 
 
 def new_canvas(height: float) -> tuple[Canvas, Axes]:
@@ -85,7 +119,7 @@ def size_axis(axes: Axes, *, small: bool = False) -> None:
         low, high = math.sqrt(low * high) / 2, math.sqrt(low * high) * 2
         axes.set_xlim(low, high)
     decades = math.log10(high / low)
-    dense, medium = (1.3, 2.5) if small else (2.2, 4)
+    dense, medium = (0.9, 1.8) if small else (1.7, 3)
     steps = (1, 2, 5) if decades < dense else (1, 3) if decades < medium else (1,)
     set_ticks(axes.xaxis, LogLocator(subs=steps))
 
@@ -123,3 +157,25 @@ def draw_bound(axes: Axes, place: float, bound: float, end: float, colour: str) 
     arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.8}
     axes.annotate("", xy=(place, end), xytext=(place, bound), arrowprops=arrow)
     axes.plot([place], [bound], marker="_", color=colour, markersize=11, zorder=4)
+
+
+def draw_crossing(
+    axes: Axes, x: float, row: Mapping[Any, Any], text: str, colour: str, mark: str = "o"
+) -> None:
+    """Draw an estimate with its interval, hollow if it is inconclusive; else an arrow from a bound.
+
+    `row` has status, value, low and high; NaN is no estimate or no limit.
+    """
+    status, value, low, high = (row[name] for name in ("status", "value", "low", "high"))
+    if np.isfinite(value):
+        bottom, top = axes.get_ylim()
+        bar = [low if np.isfinite(low) else bottom, high if np.isfinite(high) else top]
+        solid = status == "bracketed"
+        dashes = "-" if solid and np.isfinite(low + high) else (0, (2, 2))
+        axes.plot([x, x], bar, color=colour, linewidth=1.4, linestyle=dashes, zorder=2)
+        style = {"marker": mark, "markersize": 6.5, "color": colour, "zorder": 4}
+        plot_values(axes, [x], [value], [text], markerfacecolor=colour if solid else palette.PAPER, **style)
+    elif status == "left_censored" and np.isfinite(high):
+        draw_bound(axes, x, high, high / LENGTH, colour)
+    elif status == "right_censored" and np.isfinite(low):
+        draw_bound(axes, x, low, low * LENGTH, colour)

@@ -1,10 +1,13 @@
 """A figure of a report: its data, title and caption, and its rendering as SVG and PNG."""
 
+import html
 import io
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from urllib.parse import unquote
 
 import matplotlib as mpl
 import pandas as pd
@@ -14,7 +17,7 @@ from matplotlib.figure import Figure as Canvas
 from analysis.design.history import SearchData
 from analysis.fit.document import Fit
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import STYLE
+from analysis.report.figures.canvas import STYLE, VALUES
 from analysis.runs.table import RunTable
 
 
@@ -49,16 +52,7 @@ class Figure:
             # No date and no version, so that equal data give equal files.
             canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
             canvas.savefig(png, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
-        return svg.getvalue(), png.getvalue()
-
-
-@dataclass(frozen=True)
-class Absent:
-    """A figure that the data do not allow; the reason is a clause."""
-
-    name: str
-    title: str
-    reason: str
+        return _with_titles(svg.getvalue().decode()).encode(), png.getvalue()
 
 
 @dataclass(frozen=True)
@@ -92,6 +86,25 @@ class Context:
         """Label of an axis of N."""
         table = self.fit.count == "table"
         return "parameters N, the table's count" if table else "non-embedding parameters N = 12·L·d²"
+
+
+def _with_titles(svg: str) -> str:
+    """Move the values of `plot_values` into one `<title>` per mark, which browsers show under the pointer."""
+    first, *groups = re.split(f'<g id="{VALUES}([^"]*)">', svg)
+    parts = [first]
+    for packed, rest in zip(groups[::2], groups[1::2], strict=True):
+        texts = json.loads(unquote(packed))
+        marks, following, after = rest.partition('<g id="')
+        pieces = re.split(r"(<use [^>]*)/>", marks)
+        # A mark outside the canvas is not in the SVG; without one mark per text no mark has a title.
+        if len(pieces) == 2 * len(texts) + 1:
+            titles = [f"><title>{html.escape(text)}</title></use>" for text in texts]
+            marks = pieces[0] + "".join(
+                use + title + more
+                for use, title, more in zip(pieces[1::2], titles, pieces[2::2], strict=True)
+            )
+        parts += ["<g>", marks, following, after]
+    return "".join(parts)
 
 
 def inline_svg(svg: bytes, label: str, colours: Mapping[str, tuple[str, str]]) -> str:

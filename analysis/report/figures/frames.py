@@ -8,7 +8,6 @@ import pandas as pd
 from analysis.curves.noise import Floats
 from analysis.fit.document import Fit
 from analysis.fit.study import Study
-from analysis.law.advice import law_of
 from analysis.law.projection import Law
 
 #: Points of a smooth line.
@@ -33,11 +32,6 @@ def shape_points(fit: Fit) -> pd.DataFrame:
         width=("width", "first"), low=("loss", "min"), high=("loss", "max")
     )
     return grouped.reset_index().assign(loss=study.curves.mean)
-
-
-def drawn_law(fit: Fit) -> Law | None:
-    """The law with its region, also if the data bound it on one side only; None without a law."""
-    return law_of(fit.law)
 
 
 def width_interval(law: Law, depth: Floats) -> tuple[Floats, Floats]:

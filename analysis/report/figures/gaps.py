@@ -12,22 +12,14 @@ from matplotlib.ticker import MaxNLocator
 from analysis.curves.noise import Floats
 from analysis.fit.document import Fit
 from analysis.law.crossings import Crossing, gap_of
-from analysis.numbers import percent, short
+from analysis.numbers import percent, short, short_range
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import WIDTH, Axes, size_axis
-from analysis.report.figures.figure import Absent, Context, Figure
+from analysis.report.figures.canvas import WIDTH, Axes, plot_values, size_axis
+from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import study_of_fit
 
-NAME, TITLE = "gaps", "Where the deeper model takes the lead"
 #: Panels; more would be too small to read.
 MAX_PANELS = 9
-#: Status of a crossing -> text in its panel.
-STATUS = {
-    "ambiguous": "inconclusive",
-    "left_censored": "deeper leads everywhere",
-    "right_censored": "deeper leads nowhere",
-    "insufficient": "too few points",
-}
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,7 @@ class GapPanel:
     """One pair.
 
     Attributes:
-        line: params, gap = loss(shallow) - loss(deep), and its standard error se.
+        line: params, gap = loss(shallow) - loss(deep), its standard error se, and the pair: shallow, deep, status.
         sizes: N of the sizes measured inside the common range.
     """
 
@@ -44,42 +36,24 @@ class GapPanel:
     sizes: Floats
 
 
-def _numbers(panel: GapPanel) -> pd.DataFrame:
-    item = panel.crossing
-    low, high = item.params_interval or (None, None)
-    values = {"crossing": item.params, "low": low, "high": high}
-    pair = {"shallow": item.shallow, "deep": item.deep, "status": item.status}
-    known = {name: math.nan if value is None else value for name, value in values.items()}
-    return panel.line.assign(**pair, **known)
-
-
-def figure(context: Context) -> Figure | Absent:
-    """The gap of each pair of depths."""
+def figure(context: Context) -> Figure | None:
+    """The gap of each pair of depths; None if no two depths have a common range of N."""
     fit = context.fit
     panels = gap_data(fit)
     if not panels:
-        return Absent(NAME, TITLE, "no two depths have two sizes each and a common range of N")
-    drawable = sum(item.status != "insufficient" for item in fit.crossings)
-    shown = f" {len(panels)} of {drawable} pairs are shown." if drawable > len(panels) else ""
-    caption = (
-        "Loss of the shallower model minus loss of the deeper one: above zero the deeper model is better. "
-        f"{_noise_words(fit)} Ticks at the bottom are the measured sizes.{shown}"
+        return None
+    region = (
+        f"Grey: {percent(fit.level)} confidence region; shaded: interval of the crossing, up to the measured sizes."
+        if fit.noise.get("known")
+        else "There are no confidence regions, because there is no noise estimate."
     )
-    table = pd.concat([_numbers(panel) for panel in panels], ignore_index=True)
+    caption = (
+        f"Loss of the shallower model minus loss of the deeper one: above zero the deeper is better. {region}"
+    )
+    table = pd.concat([panel.line for panel in panels], ignore_index=True)
     quantile = study_of_fit(fit).crossings.quantile
-    return Figure(NAME, TITLE, caption, table, lambda: draw_gaps(panels, quantile))
-
-
-def _noise_words(fit: Fit) -> str:
-    if not fit.noise.get("known"):
-        return "There are no confidence regions, because there is no noise estimate."
-    level = percent(fit.level)
-    source = "the scatter about the curves, because there is one seed"
-    if fit.noise.get("source") == "seeds":
-        source = "seed noise and smooth misfit of the curves"
-    return (
-        f"Grey: {level} confidence region of the gap, from {source}. Shaded: {level} interval of the crossing, "
-        "up to the ends of the measured range."
+    return Figure(
+        "gaps", "Where the deeper model takes the lead", caption, table, lambda: draw_gaps(panels, quantile)
     )
 
 
@@ -92,6 +66,7 @@ def gap_data(fit: Fit) -> list[GapPanel]:
         if gap is None:
             continue
         line = pd.DataFrame({"params": np.exp(gap.x), "gap": gap.value, "se": gap.se})
+        line = line.assign(shallow=item.shallow, deep=item.deep, status=item.status)
         x = curves.x[np.concatenate([curves.at(item.shallow), curves.at(item.deep)])]
         inside = (x >= gap.x[0] - 1e-9) & (x <= gap.x[-1] + 1e-9)
         panels.append(GapPanel(item, line, np.exp(x[inside])))
@@ -100,9 +75,9 @@ def gap_data(fit: Fit) -> list[GapPanel]:
 
 def draw_gaps(panels: Sequence[GapPanel], quantile: float) -> Canvas:
     """Draw a panel per pair: gap ± `quantile` standard errors, zero line, and the crossing with its interval."""
-    columns = min(len(panels), 3)
+    columns = min(len(panels), 2)
     rows = math.ceil(len(panels) / columns)
-    canvas = Canvas(figsize=(WIDTH, 0.35 + 2.55 * rows), dpi=100, layout="constrained")
+    canvas = Canvas(figsize=(WIDTH, 0.35 + 2.1 * rows), dpi=100, layout="constrained")
     flat = canvas.subplots(rows, columns, squeeze=False, sharex=True).ravel()
     for axes, panel in zip(flat, panels, strict=False):
         _draw_gap(axes, panel, quantile)
@@ -114,7 +89,7 @@ def draw_gaps(panels: Sequence[GapPanel], quantile: float) -> Canvas:
         if index + columns >= len(panels):
             axes.tick_params(labelbottom=True)
             axes.set_xlabel("N")
-    canvas.supylabel("loss of shallower − loss of deeper (nats)", fontsize=9.5)
+    canvas.supylabel("loss gap (nats per token)", fontsize=9.5)
     return canvas
 
 
@@ -133,9 +108,11 @@ def _draw_gap(axes: Axes, panel: GapPanel, quantile: float) -> None:
     tick = {"marker": "|", "linestyle": "none", "markersize": 7, "color": palette.MUTED}
     axes.plot(panel.sizes, np.zeros(len(panel.sizes)), transform=axes.get_xaxis_transform(), **tick)
     if item.params is not None:
-        axes.plot([item.params], [0], marker="D", color=palette.ACCENT, markersize=5.5, zorder=5)
+        text = f"N = {short(item.params)} ({short_range(item.params_interval)})"
+        style = {"marker": "D", "color": palette.ACCENT, "markersize": 5.5, "zorder": 5}
+        plot_values(axes, [item.params], [0], [text], **style)
     axes.set_title(f"{item.shallow} → {item.deep} layers")
-    words = STATUS.get(item.status, f"N ≈ {short(item.params or 0)}")
+    words = item.status.replace("_", "-") if item.params is None else f"N ≈ {short(item.params)}"
     corner = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
     axes.text(0.97, 0.1, words, fontsize=9, color=palette.ACCENT, **corner)
     axes.yaxis.set_major_locator(MaxNLocator(5))

@@ -21,34 +21,18 @@ BASE = {
     "bad": (BAD, "#ff8f63"),
 }
 
-#: Form of a law -> (light, dark). Lines differ in dashes and labels as well.
-LAWS = {
-    "log-linear": (ACCENT, BASE["accent"][1]),
-    "root": ("#8a6d0b", "#d9bb55"),
-    "power": ("#2a6bb3", "#7db6f2"),
-    "additive": ("#7d4f96", "#c9a4dd"),
-    "response": ("#0f7f86", "#5fc9cf"),
-}
-
-
-def heat(count: int) -> list[str]:
-    """Colours of `count` classes from good (dark blue) to bad (yellow), the same in both editions.
-
-    cividis looks alike to readers with and without a colour deficiency.
-    """
-    colours = colormaps["cividis"]
-    return [to_hex(colours(0.06 + 0.94 * index / max(count - 1, 1))) for index in range(count)]
-
 
 def sequence(count: int, kind: str = "depth") -> list[tuple[str, str]]:
-    """(light, dark) colours of an ordered quantity: shallow models are light green, deep ones dark violet.
+    """(light, dark) colours of an ordered quantity: shallow models are green, deep ones dark violet.
+
+    Each has a contrast of at least 3:1 against the paper of its edition.
 
     Args:
         count: how many.
         kind: `depth` (viridis) or `budget` (a second ordered palette, not to be mistaken for the first).
     """
     name, light, dark = (
-        ("viridis", (0.74, 0.04), (0.92, 0.38)) if kind == "depth" else ("magma", (0.72, 0.2), (0.86, 0.5))
+        ("viridis", (0.56, 0.04), (0.92, 0.38)) if kind == "depth" else ("magma", (0.65, 0.2), (0.86, 0.52))
     )
     colours = colormaps[name]
     steps = [index / max(count - 1, 1) for index in range(count)]
@@ -64,7 +48,6 @@ def sequence(count: int, kind: str = "depth") -> list[tuple[str, str]]:
 def variables(depths: int, budgets: int) -> dict[str, tuple[str, str]]:
     """CSS name -> (light, dark) of everything a report draws."""
     table = dict(BASE)
-    table |= {f"law-{name}": pair for name, pair in LAWS.items() if pair[0] != ACCENT}
     table |= {f"depth-{index}": pair for index, pair in enumerate(sequence(depths))}
     table |= {f"budget-{index}": pair for index, pair in enumerate(sequence(budgets, "budget"))}
     return table

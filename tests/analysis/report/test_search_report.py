@@ -1,14 +1,11 @@
 """The parts of a report that only a search, sensitivity runs or another parametrisation have."""
 
 import re
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from analysis.fit.document import fit
-from analysis.fit.series import compare_fits
-from analysis.report.extras.shifts import shift_data, shift_sentence
+from analysis.report.extras.shifts import shift_sentence
 from analysis.report.study_page import write_report
 from tests.analysis import searched
 from tests.analysis.report.test_study_page import read
@@ -35,22 +32,20 @@ def test_the_page_has_the_search_and_the_shifts(page, found):
     assert shift_sentence(found.shifts) in text
     assert "The search trained 42 cells" in text
     assert "The limit was reached." in text
-    for name in ("search", "sensitivity"):
-        for kind in ("svg", "png", "csv"):
-            assert (page.parent / "figures" / f"{name}.{kind}").is_file()
+    for kind in ("svg", "png", "csv"):
+        assert (page.parent / "figures" / f"search.{kind}").is_file()
     html = page.read_text()
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
-    assert {"tuning", "how", "search", "sensitivity"} <= set(ids)
+    assert {"section-shape-or-tuning", "section-the-search", "search"} <= set(ids)
 
 
 def test_colours_have_a_dark_edition(page):
     """A colour of a drawing is a variable of the page."""
     html = page.read_text()
-    for name in ("search", "sensitivity"):
-        drawing = html[html.index(f'<figure id="{name}"') :]
-        drawing = drawing[: drawing.index("</svg>")]
-        assert not set(re.findall(r"(?:fill|stroke): (#\w{6})", drawing)), name
+    drawing = html[html.index('<figure id="search"') :]
+    drawing = drawing[: drawing.index("</svg>")]
+    assert not set(re.findall(r"(?:fill|stroke): (#\w{6})", drawing))
 
 
 def test_an_earlier_search_leaves_no_figure_behind(tmp_path):
@@ -64,20 +59,3 @@ def test_an_earlier_search_leaves_no_figure_behind(tmp_path):
     text = read(page).text
     assert "How the search went" not in text
     assert "Shape or tuning" not in text
-
-
-def test_the_figures_of_shifts_show_where_each_crossing_is(found):
-    again = found.shifts
-    data = shift_data(again)
-    assert list(dict.fromkeys(data["condition"])) == ["1", "0.5"]
-    # No cell of 2 -> 4 was trained at another rate.
-    pairs = data.groupby("condition")["deep"].apply(list).to_dict()
-    assert pairs == {"1": [2, 4], "0.5": [2]}
-    moved = data[data["condition"] == "0.5"].iloc[0]
-    shift = again[0].pairs[0]
-    assert moved["params"] == pytest.approx(shift.params * np.exp(shift.shift))
-    own = replace(found, shifts=())
-    both = shift_data([compare_fits(own, own, "training.parametrisation", "sp", "completep")])
-    assert list(dict.fromkeys(both["condition"])) == ["sp", "completep"]
-    assert len(both) == 4
-    assert shift_data(()) is None

@@ -1,7 +1,7 @@
 import itertools
 import json
-import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -12,21 +12,20 @@ from analysis.fit.document import Fit, fit
 from analysis.fit.sentences import headlines
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
-from analysis.numbers import duration
-from analysis.report.catalogue import make_figures
-from analysis.report.figures.figure import Context, Figure
-from analysis.report.study_page import write_report
+from analysis.numbers import duration, human
+from analysis.report.figures import best_depth, depth_profile, gaps, loss
+from analysis.report.figures.figure import Context
+from analysis.report.html import MOST_ANSWERS, Section
+from analysis.report.study_page import confidence, study_sections, write_report
 from analysis.report.tables import (
-    DEEPER_THAN_WIDE,
     cost_table,
-    depth_text,
     laws_table,
     paired_regret,
     projection_table,
-    projections,
     training_flops,
 )
 from analysis.runs.table import RunTable, read_runs
+from tests.simulated_study import Truth, shapes_of, simulate
 
 
 class Page(HTMLParser):
@@ -72,7 +71,7 @@ def page(tmp_path_factory, study, found):
     return write_report(study, found, out, title="quickstart", entropy=0.7365)
 
 
-FIGURES = ("loss", "gaps", "depth_profile", "frontier", "transition", "rivals", "kaplan", "health")
+FIGURES = ("depth_profile", "best_depth", "loss", "gaps")
 
 
 def test_the_report_says_the_answer_and_has_every_file(page, study, found):
@@ -80,7 +79,7 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
     for sentence in headlines(found):
         assert sentence in text
     assert TWO_POINTS in text
-    assert "every row of the run table is used" in text
+    assert "Every row of the run table is used" in text
     assert json.loads((page.parent / "fit.json").read_text()) == found.to_json()
     assert read_runs(page.parent / "runs.csv").used["loss"].tolist() == study.used["loss"].tolist()
     names = sorted(item.name for item in (page.parent / "figures").iterdir())
@@ -88,16 +87,10 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
     assert not list(page.parent.rglob("*.tmp"))
 
 
-def test_pictures_come_first(page):
-    html = page.read_text()
-    order = [html.index(f'id="{name}"') for name in FIGURES]
-    assert order == sorted(order)
-    assert html.index("</figure>") < html.index("<table>")
-
-
 def test_each_csv_is_what_its_figure_shows(page, study, found):
-    made = make_figures(Context(study, found, 0.7365))
-    for figure in [item for items in made.values() for item in items if isinstance(item, Figure)]:
+    for figure in (
+        module.figure(Context(study, found, 0.7365)) for module in (depth_profile, best_depth, loss, gaps)
+    ):
         table = pd.read_csv(page.parent / "figures" / f"{figure.name}.csv")
         own = figure.table
         assert list(table) == list(own)
@@ -160,14 +153,6 @@ def test_the_page_has_a_dark_a_small_and_a_printed_edition(page):
     printed = html[html.index("@media print") : html.index("</style>")]
     assert "break-inside: avoid" in printed
     assert "details-content" in printed
-    assert "@media (max-width: 560px)" in html
-
-
-def test_the_figures_begin_with_counts_seeds_tokens_and_counting(page, found):
-    html = page.read_text()
-    text = html[html.index('<h2 id="pictures">') : html.index("<figure")]
-    for words in ("45 rows of 15 shapes, 3 seeds.", found.tokens.sentence, "12·L·d²"):
-        assert words in text
 
 
 @pytest.fixture
@@ -180,7 +165,7 @@ def shallow(pilot_frame):
 def test_the_same_study_gives_the_same_page(tmp_path, shallow):
     first, again = (write_report(shallow, fit(shallow), tmp_path / name) for name in ("a", "b"))
     names = [item.relative_to(first.parent) for item in first.parent.rglob("*.*")]
-    assert len(names) == 9
+    assert len(names) == 6
     for name in names:
         assert (first.parent / name).read_bytes() == (again.parent / name).read_bytes()
 
@@ -202,69 +187,14 @@ def test_an_earlier_figure_that_is_not_drawn_any_more_goes(tmp_path, shallow):
     assert mine.exists()
 
 
-def test_projections_stand_beside_the_rivals(study, found, page):
-    names, rows = projections(study, found)
-    # An open law projects with an open band, and every size beyond the data is called outside.
-    largest = max(item.params for item in found.best)
-    assert [row["params"] for row in rows] == pytest.approx([*(largest * k for k in (3, 10, 100)), 1e9, 1e12])
-    assert all(row["outside"] for row in rows)
-    assert any(None in row["depth_interval"] for row in rows)
-    advices = found.advices()
-    power = names.index("power law")
-    assert rows[0]["rivals"][power] == advices["power"](rows[0]["params"])
-    text = read(page).text
-    said = text[text.rindex("Recommended shapes") :]
-    assert "open" in said[: said.index("The depth that all laws")]
-    # Two crossings settle no depth, and the page gives the reason.
-    assert all(row["depth"] is None for row in rows)
-    assert rows[0]["reason"] in said
-
-
-def test_a_depth_above_its_width_and_a_size_far_outside_are_called_so(study, found, monkeypatch):
-    largest = max(item.params for item in found.best)
-    # 12 L³ = N: a model as deep as it is wide.
-    square = (100 * largest / 12) ** (1 / 3)
-    advices = {
-        "log-linear": lambda _: 3.0,
-        "power": lambda _: square * 0.999,
-        "additive": lambda _: square * 1.001,
-        "response": lambda _: math.inf,
-    }
-    monkeypatch.setattr(Fit, "advices", lambda _: advices)
-    names, rows = projections(study, found)
-    assert names == ["power law", "additive loss", "response surface"]
-    row = next(row for row in rows if row["params"] == 100 * largest)
-    assert row["rivals"] == [square * 0.999, DEEPER_THAN_WIDE, None]
-    assert [depth_text(value) for value in row["rivals"]] == [f"{square:.0f}", "n/a", None]
-    assert [row["far"] for row in rows] == [False, False, False, True, True]
-    table = projection_table(study, found)
-    columns = [column.name for column in table.columns]
-    assert [name for name in columns if name.startswith("by ")] == ["by power law", "by additive loss"]
-
-
-def test_the_page_says_what_is_beyond_use(page, study, found):
-    _, rows = projections(study, found)
-    far = [row for row in rows if row["far"]]
-    assert [row["params"] for row in far] == [1e9, 1e12]
-    beyond = sum(value == DEEPER_THAN_WIDE for row in rows for value in row["rivals"])
-    assert beyond
-    text = read(page).text
-    shapes = text[text.rindex("Recommended shapes") :]
-    shapes, note = shapes.split("The depth that all laws", 1)
-    assert shapes.count("far outside") == len(far)
-    assert shapes.count("n/a") == beyond
-    assert "n/a: by the law the model would have more layers" in note
-    assert "more than 100 times the largest N" in note
-
-
 def test_pairs_of_which_nothing_is_known_are_counted(tmp_path, line_frame):
     # Of ten depths only the first three have a second size.
     frame = line_frame({d: (1 + d / 100, -0.1 - d / 300) for d in range(1, 11)}, sizes=(1e3, 2e3))
     runs = RunTable.from_frame(frame[(frame["depth"] < 4) | (frame["params"] == 1e3)], count="table")
     result = fit(runs)
     page = read(write_report(runs, result, tmp_path))
-    rest = page.text[page.text.index("The crossings in numbers") :]
-    table = rest[: rest.index("Rows and cost")]
+    rest = page.text[page.text.index("From the N of a crossing") :]
+    table = rest[: rest.index("Runs and cost")]
     assert [pair in table for pair in ("1 → 2", "2 → 3", "3 → 4", "9 → 10")] == [True, True, False, False]
     assert "7 more pairs" in table
 
@@ -337,7 +267,7 @@ def test_left_out_rows_and_warnings_are_on_the_page(tmp_path, pilot_frame):
     page = read(write_report(runs, fit(runs), tmp_path, facts={"git revision": "abc123"}))
     assert "diverged: loss above 20 at step 40" in page.text
     assert "14 of 15" in page.text
-    assert "Shapes that diverged" in page.text
+    assert "diverged shapes" in page.text
     assert "1 of 3" in page.text
     assert "than the vocabulary" in page.text
     assert "abc123" in page.text
@@ -355,7 +285,7 @@ def test_without_noise_there_is_no_number_without_an_interval(tmp_path, pilot_fr
     runs = RunTable.from_frame(frame[frame.groupby("depth").cumcount() < 2])
     page = read(write_report(runs, fit(runs), tmp_path))
     assert "no noise estimate" in page.text
-    assert "No shape is projected beyond the measured sizes" in page.text
+    assert "projected shapes" not in page.text
 
 
 @pytest.mark.parametrize(
@@ -385,7 +315,10 @@ def test_odd_studies_still_have_a_page(tmp_path, pilot_frame, line_frame, case):
     found = fit(runs)
     if case == "falling law":
         assert found.law.b < 0
-    assert "How to read this" in read(write_report(runs, found, tmp_path)).text
+    text = read(write_report(runs, found, tmp_path)).text
+    assert "Runs and cost" in text
+    # A section without data is left out.
+    assert ("The law and its alternatives" in text) == (case != "one depth")
 
 
 def test_training_curves_are_shown(tmp_path, shallow):
@@ -400,7 +333,73 @@ def test_a_report_that_fails_keeps_the_old_page(tmp_path, shallow, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("killed")
 
-    monkeypatch.setattr("analysis.report.study_page.make_figures", broken)
+    monkeypatch.setattr("analysis.report.study_page.study_sections", broken)
     with pytest.raises(RuntimeError):
         write_report(shallow, fit(shallow), tmp_path, title="second")
     assert "first" in read(path).text
+
+
+def test_the_answer_and_two_figures_come_before_all_else(page, found):
+    html = page.read_text()
+    order = [
+        html.index(text)
+        for text in ('class="answer"', 'class="badge"', *(f'<figure id="{name}"' for name in FIGURES))
+    ]
+    assert order == sorted(order)
+    assert order[3] < html.index("<details") < html.index("<table")
+    first = html[html.index('class="answer"') : html.index('class="badge"')]
+    assert first.count("<p>") <= MOST_ANSWERS
+    # At most five figures are open, and each caption has one or two sentences.
+    opened = re.sub(r"<details.*?</details>", "", html, flags=re.S)
+    assert opened.count("<figure") <= 2 + 5
+    for caption in re.findall(r"<figcaption>(.*?)<span", html, flags=re.S):
+        assert 1 <= len(re.findall(r"[.](?:\s|$)", caption.strip())) <= 2, caption
+
+
+def test_nothing_has_a_width_that_a_phone_lacks(page):
+    style = page.read_text()
+    style = style[style.index("<style>") : style.index("</style>")]
+    widths = re.findall(r"(?:^|[;{ ])(?:min-)?width: *(\d+)px", style)
+    assert all(int(width) < 350 for width in widths)
+    assert "minmax(min(100%, 400px), 1fr)" in style
+    assert "attr(data-name)" in style
+    tags = read(page).tags
+    assert all("data-name" in attributes for tag, attributes in tags if tag == "td")
+
+
+def test_the_badge_follows_from_crossings_and_the_learning_rate(found):
+    def with_statuses(*statuses, checked):
+        items = [replace(found.crossings[0], status=status, reason=None) for status in statuses]
+        pair = replace(found.learning_rate.pairs[0], reason=None if checked else "none")
+        rate = replace(found.learning_rate, pairs=(pair,))
+        return confidence(replace(found, crossings=tuple(items), learning_rate=rate))[0]
+
+    assert with_statuses("bracketed", "right_censored", checked=True) == "settled"
+    assert with_statuses("bracketed", "right_censored", checked=False) == "partly settled"
+    assert with_statuses("bracketed", "ambiguous", checked=True) == "partly settled"
+    assert with_statuses("ambiguous", "insufficient", checked=True) == "not settled"
+    assert confidence(replace(found, crossings=())) is None
+
+
+def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
+    sections = study_sections(Context(study, found), None, {}, "")
+    empty = {section.title for section in sections if section.empty}
+    assert empty == {"Shape or tuning", "The search"}
+    assert len({section.anchor for section in sections}) == len(sections)
+    assert Section("x", [""], tables=[None]).empty
+
+
+def test_next_steps_stand_before_the_sections(tmp_path, shallow):
+    html = write_report(shallow, fit(shallow), tmp_path, next_steps=["Add depth 8."]).read_text()
+    assert html.index("Add depth 8.") < html.index("What was measured")
+
+
+def test_no_shape_is_projected_beyond_ten_times_the_data(pilot_frame):
+    truth = Truth(2.5, 0.3, (1, 2, 4, 6))
+    frame = simulate(truth, shapes_of(truth.depths, np.geomspace(500, 6e5, 9)), 3, np.random.default_rng(2))
+    runs = RunTable.from_frame(frame.assign(tokens=1e9))
+    result = fit(runs)
+    largest = max(item.params for item in result.best)
+    rows = projection_table(runs, result).records()
+    assert [row["N"] for row in rows] == [human(3 * largest), human(10 * largest)]
+    assert rows[0]["depth L*"] == str(result.project(3 * largest).shape()["depth"])

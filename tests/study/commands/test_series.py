@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from analysis.fit.document import fit
 from analysis.runs.mlflow import MEASURE
-from study.commands.series import page_words, read_series, report_series
+from study.commands.series import page_words, report_series
 from study.plan.plan import make_plan
 from study.spec.study import load_spec, members
 from study.tracking.rows import Row
@@ -166,15 +165,6 @@ def test_options_of_tables_are_refused_as_for_a_study(command, tmp_path, option,
     status, _, err = command("fit", SMALL, "--set", VARY, "--results", str(tmp_path), *option)
     assert status == 2
     assert said in err
-
-
-def test_the_members_are_fitted_with_the_entropy_of_their_data(tmp_path):
-    spec = leave_rows(tmp_path)
-    for one in read_series(spec, tmp_path):
-        entropy = one.source.plan.entropy
-        assert entropy is not None
-        assert one.fit.kaplan == fit(one.source.table, entropy=entropy).kaplan
-        assert one.fit.kaplan != fit(one.source.table).kaplan
 
 
 @pytest.mark.slow

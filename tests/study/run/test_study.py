@@ -122,9 +122,6 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     fit = json.loads((folder / "fit.json").read_text())
     assert fit["rows"]["used"] == 8
     assert {"crossings", "law", "rivals"} <= set(fit)
-    entropy = fit["kaplan"]["entropy"]
-    assert entropy is not None, "that of the grammar, which the laws of the loss do not go below"
-    assert all(float(r["loss"]) > entropy for r in rows)
     studies, trials = laptop.runs()
     assert [r.info.status for r in studies] == ["FINISHED"]
     assert [r.info.status for r in trials] == ["FINISHED"] * 8
@@ -150,7 +147,6 @@ def test_a_study_from_nothing_to_its_report_and_again(laptop):
     assert status["counts"] == {"done": 8}
     fit_again = laptop.run("fit", "tiny.yaml", "--json")
     assert json.loads(fit_again.stdout)["rows"]["used"] == 8
-    assert json.loads(fit_again.stdout)["kaplan"]["entropy"] == entropy
     from_mlflow = json.loads(laptop.run("fit", "mlflow:tiny", "--json").stdout)
     assert from_mlflow["rows"]["used"] == 12
     page = (folder / "report.html").read_bytes()

@@ -6,7 +6,6 @@ import pytest
 from analysis.errors import InputError
 from analysis.fit.document import fit
 from analysis.report.extras.diagnostics import (
-    caption_of,
     diagnostics_data,
     draw_diagnostics,
     figure,
@@ -57,10 +56,6 @@ def test_a_line_is_the_mean_over_the_cells_of_a_depth(runs):
 def test_names_have_an_order_and_what_is_unknown_comes_last(runs):
     data = diagnostics_data(runs, measures(runs, ("zeal", "grad_norm", "layer_drop", "rank_residual")))
     assert list(data["name"].unique()) == ["rank_residual", "layer_drop", "grad_norm", "zeal"]
-    caption = caption_of(data)
-    assert "skipping it costs" in caption
-    assert "Dong et al. 2021" in caption
-    assert "Induction" not in caption
 
 
 def test_of_a_diverged_cell_the_start_counts_and_nothing_beyond_numbers(pilot_frame):

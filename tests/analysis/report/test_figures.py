@@ -1,0 +1,319 @@
+import html
+import itertools
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.errors import InputError
+from analysis.fit.document import Fit, fit
+from analysis.law.projection import Law
+from analysis.numbers import layers, short
+from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, training, transition
+from analysis.report.figures.best_depth import best_depth_data
+from analysis.report.figures.canvas import MOST_POINTS, MOST_VALUES, new_canvas, plot_values
+from analysis.report.figures.depth_profile import profile_data
+from analysis.report.figures.figure import Context, Figure, inline_svg
+from analysis.report.figures.frames import width_interval
+from analysis.report.figures.gaps import draw_gaps, gap_data
+from analysis.report.figures.loss import loss_data
+from analysis.report.figures.training import draw_training, training_data
+from analysis.report.figures.transition import transition_data
+from analysis.runs.table import RunTable
+from tests.simulated_study import Truth, shapes_of, simulate
+
+TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))
+
+
+def figures_of(runs, result, **known):
+    """The drawn figures by name."""
+    made = [
+        module.figure(Context(runs, result, **known))
+        for module in (depth_profile, best_depth, loss, transition, gaps, training)
+    ]
+    return {figure.name: figure for figure in made if figure is not None}
+
+
+def simulated():
+    low, high = TRUTH.crossing(1) / 3, TRUTH.crossing(4) * 4
+    shapes = shapes_of(TRUTH.depths, np.geomspace(low, high, 7))
+    return simulate(TRUTH, shapes, 3, np.random.default_rng(0)).assign(tokens=1.2e6)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Four depths that cross on a known law; one shape of 6 layers lost two seeds, one of 12 layers all."""
+    frame = simulated()
+    narrow = frame.index[
+        (frame["depth"] == 6) & (frame["width"] == frame.loc[frame["depth"] == 6, "width"].min())
+    ]
+    frame.loc[narrow[:2], ["status", "loss"]] = ["diverged", np.nan]
+    lost = frame.iloc[:3].assign(depth=12, width=8, params=12.0 * 12 * 64, status="diverged", loss=np.nan)
+    return RunTable.from_frame(pd.concat([frame, lost], ignore_index=True))
+
+
+@pytest.fixture(scope="module")
+def found(runs):
+    return fit(runs)
+
+
+@pytest.fixture(scope="module")
+def pilot_fit(study):
+    return fit(study)
+
+
+def test_loss_data_are_the_means_and_ranges_and_the_curves(study, pilot_fit):
+    data = loss_data(pilot_fit, entropy=0.7365)
+    rows = study.used[(study.used["depth"] == 2) & (study.used["width"] == 12)]
+    row = data.points[(data.points["depth"] == 2) & (data.points["width"] == 12)].iloc[0]
+    assert row["loss"] == pytest.approx(rows["loss"].mean())
+    assert (row["low"], row["high"], row["seeds"]) == (rows["loss"].min(), rows["loss"].max(), 3)
+    assert len(data.points) == 15
+    # A line begins and ends at a measured size, and its loss there is the point's less its residual.
+    for depth, line in data.lines.groupby("depth"):
+        points = data.points[data.points["depth"] == depth]
+        assert line["params"].iloc[0] == pytest.approx(points["params"].min())
+        assert line["params"].iloc[-1] == pytest.approx(points["params"].max())
+        expected = (points["loss"] - points["residual"]).iloc[[0, -1]]
+        assert line["loss"].iloc[[0, -1]].to_numpy() == pytest.approx(expected.to_numpy())
+    table = loss.figure(Context(study, pilot_fit, 0.7365)).table
+    assert (table["entropy"] == 0.7365).all()
+    assert table["what"].value_counts().to_dict() == {"curve": len(data.lines), "point": 15}
+
+
+def test_gap_data_agree_with_the_crossings(found):
+    panels, quantile = gap_data(found), found.study.crossings.quantile
+    pairs = [(panel.crossing.shallow, panel.crossing.deep) for panel in panels]
+    assert pairs == [(1, 2), (2, 4), (4, 6)]
+    for panel in panels:
+        item, line = panel.crossing, panel.line
+        x = np.log(line["params"])
+        at = {
+            name: np.interp(np.log([item.params, *item.params_interval]), x, line[name])
+            for name in ("gap", "se")
+        }
+        assert at["gap"][0] == pytest.approx(0, abs=1e-9)
+        # At the ends of the interval zero is on the edge of the ribbon.
+        edge = np.abs(at["gap"][1:3]) / (quantile * at["se"][1:3])
+        assert edge == pytest.approx([1, 1], abs=0.01)
+        assert (panel.sizes >= line["params"].min() * 0.999).all()
+        assert (panel.sizes <= line["params"].max() * 1.001).all()
+
+
+def test_the_panels_of_the_gaps_show_the_whole_range_of_every_pair(line_frame):
+    # The first pair meets on a tenth of the range of the others.
+    frame = line_frame({1: (1.0, -0.05), 2: (0.99, -0.1), 4: (0.95, -0.2)}, sizes=(1e3, 1.1e3, 1e4, 3e4))
+    frame = frame[(frame["depth"] > 1) | (frame["params"] < 2e3)]
+    runs = RunTable.from_frame(frame, count="table")
+    panels = gap_data(fit(runs))
+    assert [panel.line["params"].max() for panel in panels] == pytest.approx([1.1e3, 3e4])
+    for axes in draw_gaps(panels, 2.0).axes:
+        low, high = axes.get_xlim()
+        assert low < 1e3
+        assert high > 3e4
+
+
+def test_profile_marks_the_near_optimal_set(found):
+    rows = profile_data(found)
+    for params, group in rows.groupby("params"):
+        best = next(item for item in found.best if item.params == params)
+        assert group.loc[group["loss"].idxmin(), "depth"] == best.depth
+        assert set(group.loc[group["near"], "depth"]) == set(best.near)
+        assert group["best"].sum() == 1
+
+
+def test_an_open_end_of_the_region_is_no_end():
+    region = ((1.0, 0.1, False), (1.0, 0.3, True), (1.2, 0.2, False))
+    law = Law(1.1, 0.2, ((1, 0), (0, 1)), "test", (1, 4), region=region)
+    low, high = width_interval(law, np.array([1.0, 5.0]))
+    assert low == pytest.approx(np.exp([1.1, 1.5]))
+    # At one layer the closed point is the highest, at five the open one.
+    assert high[0] == pytest.approx(math.exp(1.4))
+    assert math.isnan(high[1])
+
+
+def test_training_curves_keep_used_cells_and_refuse_other_tables(study):
+    cell = study.used["cell"].iloc[0]
+    curves = pd.DataFrame({"cell": [cell, cell, "unknown"], "step": [1, 2, 1], "loss": [2.0, np.nan, 2.0]})
+    assert training_data(study, curves)[["cell", "step", "depth"]].to_numpy().tolist() == [[cell, 1, 1]]
+    with pytest.raises(InputError, match="lack the column loss"):
+        training_data(study, curves.drop(columns="loss"))
+
+
+def test_a_figure_has_the_same_bytes_each_time(study):
+    first, again = (figures_of(study, fit(study)) for _ in range(2))
+    for name in ("depth_profile", "best_depth"):
+        svg, png = first[name].render()
+        assert again[name].render() == (svg, png)
+        assert png.startswith(b"\x89PNG")
+
+
+def test_a_fit_from_a_file_cannot_be_drawn(runs, found):
+    with pytest.raises(ValueError, match="read from a file"):
+        figures_of(runs, Fit.from_json(found.to_json()))
+
+
+def test_the_profile_has_the_aspect_ratio_and_percent_above_the_best(found):
+    rows = profile_data(found)
+    np.testing.assert_allclose(rows["aspect"], rows["width"] / rows["depth"])
+    lowest = rows.groupby("budget")["loss"].transform("min")
+    np.testing.assert_allclose(rows["increase"], 100 * (rows["loss"] / lowest - 1), atol=1e-9)
+
+
+def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(found):
+    data = best_depth_data(found)
+    assert data.best["depth"].tolist() == [item.depth for item in found.best]
+    rows = found.study.rows["params"]
+    low, high = data.measured
+    assert (low, high) == (rows.min(), rows.max())
+    assert data.line["params"].max() == pytest.approx(10 * high)
+    # The solid and the dashed line meet at the largest size.
+    assert (data.line["params"] == high).sum() == 1
+    for row in data.line.iloc[[0, -1]].to_dict("records"):
+        projected = found.project(row["params"])
+        assert row["depth"] == projected.depth
+        ends = [math.nan if end is None else end for end in projected.interval]
+        assert [row["low"], row["high"]] == pytest.approx(ends, nan_ok=True)
+
+
+def test_no_line_is_drawn_where_no_law_is_determined(study, pilot_fit):
+    assert pilot_fit.project(1e4).depth is None
+    assert best_depth_data(pilot_fit).line.empty
+    assert transition.figure(Context(study, pilot_fit)) is None
+
+
+def test_transition_data_hold_the_crossings_and_the_law(found):
+    data = transition_data(found)
+    line = data.line
+    np.testing.assert_allclose(np.log(line["width"]), found.law.a + found.law.b * line["depth"])
+    assert list(data.points["status"]) == ["bracketed"] * 3
+    np.testing.assert_allclose(data.points["depth"], np.sqrt(data.points["shallow"] * data.points["deep"]))
+    truth = np.exp(TRUTH.a + TRUTH.b * data.points["depth"])
+    assert (data.points["low"] < truth).all()
+    assert (truth < data.points["high"]).all()
+    points = [(a, b) for a, b, _ in found.law.region] + [(found.law.a, found.law.b)]
+    for row in line.iloc[[0, 30, 60]].to_dict("records"):
+        values = [math.exp(a + b * row["depth"]) for a, b in points]
+        assert (row["low"], row["high"]) == pytest.approx((min(values), max(values)))
+
+
+def test_each_mark_has_its_values(study, pilot_fit):
+    """The titles of the SVG are those of the points, in number and in value."""
+    figures = figures_of(study, pilot_fit)
+    drawn = {name: figure.render()[0].decode() for name, figure in figures.items()}
+    titles = {
+        name: list(map(html.unescape, re.findall(r"<use [^>]*><title>(.*?)</title></use>", svg)))
+        for name, svg in drawn.items()
+    }
+    points = loss_data(pilot_fit).points
+    assert len(titles["loss"]) == len(points)
+    for row in points.to_dict("records"):
+        shape = f"{layers(int(row['depth']))} × {row['width']:.0f} wide, N = {short(row['params'])}"
+        assert f"{shape}: {row['loss']:.4f} ({row['low']:.4f} to {row['high']:.4f})" in titles["loss"]
+    # The best depth of each size has a second mark.
+    rows = profile_data(pilot_fit)
+    assert len(titles["depth_profile"]) == len(rows) + rows["budget"].nunique()
+    assert len(titles["best_depth"]) == len(pilot_fit.best)
+    assert "values:" not in drawn["loss"]
+
+
+def test_a_mark_without_a_value_has_no_title_and_words_are_escaped():
+    def draw():
+        canvas, axes = new_canvas(2)
+        plot_values(axes, [1, 2, 3], [1.0, math.nan, 3.0], ['<a> & "b"', "none", "it's"], marker="o")
+        return canvas
+
+    svg = Figure("x", "", "", pd.DataFrame(), draw).render()[0].decode()
+    assert re.findall("<title>(.*?)</title>", svg) == ["&lt;a&gt; &amp; &quot;b&quot;", "it&#x27;s"]
+
+
+def test_a_very_large_table_has_a_drawing_of_bounded_size():
+    steps = MOST_POINTS + 1
+    table = pd.DataFrame({"cell": "a", "depth": 1, "step": range(steps), "loss": np.linspace(1, 2, steps)})
+    figure = Figure("training", "", "", table, lambda: draw_training(table, {1: "#123456"}))
+    page = inline_svg(figure.render()[0], "", {})
+    assert len(page) < 200_000
+    assert "data:image/png;base64" in page
+    axes = new_canvas(2)[1]
+    plot_values(axes, range(MOST_VALUES + 1), range(MOST_VALUES + 1), [""] * (MOST_VALUES + 1))
+    assert axes.lines[0].get_gid() is None
+
+
+POOR = {
+    "one seed": lambda pilot, lines: pilot(seeds=1),
+    "one depth": lambda pilot, lines: pilot()[lambda rows: rows["depth"] == 1],
+    "two points": lambda pilot, lines: pilot()[lambda rows: rows["width"] == 8],
+    "one size a depth": lambda pilot, lines: pilot().groupby("depth").head(3),
+    "censored": lambda pilot, lines: lines({1: (1.1, -0.1), 2: (1.0, -0.1), 4: (1.2, -0.1)}),
+}
+
+
+@pytest.mark.parametrize("case", POOR)
+def test_no_figure_of_poor_data_is_empty(pilot_frame, line_frame, case):
+    # The lines have sizes that no width gives.
+    count = "table" if case == "censored" else "nonembedding"
+    runs = RunTable.from_frame(POOR[case](pilot_frame, line_frame), count=count)
+    drawn = figures_of(runs, fit(runs))
+    assert "loss" in drawn
+    assert ("depth_profile" in drawn) == ("best_depth" in drawn) == (case not in ("one depth", "two points"))
+    for figure in drawn.values():
+        assert len(figure.table)
+        assert b"</svg>" in figure.render()[0]
+
+
+def test_inlined_drawings_follow_the_page(study, pilot_fit):
+    named = ("loss", "depth_profile", "gaps")
+    figures = figures_of(study, pilot_fit)
+    drawn = {name: figures[name].render()[0] for name in named}
+    colours = palette.variables(3, 5)
+    text = inline_svg(drawn["loss"], 'a "<b>" label', colours)
+    assert text.startswith('<svg role="img" aria-label="a &quot;&lt;b>&quot; label"')
+    assert "viewBox" in text[:400]
+    assert not re.search(r'<svg[^>]*\swidth="', text)
+    for name in ("ink", "grid", "depth-0", "depth-2"):
+        assert f"var(--{name})" in text
+        assert colours[name][0] not in text
+    assert "var(--budget-0)" in inline_svg(drawn["depth_profile"], "", colours)
+    # Several drawings share one page.
+    ids = [set(re.findall(r'\bid="([^"]+)"', inline_svg(svg, "", colours))) for svg in drawn.values()]
+    assert all(ids)
+    assert not any(one & other for one, other in itertools.combinations(ids, 2))
+    # What is referred to is still there.
+    for svg in drawn.values():
+        page = inline_svg(svg, "", colours)
+        assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(re.findall(r'\bid="([^"]+)"', page))
+
+
+def test_the_caption_explains_the_dotted_line_also_where_the_entropy_is_nothing(study, pilot_fit):
+    contexts = [Context(study, pilot_fit, entropy) for entropy in (None, 0.0, 0.7)]
+    assert ["dotted line" in loss.figure(context).caption for context in contexts] == [False, True, True]
+
+
+def contrast(one, other):
+    """The contrast of two colours by WCAG 2."""
+
+    def luminance(colour):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("edition", [0, 1])
+def test_text_and_lines_can_be_told_from_the_paper(edition):
+    table = {name: pair[edition] for name, pair in (palette.variables(12, 9) | palette.of_values(12)).items()}
+    paper = table["paper"]
+    for name in ("ink", "muted", "accent", "good", "bad"):
+        assert contrast(table[name], paper) >= 4.5, name
+    for name, colour in table.items():
+        if name.startswith(("depth-", "budget-", "value-")):
+            assert contrast(colour, paper) >= 3, name
+
+
+def test_colours_are_distinct_variables():
+    light = [pair[0] for pair in palette.variables(12, 9).values()]
+    assert len(set(light)) == len(light)

@@ -99,9 +99,11 @@ def write_series(
         "answers": words,
     }
     write_json(folder / "series.json", document)
+    # Measures with a target are what a task is about, so they come first.
+    aimed = any(data.target is not None for data in shown)
     by_depth = Section(
         "Measures against depth",
-        [BOUND] if shown else [],
+        [BOUND] if aimed else [],
         [
             measure_figure(data, key, name, f"{data.name} against depth, by {key}")
             for name, data in measures.items()
@@ -117,8 +119,6 @@ def write_series(
         ],
         folded=False,
     )
-    # Measures with a target are what a task is about, so they come first.
-    aimed = any(data.target is not None for data in shown)
     sections = [
         *((by_depth, crossed) if aimed else (crossed, by_depth)),
         Section(

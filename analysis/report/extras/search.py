@@ -25,8 +25,8 @@ def figure(context: Context) -> Figure | None:
     data = context.search
     if data is None:
         return None
-    target = " The dotted line is the target." if data.stop_when is not None else ""
-    caption = f"Above: the estimate with its closed interval. Below: its half-width (of the value, or in ln N).{target}"
+    target = "; the dotted line is the target" if data.stop_when is not None else ""
+    caption = f"Above: the estimate with its closed interval. Below: its half-width (of the value, or in ln N){target}."
     title = "How the search went"
     return Figure("search", title, caption, data.table(), lambda: draw_search(data))
 

@@ -116,7 +116,7 @@ def draw_best(data: BestData, key: str) -> Canvas:
     set_values(axes, data.axis)
     for rank, ((_, rows), colour) in enumerate(zip(budgets, colours, strict=True)):
         x = _beside(data.axis, rows["place"].to_numpy(dtype=float), rank, len(budgets))
-        axes.vlines(x, rows["near_low"], rows["near_high"], color=colour, linewidth=4, alpha=0.25)
+        axes.vlines(x, rows["near_low"], rows["near_high"], color=colour, linewidth=1.4)
         name = f"N = {short(float(rows['params'].iloc[0]))}"
         style = {"color": colour, "marker": "o", "markersize": 5.5, "linewidth": 1.3, "label": name}
         texts = [

@@ -90,7 +90,7 @@ def draw_best_depth(data: BestDepthData) -> Canvas:
     low, high = data.measured
     best, line = data.best, data.line
     drawn = np.concatenate([best["near_low"], best["near_high"], line["depth"]])
-    bottom, top = float(drawn.min()) / 1.4, float(drawn.max()) * 1.5
+    bottom, top = max(0.8, float(drawn.min()) / 1.4), float(drawn.max()) * 1.5
     axes.axvspan(low, high, color=palette.MUTED, alpha=0.12, linewidth=0, label="measured sizes")
     if len(line):
         ends = line["low"].fillna(bottom), line["high"].fillna(top)

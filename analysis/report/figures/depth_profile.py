@@ -64,7 +64,7 @@ def draw_profile(table: pd.DataFrame) -> Canvas:
     axes.set_xscale("log")
     # Room for the labels of the best depths and the arrows.
     axes.set_xlim(depths[0] / 1.2, depths[-1] * (depths[-1] / depths[0]) ** 0.35 * 1.15)
-    labelled: list[tuple[float, float]] = []
+    labelled: list[float] = []
     # From the largest size, whose label matters most.
     for colour, (_, rows) in reversed(list(zip(colours, sizes, strict=True))):
         x, y = (rows[name].to_numpy(dtype=float) for name in ("depth", "loss"))
@@ -82,11 +82,9 @@ def draw_profile(table: pd.DataFrame) -> Canvas:
         plot_values(
             axes, x[best], y[best], texts[at : at + 1], color=colour, marker="o", markersize=7, zorder=4
         )
-        # Of the labels at one depth only those that do not touch.
-        if all(
-            x[at] != place or abs(y[at] - value) > 0.05 * np.ptp(table["loss"]) for place, value in labelled
-        ):
-            labelled.append((x[at], y[at]))
+        # Of labels at nearly the same height only the first.
+        if all(abs(y[at] - other) > 0.08 * np.ptp(table["loss"]) for other in labelled):
+            labelled.append(y[at])
             text = f"d = {digits(rows['width'].iloc[at])}, d/L = {digits(rows['aspect'].iloc[at])}"
             box = {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
             place = {

@@ -61,7 +61,7 @@ class Context:
 
     Attributes:
         runs: the run table.
-        fit: its fit, with evidence.
+        fit: its fit, with its study.
         entropy: entropy of the data in nats per token, where known.
         curves: training curves (cell, step, loss).
         search: how the rows were chosen.

@@ -7,6 +7,19 @@ from analysis.report.extras.shifts import shift_sentence
 
 
 def answers(fit: Fit) -> list[str]:
-    """Scores of a task, the headlines, the shifts at other learning rates, and what to do next."""
-    steps = [item.sentence for item in (fit.next_depth, fit.learning_rate) if item]
-    return [*score_sentences(fit), *headlines(fit), *filter(None, [shift_sentence(fit.shifts), *steps])]
+    """What was found, and what to do next."""
+    return [*findings(fit), *next_steps(fit)]
+
+
+def findings(fit: Fit) -> list[str]:
+    """Scores of a task, the headlines, and the shifts at other learning rates."""
+    check = fit.learning_rate
+    checked = check.sentence if check and check.checked else ""
+    return [*score_sentences(fit), *headlines(fit), *filter(None, [shift_sentence(fit.shifts), checked])]
+
+
+def next_steps(fit: Fit) -> list[str]:
+    """A deeper model if the deepest one is the best, and the check of the learning rate, each with its cost."""
+    check = fit.learning_rate
+    steps = [fit.next_depth, check if check and not check.checked else None]
+    return [step.sentence for step in steps if step]

@@ -1,6 +1,6 @@
 """The report of a study: one page that needs no network, and every number and figure as a file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +11,7 @@ from analysis.fit.document import Fit
 from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
 from analysis.law.crossings import NO_NOISE
 from analysis.numbers import counted
-from analysis.report.answers import answers
+from analysis.report.answers import findings, next_steps
 from analysis.report.extras import accuracy, diagnostics, search, shifts
 from analysis.report.extras.measures import needed_table
 from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, training, transition
@@ -57,7 +57,6 @@ def write_report(
     measures: pd.DataFrame | None = None,
     spec_text: str | None = None,
     search: SearchInfo | None = None,
-    next_steps: Sequence[str] = (),
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
 
@@ -74,14 +73,13 @@ def write_report(
         measures: diagnostics of the layers, with the columns cell, step, name, layer, value.
         spec_text: the study's specification, printed as it is.
         search: objective and grid, if a search chose the rows and the table has their order.
-        next_steps: sentences on what to do next, below the first figures.
 
     Returns:
         The path of `report.html`.
 
     Raises:
         InputError: the run table has no usable row.
-        ValueError: the fit has no evidence to draw.
+        ValueError: the fit has no study to draw.
         OSError: the folder cannot be written.
     """
     study_of_fit(fit)
@@ -90,10 +88,10 @@ def write_report(
     context = Context(runs, fit, entropy, curves, history, measures)
     page = Page(
         title=title,
-        answers=answers(fit),
+        answers=findings(fit),
         confidence=confidence(fit),
         figures=_made(context, depth_profile.figure, best_depth.figure),
-        next_steps=next_steps,
+        next_steps=next_steps(fit),
         warnings=fit.warnings,
         sections=study_sections(context, search, facts or {}, spec_text or ""),
     )

@@ -13,6 +13,7 @@ from analysis.fit.sentences import headlines
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import duration, human
+from analysis.report.answers import next_steps
 from analysis.report.figures import best_depth, depth_profile, gaps, loss
 from analysis.report.figures.figure import Context
 from analysis.report.html import MOST_ANSWERS, Section
@@ -390,8 +391,13 @@ def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
 
 
 def test_next_steps_stand_before_the_sections(tmp_path, shallow):
-    html = write_report(shallow, fit(shallow), tmp_path, next_steps=["Add depth 8."]).read_text()
-    assert html.index("Add depth 8.") < html.index("What was measured")
+    found = fit(shallow)
+    html = write_report(shallow, found, tmp_path).read_text()
+    steps = next_steps(found)
+    assert steps
+    text = read(tmp_path / "report.html").text
+    assert all(text.count(step) == 1 for step in steps)
+    assert html.index("What to do next") < html.index("What was measured")
 
 
 def test_no_shape_is_projected_beyond_ten_times_the_data(pilot_frame):

@@ -8,7 +8,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 INK, MUTED, GRID, ACCENT, PAPER = "#1d2127", "#69727d", "#e4e7ea", "#b8431f", "#fefefe"
-GOOD, BAD = "#2f7d54", "#b8431e"
+GOOD = "#2f7d54"
 
 #: name -> (light, dark).
 BASE = {
@@ -18,7 +18,6 @@ BASE = {
     "accent": (ACCENT, "#ff9466"),
     "paper": (PAPER, "#16191d"),
     "good": (GOOD, "#6cc495"),
-    "bad": (BAD, "#ff8f63"),
 }
 
 

@@ -307,8 +307,12 @@ def contrast(one, other):
 def test_text_and_lines_can_be_told_from_the_paper(edition):
     table = {name: pair[edition] for name, pair in (palette.variables(12, 9) | palette.of_values(12)).items()}
     paper = table["paper"]
-    for name in ("ink", "muted", "accent", "good", "bad"):
+    # The backgrounds of style.css.j2: --page and --tint.
+    page, tint = (("#f6f7f8", "#fbf1ec"), ("#0f1215", "#2a1f1a"))[edition]
+    for name in ("ink", "muted", "accent", "good"):
         assert contrast(table[name], paper) >= 4.5, name
+    assert contrast(table["muted"], page) >= 4.5
+    assert contrast(table["ink"], tint) >= 4.5
     for name, colour in table.items():
         if name.startswith(("depth-", "budget-", "value-")):
             assert contrast(colour, paper) >= 3, name

@@ -102,7 +102,6 @@ def test_the_report_has_the_figure_and_its_numbers_where_there_are_measures(tmp_
     given = measures(runs)
     page = write_report(runs, found, tmp_path, measures=given).read_text()
     assert '<figure id="diagnostics"' in page
-    assert '<h2 id="inside">Inside the models</h2>' in page
     written = pd.read_csv(tmp_path / "figures" / "diagnostics.csv")
     pd.testing.assert_frame_equal(written, diagnostics_data(runs, given))
 

@@ -390,12 +390,9 @@ def test_sections_without_content_are_empty_and_titles_are_unique(study, found):
     assert Section("x", [""], tables=[None]).empty
 
 
-def test_next_steps_stand_before_the_sections(tmp_path, shallow):
-    found = fit(shallow)
-    html = write_report(shallow, found, tmp_path).read_text()
-    steps = next_steps(found)
+def test_next_steps_stand_before_the_sections(page, found):
+    html, text, steps = page.read_text(), read(page).text, next_steps(found)
     assert steps
-    text = read(tmp_path / "report.html").text
     assert all(text.count(step) == 1 for step in steps)
     assert html.index("What to do next") < html.index("What was measured")
 

@@ -69,18 +69,14 @@ def common_size(
     """
     knots = np.concatenate([points.x[points.at(depth)] for depth in points.depths])
     sizes = np.unique(np.array([target, *knots[np.abs(knots - target) <= math.log(SHIFT)]]))
-    served = {depth: _enclosed(points, depth, sizes, reach) for depth in points.depths}
+    served = {depth: enclosed(points, depth, sizes, reach) for depth in points.depths}
     counts = np.sum([served[depth] for depth in trained if depth in served], axis=0)
     best = int(np.lexsort((np.abs(sizes - target), -np.asarray(counts)))[0])
     return float(sizes[best]), [depth for depth in points.depths if served[depth][best]]
 
 
-def enclosed(points: ShapeMeans, depth: int, x: float) -> bool:
-    """Whether ln N = `x` is a measured size of the depth or lies between two that are close enough for a curve."""
-    return bool(_enclosed(points, depth, np.array([x]), CURVE_REACH)[0])
-
-
-def _enclosed(points: ShapeMeans, depth: int, x: Floats, reach: float) -> npt.NDArray[np.bool_]:
+def enclosed(points: ShapeMeans, depth: int, x: Floats, reach: float = CURVE_REACH) -> npt.NDArray[np.bool_]:
+    """Whether each ln N = `x` is a measured size of the depth or lies between two within a factor of `reach`."""
     knots = points.x[points.at(depth)]
     right = np.clip(np.searchsorted(knots, x), 0, len(knots) - 1)
     left = np.maximum(right - 1, 0)

@@ -22,9 +22,8 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import t as student
 
 from analysis.curves.best_shapes import BestShape
-from analysis.curves.curves import Curves
+from analysis.curves.curves import Curves, fit_power
 from analysis.curves.noise import Floats
-from analysis.curves.smooth import fit_family, solution
 from analysis.intervals import Interval
 
 #: Parameters counted: N as in the fit, or all.
@@ -245,10 +244,10 @@ def _ranges(aspects: tuple[Aspect, ...]) -> tuple[AspectRange, ...]:
 
 def _on_curves(curves: Curves, sizes: list[float], depths: list[int], places: list[float]) -> _Losses:
     """Losses on the curves of `depths` at ln N = `places`, for the counts `sizes`."""
-    both = [curves.both(depth, np.array([x])) for depth, x in zip(depths, places, strict=True)]
-    loss = np.array([float(values[0]) for values, _ in both])
-    jacobian = np.vstack([slopes for _, slopes in both]) if both else np.empty((0, curves.size))
-    return _Losses(np.array(sizes), loss, jacobian @ curves.covariance @ jacobian.T)
+    rows = [curves.rows(depth, np.array([x])) for depth, x in zip(depths, places, strict=True)]
+    weights = np.vstack([np.empty((0, curves.values.size)), *rows])
+    loss = weights @ curves.values.ravel()
+    return _Losses(np.array(sizes), loss, weights @ curves.covariance @ weights.T)
 
 
 def _at_totals(curves: Curves, best: tuple[BestShape, ...], totals: Totals) -> _Losses:
@@ -306,28 +305,24 @@ def _straight(start: Exponent, losses: _Losses, entropy: float, curves: Curves, 
 
 
 def _with_offset(start: Exponent, losses: _Losses, curves: Curves, level: float) -> Exponent:
-    """α, N_c and E of E + (N_c/N)^α, with the family of curves that has these three parameters."""
+    """α, N_c and E of E + (N_c/N)^α, a power law with an offset."""
     count = len(losses.size)
     if reason := _lacking(count, 4, losses.size):
         return replace(start, reason=reason)
     order = np.argsort(losses.size, kind="stable")
     size, loss, covariance = losses.size[order], losses.loss[order], losses.covariance[np.ix_(order, order)]
     weight = _weights(covariance, curves.noise.known)
-    one = np.zeros(count, dtype=np.int64)
-    smooth = fit_family("power", one, size, loss, weight)
-    curve = smooth.curves[0]
-    if curve.alpha is None or curve.alpha_at is None:
-        steep = (curve.alpha or 0.0) > 1
+    curve = fit_power(size, loss, weight)
+    if curve.solve is None:
+        steep = curve.alpha > 1
         return replace(start, reason="the loss falls like a step" if steep else "the loss falls like ln N")
-    # The curve is height + slope·(1 - exp(-α·s))/α with s = ln N - centre.
-    height, slope = curve.coefficients[:2]
-    if slope >= 0:
+    if curve.slope >= 0:
         return replace(start, reason="the loss does not fall with N")
-    solve, _ = solution(smooth, one, size, weight)
-    residual = loss - smooth.loss(0, size)
-    reach = _reach(solve[curve.alpha_at], covariance, residual, count - 3, curves, level)
-    start = replace(start, offset=height + slope / curve.alpha, rms=float(np.sqrt(np.mean(residual**2))))
-    log_scale = curve.centre + math.log(-slope / curve.alpha) / curve.alpha
+    residual = loss - curve.fitted
+    reach = _reach(curve.solve, covariance, residual, count - 3, curves, level)
+    offset = curve.height + curve.slope / curve.alpha
+    start = replace(start, offset=offset, rms=float(np.sqrt(np.mean(residual**2))))
+    log_scale = curve.centre + math.log(-curve.slope / curve.alpha) / curve.alpha
     return _found(start, curve.alpha, reach, curve.alpha * log_scale)
 
 

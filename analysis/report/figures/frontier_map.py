@@ -109,17 +109,14 @@ def frontier_data(fit: Fit) -> FrontierData | None:
 
 def _excess(curves: Curves, depth: int, x: Floats) -> tuple[Floats, Floats]:
     """Loss of `depth` above the lowest of the depths measured at each ln N, and that depth; NaN if it is alone."""
-    excess, best = np.full(len(x), np.nan), np.full(len(x), np.nan)
-    for place, value in enumerate(x):
-        there = [other for other in curves.depths if other == depth or enclosed(curves, other, float(value))]
-        if len(there) < 2:
-            continue
-        at = np.array([value])
-        losses = [float(curves.loss(other, at)[0]) for other in there]
-        lowest = int(np.argmin(losses))
-        excess[place] = losses[there.index(depth)] - losses[lowest]
-        best[place] = there[lowest]
-    return excess, best
+    losses = np.full((len(curves.depths), len(x)), np.nan)
+    for row, other in enumerate(curves.depths):
+        there = np.ones(len(x), dtype=bool) if other == depth else enclosed(curves, other, x)
+        losses[row, there] = curves.loss(other, x[there])
+    several = np.isfinite(losses).sum(axis=0) > 1
+    excess = losses[curves.depths.index(depth)] - np.nanmin(losses, axis=0)
+    best = np.array(curves.depths, dtype=float)[np.nanargmin(losses, axis=0)]
+    return np.where(several, excess, np.nan), np.where(several, best, np.nan)
 
 
 def draw_frontier(data: FrontierData) -> Canvas:

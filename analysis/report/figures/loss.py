@@ -13,14 +13,6 @@ from analysis.report.figures.canvas import new_canvas, outside_legend, points_of
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import LINE, by_depth, concat, shape_points, stack, study_of_fit
 
-#: Family of curves -> text.
-FAMILIES = {
-    "power": "power laws with an offset and one exponent for all depths",
-    "power-own": "power laws with an offset and an exponent for each depth",
-    "quadratic": "quadratics in ln N",
-    "spline": "monotone splines in ln N",
-}
-
 
 @dataclass(frozen=True)
 class LossData:
@@ -97,18 +89,18 @@ def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Ca
 
 
 def curves_phrase(fit: Fit) -> str:
-    """The family of curves and how far the points lie from them."""
+    """How the curves are fitted and how far the points lie from power laws."""
     curves = study_of_fit(fit).curves
     if all(len(curves.at(depth)) < 2 for depth in curves.depths):
         return "No depth has two sizes, so there are no curves."
-    text = f"The curves are {FAMILIES.get(curves.smooth.family, curves.smooth.family)}"
-    if len(curves.x) <= curves.smooth.parameters:
+    text = (
+        "The curves are power laws with an offset and a common exponent, and smooth deviations of each depth"
+    )
+    if len(curves.x) <= curves.parameters:
         return f"{text}, with as many parameters as points, so their fit cannot be tested."
     if curves.noise.source != "seeds" or curves.misfit_p is None:
         return f"{text}; residuals are {float((curves.residual**2).mean()) ** 0.5:.2g} nats (rms)."
-    if curves.misfit_rms == 0:
-        return f"{text}; residuals do not exceed the seed noise (p = {curves.misfit_p:.2g})."
     return (
-        f"{text}; residuals exceed the seed noise by {curves.misfit_rms:.2g} nats (lack of fit, "
-        f"p = {curves.misfit_p:.2g}), which every interval includes."
+        f"{text}; the losses deviate from power laws by {curves.misfit_rms:.2g} nats beyond the seed noise (lack of "
+        f"fit, p = {curves.misfit_p:.2g}), which every interval includes."
     )

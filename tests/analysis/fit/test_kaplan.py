@@ -231,9 +231,7 @@ def test_a_curve_over_all_parameters_goes_through_the_points_as_over_n(shaped):
             )
             at = np.interp(np.log(points[column]), np.log(line["params"]), line["loss"])
             curves = shaped.study.curves
-            assert at == pytest.approx(
-                curves.smooth.loss(depth, np.log(points["params"].to_numpy())), abs=5e-4
-            )
+            assert at == pytest.approx(curves.loss(depth, np.log(points["params"].to_numpy())), abs=5e-4)
 
 
 def test_a_table_without_a_total_count_has_one_panel_of_losses(study):

@@ -137,7 +137,7 @@ def test_the_map_is_zero_at_the_best_depth_of_each_size(found):
         assert ((compared["excess"] == 0) == (compared["depth"] == compared["best_depth"])).all()
     shape = data.shapes[(data.shapes["depth"] == 1)].iloc[-2]
     x = np.log([shape["params"]])
-    there = [depth for depth in curves.depths if depth == 1 or enclosed(curves, depth, float(x[0]))]
+    there = [depth for depth in curves.depths if depth == 1 or enclosed(curves, depth, x).all()]
     losses = {depth: float(curves.loss(depth, x)[0]) for depth in there}
     assert shape["best_depth"] == min(losses, key=losses.get)
     assert shape["excess"] == pytest.approx(losses[1] - min(losses.values()))

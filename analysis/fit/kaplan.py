@@ -22,8 +22,9 @@ from scipy.interpolate import PchipInterpolator
 from scipy.stats import t as student
 
 from analysis.curves.best_shapes import BestShape
-from analysis.curves.curves import Curves, fit_power
+from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
+from analysis.curves.power_law import fit_power
 from analysis.intervals import Interval
 
 #: Parameters counted: N as in the fit, or all.

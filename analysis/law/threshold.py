@@ -152,17 +152,31 @@ class _Points:
         return np.asarray(self.log_width - (law[0] + law[1] * self.regressor))
 
 
+def _slopes(gap: Gap) -> Floats:
+    return np.asarray(np.gradient(gap.value, gap.x))
+
+
 class _Likelihood:
     """T(a, b) of a study for many laws at once."""
 
     def __init__(self, gaps: Sequence[Gap], depth: Floats, regressor: Floats, covariance: Floats) -> None:
         """Prepare gaps with the `covariance` of all their values; `depth` are the depths L."""
-        self.places = [gap.x for gap in gaps]
         self.low = np.array([gap.x[0] for gap in gaps])
         self.high = np.array([gap.x[-1] for gap in gaps])
         self.offset, self.regressor = np.log(12 * depth), regressor
-        self.value = np.concatenate([gap.value for gap in gaps])
-        self.slope = np.concatenate([np.gradient(gap.value, gap.x) for gap in gaps])
+        self.x = np.concatenate([gap.x for gap in gaps])
+        count = [len(gap.x) for gap in gaps]
+        self.last = np.cumsum(count) - 2
+        self.first = self.last + 2 - count
+        # Shifted so that the places of all pairs ascend.
+        self.shift = np.arange(len(gaps)) * (1.0 + float(np.ptp(self.x)))
+        self.ascending = self.x + np.repeat(self.shift, count)
+        #: Values and slopes of the gaps, (2, places), and their increase to the next place.
+        self.line = np.stack(
+            [np.concatenate([values(gap) for gap in gaps]) for values in (lambda gap: gap.value, _slopes)]
+        )
+        self.rise = np.diff(self.line, axis=1, append=0.0)
+        self.step = np.diff(self.x, append=0.0)
         self.covariance, self.count = covariance.ravel(), len(covariance)
         self.variance, self.next = np.diag(covariance), np.append(np.diag(covariance, 1), 0.0)
 
@@ -174,9 +188,7 @@ class _Likelihood:
         """(laws,): T of each law."""
         x = self.place(laws)
         left, share = self._cells(x)
-        gap, slope = (
-            values[left] * (1 - share) + values[left + 1] * share for values in (self.value, self.slope)
-        )
+        gap, slope = self.line[:, left] + share * self.rise[:, left]
         rest = 1 - share
         # Of straight lines between the places; the four corners of a cell of the covariance.
         corner = left[:, :, None] * self.count + left[:, None, :]
@@ -189,12 +201,30 @@ class _Likelihood:
         matrix[:, pair, pair] = (matrix[:, pair, pair] + extra) * (1 + 1e-9) + 1e-24
         return _least_square(gap, matrix, self._side(x))
 
+    def one(self, law: Floats, scatter: float) -> float:
+        """T of a single law (a, b), in half the time."""
+        x = self.offset + 2 * (law[0] + law[1] * self.regressor)
+        if self._side(x).any():
+            return float(self(law[None, :], scatter)[0])
+        left, share = self._cells(x)
+        gap, slope = self.line[:, left] + share * self.rise[:, left]
+        corner, rest = left[:, None] * self.count + left, 1 - share
+        near = self.covariance[corner] * rest + self.covariance[corner + 1] * share
+        corner += self.count
+        far = self.covariance[corner] * rest + self.covariance[corner + 1] * share
+        matrix = near * rest[:, None] + far * share[:, None]
+        diagonal = matrix.reshape(-1)[:: len(x) + 1]
+        diagonal += (2 * scatter * slope) ** 2
+        diagonal *= 1 + 1e-9
+        diagonal += 1e-24
+        return float(gap @ np.linalg.solve(matrix, gap))
+
     def least(self, laws: Floats, scatter: float = 0.0) -> Floats:
         """(laws,): a lower bound of T without linear algebra: the largest square of a single pair."""
         x = self.place(laws)
         left, share = self._cells(x)
         rest = 1 - share
-        gap, slope = (values[left] * rest + values[left + 1] * share for values in (self.value, self.slope))
+        gap, slope = self.line[:, left] + share * self.rise[:, left]
         variance = self.variance[left] * rest**2 + 2 * self.next[left] * rest * share
         variance += self.variance[left + 1] * share**2 + (2 * scatter * slope) ** 2
         against = gap**2 / (np.maximum(variance, 0) * (1 + 1e-9) + 1e-24)
@@ -202,15 +232,10 @@ class _Likelihood:
 
     def _cells(self, x: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
         """The last place of each pair before ln N = x among the places of all pairs, and the share of the step."""
-        left, share = np.empty(x.shape, dtype=np.int64), np.empty(x.shape)
-        first = 0
-        for pair, places in enumerate(self.places):
-            here = np.clip(x[:, pair], places[0], places[-1])
-            step = np.minimum(np.searchsorted(places, here, side="right"), len(places) - 1) - 1
-            left[:, pair] = first + step
-            share[:, pair] = (here - places[step]) / (places[step + 1] - places[step])
-            first += len(places)
-        return left, share
+        here = np.minimum(np.maximum(x, self.low), self.high)
+        left = np.searchsorted(self.ascending, here + self.shift, side="right") - 1
+        left = np.minimum(np.maximum(left, self.first), self.last)
+        return left, (here - self.x[left]) / self.step[left]
 
     def _side(self, x: Floats) -> Floats:
         """Below the range the deep model must be ahead at its small end, above it behind at its large end."""
@@ -225,13 +250,14 @@ def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
     """
     sided = side != 0
     bounded = sided.any(axis=1)
+    if not bounded.any():
+        return np.asarray(np.vecdot(gap, np.linalg.solve(matrix, gap[..., None])[..., 0]))
     least = np.empty(len(gap))
     if not bounded.all():
         inside = ~bounded
         solved = np.linalg.solve(matrix[inside], gap[inside][..., None])[..., 0]
         least[inside] = np.sum(gap[inside] * solved, axis=1)
-    if bounded.any():
-        least[bounded] = _pivoted(gap[bounded], matrix[bounded], side[bounded])
+    least[bounded] = _pivoted(gap[bounded], matrix[bounded], side[bounded])
     return least
 
 
@@ -358,7 +384,7 @@ def _points(pairs: list[tuple[Crossing, Gap]], covariance: Floats, regressor: Fl
             places.append(place)
             log_width.append((x - math.log(12 * item.middle)) / 2)
             index.append(first + int(np.argmin(np.abs(gap.x - x))))
-            slopes.append(abs(float(np.interp(x, gap.x, np.gradient(gap.value, gap.x)))))
+            slopes.append(abs(float(np.interp(x, gap.x, _slopes(gap)))))
         first += len(gap.x)
     # d ln N = -d gap / slope, and ln d is half of ln N; a flat gap at its own zero leaves the point open.
     scale = 1 / (2 * np.maximum(slopes, 1e-9))
@@ -394,12 +420,12 @@ def _optimum(
     """The law of the smallest T, and the optimiser's message if it did not converge."""
     root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2))
     found = minimize(
-        lambda move: float(likelihood((start + root @ move)[None], scatter)[0]),
+        lambda move: likelihood.one(start + root @ move, scatter),
         np.zeros(2),
         method="Nelder-Mead",
         options={
-            "xatol": 1e-6,
-            "fatol": 1e-9,
+            "xatol": 1e-5,
+            "fatol": 1e-8,
             "maxfev": 2000,
             "initial_simplex": [[0, 0], [0.5, 0], [0, 0.5]],
         },

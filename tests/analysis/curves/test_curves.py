@@ -2,8 +2,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curves import curves as module
-from analysis.curves.curves import build_curves, shape_means
+from analysis.curves import posterior as module
+from analysis.curves.curves import build_curves
+from analysis.curves.power_law import designs, fit_power
+from analysis.curves.shape_means import shape_means
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
@@ -106,21 +108,21 @@ def matern(x, y, length):
 
 
 def small_fit(tau2=4e-4, nugget=1e-4):
-    """One combination for a small study: everything that `_posterior` takes, and what a plain calculation needs."""
+    """One combination for a small study: everything that `posterior` takes, and what a plain calculation needs."""
     means = shape_means(study(truth=Truth(2.5, 0.3, (1, 2, 4), shared=0.4, depth_shared=0.3)))
-    points, grid = module._points(means), np.linspace(6.9, 11.5, 7)
+    points, grid = module.points_of(means), np.linspace(6.9, 11.5, 7)
     places = np.repeat(np.arange(3), 7), np.tile(grid, 3)
-    design, wide = module._designs(points, places, 0.2)
-    kernel = module._kernel(points.rank, points.x, points, 1.5)
-    item = module._combine(points, design, kernel, (0, tau2, nugget, 0.0))
-    across, along = module._kernel(*places, points, 1.5), matern(grid, grid, 1.5)
+    design, wide = designs(points.rank, points.x, points.loss, 1 / points.own, 0.2, places)
+    kernel = module.kernel_of(points.rank, points.x, points, 1.5)
+    item = module.combine(points, design, kernel, (0, tau2, nugget, 0.0))
+    across, along = module.kernel_of(*places, points, 1.5), matern(grid, grid, 1.5)
     return points, places, design, wide, kernel, item, across, along
 
 
 def test_the_posterior_of_one_combination_is_a_plain_gaussian_conditioning():
     """Coefficients with a prior so wide that it is flat, the process, and the seeds' errors, given the points."""
     points, places, design, wide, kernel, item, across, along = small_fit()
-    mean, joint, _ = module._posterior(points, wide, [across], [along], [item], np.ones(1))
+    mean, joint, _ = module.posterior(points, wide, [across], [along], [item], np.ones(1))
     causes, vague = points.shared.shape[1], 100.0
     same = places[0][:, None] == places[0]
     state = np.zeros((len(wide) + causes, len(wide) + causes))
@@ -138,13 +140,13 @@ def test_the_posterior_of_one_combination_is_a_plain_gaussian_conditioning():
 
 def test_several_combinations_give_the_mean_and_the_covariance_of_their_mixture():
     points, _, design, wide, kernel, item, across, along = small_fit()
-    other = module._combine(points, design, kernel, (0, 1e-2, 0.0, 0.0))
-    plain = module._combine(points, design, None, (0, 0.0, 0.0, 0.0))
+    other = module.combine(points, design, kernel, (0, 1e-2, 0.0, 0.0))
+    plain = module.combine(points, design, None, (0, 0.0, 0.0, 0.0))
     alone = [
-        module._posterior(points, wide, [across], [along], [one], np.ones(1)) for one in (item, other, plain)
+        module.posterior(points, wide, [across], [along], [one], np.ones(1)) for one in (item, other, plain)
     ]
     weight = np.array([0.5, 0.3, 0.2])
-    mean, joint, _ = module._posterior(points, wide, [across], [along], [item, other, plain], weight)
+    mean, joint, _ = module.posterior(points, wide, [across], [along], [item, other, plain], weight)
     np.testing.assert_allclose(mean, sum(w * one[0] for w, one in zip(weight, alone, strict=True)))
     size = len(mean)
     expected = sum(w * one[1] for w, one in zip(weight, alone, strict=True))
@@ -158,7 +160,7 @@ def test_the_weights_of_combinations_are_their_restricted_likelihoods():
     points, _, design, _, kernel, _, _, _ = small_fit()
     found, expected = [], []
     for tau2, nugget in ((0.0, 0.0), (1e-4, 0.0), (1e-3, 1e-3)):
-        found.append(module._combine(points, design, kernel, (0, tau2, nugget, 0.0)).log_weight)
+        found.append(module.combine(points, design, kernel, (0, tau2, nugget, 0.0)).log_weight)
         own = points.own + nugget * points.single / points.single.mean()
         covariance = points.shared @ points.shared.T + np.diag(own) + tau2 * kernel
         inverse = np.linalg.inv(covariance)
@@ -201,7 +203,7 @@ def test_smooth_deviations_are_found_with_their_error_and_their_absence_too():
                 rows = curves.rows(depth, x)
                 error = np.sqrt(np.vecdot(rows @ curves.covariance, rows))
                 scaled.append((curves.loss(depth, x) - truth) / error)
-                law = module.fit_power(x, curves.mean[curves.at(depth)], np.ones(len(x)))
+                law = fit_power(x, curves.mean[curves.at(depth)], np.ones(len(x)))
                 plain.append(np.mean((law.fitted - truth) ** 2))
                 bent.append(np.mean((curves.loss(depth, x) - truth) ** 2))
     assert 0.006 < np.median(found[0.01]) < 0.02
@@ -235,7 +237,7 @@ def test_neighbours_of_a_large_table_are_averaged_first(monkeypatch):
     whole = build_curves(frame)
     monkeypatch.setattr(module, "MOST_POINTS", 45)
     merged = build_curves(frame)
-    assert len(module._points(shape_means(frame)).x) == 45
+    assert len(module.points_of(shape_means(frame)).x) == 45
     assert len(merged.x) == 180
     error = np.sqrt(np.diag(whole.covariance)).reshape(whole.values.shape)
     assert np.abs(merged.values - whole.values).max() < 1.5 * error.max()

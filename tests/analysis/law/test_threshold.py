@@ -210,6 +210,7 @@ def test_many_laws_at_once_are_the_same_as_one_by_one():
     laws = np.array([2.0, 0.3]) + 0.3 * np.random.default_rng(1).standard_normal((40, 2))
     together = likelihood(laws, 0.1)
     np.testing.assert_allclose(together, [likelihood(law[None], 0.1)[0] for law in laws])
+    np.testing.assert_allclose(together, [likelihood.one(law, 0.1) for law in laws])
     # What excludes laws without linear algebra must never exclude one that is accepted.
     least = likelihood.least(laws, 0.1)
     assert (least <= together * (1 + 1e-8) + 1e-9).all()

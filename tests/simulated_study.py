@@ -4,17 +4,9 @@ import math
 
 import numpy as np
 
-from analysis.curves.smooth import solution
 from analysis.design.simulated_study import Truth, draw_curves, study_rows
 
-__all__ = ["Truth", "family_covariance", "shapes_of", "simulate"]
-
-
-def family_covariance(curves):
-    """Return the covariance of the parameters of the family's curves from noise alone, without misfit."""
-    shared, own = curves.errors
-    solve, _ = solution(curves.smooth, curves.depth, curves.x, own**-2)
-    return (solve * own**2) @ solve.T + (solve @ shared) @ (solve @ shared).T
+__all__ = ["Truth", "shapes_of", "simulate"]
 
 
 def shapes_of(depths, budgets, multiple=2):

@@ -8,7 +8,6 @@ import pandas as pd
 
 from analysis.curves.budgets import budgets, common_size
 from analysis.curves.curves import Curves
-from analysis.curves.noise import Floats
 from analysis.intervals import width_of
 
 #: Two depths differ when their paired gap exceeds this many standard errors.
@@ -61,14 +60,15 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
     x, depths = common_size(curves, math.log(budget), trained)
     if len(depths) < 2:
         return None
-    tables = [curves.both(depth, np.array([x])) for depth in depths]
-    loss = np.concatenate([values for values, _ in tables])
-    jacobian = np.vstack([derivative for _, derivative in tables])
+    weights = np.vstack([curves.rows(depth, np.array([x])) for depth in depths])
+    loss = weights @ curves.values.ravel()
     best = int(np.argmin(loss))
     excess = loss - loss[best]
     known = curves.noise.known
-    se = _errors(jacobian, curves.covariance)
-    apart = _errors(jacobian - jacobian[best], curves.covariance)
+    covariance = weights @ curves.covariance @ weights.T
+    variance = np.diag(covariance)
+    se = np.sqrt(np.maximum(variance, 0))
+    apart = np.sqrt(np.maximum(variance + variance[best] - 2 * covariance[best], 0))
     z = np.divide(excess, apart, out=np.zeros_like(excess), where=apart > 0)
     params = math.exp(x)
     shapes = tuple(
@@ -85,8 +85,3 @@ def _compare(curves: Curves, budget: float, trained: list[int]) -> BestShape | N
     near = tuple(shape.depth for shape in shapes if shape.z is not None and shape.z < Z_DIFFERENT)
     winner = shapes[best]
     return BestShape(budget, params, winner.depth, winner.width, winner.loss, near if known else None, shapes)
-
-
-def _errors(jacobian: Floats, covariance: Floats) -> Floats:
-    variance = np.einsum("kp,pq,kq->k", jacobian, covariance, jacobian)
-    return np.asarray(np.sqrt(np.maximum(variance, 0)))

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.curves.curves import ShapeMeans
 from analysis.curves.noise import Floats
+from analysis.curves.shape_means import ShapeMeans
 
 #: Sizes without a named budget form one group while neighbours differ by less than this, and the whole group by less
 #: than 2.

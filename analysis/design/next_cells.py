@@ -2,7 +2,7 @@
 
 Until every depth has a few sizes and enough shapes have two seeds, cells fill the cheap part of the sizes: the first
 design. After that the fit is treated as a linear model with Gaussian errors, whose variances after any further cell can
-be computed before the cell is trained (`analysis.design.variance_model`). The curves of the depths give the crossings,
+be computed before the cell is trained (`analysis.design.gains`). The curves of the depths give the crossings,
 and these the slope of the law or the projected depth. Cells are chosen one by one; chosen and running cells count as
 measured with the losses that the curves predict. The result is another seed where noise dominates, and another size
 where shapes deviate from the curves.
@@ -23,8 +23,8 @@ import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
 from analysis.design.candidates import Key, Option, ended, in_order, lost_shapes
+from analysis.design.gains import Search, Step
 from analysis.design.objective import Objective
-from analysis.design.variance_model import Step, VarianceModel
 from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
 
@@ -114,7 +114,8 @@ def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Cur
     used = used[[len(sizes[int(depth)]) > 1 for depth in used["depth"]]]
     if used["depth"].nunique() < 2:
         return None
-    curves = build_curves(used)
+    sizes_of = np.log([*used["params"], *(item.params for item in further)])
+    curves = build_curves(used, span=(float(sizes_of.min()), float(sizes_of.max())))
     return curves if curves.noise.known and curves.noise.dof >= LEAST_DOF else None
 
 
@@ -134,39 +135,19 @@ def _best(
         return []
     waiting = [item for item in waiting if item.depth in known]
     done = [cell for cell in ended(used) if cell[0] in known]
-    begun = [(item.depth, item.params, item.seed) for item in waiting]
-    shapes: list[Key] = sorted({cell[:2] for cell in [*done, *begun]} | {(o.depth, o.params) for o in able})
-    labels = sorted({cell[2] for cell in [*done, *begun]} | {item.seed for item in able})
-    row, column = {shape: i for i, shape in enumerate(shapes)}, {label: i for i, label in enumerate(labels)}
-    shape_of = np.array([row[item.depth, item.params] for item in able], dtype=np.int64)
-    seed_of = np.array([column[item.seed] for item in able], dtype=np.int64)
-    measured, running = np.zeros((2, len(shapes), len(labels)))
-    for table, cells in ((measured, done), (running, begun)):
-        for depth, params, seed in cells:
-            table[row[depth, params], column[seed]] = 1
     overhead = OVERHEAD * max(item.cost for item in (*able, *waiting))
     # Rows have no cost; for equal tokens it is proportional to N.
     rate = float(np.median([item.cost / item.params for item in (*able, *waiting)]))
     spent = rate * float(rows["params"].sum()) + sum(item.cost for item in waiting)
     spent += overhead * (len(rows) + len(waiting))
-    variance = VarianceModel(
-        curves,
-        shapes,
-        measured,
-        running,
-        shape_of,
-        seed_of,
-        np.array([item.cost for item in able]) + overhead,
-        spent,
-        objective,
-    )
+    search = Search(curves, able, done, waiting, overhead, spent, objective)
     chosen: list[Choice] = []
-    while len(chosen) < count and (step := variance.best()) is not None:
+    while len(chosen) < count and (step := search.best()) is not None:
         # One at a time even if several belong together, so that asking for n equals asking n times for one.
         item = able[step.option]
-        first = not variance.taken[variance.shape_of[step.option]].any()
+        first = not search.cells.taken[search.shape_of[step.option]].any()
         chosen.append(Choice(item, step.gain, _why(item, step, first)))
-        variance.take(step.option)
+        search.take(step.option)
     return chosen
 
 

@@ -36,8 +36,8 @@ SENSITIVITY = "sensitivity"
 LEARNING_RATE = "learning rate"
 #: Variance of a difference of two independent runs over that of one: assumed (and too large) if no shape has two seeds.
 INDEPENDENT = 2.0
-#: Grid steps to either side over which the slope of the gap is taken.
-_STEPS = 4
+#: Share of the common range to either side over which the slope of the gap is taken.
+_BESIDE = 0.02
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def paired_shift(
         # Differences that agree to the last digit have no error.
         far = abs(change) / se if se > 0 else math.inf * abs(change) if change else 0.0
         start = replace(start, p_value=float(2 * student.sf(far, dof)))
-    slope, slope_se = _slope(gap, where, curves)
+    slope, slope_se = _slope(gap, where)
     if slope <= 0:
         return replace(start, reason="the gap does not rise where it crosses zero, so it gives no shift")
     # An error of the slope scales the shift as an error of δ in the same proportion would.
@@ -330,16 +330,18 @@ def _weights(x: Floats, where: float) -> Floats:
     return weight
 
 
-def _slope(gap: Gap, where: float, curves: Curves) -> tuple[float, float]:
-    """Slope of the gap at ln N = `where` and its standard error, nats per token and e-fold of N."""
-    place = int(np.clip(np.searchsorted(gap.x, where), _STEPS, len(gap.x) - 1 - _STEPS))
-    left, right = place - _STEPS, place + _STEPS
+def _slope(gap: Gap, where: float) -> tuple[float, float]:
+    """Slope of the gap at ln N = `where` and its standard error, nats per token and e-fold of N.
+
+    The error is NaN if the noise is not known.
+    """
+    last, beside = len(gap.x) - 1, _BESIDE * (gap.x[-1] - gap.x[0])
+    left = max(int(np.searchsorted(gap.x, where - beside, side="right")) - 1, 0)
+    right = min(int(np.searchsorted(gap.x, where + beside)), last)
     run = float(gap.x[right] - gap.x[left])
     slope = float(gap.value[right] - gap.value[left]) / run
-    if not curves.noise.known:
-        return slope, 0.0
-    jacobian = (gap.jacobian[right] - gap.jacobian[left]) / run
-    return slope, math.sqrt(max(float(jacobian @ curves.covariance @ jacobian), 0.0))
+    variance = (np.eye(last + 1)[right] - np.eye(last + 1)[left]) @ gap.covariance
+    return slope, math.sqrt(max(float(variance[right] - variance[left]), 0.0)) / run
 
 
 def _map_ends(function: Any, interval: Interval) -> Interval:

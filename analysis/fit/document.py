@@ -228,7 +228,7 @@ def _warnings(study: Study) -> list[str]:
         found.append(f"Shapes have between {per_shape.min()} and {per_shape.max()} seeds.")
     if curves.misfit_p is not None and curves.misfit_p < 0.01:
         found.append(
-            f"The losses deviate from smooth curves by {curves.misfit_rms:.2g} nats beyond the seed noise "
+            f"The losses deviate from power laws by {curves.misfit_rms:.2g} nats beyond the seed noise "
             f"(p = {curves.misfit_p:.1g}); the intervals include this misfit."
         )
     turned = [f"{item.shallow} → {item.deep}" for item in crossings if item.turns_back]

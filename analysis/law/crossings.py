@@ -24,20 +24,22 @@ Without a noise estimate there is no test and no interval: a sign change is then
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import t as student
 
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, between, params_interval, params_of, width_of
 
+Indices = npt.NDArray[np.int64]
 Status = Literal["bracketed", "left_censored", "right_censored", "ambiguous", "insufficient"]
 
-#: Steps of ln N at which a gap is computed; between them it is linear.
-STEPS = 200
 #: Fewest sizes of a depth for a crossing between them.
 LEAST_SIZES = 3
 #: Difference in ln N up to which a size counts as measured at an end of a range.
@@ -87,18 +89,22 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Gap:
-    """loss(shallow) - loss(deep) on a grid of the common range.
+    """loss(shallow) - loss(deep) on the grid of the curves inside the common range; between its places it is linear.
 
     Attributes:
-        x: ln N of the grid.
-        value, se: in nats per token; `se` is NaN if the noise is not known.
-        jacobian: (grid, parameters of the curves).
+        x: ln N.
+        value: in nats per token.
+        covariance: (grid, grid); NaN if the noise is not known.
     """
 
     x: Floats
     value: Floats
-    se: Floats
-    jacobian: Floats
+    covariance: Floats
+
+    @cached_property
+    def se(self) -> Floats:
+        """Standard error of `value`; NaN if the noise is not known."""
+        return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 0)))
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Crossings:
 
     Attributes:
         items, gaps: one of each per pair; the gap of a pair that is insufficient or has a depth of two sizes is None.
-        covariance: of the parameters of the curves, which the gaps share.
+        covariance: of the values of all gaps, one after the other, which share curves.
         quantile: of Student's t at `level`, with the degrees of freedom of the noise; NaN if that is not known.
         dof: degrees of freedom of the noise.
     """
@@ -122,15 +128,18 @@ class Crossings:
 
 def gap_of(curves: Curves, shallow: int, deep: int) -> Gap | None:
     """The gap of a pair, or None if the pair has no common range or a depth has only one size."""
-    (one, end), (other, last) = curves.range(shallow), curves.range(deep)
-    low, high = max(one, other), min(end, last)
-    if not low < high or min(len(curves.at(shallow)), len(curves.at(deep))) < 2:
+    inside = curves.inside(shallow, deep)
+    if len(inside) < 2 or min(len(curves.at(shallow)), len(curves.at(deep))) < 2:
         return None
-    x = np.linspace(low, high, STEPS + 1)
-    (ours, our_slopes), (theirs, their_slopes) = curves.both(shallow, x), curves.both(deep, x)
-    jacobian = our_slopes - their_slopes
-    variance = np.vecdot(jacobian @ curves.covariance, jacobian)
-    return Gap(x, ours - theirs, np.sqrt(np.maximum(variance, 0)), jacobian)
+    one, two = curves.index(shallow)[inside], curves.index(deep)[inside]
+    value = curves.values.ravel()[one] - curves.values.ravel()[two]
+    return Gap(curves.grid[inside], value, _difference(curves.covariance, one, two))
+
+
+def _difference(covariance: Floats, one: Indices, two: Indices) -> Floats:
+    """Covariance of the differences of the values at indices `one` and `two`."""
+    part = covariance[one] - covariance[two]
+    return np.asarray(part[:, one] - part[:, two])
 
 
 def roots(x: Floats, gaps: Floats) -> Floats:
@@ -218,8 +227,18 @@ def find_crossings(
                 turns_back=_turns_back(curves, deep, gap, quantile),
             )
         )
-    covariance = curves.covariance if known else np.full((curves.size, curves.size), np.nan)
-    return Crossings(tuple(items), tuple(gaps), covariance, quantile, level, curves.dof)
+    return Crossings(tuple(items), tuple(gaps), _joint(curves, items, gaps), quantile, level, curves.dof)
+
+
+def _joint(curves: Curves, items: Sequence[Crossing], gaps: Sequence[Gap | None]) -> Floats:
+    """`Crossings.covariance`."""
+    pairs = [item for item, gap in zip(items, gaps, strict=True) if gap is not None]
+    if not pairs:
+        return np.empty((0, 0))
+    inside = [curves.inside(item.shallow, item.deep) for item in pairs]
+    one = np.concatenate([curves.index(item.shallow)[at] for item, at in zip(pairs, inside, strict=True)])
+    two = np.concatenate([curves.index(item.deep)[at] for item, at in zip(pairs, inside, strict=True)])
+    return _difference(curves.covariance, one, two)
 
 
 def _insufficient(curves: Curves, shallow: int, deep: int) -> Crossing:
@@ -277,19 +296,19 @@ def _turns_back(curves: Curves, deep: int, gap: Gap, quantile: float) -> bool:
     if not math.isfinite(quantile) or len(curves.at(deep)) < LEAST_SIZES:
         return False
 
-    def exceeds(value: Floats, slopes: Floats, first: int, second: int, times: float) -> bool:
+    def exceeds(value: Floats, covariance: Floats, first: int, second: int, times: float) -> bool:
         """Whether the first place is significantly above the second."""
-        move = slopes[first] - slopes[second]
-        error = math.sqrt(max(float(move @ curves.covariance @ move), 0.0))
-        return bool(value[first] - value[second] > times * quantile * error > 0)
+        variance = covariance[first, first] + covariance[second, second] - 2 * covariance[first, second]
+        return bool(value[first] - value[second] > times * quantile * math.sqrt(max(variance, 0.0)) > 0)
 
     top = int(np.argmax(gap.value))
     # A gap that is largest at the smallest size only decays, as between curves of the same asymptote.
-    leads = gap.value[top] > quantile * gap.se[top] and exceeds(gap.value, gap.jacobian, top, 0, 1.0)
-    if leads and exceeds(gap.value, gap.jacobian, top, -1, TURNED):
+    leads = gap.value[top] > quantile * gap.se[top] and exceeds(gap.value, gap.covariance, top, 0, 1.0)
+    if leads and exceeds(gap.value, gap.covariance, top, -1, TURNED):
         return True
-    loss, jacobian = curves.both(deep, np.linspace(*curves.range(deep), STEPS + 1))
-    return exceeds(-loss, jacobian, int(np.argmin(loss)), -1, TURNED)
+    own = curves.index(deep)[curves.inside(deep)]
+    loss, covariance = curves.values.ravel()[own], curves.covariance[np.ix_(own, own)]
+    return exceeds(-loss, covariance, int(np.argmin(loss)), -1, TURNED)
 
 
 def _verdict(gap: Gap, interval: tuple[float, float] | None, quantile: float) -> tuple[Status, str | None]:

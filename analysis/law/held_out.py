@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.budgets import LINE_REACH, SHIFT, budget_of, budgets, common_size
-from analysis.curves.curves import ShapeMeans, shape_means
 from analysis.curves.noise import Floats
+from analysis.curves.shape_means import ShapeMeans, shape_means
 from analysis.law.advice import Advice, Direction, surface_advice
 from analysis.law.loss_surfaces import (
     SurfaceFit,

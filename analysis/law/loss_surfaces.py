@@ -21,8 +21,8 @@ from scipy.stats import f as fisher
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from analysis.curves.curves import ShapeMeans
 from analysis.curves.noise import Floats
+from analysis.curves.shape_means import ShapeMeans
 from analysis.errors import InputError
 
 SurfaceForm = Literal["additive", "response"]

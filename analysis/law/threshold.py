@@ -23,7 +23,7 @@ interval of the slope.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -152,29 +152,33 @@ class _Points:
         return np.asarray(self.log_width - (law[0] + law[1] * self.regressor))
 
 
+def _slopes(gap: Gap) -> Floats:
+    return np.asarray(np.gradient(gap.value, gap.x))
+
+
 class _Likelihood:
     """T(a, b) of a study for many laws at once."""
 
-    def __init__(self, gaps: list[Gap], depth: Floats, regressor: Floats, covariance: Floats) -> None:
-        """Tabulate gaps and roots of their covariance on each pair's grid; `depth` are the depths L."""
-        values, vectors = np.linalg.eigh(covariance)
-        # Most directions of the coefficients of smooth departures have almost no variance.
-        live = values > 1e-12 * max(float(values[-1]), 0.0)
-        root = vectors[:, live] * np.sqrt(values[live])
+    def __init__(self, gaps: Sequence[Gap], depth: Floats, regressor: Floats, covariance: Floats) -> None:
+        """Prepare gaps with the `covariance` of all their values; `depth` are the depths L."""
         self.low = np.array([gap.x[0] for gap in gaps])
         self.high = np.array([gap.x[-1] for gap in gaps])
-        self.length, self.offset, self.regressor = self.high - self.low, np.log(12 * depth), regressor
-        values = np.stack([gap.value for gap in gaps])[..., None]
-        slopes = np.stack([np.gradient(gap.value, gap.x) for gap in gaps])[..., None]
-        table = np.concatenate([np.stack([gap.jacobian @ root for gap in gaps]), values, slopes], axis=2)
-        start, rise = table[:, :-1], np.diff(table, axis=1)
-        self.steps, self.width = start.shape[1], start.shape[2]
-        self.first = np.arange(len(gaps)) * self.steps
-        #: One row per step of a pair: the values at its start, and their increase to its end.
-        self.cells = np.concatenate([start, rise], axis=2).reshape(-1, 2 * self.width)
-        # Squares of straight lines: of the root, whose sum is the variance, and of the slope.
-        squares = np.stack([start**2, 2 * start * rise, rise**2], axis=2).reshape(-1, 3, self.width)
-        self.squares = np.concatenate([squares[..., :-2].sum(axis=2), squares[..., -1]], axis=1)
+        self.offset, self.regressor = np.log(12 * depth), regressor
+        self.x = np.concatenate([gap.x for gap in gaps])
+        count = [len(gap.x) for gap in gaps]
+        self.last = np.cumsum(count) - 2
+        self.first = self.last + 2 - count
+        # Shifted so that the places of all pairs ascend.
+        self.shift = np.arange(len(gaps)) * (1.0 + float(np.ptp(self.x)))
+        self.ascending = self.x + np.repeat(self.shift, count)
+        #: Values and slopes of the gaps, (2, places), and their increase to the next place.
+        self.line = np.stack(
+            [np.concatenate([values(gap) for gap in gaps]) for values in (lambda gap: gap.value, _slopes)]
+        )
+        self.rise = np.diff(self.line, axis=1, append=0.0)
+        self.step = np.diff(self.x, append=0.0)
+        self.covariance, self.count = covariance.ravel(), len(covariance)
+        self.variance, self.next = np.diag(covariance), np.append(np.diag(covariance, 1), 0.0)
 
     def place(self, laws: Floats) -> Floats:
         """(laws, pairs): ln N of each crossing by each law (rows of a, b)."""
@@ -183,11 +187,15 @@ class _Likelihood:
     def __call__(self, laws: Floats, scatter: float = 0.0) -> Floats:
         """(laws,): T of each law."""
         x = self.place(laws)
-        cell, share = self._cells(x)
-        there = self.cells.take(cell, axis=0)
-        there = there[..., : self.width] + share[..., None] * there[..., self.width :]
-        root, gap, slope = there[..., :-2], there[..., -2], there[..., -1]
-        matrix = root @ np.swapaxes(root, 1, 2)
+        left, share = self._cells(x)
+        gap, slope = self.line[:, left] + share * self.rise[:, left]
+        rest = 1 - share
+        # Of straight lines between the places; the four corners of a cell of the covariance.
+        corner = left[:, :, None] * self.count + left[:, None, :]
+        near = self.covariance[corner] * rest[:, None, :] + self.covariance[corner + 1] * share[:, None, :]
+        corner += self.count
+        far = self.covariance[corner] * rest[:, None, :] + self.covariance[corner + 1] * share[:, None, :]
+        matrix = near * rest[:, :, None] + far * share[:, :, None]
         pair = np.arange(x.shape[1])
         extra = (2 * scatter * slope) ** 2
         matrix[:, pair, pair] = (matrix[:, pair, pair] + extra) * (1 + 1e-9) + 1e-24
@@ -196,36 +204,38 @@ class _Likelihood:
     def one(self, law: Floats, scatter: float) -> float:
         """T of a single law (a, b), in half the time."""
         x = self.offset + 2 * (law[0] + law[1] * self.regressor)
-        position = (x - self.low) / self.length * self.steps
-        if position.min() < 0 or position.max() > self.steps:
+        if self._side(x).any():
             return float(self(law[None, :], scatter)[0])
-        left = np.minimum(position.astype(int), self.steps - 1)
-        there = self.cells.take(self.first + left, axis=0)
-        there = there[:, : self.width] + (position - left)[:, None] * there[:, self.width :]
-        root, gap = there[:, :-2], there[:, -2]
-        matrix = root @ root.T
+        left, share = self._cells(x)
+        gap, slope = self.line[:, left] + share * self.rise[:, left]
+        corner, rest = left[:, None] * self.count + left, 1 - share
+        near = self.covariance[corner] * rest + self.covariance[corner + 1] * share
+        corner += self.count
+        far = self.covariance[corner] * rest + self.covariance[corner + 1] * share
+        matrix = near * rest[:, None] + far * share[:, None]
         diagonal = matrix.reshape(-1)[:: len(x) + 1]
-        diagonal += (2 * scatter * there[:, -1]) ** 2
+        diagonal += (2 * scatter * slope) ** 2
         diagonal *= 1 + 1e-9
         diagonal += 1e-24
-        return float(np.sum(gap * np.linalg.solve(matrix, gap)))
+        return float(gap @ np.linalg.solve(matrix, gap))
 
     def least(self, laws: Floats, scatter: float = 0.0) -> Floats:
         """(laws,): a lower bound of T without linear algebra: the largest square of a single pair."""
         x = self.place(laws)
-        cell, share = self._cells(x)
-        variance = self.squares[:, :3] + 4 * scatter**2 * self.squares[:, 3:]
-        table = np.column_stack([self.cells[:, [self.width - 2, -2]], variance]).take(cell, axis=0)
-        gap = table[..., 0] + share * table[..., 1]
-        variance = table[..., 2] + share * (table[..., 3] + share * table[..., 4])
+        left, share = self._cells(x)
+        rest = 1 - share
+        gap, slope = self.line[:, left] + share * self.rise[:, left]
+        variance = self.variance[left] * rest**2 + 2 * self.next[left] * rest * share
+        variance += self.variance[left + 1] * share**2 + (2 * scatter * slope) ** 2
         against = gap**2 / (np.maximum(variance, 0) * (1 + 1e-9) + 1e-24)
         return np.asarray(np.where(self._side(x) * gap > 0, 0.0, against).max(axis=1))
 
     def _cells(self, x: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
-        """The row of `cells` of each pair where its crossing is at ln N = x, and the share of the step."""
-        position = np.clip((x - self.low) / self.length, 0, 1) * self.steps
-        left = np.minimum(position.astype(int), self.steps - 1)
-        return self.first + left, position - left
+        """The last place of each pair before ln N = x among the places of all pairs, and the share of the step."""
+        here = np.minimum(np.maximum(x, self.low), self.high)
+        left = np.searchsorted(self.ascending, here + self.shift, side="right") - 1
+        left = np.minimum(np.maximum(left, self.first), self.last)
+        return left, (here - self.x[left]) / self.step[left]
 
     def _side(self, x: Floats) -> Floats:
         """Below the range the deep model must be ahead at its small end, above it behind at its large end."""
@@ -240,13 +250,14 @@ def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
     """
     sided = side != 0
     bounded = sided.any(axis=1)
+    if not bounded.any():
+        return np.asarray(np.vecdot(gap, np.linalg.solve(matrix, gap[..., None])[..., 0]))
     least = np.empty(len(gap))
     if not bounded.all():
         inside = ~bounded
         solved = np.linalg.solve(matrix[inside], gap[inside][..., None])[..., 0]
         least[inside] = np.sum(gap[inside] * solved, axis=1)
-    if bounded.any():
-        least[bounded] = _pivoted(gap[bounded], matrix[bounded], side[bounded])
+    least[bounded] = _pivoted(gap[bounded], matrix[bounded], side[bounded])
     return least
 
 
@@ -299,8 +310,9 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
         return ThresholdFit(form, "insufficient", level, reason=reason, pairs=len(pairs))
     depth = np.array([item.middle for item, _ in pairs])
     regressor = REGRESSORS[form](depth)
-    likelihood = _Likelihood([gap for _, gap in pairs], depth, regressor, crossings.covariance)
-    line = _points(pairs, crossings.covariance, regressor)
+    covariance = _covariance(crossings)
+    likelihood = _Likelihood([gap for _, gap in pairs], depth, regressor, covariance)
+    line = _points(pairs, covariance, regressor)
     own = scatter = _scatter(line)
     free = len(points) - 2
     quantile = crossings.quantile
@@ -309,9 +321,9 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
         scatter = max(own, PRIOR_SCATTER) * float(student.ppf((1 + level) / 2, 1)) / quantile
     elif own > 0:
         quantile = max(quantile, float(student.ppf((1 + level) / 2, free)))
-    start, covariance = line.line(scatter)
-    best, why = _optimum(likelihood, start, covariance, scatter)
-    region = _region(likelihood, best, covariance, scatter, quantile)
+    start, errors = line.line(scatter)
+    best, why = _optimum(likelihood, start, errors, scatter)
+    region = _region(likelihood, best, errors, scatter, quantile)
     a_interval, b_interval = _range(region, 0, best[0]), _range(region, 1, best[1])
     closed = None not in (*a_interval, *b_interval)
     if not free:
@@ -327,7 +339,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
     if not closed:
         notes.append("the data bound the law on one side only")
     params = [item.params for item in points if item.params is not None]
-    (va, cab), (cba, vb) = covariance.tolist()
+    (va, cab), (cba, vb) = errors.tolist()
     return ThresholdFit(
         form=form,
         status="not_converged" if why else "ok" if closed and free else "open",
@@ -352,19 +364,31 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
     )
 
 
+def _covariance(crossings: Crossings) -> Floats:
+    """Covariance of the values of the gaps of the pairs that take part in the law."""
+    part = [
+        np.full(len(gap.x), not item.contradicted)
+        for item, gap in zip(crossings.items, crossings.gaps, strict=True)
+        if gap is not None
+    ]
+    kept = np.flatnonzero(np.concatenate(part))
+    return np.asarray(crossings.covariance[np.ix_(kept, kept)])
+
+
 def _points(pairs: list[tuple[Crossing, Gap]], covariance: Floats, regressor: Floats) -> _Points:
-    places, log_width, rows = [], [], []
+    places, log_width, index, slopes = [], [], [], []
+    first = 0
     for place, (item, gap) in zip(regressor, pairs, strict=True):
-        if item.params is None:
-            continue
-        x = math.log(item.params)
-        slope = float(np.interp(x, gap.x, np.gradient(gap.value, gap.x)))
-        places.append(place)
-        log_width.append((x - math.log(12 * item.middle)) / 2)
-        # d ln N = -d gap / slope, and ln d is half of ln N; a flat gap at its own zero leaves the point open.
-        rows.append(gap.jacobian[int(np.argmin(np.abs(gap.x - x)))] / (2 * max(abs(slope), 1e-9)))
-    root = np.vstack(rows)
-    found = root @ covariance @ root.T
+        if item.params is not None:
+            x = math.log(item.params)
+            places.append(place)
+            log_width.append((x - math.log(12 * item.middle)) / 2)
+            index.append(first + int(np.argmin(np.abs(gap.x - x))))
+            slopes.append(abs(float(np.interp(x, gap.x, _slopes(gap)))))
+        first += len(gap.x)
+    # d ln N = -d gap / slope, and ln d is half of ln N; a flat gap at its own zero leaves the point open.
+    scale = 1 / (2 * np.maximum(slopes, 1e-9))
+    found = covariance[np.ix_(index, index)] * np.outer(scale, scale)
     diagonal = np.diag_indices_from(found)
     found[diagonal] = found[diagonal] * (1 + 1e-9) + 1e-16
     return _Points(np.array(places), np.array(log_width), found)
@@ -400,8 +424,8 @@ def _optimum(
         np.zeros(2),
         method="Nelder-Mead",
         options={
-            "xatol": 1e-6,
-            "fatol": 1e-9,
+            "xatol": 1e-5,
+            "fatol": 1e-8,
             "maxfev": 2000,
             "initial_simplex": [[0, 0], [0.5, 0], [0, 0.5]],
         },

@@ -261,9 +261,9 @@ def _from_pilot(fit: "Fit") -> tuple[dict[str, Assumption], str]:
     if noise.get("known") and noise.get("loss"):
         found["loss"] = Assumption(noise["loss"], "pilot: mean loss")
     exponent = Truth.exponent
-    if exponents := sorted(curves.get("exponents", {}).values()):
+    if curves.get("exponent") is not None:
         # A straight line in ln N is the limit of an exponent of zero.
-        exponent = max(exponents[len(exponents) // 2], 0.01)
+        exponent = max(curves["exponent"], 0.01)
         found["exponent"] = Assumption(exponent, "pilot: curves")
     if curves.get("lack_of_fit") is not None:
         found["misfit_sd"] = Assumption(curves["lack_of_fit"], "pilot: lack of fit")
@@ -335,7 +335,7 @@ def _notes(plan: Plan, depths: int, assumptions: dict[str, Assumption]) -> list[
         )
     if assumptions["misfit_sd"].source.startswith(DEFAULT):
         notes.append(
-            "Shapes are assumed to lie on curves of the fitted family. If they do not (--assume misfit_sd=NATS, and "
+            "Shapes are assumed to lie on power laws. If they do not (--assume misfit_sd=NATS, and "
             "misfit_length=E-FOLDS where neighbouring sizes deviate alike), more seeds help less than shown."
         )
     if depths == 2:

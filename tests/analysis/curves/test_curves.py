@@ -2,7 +2,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.curves import posterior as module
 from analysis.curves.curves import build_curves
+from analysis.curves.power_law import designs, fit_power
+from analysis.curves.shape_means import shape_means
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4))
@@ -36,7 +39,7 @@ def test_curves_never_extrapolate():
     curves = build_curves(study())
     high = curves.range(2)[1]
     assert curves.loss(2, np.array([high])).shape == (1,)
-    for question in (curves.loss, curves.both):
+    for question in (curves.loss, curves.rows):
         with pytest.raises(ValueError, match="depth 2 is measured on"):
             question(2, np.array([high + 0.1]))
 
@@ -49,12 +52,9 @@ def test_the_covariance_is_that_of_curves_of_repeated_studies():
     losses, said = [], []
     for seed in range(250):
         curves = build_curves(study(seed=seed))
-        if curves.smooth.family != "power":
-            continue
-        jacobian = np.vstack([curves.both(1, place)[1], curves.both(4, place)[1]])
-        said.append(jacobian @ curves.covariance @ jacobian.T)
+        rows = np.vstack([curves.rows(1, place), curves.rows(4, place)])
+        said.append(rows @ curves.covariance @ rows.T)
         losses.append(np.concatenate([curves.loss(1, place), curves.loss(4, place)]))
-    assert len(losses) > 200
     np.testing.assert_allclose(
         np.cov(np.array(losses), rowvar=False), np.mean(said, axis=0), rtol=0.25, atol=2e-6
     )
@@ -74,16 +74,14 @@ def test_losses_off_any_smooth_curve_widen_every_error():
     # Its own few degrees of freedom, points less parameters, replace those of the seeds.
     assert rough.dof < 12 < clean.dof
     place = np.log(np.array([1e4]))
-    errors = [
-        (jacobian := curves.both(2, place)[1]) @ curves.covariance @ jacobian.T for curves in (clean, rough)
-    ]
+    errors = [(rows := curves.rows(2, place)) @ curves.covariance @ rows.T for curves in (clean, rough)]
     assert errors[1] > 20 * errors[0]
 
 
 def test_one_seed_takes_the_scatter_for_noise():
     curves = build_curves(study(seeds=1, truth=Truth(2.5, 0.3, (1, 2, 4), noise=0.01)))
     assert curves.noise.source == "residuals"
-    assert curves.noise.dof == len(curves.x) - curves.smooth.parameters - 1
+    assert curves.noise.dof == len(curves.x) - curves.parameters
     # 11 degrees of freedom: the estimate lies within a factor of 1.8 of the truth, 0.01·sqrt(0.7).
     assert 0.55 < curves.noise.summary()["sd_relative"] / (0.01 * 0.7**0.5) < 1.8
 
@@ -102,3 +100,145 @@ def test_as_many_seeds_as_runs_pair_nothing_and_cost_little():
     assert curves.noise.correlation == 0
     assert curves.incidence.shape[1] == 1
     assert curves.count.tolist() == [40] * len(SHAPES)
+
+
+def matern(x, y, length):
+    scaled = np.sqrt(3) * np.abs(x[:, None] - y) / length
+    return (1 + scaled) * np.exp(-scaled)
+
+
+def small_fit(tau2=4e-4, nugget=1e-4):
+    """One combination for a small study: everything that `posterior` takes, and what a plain calculation needs."""
+    means = shape_means(study(truth=Truth(2.5, 0.3, (1, 2, 4), shared=0.4, depth_shared=0.3)))
+    points, grid = module.points_of(means), np.linspace(6.9, 11.5, 7)
+    places = np.repeat(np.arange(3), 7), np.tile(grid, 3)
+    design, wide = designs(points.rank, points.x, points.loss, 1 / points.own, 0.2, places)
+    kernel = module.kernel_of(points.rank, points.x, points, 1.5)
+    item = module.combine(points, design, kernel, (0, tau2, nugget, 0.0))
+    across, along = module.kernel_of(*places, points, 1.5), matern(grid, grid, 1.5)
+    return points, places, design, wide, kernel, item, across, along
+
+
+def test_the_posterior_of_one_combination_is_a_plain_gaussian_conditioning():
+    """Coefficients with a prior so wide that it is flat, the process, and the seeds' errors, given the points."""
+    points, places, design, wide, kernel, item, across, along = small_fit()
+    mean, joint, _ = module.posterior(points, wide, [across], [along], [item], np.ones(1))
+    causes, vague = points.shared.shape[1], 100.0
+    same = places[0][:, None] == places[0]
+    state = np.zeros((len(wide) + causes, len(wide) + causes))
+    state[: len(wide), : len(wide)] = vague * wide @ wide.T + 4e-4 * same * matern(places[1], places[1], 1.5)
+    state[len(wide) :, len(wide) :] = np.eye(causes)
+    towards = np.vstack([vague * wide @ design.T + 4e-4 * across, points.shared.T])
+    noise = points.shared @ points.shared.T + np.diag(
+        points.own + 1e-4 * points.single / points.single.mean()
+    )
+    gain = towards @ np.linalg.inv(vague * design @ design.T + 4e-4 * kernel + noise)
+    np.testing.assert_allclose(mean, (gain @ points.loss)[: len(wide)], atol=1e-5)
+    np.testing.assert_allclose(joint, state - gain @ towards.T, atol=1e-6)
+    assert joint[: len(wide), len(wide) :].std() > 1e-3, "seeds are correlated with the curves"
+
+
+def test_several_combinations_give_the_mean_and_the_covariance_of_their_mixture():
+    points, _, design, wide, kernel, item, across, along = small_fit()
+    other = module.combine(points, design, kernel, (0, 1e-2, 0.0, 0.0))
+    plain = module.combine(points, design, None, (0, 0.0, 0.0, 0.0))
+    alone = [
+        module.posterior(points, wide, [across], [along], [one], np.ones(1)) for one in (item, other, plain)
+    ]
+    weight = np.array([0.5, 0.3, 0.2])
+    mean, joint, _ = module.posterior(points, wide, [across], [along], [item, other, plain], weight)
+    np.testing.assert_allclose(mean, sum(w * one[0] for w, one in zip(weight, alone, strict=True)))
+    size = len(mean)
+    expected = sum(w * one[1] for w, one in zip(weight, alone, strict=True))
+    expected[:size, :size] += sum(
+        w * np.outer(one[0] - mean, one[0] - mean) for w, one in zip(weight, alone, strict=True)
+    )
+    np.testing.assert_allclose(joint, expected, atol=1e-14)
+
+
+def test_the_weights_of_combinations_are_their_restricted_likelihoods():
+    points, _, design, _, kernel, _, _, _ = small_fit()
+    found, expected = [], []
+    for tau2, nugget in ((0.0, 0.0), (1e-4, 0.0), (1e-3, 1e-3)):
+        found.append(module.combine(points, design, kernel, (0, tau2, nugget, 0.0)).log_weight)
+        own = points.own + nugget * points.single / points.single.mean()
+        covariance = points.shared @ points.shared.T + np.diag(own) + tau2 * kernel
+        inverse = np.linalg.inv(covariance)
+        information = design.T @ inverse @ design
+        rest = points.loss - design @ np.linalg.solve(information, design.T @ inverse @ points.loss)
+        terms = rest @ inverse @ rest, *(np.linalg.slogdet(one)[1] for one in (covariance, information))
+        expected.append(-sum(terms) / 2)
+    np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-7)
+
+
+def bent_study(tau, noise, key):
+    """Straight lines with smooth deviations, three seeds, and the exact losses: a frame and (depths, sizes)."""
+    generator, x = np.random.default_rng(key), np.linspace(7, 11, 12)
+    root = np.linalg.cholesky(matern(x, x, 1.0) + 1e-12 * np.eye(len(x)))
+    exact = np.array(
+        [4 - 0.1 * x - 0.02 * depth + tau * root @ generator.standard_normal(12) for depth in (1, 2, 4)]
+    )
+    table = [
+        {
+            "depth": depth,
+            "params": np.exp(place),
+            "seed": seed,
+            "loss": loss + noise * generator.standard_normal(),
+        }
+        for depth, line in zip((1, 2, 4), exact, strict=True)
+        for place, loss in zip(x, line, strict=True)
+        for seed in range(3)
+    ]
+    return pd.DataFrame(table), x, exact
+
+
+def test_smooth_deviations_are_found_with_their_error_and_their_absence_too():
+    found, scaled, plain, bent = {0.01: [], 0.0: []}, [], [], []
+    for tau, values in found.items():
+        for key in range(25):
+            frame, x, exact = bent_study(tau, 0.0035, key)
+            curves = build_curves(frame)
+            values.append(curves.tau)
+            for depth, truth in zip((1, 2, 4), exact, strict=True) if tau else ():
+                rows = curves.rows(depth, x)
+                error = np.sqrt(np.vecdot(rows @ curves.covariance, rows))
+                scaled.append((curves.loss(depth, x) - truth) / error)
+                law = fit_power(x, curves.mean[curves.at(depth)], np.ones(len(x)))
+                plain.append(np.mean((law.fitted - truth) ** 2))
+                bent.append(np.mean((curves.loss(depth, x) - truth) ** 2))
+    assert 0.006 < np.median(found[0.01]) < 0.02
+    assert np.median(found[0.0]) < 0.002
+    assert np.mean(bent) < 0.2 * np.mean(plain)
+    assert np.std(scaled) == pytest.approx(1.0, abs=0.15)
+
+
+def test_the_grid_has_the_ends_of_every_depth_and_values_between_are_interpolated():
+    curves = build_curves(study().query("depth > 1 or budget > 2000"))
+    for depth in curves.depths:
+        assert min(np.abs(curves.grid - curves.range(depth)[0])) < 2e-5
+        rows = curves.rows(depth, curves.grid[curves.inside(depth)])
+        np.testing.assert_allclose(
+            rows @ curves.values.ravel(), curves.values[curves.depths.index(depth)][curves.inside(depth)]
+        )
+    x = np.linspace(*curves.range(2), 50)
+    weights = curves.rows(2, x)
+    # A cubic is interpolated exactly.
+    np.testing.assert_allclose(weights[:, curves.index(2)] @ (curves.grid**3), x**3, rtol=1e-9)
+
+
+def test_neighbours_of_a_large_table_are_averaged_first(monkeypatch):
+    sizes = np.geomspace(1e3, 1e5, 60)
+    frame = simulate(
+        TRUTH, [(depth, 1, size) for depth in TRUTH.depths for size in sizes], 2, np.random.default_rng(0)
+    )
+    exact = np.concatenate([TRUTH.loss(depth, sizes) for depth in TRUTH.depths]).repeat(2)
+    noisy = exact * (1 + 0.01 * np.random.default_rng(1).standard_normal(len(exact)))
+    frame = frame.assign(params=frame["budget"], loss=noisy)
+    whole = build_curves(frame)
+    monkeypatch.setattr(module, "MOST_POINTS", 45)
+    merged = build_curves(frame)
+    assert len(module.points_of(shape_means(frame)).x) == 45
+    assert len(merged.x) == 180
+    error = np.sqrt(np.diag(whole.covariance)).reshape(whole.values.shape)
+    assert np.abs(merged.values - whole.values).max() < 1.5 * error.max()
+    assert np.diag(merged.covariance).mean() == pytest.approx(np.diag(whole.covariance).mean(), rel=0.5)

@@ -44,7 +44,7 @@ def test_the_inverted_test_is_fiellers_interval_of_a_line():
     c = np.array([[1.6e-4, 2e-5], [2e-5, 9e-5]])
     x = np.linspace(-4, 6, 401)
     jacobian = np.column_stack([np.ones_like(x), x])
-    gap = Gap(x, p + q * x, np.sqrt(np.einsum("kp,pq,kq->k", jacobian, c, jacobian)), jacobian)
+    gap = Gap(x, p + q * x, jacobian @ c @ jacobian.T)
     ends = np.roots([q**2 - t**2 * c[1, 1], 2 * (p * q - t**2 * c[0, 1]), p**2 - t**2 * c[0, 0]])
     assert inverted_test(gap, t) == pytest.approx(sorted(ends), abs=1e-3)
 
@@ -53,7 +53,7 @@ def test_the_inverted_test_is_open_where_an_end_is_not_beyond_the_noise():
     x = np.linspace(0, 1, 11)
 
     def ends(value):
-        return inverted_test(Gap(x, value, np.full(11, 1.0), np.ones((11, 1))), 2.0)
+        return inverted_test(Gap(x, value, np.ones((11, 11))), 2.0)
 
     assert ends(10 * x - 5) == (pytest.approx(0.3), pytest.approx(0.7))
     assert ends(10 * x - 1) == (-math.inf, pytest.approx(0.3))
@@ -126,13 +126,15 @@ def test_two_sizes_bracket_nothing_and_bound_only_from_size_to_size(line_frame):
     assert [gap is None for gap in found.gaps] == [True, True]
 
 
-@pytest.mark.parametrize(("bend", "turned"), [(0.0, False), (0.03, True)])
+@pytest.mark.parametrize(("bend", "turned"), [(0.0, False), (0.04, True)])
 def test_a_gap_that_shrinks_at_the_largest_sizes_is_flagged(line_frame, bend, turned):
-    frame = line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, sd=0.003, sizes=tuple(np.geomspace(1e3, 2e5, 8)))
-    beyond = np.maximum(np.log(frame["params"] / 2e4), 0)
-    frame["loss"] += bend * beyond**2 * (frame["depth"] == 2)
-    item = crossing(frame)
-    assert item.turns_back == turned
+    """In each of eight studies; at a bend of 0.03 the fall is 4 standard errors of the noise, and half are flagged."""
+    for seed in range(8):
+        sizes = tuple(np.geomspace(1e3, 2e5, 8))
+        frame = line_frame({1: (1.0, -0.1), 2: (1.0, -0.2)}, sd=0.003, sizes=sizes, seed=seed)
+        beyond = np.maximum(np.log(frame["params"] / 2e4), 0)
+        frame["loss"] += bend * beyond**2 * (frame["depth"] == 2)
+        assert crossing(frame).turns_back == turned
 
 
 def test_a_deep_model_whose_loss_rises_is_flagged(line_frame):
@@ -232,7 +234,7 @@ def test_a_gap_within_the_noise_in_two_ranges_is_ambiguous(line_frame):
     frame = line_frame({1: (1.0, 0.0), 2: (1.0, 0.0)}, sd=0.02, sizes=tuple(np.geomspace(1e3, 1e5, 14)))
     x = np.log(frame["params"] / 4e3)
     dip = np.log(frame["params"] / 2e4)
-    frame["loss"] -= 0.1 * x * (dip**2 + 0.05) * (frame["depth"] == 2)
+    frame["loss"] -= 0.1 * x * (dip**2 + 0.1) * (frame["depth"] == 2)
     item = crossing(frame)
     assert None not in item.params_interval
     assert (item.status, item.reason) == (

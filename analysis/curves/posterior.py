@@ -1,0 +1,272 @@
+"""Posterior of the losses of all depths, given the points of a study.
+
+A point is the mean loss of a shape over its seeds. The model of the points is
+
+    y = H·β + g + w + e.
+
+H·β is a power law E_L + A_L·N^-α for each depth, with one α for all depths, to first order in α. g is a Gaussian
+process of ln N for each depth, independent of the other depths, with a Matérn 3/2 covariance of standard deviation τ
+and length ℓ: real losses do not lie on any formula exactly, and neighbouring sizes deviate alike, so that more sizes do
+not average this error out. The nugget w deviates independently from size to size (widths are whole numbers), in
+proportion to the noise at that loss, because both are largest where models are small. e is the seed noise
+(`analysis.curves.noise`), whose parts that a seed adds to all its shapes, or to those of one depth, points have in
+common.
+
+τ, ℓ and the nugget are not chosen but averaged over. The weight of a combination is its restricted likelihood times a
+prior, and the covariance includes the spread between the combinations.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from analysis.curves.noise import Floats
+from analysis.curves.power_law import Ranks
+from analysis.curves.shape_means import ShapeMeans
+
+#: Most points of a fit: of larger tables, shapes of one depth that are neighbours in ln N are averaged first.
+MOST_POINTS = 400
+#: Number of lengths ℓ, from the spacing of the sizes to half their range.
+LENGTHS = 3
+#: Prior probabilities that there is no process, and no nugget.
+NO_PROCESS, NO_NUGGET = 0.45, 0.5
+#: Least variance of process or nugget over the noise of a point; each next one is four times as large. The largest is
+#: at least `REACH` times the noise and what the points deviate from power laws.
+LEAST, REACH = 0.25, 4.0
+#: The largest if the noise is estimated from the same residuals.
+LARGEST = 256.0
+#: Combinations with less than this share of the largest weight are left out.
+NEGLIGIBLE = 0.01
+
+
+class Points(NamedTuple):
+    """The points of a fit: rank of the depth, ln N, loss, and the parts of the variance.
+
+    `shared` (points, causes) holds standard deviations by common cause, `own` the variance of each point's own noise,
+    `single` that of one seed. If the noise is not known these are up to a factor, which `known` says.
+    """
+
+    rank: Ranks
+    x: Floats
+    loss: Floats
+    shared: Floats
+    own: Floats
+    single: Floats
+    known: bool
+
+
+class Combination(NamedTuple):
+    """One combination of process and nugget.
+
+    Attributes:
+        log_weight: restricted log-likelihood and log-prior.
+        length, tau2, nugget: index of ℓ, τ², and the mean variance of w.
+        coefficients, covariance: of the power laws; the covariance for noise of unit `scale`.
+        solved, precision: V^-1·H with V the covariance of the points, and V^-1 as its Cholesky factor.
+        square, spare: weighted square of the residuals, and its degrees of freedom.
+        scale: of V; 1 if the noise is known.
+    """
+
+    log_weight: float
+    length: int
+    tau2: float
+    nugget: float
+    coefficients: Floats
+    covariance: Floats
+    solved: Floats
+    precision: Any
+    square: float
+    spare: int
+    scale: float
+
+    def projection(self) -> Floats:
+        """P = V^-1 - V^-1·H·(H'·V^-1·H)^-1·H'·V^-1; P·y is V^-1 times the residuals."""
+        inverse = cho_solve(self.precision, np.eye(len(self.solved)), check_finite=False)
+        return np.asarray(inverse - self.solved @ self.covariance @ self.solved.T)
+
+
+def points_of(means: ShapeMeans) -> Points:
+    """The points of a fit; of more than `MOST_POINTS`, neighbours in ln N are averaged."""
+    rank = np.searchsorted(means.depths, means.depth)
+    known = means.noise.known
+    single = means.noise.sd_at(means.mean) ** 2 if known else np.maximum(means.mean**2, np.finfo(float).tiny)
+    shared, own = means.errors if known else (np.zeros((len(rank), 0)), np.sqrt(single))
+    points = Points(rank, means.x, means.mean, shared, own**2, single, known)
+    if len(rank) <= MOST_POINTS:
+        return points
+    groups = []
+    for depth in means.depths:
+        part = means.at(depth)
+        groups += np.array_split(part, min(len(part), max(2, MOST_POINTS * len(part) // len(rank))))
+    merge = np.zeros((len(groups), len(rank)))
+    for row, part in zip(merge, groups, strict=True):
+        row[part] = 1 / len(part)
+    ranks = np.array([rank[part[0]] for part in groups])
+    own_merged = merge**2 @ points.own
+    return Points(
+        ranks, merge @ means.x, merge @ means.mean, merge @ shared, own_merged, merge**2 @ single, known
+    )
+
+
+def lengths_of(points: Points) -> list[float]:
+    """The lengths ℓ; none if no depth has two sizes."""
+    parts = [points.x[points.rank == rank] for rank in range(int(points.rank[-1]) + 1)]
+    parts = [part for part in parts if len(part) > 1]
+    if not parts:
+        return []
+    low = float(np.median(np.concatenate([np.diff(part) for part in parts])))
+    high = float(np.median([part[-1] - part[0] for part in parts])) / 2
+    return [float(length) for length in np.geomspace(low, max(high, low), LENGTHS)]
+
+
+def matern(distance: Floats, length: float) -> Floats:
+    """The Matérn 3/2 correlation."""
+    scaled = math.sqrt(3) / length * np.abs(distance)
+    return np.asarray((1 + scaled) * np.exp(-scaled))
+
+
+def kernel_of(rank: Ranks, x: Floats, points: Points, length: float) -> Floats:
+    """(places, points): correlation of the process at places and points."""
+    return np.asarray((rank[:, None] == points.rank) * matern(x[:, None] - points.x, length))
+
+
+def combine(
+    points: Points, design: Floats, kernel: Floats | None, prior: tuple[int, float, float, float]
+) -> Combination:
+    """Solve one combination; `prior` has the index of ℓ, τ², the nugget, and the logarithm of their probability."""
+    length, tau2, nugget, log_prior = prior
+    covariance = points.shared @ points.shared.T
+    covariance[np.diag_indices_from(covariance)] += points.own + nugget * points.single / points.single.mean()
+    if kernel is not None:
+        covariance += tau2 * kernel
+    factor = cho_factor(covariance, lower=True, overwrite_a=True, check_finite=False)
+    both = cho_solve(factor, np.column_stack([design, points.loss]), check_finite=False)
+    solved, weighted = both[:, :-1], both[:, -1]
+    information = design.T @ solved
+    unit = np.sqrt(np.diag(information))
+    unit[unit == 0] = 1.0
+    # Singular where a depth has one size, or few sizes and a common exponent.
+    values, vectors = np.linalg.eigh(information / np.outer(unit, unit))
+    live = values > 1e-10 * values[-1]
+    vectors = vectors[:, live] / unit[:, None]
+    inverse = (vectors / values[live]) @ vectors.T
+    coefficients = inverse @ (design.T @ weighted)
+    residual = points.loss - design @ coefficients
+    square = max(float(residual @ (weighted - solved @ coefficients)), 1e-300)
+    spare = len(residual) - int(live.sum())
+    free = max(spare, 1)
+    likelihood = -(square if points.known else free * math.log(square)) / 2
+    likelihood -= float(
+        np.log(np.diag(factor[0])).sum() + np.log(values[live]).sum() / 2 + np.log(unit).sum()
+    )
+    scale = 1.0 if points.known else square / free
+    return Combination(
+        likelihood + log_prior,
+        length,
+        tau2,
+        nugget,
+        coefficients,
+        inverse,
+        solved,
+        factor,
+        square,
+        spare,
+        scale,
+    )
+
+
+def likely(points: Points, design: Floats, kernels: list[Floats], plain: Combination) -> list[Combination]:
+    """The combinations of process and nugget, the likeliest first, without negligible ones."""
+    unit = float(np.mean(points.own))
+    rough = max(1.0, plain.square / max(plain.spare, 1))
+    largest = REACH * rough if points.known else LARGEST
+    squares = unit * LEAST * 4.0 ** np.arange(math.ceil(math.log(largest / LEAST, 4)) + 1)
+    no_process = NO_PROCESS if kernels else 1.0
+    each = math.log((1 - NO_PROCESS) / (len(squares) * max(len(kernels), 1)))
+    nuggets = [(0.0, 0.0)]
+    if points.known:
+        nuggets = [(0.0, math.log(NO_NUGGET))]
+        nuggets += [(float(square), math.log((1 - NO_NUGGET) / len(squares))) for square in squares]
+    found: list[Combination] = []
+    top = -math.inf
+    for nugget, chance in nuggets:
+        tried: list[tuple[Floats | None, tuple[int, float, float, float]]] = [
+            (None, (0, 0.0, nugget, chance + math.log(no_process)))
+        ]
+        tried += [
+            (kernel, (index, float(square), nugget, chance + each))
+            for index, kernel in enumerate(kernels)
+            for square in squares
+        ]
+        for kernel, prior in tried:
+            item = combine(points, design, kernel, prior)
+            top = max(top, item.log_weight)
+            if item.log_weight > top + math.log(NEGLIGIBLE):
+                found.append(item)
+    found.sort(key=lambda item: -item.log_weight)
+    return [item for item in found if item.log_weight > top + math.log(NEGLIGIBLE)]
+
+
+def posterior(
+    points: Points,
+    wide: Floats,
+    across: list[Floats],
+    along: list[Floats],
+    found: list[Combination],
+    weight: Floats,
+) -> tuple[Floats, Floats, Floats]:
+    """The posterior on the grid, averaged over combinations.
+
+    Args:
+        points: of the fit.
+        wide: H at all places.
+        across: for each ℓ, (places, points), correlation of the process.
+        along: for each ℓ, (grid, grid), the same between the places of one depth.
+        found: the combinations.
+        weight: of each of them.
+
+    Returns:
+        (places,) means; (places + causes)², covariance, see `Curves.joint`; and for each combination the mean variance
+        of the curves at the points, 0 if the noise is known.
+    """
+    count, causes, size = len(points.x), points.shared.shape[1], len(wide)
+    means, variances = np.empty((len(found), size)), np.zeros(len(found))
+    joint = np.zeros((size + causes, size + causes))
+    losses, both, seeds = joint[:size, :size], joint[:size, size:], joint[size:, size:]
+    inner = np.zeros((wide.shape[1], wide.shape[1]))
+    seeds += np.eye(causes)
+    towards, mixed = np.zeros((wide.shape[1], count)), np.zeros((len(across), count, count))
+    crossed, curved = np.zeros((len(across), wide.shape[1], count)), np.zeros((len(across), count, count))
+    taus = np.zeros(len(across))
+    for index, (item, share) in enumerate(zip(found, weight, strict=True)):
+        projection = item.projection()
+        means[index] = wide @ item.coefficients
+        scaled, to_points = share * item.scale, item.covariance @ item.solved.T
+        inner += scaled * item.covariance
+        towards += share * to_points
+        seeds -= share * points.shared.T @ projection @ points.shared
+        if not points.known:
+            variances[index] = item.scale * float(np.mean(points.own - points.own**2 * np.diag(projection)))
+        if item.tau2:
+            at = item.length
+            means[index] += item.tau2 * across[at] @ (projection @ points.loss)
+            mixed[at] += share * item.tau2 * projection
+            crossed[at] += scaled * item.tau2 * to_points
+            curved[at] += scaled * item.tau2**2 * projection
+            taus[at] += scaled * item.tau2
+    average = weight @ means
+    spread = (means - average) * np.sqrt(weight)[:, None]
+    losses += wide @ inner @ wide.T + spread.T @ spread
+    both -= wide @ (towards @ points.shared)
+    for at, kernel in enumerate(across):
+        if taus[at]:
+            turned = wide @ crossed[at] @ kernel.T
+            losses -= turned + turned.T + kernel @ curved[at] @ kernel.T
+            both -= kernel @ (mixed[at] @ points.shared)
+            for first in range(0, size, len(along[at])):
+                here = slice(first, first + len(along[at]))
+                losses[here, here] += taus[at] * along[at]
+    joint[size:, :size] = both.T
+    return average, joint, variances

@@ -1,0 +1,442 @@
+"""Gain of further cells: by how much each would reduce the variance of the objective.
+
+The fit gives the joint covariance C of the losses of all depths on a grid of ln N, and of the errors that a seed adds
+to its shapes (`analysis.curves.curves.Curves.joint`). One more cell observes a combination e of these with noise of its
+own. If h is the derivative of the objective, the cell reduces the variance h'·C·h by (h'·C·e)² / (e'·C·e + noise), and
+C by the same rule, whatever its loss turns out to be.
+
+A crossing counts only if both depths are measured on both sides of it, up to where the gap exceeds its error. All cells
+missing for that are compared with the others as one step.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+from scipy.stats import chi2
+
+from analysis.curves.curves import Curves
+from analysis.curves.noise import Floats
+from analysis.design.candidates import Key, Option
+from analysis.design.objective import Objective
+from analysis.intervals import between
+from analysis.law.crossings import roots
+from analysis.law.projection import solve_depth
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+#: By pair, each side of the crossing that is not measured far enough: depth, side, ln N to reach.
+Sides = tuple[tuple[tuple[int, int, float], ...], ...]
+
+#: Standard deviation in ln d of a crossing that is not measured, and of a crossing about the line through the others.
+UNKNOWN, ABOUT = 1.0, 0.25
+#: Least scatter of ln d about the law.
+SCATTER = 0.01
+#: Mean weighted square of the crossings about the line from which they are measured further; from 1 on the fit counts
+#: it as scatter.
+DOUBTFUL = 0.7
+#: Confidence of the bounds on the noise in `sure_noise`.
+SURE = 0.8
+#: Required distance of a gap from zero at the ends of the measured sizes, in standard errors, and largest distance of
+#: these ends from the crossing, in ln N. 2 would be the test itself, which half of the crossings would then fail.
+CLEAR = 2.5
+FARTHEST = 0.9
+#: Largest cost of completing a side, as a share of what was spent before: later its position is known better.
+AFFORDED = 0.5
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next step of a search.
+
+    Attributes:
+        option: its index. If several options help only together it is the first of them; once that is taken, the next
+            ones gain more per cost.
+        gain: relative reduction of the variance of the objective.
+        pair: the crossing it is for: the one that weighs most in the objective, or that lacks a side.
+        kind: a `run` of most gain, or one for a missing `side` of the crossing.
+    """
+
+    option: int
+    gain: float
+    pair: tuple[int, int]
+    kind: Literal["run", "side"]
+
+
+def gains(covariance: Floats, objective: Floats, cells: Floats, noise: Floats) -> Floats:
+    """Reduction of the summed variances of `objective` (objectives, losses) by each of `cells` (cells, state)."""
+    # A cell observes a few places of one curve only.
+    carried = csr_array(cells) @ covariance
+    reduced = np.sum((carried[:, : objective.shape[1]] @ objective.T) ** 2, axis=1)
+    return np.asarray(reduced / (np.vecdot(carried, cells) + noise))
+
+
+def sure_noise(curves: Curves) -> tuple[float, float]:
+    """Bound the shared noise and the nugget of the shapes from below, so that few replicates do not suggest them.
+
+    A search that mistakes noise for a nugget chooses only new sizes, and no further seed corrects it. A shared part
+    that is too large has the same effect. With three seeds it has two degrees of freedom, whatever the number of
+    shapes, and without this bound one study in ten cost several times as much as its grid. The seeds are those of the
+    shape that has most.
+
+    Returns:
+        The share of the variance that shapes of a seed have in common, and the nugget over the variance of one seed.
+    """
+    noise = curves.noise
+    nugget = float(np.mean(curves.nugget) / np.mean(noise.sd_at(curves.mean) ** 2))
+    if noise.source != "seeds":
+        return noise.correlation, nugget
+    shared = noise.correlation * min(1.0, (noise.seeds - 1) / float(chi2.ppf(SURE, noise.seeds - 1)))
+    larger = noise.dof / float(chi2.ppf(1 - SURE, noise.dof))
+    runs = float(np.mean(1 / curves.count))
+    found = (1 - noise.correlation) * runs + nugget
+    return shared, max(found / larger - (1 - shared) * runs, 0.0)
+
+
+class Cells:
+    """What is known of the curves after a set of cells, and what one more run of any shape observes.
+
+    A run of a shape observes its curve, the errors of its seed, the deviation of the shape from its curve, and its own
+    noise. The deviation is the same in all runs of the shape, so that only a part of a repeated run is new.
+    """
+
+    def __init__(self, curves: Curves, depth: Integers, x: Floats, labels: Sequence[int]) -> None:
+        """`depth` and `x` (ln N) are those of all shapes, `labels` all seeds that are measured, running or options."""
+        noise, ranks, count = curves.noise, np.searchsorted(curves.depths, depth), len(curves.depths)
+        self.curves = np.vstack(
+            [curves.weights(int(d), np.array([place])) for d, place in zip(depth, x, strict=True)]
+        )
+        loss = self.curves @ curves.values.ravel()
+        # An extrapolated curve may fall below zero; the noise is not extrapolated that far.
+        loss = np.clip(loss, curves.mean.min() / 2, curves.mean.max() * 2)
+        sd = noise.sd_at(loss)
+        shared, nugget = sure_noise(curves)
+        self.own = (1 - shared - noise.within) * sd**2
+        self.nugget = nugget * sd**2
+        #: By seed, indices in the state of the error common to all shapes, and of that of each depth; -1 of a seed that
+        #: no cell has yet.
+        self.causes = np.full((len(labels), 1 + count), -1)
+        self.ranks, self.sizes = ranks, np.zeros((len(depth), 2))
+        if curves.seeds:
+            self.sizes = np.column_stack([math.sqrt(shared) * sd, math.sqrt(noise.within) * sd])
+            for index, label in enumerate(curves.seeds):
+                first = curves.values.size + index
+                self.causes[labels.index(label)] = first + len(curves.seeds) * np.arange(1 + count)
+        self.covariance = curves.joint.copy()
+        self.taken = np.zeros((len(depth), len(labels)), dtype=bool)
+
+    def copy(self) -> "Cells":
+        """A state that `take` changes without changing this one."""
+        other = object.__new__(Cells)
+        changed = {name: getattr(self, name).copy() for name in ("covariance", "causes", "taken")}
+        other.__dict__ = {**self.__dict__, **changed}
+        return other
+
+    def observed(self, shape: Integers, seed: Integers) -> tuple[Floats, Floats]:
+        """(cells, state), what one more run of each shape and seed observes, and the variance of the noise in it."""
+        runs = self.taken[shape].sum(axis=1)
+        each = self.own[shape] / np.maximum(runs, 1)
+        share = np.where(runs > 0, self.nugget[shape] / (self.nugget[shape] + each), 0.0)
+        rows = np.zeros((len(shape), len(self.covariance)))
+        rows[:, : self.curves.shape[1]] = (1 - share)[:, None] * self.curves[shape]
+        noise = self.own[shape] + np.where(runs > 0, share * each, self.nugget[shape])
+        at = np.arange(len(shape))
+        for part, place in enumerate((np.zeros_like(shape), 1 + self.ranks[shape])):
+            size, cause = self.sizes[shape, part], self.causes[seed, place]
+            there = cause >= 0
+            rows[at[there], cause[there]] += size[there]
+            # The errors of a seed that no cell has are independent of everything.
+            noise += np.where(there, 0.0, size**2)
+            for column in np.flatnonzero(self.taken[shape].any(axis=0)):
+                have = self.taken[shape, column] & (self.causes[column, 0] >= 0)
+                rows[at[have], self.causes[column, place[have]]] -= (share * size / np.maximum(runs, 1))[have]
+        return rows, noise
+
+    def take(self, shape: int, seed: int) -> None:
+        """Count a cell as measured."""
+        if self.causes[seed, 0] < 0 and self.sizes.any():
+            size, count = len(self.covariance), self.causes.shape[1]
+            self.causes[seed] = size + np.arange(count)
+            larger = np.eye(size + count)
+            larger[:size, :size] = self.covariance
+            self.covariance = larger
+        rows, noise = self.observed(np.array([shape]), np.array([seed]))
+        carried = self.covariance @ rows[0]
+        self.covariance -= np.outer(carried, carried / (rows[0] @ carried + noise[0]))
+        self.taken[shape, seed] = True
+
+
+class Search:
+    """A study at its fit, its options, and the objective.
+
+    Attributes:
+        cells: what is known of the curves with the cells that are measured, running or chosen.
+        free: which options are left.
+    """
+
+    def __init__(
+        self,
+        curves: Curves,
+        options: Sequence[Option],
+        measured: Iterable[tuple[int, float, int]],
+        begun: Sequence[Option],
+        overhead: float,
+        spent: float,
+        objective: Objective,
+    ) -> None:
+        """Start from the fit.
+
+        Args:
+            curves: the fit so far; the noise must be known, and every depth of the options have a curve.
+            options: to choose among.
+            measured: depth, N and seed of the cells of the fit.
+            begun: cells that are running.
+            overhead: cost of a cell beyond its own.
+            spent: cost of all that is measured or running.
+            objective: of the search.
+        """
+        self.objective, self.spent = objective, spent
+        done = list(measured)
+        every = [*done, *((item.depth, item.params, item.seed) for item in (*begun, *options))]
+        shapes: list[Key] = sorted({cell[:2] for cell in every})
+        labels = sorted({cell[2] for cell in every})
+        row = {shape: index for index, shape in enumerate(shapes)}
+        column = {label: index for index, label in enumerate(labels)}
+        self.depth = np.array([depth for depth, _ in shapes])
+        self.x = np.log(np.array([params for _, params in shapes]))
+        self.shape_of = np.array([row[item.depth, item.params] for item in options])
+        self.seed_of = np.array([column[item.seed] for item in options])
+        self.cost = np.array([item.cost for item in options]) + overhead
+        self.free = np.ones(len(options), dtype=bool)
+        self.cells = Cells(curves, self.depth, self.x, labels)
+        for depth, params, seed in done:
+            self.cells.taken[row[depth, params], column[seed]] = True
+        self.pairs = list(itertools.pairwise(curves.depths))
+        self.middle = np.array([between(*pair) for pair in self.pairs])
+        self.places = curves.grid
+        self.index = [(curves.index(shallow), curves.index(deep)) for shallow, deep in self.pairs]
+        self.gap = curves.values[:-1] - curves.values[1:]
+        self._locate(float(np.median(self.cells.own)) ** 0.5)
+        for item in begun:
+            self.cells.take(row[item.depth, item.params], column[item.seed])
+
+    def _locate(self, sd: float) -> None:
+        """Compute the crossing of each pair, its slope there, and the law, shrinking uncertain crossings to the line.
+
+        Only measured cells are used, so that a choice does not depend on which cells happen to be running. `sd` is the
+        noise of a run.
+        """
+        found = roots(self.places, self.gap)
+        low, high = self.places[0], self.places[-1]
+        rise = np.gradient(self.gap, self.places, axis=1)
+        pair = np.arange(len(self.pairs))
+        inside = np.isfinite(found)
+        x = np.clip(found, low, high)
+        slopes = rise[pair, self._at(x)]
+        steep = slopes[inside & (slopes > 0)]
+        least = 0.3 * float(np.median(steep)) if len(steep) else 0.2 * sd
+        rows = self._rows(x, np.maximum(slopes, least))
+        joint = rows @ self._losses(self.cells) @ rows.T
+        offset = np.log(12 * self.middle)
+        log_width = (x - offset) / 2
+        own = np.where(inside, np.diag(joint), np.inf)
+        a, b = self._line(log_width, own)
+        by_law = a + b * self.middle
+        share = ABOUT**2 / (ABOUT**2 + own)
+        share = np.where(inside, share, 0.0) if inside.sum() >= 2 else np.ones(len(x))
+        log_width = share * log_width + (1 - share) * by_law
+        self.cross = np.clip(offset + 2 * log_width, low, high)
+        # A pair that cannot cross at any allowed size takes no part.
+        self.possible = (offset + 2 * log_width >= low - 1e-9) & (offset + 2 * log_width <= high + 1e-9)
+        #: Derivatives of ln d at the crossings by the losses on the grid.
+        self.rows = self._rows(self.cross, np.maximum(rise[pair, self._at(self.cross)], least))
+        self.a, self.b = a, b
+        self.doubt = self._doubt(np.flatnonzero(inside), (found - offset) / 2, joint)
+
+    def _losses(self, cells: Cells) -> Floats:
+        """The covariance of the losses on the grid."""
+        size = self.gap.shape[1] * (len(self.pairs) + 1)
+        return cells.covariance[:size, :size]
+
+    def _at(self, x: Floats) -> Integers:
+        return np.asarray(np.clip(np.searchsorted(self.places, x), 0, len(self.places) - 1))
+
+    def _rows(self, x: Floats, slopes: Floats) -> Floats:
+        """Derivatives of ln d at crossings at ln N = x, where the gaps have these slopes."""
+        rows = np.zeros((len(x), self.gap.shape[1] * (len(self.pairs) + 1)))
+        for pair, (place, (one, two)) in enumerate(zip(self._at(x), self.index, strict=True)):
+            rows[pair, one[place]], rows[pair, two[place]] = 1.0, -1.0
+        return rows / (2 * slopes)[:, None]
+
+    def _doubt(self, inside: Integers, log_width: Floats, joint: Floats) -> Floats:
+        """Return (pairs,) the combination of crossings that deviates most from the line, in standard errors, or zeros.
+
+        Deviations larger than the errors count as scatter, which makes the intervals of the fit twice as wide or more.
+        They are mostly chance; better measurements of those crossings decide.
+        """
+        result = np.zeros(len(self.pairs))
+        if len(inside) < 3:
+            return result
+        matrix = joint[np.ix_(inside, inside)] + 1e-12 * np.eye(len(inside))
+        design = np.column_stack([np.ones(len(inside)), self.middle[inside]])
+        solved = np.linalg.solve(matrix, design)
+        law = np.linalg.solve(design.T @ solved, solved.T @ log_width[inside])
+        residual = log_width[inside] - design @ law
+        towards = np.linalg.solve(matrix, residual)
+        square = float(residual @ towards)
+        if square > DOUBTFUL * len(inside):
+            result[inside] = towards / math.sqrt(square)
+        return result
+
+    def _line(self, log_width: Floats, variance: Floats) -> tuple[float, float]:
+        """Fit ln d = a + b·L to the crossings, with a positive b, because only then a depth can be projected."""
+        weight = 1 / (variance + ABOUT**2)
+        spread = float(np.ptp(self.middle)) or float(self.pairs[0][1] - self.pairs[0][0])
+        flattest = 0.2 / spread
+        if np.sum(weight > 0) < 2:
+            known = int(np.argmax(weight))
+            b = 1 / spread
+            return float(log_width[known] - b * self.middle[known]), b
+        design = np.column_stack([np.ones_like(self.middle), self.middle])
+        a, b = np.linalg.solve(design.T @ (weight[:, None] * design), design.T @ (weight * log_width))
+        if b < flattest:
+            b = flattest
+            a = float(np.average(log_width - b * self.middle, weights=weight))
+        return float(a), float(b)
+
+    def _sides(self, cells: Cells) -> tuple[Flags, Sides]:
+        """Return which crossings are measured on both sides, and the missing sides of the others."""
+        variance = np.diag(cells.covariance)
+        both = np.array(
+            [variance[one] + variance[two] - 2 * cells.covariance[one, two] for one, two in self.index]
+        )
+        z = self.gap / np.sqrt(np.maximum(both, 1e-300))
+        there: Flags = np.asarray(cells.taken.any(axis=1))
+        open_to = there.copy()
+        open_to[self.shape_of[self.free]] = True
+        # Smallest and largest ln N of each depth: of measured shapes, and of possible ones.
+        ends = {}
+        for depth in {depth for pair in self.pairs for depth in pair}:
+            ours = self.depth == depth
+            measured, possible = self.x[ours & there], self.x[ours & open_to]
+            ends[depth] = (measured.min(), measured.max(), float(possible.min()), float(possible.max()))
+        covered, lacking = [], []
+        for index, pair in enumerate(self.pairs):
+            cross = self.cross[index]
+            below = self.places[(z[index] <= -CLEAR) & (self.places <= cross)]
+            above = self.places[(z[index] >= CLEAR) & (self.places >= cross)]
+            low = max(float(below[-1]) if len(below) else -math.inf, cross - FARTHEST)
+            high = min(float(above[0]) if len(above) else math.inf, cross + FARTHEST)
+            missing = []
+            for depth in pair:
+                smallest, largest, least, most = ends[depth]
+                if smallest > max(low, least) + 1e-9:
+                    missing.append((depth, -1, max(low, least)))
+                if largest < min(high, most) - 1e-9:
+                    missing.append((depth, 1, min(high, most)))
+            covered.append(not missing and bool(self.possible[index]))
+            lacking.append(tuple(missing))
+        return np.array(covered), tuple(lacking)
+
+    def _objective_parts(self, crossings: Floats, covered: Flags) -> tuple[Floats, float]:
+        """Return the weights of the crossings in the objective, (objectives, pairs), and the variance to minimise.
+
+        Args:
+            crossings: (pairs, pairs), covariance of ln d at the crossings.
+            covered: which of them count.
+        """
+        used = np.flatnonzero(covered)
+        if self.objective.kind == "crossings":
+            variance = np.where(covered, np.diag(crossings), UNKNOWN**2)
+            variance = variance / (1 + variance / UNKNOWN**2)
+            # A smooth maximum of the variances: with the largest alone, most steps would gain nothing.
+            value = float(np.sum(variance**4) ** 0.25)
+            share = np.where(covered, (variance / value) ** 1.5 / (1 + np.diag(crossings)), 0.0)
+            return np.diag(share), value
+        design = np.column_stack([np.ones(len(used)), self.middle[used]])
+        matrix = crossings[np.ix_(used, used)] + SCATTER**2 * np.eye(len(used))
+        weighted = np.linalg.solve(matrix, design).T
+        every = np.column_stack([np.ones_like(self.middle), self.middle])
+        vague = every.T @ every / (UNKNOWN**2 * len(self.middle))
+        # Keeps the matrix invertible if there is only one crossing.
+        vague[np.diag_indices(2)] += 1e-9
+        covariance = np.linalg.inv(weighted @ design + vague)
+        towards = self._direction()
+        value = float(towards @ covariance @ towards)
+        parts = np.zeros((2, len(covered)))
+        parts[0, used] = towards @ covariance @ weighted
+        # The doubtful combination counts as much as the objective at first, and less with every cell that measures it.
+        parts[1] = math.sqrt(value) * self.doubt
+        return parts, value * (1 + float(self.doubt @ crossings @ self.doubt))
+
+    def _direction(self) -> Floats:
+        """Return the derivative of the objective with respect to (a, b), up to a factor."""
+        if self.objective.kind == "b":
+            return np.array([0.0, 1.0])
+        depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
+        # From 12·L·exp(2(a + b·L)) = N; an uncertain law may put the best depth anywhere.
+        return np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
+
+    def _value(self, cells: Cells) -> tuple[Floats, float, float, Sides]:
+        """Weights of the crossings in the objective, its variance, that of crossings that count, missing sides."""
+        crossings = self.rows @ self._losses(cells) @ self.rows.T
+        covered, lacking = self._sides(cells)
+        weights, value = self._objective_parts(crossings, self.possible)
+        _, stated = self._objective_parts(crossings, covered)
+        return weights, value, stated, lacking
+
+    def _able(self) -> Integers:
+        """The first option left of every shape: the others have seeds that fewer shapes have, or none."""
+        left = np.flatnonzero(self.free)
+        return np.sort(left[np.unique(self.shape_of[left], return_index=True)[1]])
+
+    def best(self) -> Step | None:
+        """Return the step with the largest gain per cost; None if no option is left."""
+        weights, value, stated, lacking = self._value(self.cells)
+        crossings = np.vecdot(self.rows @ self._losses(self.cells), self.rows)
+        heavy = self.pairs[int(np.argmax(np.abs(weights).sum(axis=0) * np.sqrt(np.maximum(crossings, 0))))]
+        steps: list[tuple[float, Step]] = []
+        if self.free.any():
+            able = self._able()
+            observed = self.cells.observed(self.shape_of[able], self.seed_of[able])
+            reduced = gains(self.cells.covariance, weights @ self.rows, *observed) / value
+            rate = reduced / self.cost[able]
+            # Among rates equal to nine digits the first, which is the cheapest with the lowest seed.
+            first = int(np.argmax(rate >= float(rate.max()) - 1e-9 * abs(float(rate.max()))))
+            steps.append((float(rate[first]), Step(int(able[first]), float(reduced[first]), heavy, "run")))
+        for index, missing in enumerate(lacking):
+            cells = self._reach(missing) if missing and self.possible[index] else ()
+            if cells:
+                after = self.cells.copy()
+                for option in cells:
+                    after.take(int(self.shape_of[option]), int(self.seed_of[option]))
+                gain = 1 - self._value(after)[2] / stated
+                cost = float(self.cost[list(cells)].sum())
+                if cost <= AFFORDED * self.spent or not self.free.any():
+                    steps.append((gain / cost, Step(cells[0], gain, self.pairs[index], "side")))
+        return max(steps, key=lambda item: item[0])[1] if steps else None
+
+    def _reach(self, missing: tuple[tuple[int, int, float], ...]) -> tuple[int, ...]:
+        """Return the cheapest option that reaches each missing side, or nothing if one cannot be reached."""
+        cells: list[int] = []
+        x = self.x[self.shape_of]
+        for depth, side, there in missing:
+            far = (side * (x - there) >= -1e-9) & (self.depth[self.shape_of] == depth) & self.free
+            found = np.flatnonzero(far)
+            if not len(found):
+                return ()
+            # Below the crossing the largest size that is far enough, which is nearest to the place to reach.
+            key = self.cost[found] if side > 0 else -self.cost[found]
+            cells.append(int(found[np.lexsort((self.seed_of[found], key))[0]]))
+        return tuple(dict.fromkeys(cells))
+
+    def take(self, option: int) -> None:
+        """Count an option as measured with the loss that its curve predicts."""
+        self.spent += float(self.cost[option])
+        self.free[option] = False
+        self.cells.take(int(self.shape_of[option]), int(self.seed_of[option]))

@@ -91,7 +91,7 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
                 if row["status"] == "left_censored" and math.isnan(row["high"])
                 else row["high"]
             )
-            text = f"{shallow} → {deep} layers at {label(row['value'])}: N = {short(row['params'])}"
+            text = f"{shallow} → {deep} layers at {label(row['value'])}: N ="
             ends_known = row | {"value": row["params"], "low": low, "high": high}
             draw_crossing(axes, place, ends_known, text, colour, mark)
         # Join only neighbouring values that are both settled.

@@ -164,7 +164,7 @@ def draw_crossing(
 ) -> None:
     """Draw an estimate with its interval, hollow if it is inconclusive; else an arrow from a bound.
 
-    `row` has status, value, low and high; NaN is no estimate or no limit.
+    `row` has status, value, low and high; NaN is no estimate or no limit. `text` names the value under the pointer.
     """
     status, value, low, high = (row[name] for name in ("status", "value", "low", "high"))
     if np.isfinite(value):
@@ -174,7 +174,8 @@ def draw_crossing(
         dashes = "-" if solid and np.isfinite(low + high) else (0, (2, 2))
         axes.plot([x, x], bar, color=colour, linewidth=1.4, linestyle=dashes, zorder=2)
         style = {"marker": mark, "markersize": 6.5, "color": colour, "zorder": 4}
-        plot_values(axes, [x], [value], [text], markerfacecolor=colour if solid else palette.PAPER, **style)
+        face = colour if solid else palette.PAPER
+        plot_values(axes, [x], [value], [f"{text} {short(float(value))}"], markerfacecolor=face, **style)
     elif status == "left_censored" and np.isfinite(high):
         draw_bound(axes, x, high, high / LENGTH, colour)
     elif status == "right_censored" and np.isfinite(low):

@@ -13,7 +13,7 @@ from analysis.fit.document import Fit
 from analysis.intervals import width_of
 from analysis.law.advice import law_of
 from analysis.law.crossings import Crossing
-from analysis.numbers import percent, short
+from analysis.numbers import percent
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     count_axis,
@@ -99,7 +99,7 @@ def draw_transition(data: TransitionData, colours: Mapping[int, str]) -> Canvas:
     axes.fill_between(line["depth"], low, high, color=palette.ACCENT, alpha=0.14, linewidth=0)
     axes.plot(line["depth"], line["width"], label="threshold law", color=palette.ACCENT, linewidth=1.7)
     for point in data.points.to_dict("records"):
-        text = f"{point['shallow']} → {point['deep']} layers: width {short(point['value'])}"
+        text = f"{point['shallow']} → {point['deep']} layers: width"
         colour = colours.get(int(point["shallow"]), palette.INK)
         draw_crossing(axes, float(point["depth"]), point, text, colour)
     outside_legend(canvas)

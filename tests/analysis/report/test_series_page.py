@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from analysis.fit.series import best_data, crossing_data, measure_data
-from analysis.numbers import digits, ends
-from analysis.report.extras.series import slope_sentences
+from analysis.numbers import digits, ends, short
+from analysis.report.extras.series import draw_crossings, slope_sentences
+from analysis.report.figures.figure import Figure
 from analysis.report.series_page import write_series
 from analysis.runs.table import RunTable
 from tests.analysis.fit.test_series import task, worlds
@@ -144,3 +145,21 @@ def test_a_series_of_one_member_without_any_fit_still_has_a_page(tmp_path):
     assert "no fit" in read(path).text
     assert "No member of this series has two depths that can be compared" in read(path).text
     assert json.loads((tmp_path / "series.json").read_text())["crossings"] == []
+
+
+def test_crossings_without_an_estimate_have_a_bound_or_no_mark(members):
+    data = crossing_data(members)
+    first = data.rows.index[0]
+    for status, bound, marks in (("left_censored", "low", 0), ("ambiguous", None, 0), ("bracketed", None, 1)):
+        rows = data.rows.copy()
+        if not marks:
+            rows.loc[first, "params"] = float("nan")
+        rows.loc[first, "status"] = status
+        if bound:
+            rows.loc[first, bound] = float("nan")
+        figure = Figure(
+            "crossings", "", "", rows, lambda rows=rows: draw_crossings(replace(data, rows=rows), "key")
+        )
+        titles = re.findall(r"<title>([^<]*N =[^<]*)</title>", figure.render()[0].decode())
+        assert len(titles) == int(rows["params"].notna().sum())
+        assert any(short(float(data.rows.loc[first, "params"])) in title for title in titles) or not marks

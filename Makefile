@@ -12,7 +12,7 @@ help:
 	@echo "make study      install, run the quickstart study (5 to 10 minutes on 2 cores), write its report"
 	@echo "make test       install, run the fast tests (2 to 6 minutes)"
 	@echo "make test-gate  the slow tests of the gate: whole studies, killed processes, servers (10 to 20 minutes)"
-	@echo "make test-all   all tests, also simulated clouds, coverage and presets (35 to 90 minutes; clouds only if their code changed)"
+	@echo "make test-all   all tests, also simulated clouds, coverage and presets (35 to 90 minutes; clouds, coverage and training only if their code changed)"
 	@echo "make fuzz       an hour of hostile specs, overrides and run tables"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      speed and memory, as ratios against a named rival in the same run"

@@ -1,7 +1,5 @@
 """Power laws with an offset, loss = E_L + A_L·N^-α, with one exponent α for all depths L."""
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize_scalar
@@ -13,31 +11,6 @@ Ranks = npt.NDArray[np.int64]
 #: Largest exponent α; a steeper curve is nearly a step. Exponents from which the search starts.
 MOST_ALPHA = 3.0
 _ALPHAS = (0.0, *(float(alpha) for alpha in np.geomspace(0.02, MOST_ALPHA, 14)))
-
-
-class PowerLaw(NamedTuple):
-    """A power law: loss = height + slope·(1 - exp(-α·s))/α with s = ln N - centre.
-
-    `solve` (points,) is the derivative of α by the losses; None if α is at an end of its range.
-    """
-
-    alpha: float
-    height: float
-    slope: float
-    centre: float
-    fitted: Floats
-    solve: Floats | None
-
-
-def fit_power(x: Floats, loss: Floats, weight: Floats) -> PowerLaw:
-    """The power law of least squares through the losses at ln N = x; `weight` are inverse variances."""
-    rank = np.zeros(len(x), dtype=np.int64)
-    alpha = common_exponent(rank, x, loss, weight)
-    design, _ = designs(rank, x, loss, weight, alpha, (rank, x))
-    root = np.sqrt(weight)
-    height, slope = np.linalg.lstsq(design[:, :2] * root[:, None], loss * root, rcond=1e-10)[0].tolist()
-    solve = np.linalg.pinv(design * root[:, None], rcond=1e-10)[2] * root if design.shape[1] > 2 else None
-    return PowerLaw(alpha, height, slope, float(x.mean()), design[:, :2] @ [height, slope], solve)
 
 
 def common_exponent(rank: Ranks, x: Floats, loss: Floats, weight: Floats) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.curves.best_shapes import BestShape
-from analysis.law.crossings import NO_NOISE, Crossing
+from analysis.law.crossings import Crossing
 from analysis.numbers import counted, digits, human, human_range, layers, listed, percent, scientific
 
 #: Shapes beside the best one whose cost is given.
@@ -91,11 +91,9 @@ def depth_ranges(crossings: Sequence[Crossing]) -> tuple[DepthRange, ...]:
 
 def _place(item: Crossing) -> float | None:
     """N of a settled crossing; infinite if one depth is better at all sizes, None if the runs do not decide."""
-    if item.status == "bracketed":
-        return item.params
-    if item.reason == NO_NOISE:
+    if not item.settled:
         return None
-    return {"left_censored": -math.inf, "right_censored": math.inf}.get(item.status)
+    return {"left_censored": -math.inf, "right_censored": math.inf}.get(item.status, item.params)
 
 
 def use_sentence(crossings: Sequence[Crossing], level: float) -> str:

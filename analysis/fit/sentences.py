@@ -220,7 +220,7 @@ def beyond_sentence(fit: Fit) -> str:
     if largest is None:
         return ""
     found = fit.project(REACH * largest)
-    if found.depth is None or found.depth > width_of(found.params, found.depth):
+    if found.depth is None or found.deeper_than_wide:
         return f"Beyond {human(largest)} parameters the best depth is not determined ({found.reason or 'no law'})."
     depth = max(1, round(found.depth))
     return (

@@ -65,6 +65,11 @@ class Projection:
             return math.inf
         return (high - low) / (2 * self.depth)
 
+    @property
+    def deeper_than_wide(self) -> bool:
+        """Whether the depth exceeds the width that fills N, which no shape should have."""
+        return self.depth is not None and self.depth > width_of(self.params, self.depth)
+
     def shape(self) -> dict[str, Any]:
         """Keys as of `analysis.law.projection.recommend`; depth and width are None if no depth is stated."""
         low, high = self.interval

@@ -82,6 +82,12 @@ class Crossing:
         return between(self.shallow, self.deep)
 
     @property
+    def settled(self) -> bool:
+        """Whether the runs decide between the two depths: a crossing, or a lead beyond the noise at all sizes."""
+        censored = self.status in ("left_censored", "right_censored")
+        return self.status == "bracketed" or (censored and self.reason != NO_NOISE)
+
+    @property
     def width(self) -> float | None:
         """Width of the shallow model at the crossing."""
         return None if self.params is None else width_of(self.params, self.shallow)

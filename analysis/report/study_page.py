@@ -9,7 +9,6 @@ from analysis.design.history import SearchInfo, search_data
 from analysis.files import write_json
 from analysis.fit.document import Fit
 from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
-from analysis.law.crossings import NO_NOISE
 from analysis.numbers import counted
 from analysis.report.answers import findings, next_steps
 from analysis.report.extras import accuracy, diagnostics, search, shifts
@@ -179,10 +178,7 @@ def confidence(fit: Fit) -> tuple[str, str] | None:
     """`settled`, `partly settled` or `not settled`, and why; None without a pair of depths."""
     if not fit.crossings:
         return None
-    settled = [
-        item.status == "bracketed" or (item.status.endswith("_censored") and item.reason != NO_NOISE)
-        for item in fit.crossings
-    ]
+    settled = [item.settled for item in fit.crossings]
     checked = fit.learning_rate is not None and fit.learning_rate.checked
     word = "settled" if all(settled) and checked else "partly settled" if any(settled) else "not settled"
     rate = "checked" if checked else "not checked"

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from analysis.fit.answer import FLOPS
 from analysis.fit.document import Fit
-from analysis.fit.sentences import LAWS
+from analysis.fit.sentences import LAWS, REACH
 from analysis.law.advice import law_of
 from analysis.law.crossings import Crossing
 from analysis.law.held_out import BASELINE, HeldOut
@@ -19,9 +20,7 @@ from analysis.runs.table import RunTable
 from analysis.tables import Column, Table, shapes_table
 
 #: Projected sizes, as multiples of the largest measured one.
-MULTIPLES = (3.0, 10.0)
-#: Forward and backward pass of one token cost about this many FLOPs per parameter (Kaplan et al. 2020, section 2.1).
-FLOPS = 6
+MULTIPLES = (3.0, REACH)
 #: Different reasons in the table of left-out rows; `fit.json` has all.
 MOST_REASONS = 20
 

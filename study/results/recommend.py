@@ -150,7 +150,7 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> dict[str, 
             "width_interval": widths,
             "extrapolated": True,
         }
-    if found.depth is not None and not far and found.depth <= width_of(params, found.depth):
+    if found.depth is not None and not far and not found.deeper_than_wide:
         return found.shape() | near | {"source": "law", "law": ": ".join(LAWS[found.laws[0]])}
     if found.interval == (None, None):
         return None

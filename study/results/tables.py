@@ -12,6 +12,7 @@ from rich.text import Text
 from analysis.law.near_optimal import depths_text, lost_text
 from analysis.numbers import counted, ends, human, layers, params_range, percent
 from analysis.tables import EMPTY, Column, Table, shapes_table
+from study.results.recommend import LEAST_TRIALS
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 MOST_MISSING = 4
 #: Reasons of left-out rows that are listed.
 MOST_REASONS = 3
-#: Fewest held-out sizes for a table of the laws' regret.
-LEAST_TRIALS = 3
 #: Relative error up to which an estimate ± its error, a first-order rule, is shown; beyond it, the interval.
 FIRST_ORDER = 0.5
 #: Tags that need attention.

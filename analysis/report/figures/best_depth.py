@@ -9,6 +9,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator
 
 from analysis.fit.document import Fit
+from analysis.fit.sentences import REACH
 from analysis.numbers import layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
@@ -22,8 +23,8 @@ from analysis.report.figures.canvas import (
 from analysis.report.figures.figure import Context, Figure
 from analysis.report.figures.frames import stack, study_of_fit
 
-#: The line ends at this multiple of the largest N measured, and has so many points per decade.
-BEYOND, PER_DECADE = 10.0, 12
+#: Points of the line per decade of N.
+PER_DECADE = 12
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,14 @@ def figure(context: Context) -> Figure | None:
 
 
 def best_depth_data(fit: Fit) -> BestDepthData | None:
-    """Measured best depths, and the projected ones from the smallest size to `BEYOND` times the largest."""
+    """Measured best depths, and the projected ones from the smallest size to `REACH` times the largest."""
     if not fit.best:
         return None
     params = study_of_fit(fit).comparison.rows["params"]
     low, high = float(params.min()), float(params.max())
     # The largest size is a point, so that the solid line ends there and the dashed one begins.
     inside = np.geomspace(low, high, max(2, 1 + math.ceil(PER_DECADE * math.log10(high / low))))
-    beyond = np.geomspace(high, BEYOND * high, 1 + PER_DECADE)[1:]
+    beyond = np.geomspace(high, REACH * high, 1 + PER_DECADE)[1:]
     rows = [
         (found.params, found.depth, *found.interval)
         for found in (fit.project(float(size)) for size in [*inside, *beyond])

@@ -19,7 +19,7 @@ the interval of every scalar that follows from the law: a, b, a projected depth.
 crossings it is the estimate of largest likelihood. It has as many degrees of freedom as there are crossings less two,
 so if it is positive, Student's t has those degrees of freedom. Two or three crossings cannot show it: the larger
 of their estimate and `PRIOR_SCATTER` is assumed, with Student's t of one degree of freedom, and two crossings give no
-interval of the slope.
+interval of the slope. `ThresholdFit.scatter` and `scatter_dof` are those of the intervals.
 """
 
 import math
@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import AfterValidator, Field
 from scipy.optimize import brentq, minimize
 from scipy.stats import f as fisher
@@ -53,12 +52,12 @@ REGRESSORS: Mapping[Form, Callable[[Floats], Floats]] = {
 }
 
 #: Directions in which the edge of the region is searched, and distances in units of the edge of a normal likelihood. A
-#: region that reaches twelve times as far counts as open.
+#: region that reaches twelve times as far counts as open. Extremes of a region are met to (π/240)²/2, or 0.01 %.
 RAYS = 240
-REACH = np.concatenate([np.linspace(0.05, 4, 60), np.geomspace(4.2, 12, 20)])
-HALVINGS = 14
-#: Number of distances evaluated at a time.
-RINGS = 4
+REACH = np.concatenate([np.linspace(0.15, 2.4, 16), np.geomspace(2.8, 12, 8)])
+HALVINGS = 12
+#: Sweeps of coordinate descent over the crossings outside the sizes measured.
+SWEEPS = 20
 #: Fewest crossings whose own scatter is used alone.
 OWN_SCATTER = 4
 #: Depths of the six crossings of Levine et al. 2020.
@@ -67,8 +66,6 @@ _PUBLISHED_DEPTHS = np.array([6, 12, 18, 24, 30, 36])
 #: distances of the depths. It includes the errors of those crossings. It is the scatter of one study, so it counts as
 #: one degree of freedom: 95 % lie within 12.7 times it, and a scatter of 0.2 in another study is covered too.
 PRIOR_SCATTER = math.sqrt(LEVINE2020.covariance[1][1] * float(np.sum((_PUBLISHED_DEPTHS - 21.0) ** 2)))
-#: Factor on the variance of a pair that removes the pair from the likelihood.
-_HUGE = 1e9
 
 
 def _is_covariance(value: Covariance) -> Covariance:
@@ -93,7 +90,8 @@ class ThresholdFit:
         depths, widths, residuals: the crossings with an estimate: depth between the two, its width, residual in ln d.
         pairs: number of pairs used, including those with a bound only.
         params_range: smallest and largest N among the points.
-        scatter: of ln d beyond the crossings' own errors; None with two points.
+        scatter, scatter_dof: standard deviation of ln d beyond the crossings' own errors, and the degrees of freedom of
+            Student's t with which it enters the intervals: 1 where it is assumed, None where it is zero.
         chi2, dof, p_value: squared residuals over the crossings' covariance without scatter, and their F test, as the
             noise is estimated; None with two points.
     """
@@ -114,6 +112,7 @@ class ThresholdFit:
     params_range: tuple[float, float] | None = None
     residuals: tuple[float, ...] = ()
     scatter: float | None = None
+    scatter_dof: int | None = None
     chi2: float | None = None
     dof: int | None = None
     p_value: float | None = None
@@ -152,141 +151,63 @@ class _Points:
         return np.asarray(self.log_width - (law[0] + law[1] * self.regressor))
 
 
-def _slopes(gap: Gap) -> Floats:
-    return np.asarray(np.gradient(gap.value, gap.x))
-
-
 class _Likelihood:
     """T(a, b) of a study for many laws at once."""
 
     def __init__(self, gaps: Sequence[Gap], depth: Floats, regressor: Floats, covariance: Floats) -> None:
         """Prepare gaps with the `covariance` of all their values; `depth` are the depths L."""
-        self.low = np.array([gap.x[0] for gap in gaps])
-        self.high = np.array([gap.x[-1] for gap in gaps])
-        self.offset, self.regressor = np.log(12 * depth), regressor
-        self.x = np.concatenate([gap.x for gap in gaps])
-        count = [len(gap.x) for gap in gaps]
-        self.last = np.cumsum(count) - 2
-        self.first = self.last + 2 - count
-        # Shifted so that the places of all pairs ascend.
-        self.shift = np.arange(len(gaps)) * (1.0 + float(np.ptp(self.x)))
-        self.ascending = self.x + np.repeat(self.shift, count)
-        #: Values and slopes of the gaps, (2, places), and their increase to the next place.
-        self.line = np.stack(
-            [np.concatenate([values(gap) for gap in gaps]) for values in (lambda gap: gap.value, _slopes)]
-        )
-        self.rise = np.diff(self.line, axis=1, append=0.0)
-        self.step = np.diff(self.x, append=0.0)
-        self.covariance, self.count = covariance.ravel(), len(covariance)
-        self.variance, self.next = np.diag(covariance), np.append(np.diag(covariance, 1), 0.0)
-
-    def place(self, laws: Floats) -> Floats:
-        """(laws, pairs): ln N of each crossing by each law (rows of a, b)."""
-        return np.asarray(self.offset + 2 * (laws[:, :1] + laws[:, 1:] * self.regressor))
+        self.gaps, self.offset, self.regressor = gaps, np.log(12 * depth), regressor
+        self.first = np.cumsum([0] + [len(gap.x) for gap in gaps[:-1]])
+        self.value = np.concatenate([gap.value for gap in gaps])
+        self.slope = np.concatenate([np.gradient(gap.value, gap.x) for gap in gaps])
+        self.covariance = covariance
 
     def __call__(self, laws: Floats, scatter: float = 0.0) -> Floats:
-        """(laws,): T of each law."""
-        x = self.place(laws)
-        left, share = self._cells(x)
-        gap, slope = self.line[:, left] + share * self.rise[:, left]
-        rest = 1 - share
-        # Of straight lines between the places; the four corners of a cell of the covariance.
-        corner = left[:, :, None] * self.count + left[:, None, :]
-        near = self.covariance[corner] * rest[:, None, :] + self.covariance[corner + 1] * share[:, None, :]
-        corner += self.count
-        far = self.covariance[corner] * rest[:, None, :] + self.covariance[corner + 1] * share[:, None, :]
-        matrix = near * rest[:, :, None] + far * share[:, :, None]
-        pair = np.arange(x.shape[1])
-        extra = (2 * scatter * slope) ** 2
-        matrix[:, pair, pair] = (matrix[:, pair, pair] + extra) * (1 + 1e-9) + 1e-24
-        return _least_square(gap, matrix, self._side(x))
+        """(laws,): T of each law (rows of a, b)."""
+        x = self.offset + 2 * (laws[:, :1] + laws[:, 1:] * self.regressor)
+        left, weight, side = np.empty(x.shape, dtype=np.int64), np.empty_like(x), np.empty_like(x)
+        for pair, (gap, first) in enumerate(zip(self.gaps, self.first, strict=True)):
+            here = np.clip(x[:, pair], gap.x[0], gap.x[-1])
+            # Outside the sizes the deep model must be ahead at the small end, or behind at the large end.
+            side[:, pair] = np.sign(here - x[:, pair])
+            place = np.clip(np.searchsorted(gap.x, here, side="right") - 1, 0, len(gap.x) - 2)
+            left[:, pair] = first + place
+            weight[:, pair] = (here - gap.x[place]) / (gap.x[place + 1] - gap.x[place])
 
-    def one(self, law: Floats, scatter: float) -> float:
-        """T of a single law (a, b), in half the time."""
-        x = self.offset + 2 * (law[0] + law[1] * self.regressor)
-        if self._side(x).any():
-            return float(self(law[None, :], scatter)[0])
-        left, share = self._cells(x)
-        gap, slope = self.line[:, left] + share * self.rise[:, left]
-        corner, rest = left[:, None] * self.count + left, 1 - share
-        near = self.covariance[corner] * rest + self.covariance[corner + 1] * share
-        corner += self.count
-        far = self.covariance[corner] * rest + self.covariance[corner + 1] * share
-        matrix = near * rest[:, None] + far * share[:, None]
-        diagonal = matrix.reshape(-1)[:: len(x) + 1]
-        diagonal += (2 * scatter * slope) ** 2
-        diagonal *= 1 + 1e-9
-        diagonal += 1e-24
-        return float(gap @ np.linalg.solve(matrix, gap))
+        def between(values: Floats) -> Floats:
+            return np.asarray(values[left] * (1 - weight) + values[left + 1] * weight)
 
-    def least(self, laws: Floats, scatter: float = 0.0) -> Floats:
-        """(laws,): a lower bound of T without linear algebra: the largest square of a single pair."""
-        x = self.place(laws)
-        left, share = self._cells(x)
-        rest = 1 - share
-        gap, slope = self.line[:, left] + share * self.rise[:, left]
-        variance = self.variance[left] * rest**2 + 2 * self.next[left] * rest * share
-        variance += self.variance[left + 1] * share**2 + (2 * scatter * slope) ** 2
-        against = gap**2 / (np.maximum(variance, 0) * (1 + 1e-9) + 1e-24)
-        return np.asarray(np.where(self._side(x) * gap > 0, 0.0, against).max(axis=1))
-
-    def _cells(self, x: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
-        """The last place of each pair before ln N = x among the places of all pairs, and the share of the step."""
-        here = np.minimum(np.maximum(x, self.low), self.high)
-        left = np.searchsorted(self.ascending, here + self.shift, side="right") - 1
-        left = np.minimum(np.maximum(left, self.first), self.last)
-        return left, (here - self.x[left]) / self.step[left]
-
-    def _side(self, x: Floats) -> Floats:
-        """Below the range the deep model must be ahead at its small end, above it behind at its large end."""
-        return (x < self.low) - 1.0 * (x > self.high)
+        # Along straight lines between the places, first in the rows and then in the columns of the covariance.
+        one, rest = left[:, :, None], (1 - weight)[:, :, None]
+        other, share = left[:, None, :], weight[:, :, None]
+        near = self.covariance[one, other] * rest + self.covariance[one + 1, other] * share
+        far = self.covariance[one, other + 1] * rest + self.covariance[one + 1, other + 1] * share
+        matrix = near * rest.swapaxes(1, 2) + far * share.swapaxes(1, 2)
+        diagonal = np.einsum("lii->li", matrix)
+        diagonal[:] = (diagonal + (2 * scatter * between(self.slope)) ** 2) * (1 + 1e-9) + 1e-24
+        return _least_square(between(self.value), matrix, side)
 
 
-def _least_square(gap: Floats, matrix: Floats, side: Floats) -> Floats:
+def _least_square(gap: Floats, covariance: Floats, side: Floats) -> Floats:
     """Smallest over s of (g - s)' S^-1 (g - s), s = 0 where side is 0, else of that sign; for many g at once.
 
-    By principal pivoting (Judice and Pires 1994): a pair with free s is removed by a huge variance; if the others then
-    predict an s of the wrong sign, s becomes zero; if moving a zero s would lower the square, it becomes free.
+    By coordinate descent, which converges because the square is convex; the gaps of neighbouring pairs have
+    correlations of about -0.5, so each sweep removes more than half of what is left.
     """
-    sided = side != 0
-    bounded = sided.any(axis=1)
-    if not bounded.any():
-        return np.asarray(np.vecdot(gap, np.linalg.solve(matrix, gap[..., None])[..., 0]))
-    least = np.empty(len(gap))
-    if not bounded.all():
-        inside = ~bounded
-        solved = np.linalg.solve(matrix[inside], gap[inside][..., None])[..., 0]
-        least[inside] = np.sum(gap[inside] * solved, axis=1)
-    least[bounded] = _pivoted(gap[bounded], matrix[bounded], side[bounded])
-    return least
-
-
-def _pivoted(gap: Floats, matrix: Floats, side: Floats) -> Floats:
-    """`_least_square` of laws by which some crossing lies outside the sizes measured."""
-    least = np.full(len(gap), np.inf)
-    free = side != 0
-    pair = np.arange(gap.shape[1])
-    rows = np.arange(len(gap))
-    for _ in range(3 * gap.shape[1] + 1):
-        part, signs = gap[rows], side[rows]
-        inflated = matrix[rows]
-        inflated[:, pair, pair] *= np.where(free, 1 + _HUGE, 1.0)
-        solved = np.linalg.solve(inflated, part[..., None])[..., 0]
-        # Of a free pair (variance added)·solved is s, up to one part in the huge variance.
-        wrong = free & (solved * signs < 0)
-        lazy = ~free & (solved * signs > 0)
-        square = np.sum(part * solved, axis=1)
-        least[rows] = np.where(wrong.any(axis=1), least[rows], np.minimum(least[rows], square))
-        again = (wrong | lazy).any(axis=1)
-        if not again.any():
-            break
-        rows, free = rows[again], ((free & ~wrong) | lazy)[again]
-    # If pivoting did not converge, s = 0 everywhere is still allowed, if not the least.
-    lost = np.flatnonzero(np.isinf(least))
-    if len(lost):
-        last = np.linalg.solve(matrix[lost], gap[lost][..., None])[..., 0]
-        least[lost] = np.sum(gap[lost] * last, axis=1)
-    return least
+    precision = np.linalg.inv(covariance)
+    rest = np.where(side * gap > 0, 0.0, gap)
+    sided = np.flatnonzero(side.any(axis=1))
+    for _ in range(SWEEPS if len(sided) else 0):
+        for pair in np.flatnonzero(side.any(axis=0)):
+            rows = sided[side[sided, pair] != 0]
+            own = precision[rows, pair]
+            # The value of this rest at which the square is least, given the others; g - s has a bound at g.
+            best = rest[rows, pair] - np.vecdot(own, rest[rows]) / own[:, pair]
+            bound = gap[rows, pair]
+            rest[rows, pair] = np.where(
+                side[rows, pair] > 0, np.minimum(best, bound), np.maximum(best, bound)
+            )
+    return np.asarray(np.einsum("li,lij,lj->l", rest, precision, rest))
 
 
 def fit_laws(crossings: Crossings) -> tuple[ThresholdFit, ...]:
@@ -313,17 +234,21 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
     covariance = _covariance(crossings)
     likelihood = _Likelihood([gap for _, gap in pairs], depth, regressor, covariance)
     line = _points(pairs, covariance, regressor)
-    own = scatter = _scatter(line)
     free = len(points) - 2
-    quantile = crossings.quantile
-    if len(points) < OWN_SCATTER:
-        # Scaled to its own t, because the errors of the crossings have the quantile of the noise.
-        scatter = max(own, PRIOR_SCATTER) * float(student.ppf((1 + level) / 2, 1)) / quantile
-    elif own > 0:
-        quantile = max(quantile, float(student.ppf((1 + level) / 2, free)))
-    start, errors = line.line(scatter)
-    best, why = _optimum(likelihood, start, errors, scatter)
-    region = _region(likelihood, best, errors, scatter, quantile)
+    assumed = len(points) < OWN_SCATTER
+    scatter = max(_scatter(line), PRIOR_SCATTER if assumed else 0.0)
+    scatter_dof = None if not scatter else 1 if assumed else free
+    quantile, scaled = crossings.quantile, scatter
+    if scatter_dof:
+        of_scatter = float(student.ppf((1 + level) / 2, scatter_dof))
+        # An assumed scatter has a t of its own. An estimated one widens all, because it includes the crossings' errors.
+        if assumed:
+            scaled = scatter * of_scatter / quantile
+        else:
+            quantile = max(quantile, of_scatter)
+    start, errors = line.line(scaled)
+    best, why = _optimum(likelihood, start, errors, scaled)
+    region = _region(likelihood, best, errors, scaled, quantile)
     a_interval, b_interval = _range(region, 0, best[0]), _range(region, 1, best[1])
     closed = None not in (*a_interval, *b_interval)
     if not free:
@@ -331,7 +256,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
     raw = line.residual(line.line(0.0)[0])
     square = float(raw @ np.linalg.solve(line.covariance, raw))
     notes = [] if free else [TWO_POINTS]
-    if len(points) < OWN_SCATTER:
+    if assumed:
         notes.append(f"scatter about the law assumed at least {PRIOR_SCATTER:.2g} in ln d, as published")
     lost = [f"{item.shallow} → {item.deep}" for item in crossings.items if item.contradicted]
     if lost:
@@ -356,7 +281,8 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
         pairs=len(pairs),
         params_range=(min(params), max(params)),
         residuals=tuple((line.log_width - best[0] - best[1] * line.regressor).tolist()),
-        scatter=own if free else None,
+        scatter=scatter,
+        scatter_dof=scatter_dof,
         chi2=square if free else None,
         dof=free if free else None,
         p_value=float(fisher.sf(square / free, free, min(crossings.dof, 1e9))) if free else None,
@@ -384,7 +310,7 @@ def _points(pairs: list[tuple[Crossing, Gap]], covariance: Floats, regressor: Fl
             places.append(place)
             log_width.append((x - math.log(12 * item.middle)) / 2)
             index.append(first + int(np.argmin(np.abs(gap.x - x))))
-            slopes.append(abs(float(np.interp(x, gap.x, _slopes(gap)))))
+            slopes.append(abs(float(np.interp(x, gap.x, np.gradient(gap.value, gap.x)))))
         first += len(gap.x)
     # d ln N = -d gap / slope, and ln d is half of ln N; a flat gap at its own zero leaves the point open.
     scale = 1 / (2 * np.maximum(slopes, 1e-9))
@@ -420,7 +346,7 @@ def _optimum(
     """The law of the smallest T, and the optimiser's message if it did not converge."""
     root = np.linalg.cholesky(covariance + 1e-15 * np.eye(2))
     found = minimize(
-        lambda move: likelihood.one(start + root @ move, scatter),
+        lambda move: float(likelihood((start + root @ move)[None], scatter)[0]),
         np.zeros(2),
         method="Nelder-Mead",
         options={
@@ -441,21 +367,8 @@ def _region(
     angle = np.linspace(0, 2 * np.pi, RAYS, endpoint=False)
     direction = np.column_stack([np.cos(angle), np.sin(angle)]) @ root.T
     limit = float(likelihood(best[None, :], scatter)[0]) + quantile**2
-    inside = np.zeros((len(REACH), RAYS), dtype=bool)
-    # From the outside in, because only the farthest accepted law of each ray counts; and a law that a single pair
-    # excludes (with room for rounding) needs no more.
-    rays = np.arange(RAYS)
-    for start in range(len(REACH), 0, -RINGS):
-        rings = np.arange(max(start - RINGS, 0), start)
-        laws = (best + REACH[rings, None, None] * direction[rays]).reshape(-1, 2)
-        near = np.flatnonzero(likelihood.least(laws, scatter) <= limit * (1 + 1e-6) + 1e-9)
-        accepted = np.zeros(len(laws), dtype=bool)
-        if len(near):
-            accepted[near] = likelihood(laws[near], scatter) <= limit
-        inside[np.ix_(rings, rays)] = accepted.reshape(len(rings), len(rays))
-        rays = rays[~inside[np.ix_(rings, rays)].any(axis=0)]
-        if not len(rays):
-            break
+    laws = best + REACH[:, None, None] * direction
+    inside = likelihood(laws.reshape(-1, 2), scatter).reshape(len(REACH), RAYS) <= limit
     # The farthest accepted law of each ray: where the region has two parts it is drawn around both.
     last = np.where(inside.any(axis=0), len(REACH) - 1 - np.argmax(inside[::-1], axis=0), -1)
     is_open = last == len(REACH) - 1

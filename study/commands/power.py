@@ -267,7 +267,7 @@ def _from_pilot(fit: "Fit") -> tuple[dict[str, Assumption], str]:
         found["exponent"] = Assumption(exponent, "pilot: curves")
     if curves.get("lack_of_fit") is not None:
         found["misfit_sd"] = Assumption(curves["lack_of_fit"], "pilot: lack of fit")
-    if law.scatter is not None:
+    if law.scatter is not None and law.scatter_dof != 1:
         found["scatter"] = Assumption(law.scatter, "pilot: scatter of its law")
     if slopes := _slopes(fit, exponent):
         found["slope"] = Assumption(slopes[len(slopes) // 2], f"pilot: middle of {len(slopes)} gaps")

@@ -11,18 +11,19 @@ missing for that are compared with the others as one step.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import block_diag
 from scipy.sparse import csr_array
 from scipy.stats import chi2
 
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.design.candidates import Key, Option
 from analysis.design.objective import Objective
 from analysis.intervals import between
 from analysis.law.crossings import roots
@@ -30,6 +31,8 @@ from analysis.law.projection import solve_depth
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+#: Depth, N and seed of a cell.
+Cell = tuple[int, float, int]
 #: By pair, each side of the crossing that is not measured far enough: depth, side, ln N to reach.
 Sides = tuple[tuple[tuple[int, int, float], ...], ...]
 
@@ -48,6 +51,33 @@ CLEAR = 2.5
 FARTHEST = 0.9
 #: Largest cost of completing a side, as a share of what was spent before: later its position is known better.
 AFFORDED = 0.5
+#: Fixed cost of a cell, as a share of the most expensive one: a thousand tiny cells are not cheap.
+OVERHEAD = 0.01
+
+
+@dataclass(frozen=True)
+class Option:
+    """A cell that could be trained next.
+
+    Attributes:
+        depth, width: of the shape.
+        params: N = 12·L·d².
+        lr_factor: multiple of the rule's learning rate, the same for all options.
+        seed: of the cell.
+        cost: training FLOPs.
+    """
+
+    depth: int
+    width: int
+    params: float
+    lr_factor: float
+    seed: int
+    cost: float
+
+    @property
+    def cell(self) -> Cell:
+        """Depth, N and seed."""
+        return self.depth, self.params, self.seed
 
 
 @dataclass(frozen=True)
@@ -99,7 +129,7 @@ def sure_noise(curves: Curves) -> tuple[float, float]:
 
 
 class Cells:
-    """What is known of the curves after a set of cells, and what one more run of any shape observes.
+    """The joint covariance after a set of cells, and what one more run of any shape observes.
 
     A run of a shape observes its curve, the errors of its seed, the deviation of the shape from its curve, and its own
     noise. The deviation is the same in all runs of the shape, so that only a part of a repeated run is new.
@@ -107,35 +137,25 @@ class Cells:
 
     def __init__(self, curves: Curves, depth: Integers, x: Floats, labels: Sequence[int]) -> None:
         """`depth` and `x` (ln N) are those of all shapes, `labels` all seeds that are measured, running or options."""
-        noise, ranks, count = curves.noise, np.searchsorted(curves.depths, depth), len(curves.depths)
-        self.curves = np.vstack(
-            [curves.weights(int(d), np.array([place])) for d, place in zip(depth, x, strict=True)]
-        )
-        loss = self.curves @ curves.values.ravel()
+        noise, count = curves.noise, len(curves.depths)
+        self.curves = np.vstack([curves.weights(int(d), x[[i]]) for i, d in enumerate(depth)])
         # An extrapolated curve may fall below zero; the noise is not extrapolated that far.
-        loss = np.clip(loss, curves.mean.min() / 2, curves.mean.max() * 2)
+        loss = np.clip(self.curves @ curves.values.ravel(), curves.mean.min() / 2, curves.mean.max() * 2)
         sd = noise.sd_at(loss)
         shared, nugget = sure_noise(curves)
-        self.own = (1 - shared - noise.within) * sd**2
-        self.nugget = nugget * sd**2
+        self.own, self.nugget = (1 - shared - noise.within) * sd**2, nugget * sd**2
+        self.ranks, self.sizes = np.searchsorted(curves.depths, depth), np.zeros((len(depth), 2))
         #: By seed, indices in the state of the error common to all shapes, and of that of each depth; -1 of a seed that
         #: no cell has yet.
         self.causes = np.full((len(labels), 1 + count), -1)
-        self.ranks, self.sizes = ranks, np.zeros((len(depth), 2))
-        if curves.seeds:
+        # Noise that is estimated from the scatter about the curves has no common causes.
+        if len(curves.joint) > curves.values.size:
             self.sizes = np.column_stack([math.sqrt(shared) * sd, math.sqrt(noise.within) * sd])
-            for index, label in enumerate(curves.seeds):
-                first = curves.values.size + index
-                self.causes[labels.index(label)] = first + len(curves.seeds) * np.arange(1 + count)
+            known = [labels.index(label) for label in curves.seeds]
+            places = np.arange(len(known) * (1 + count)).reshape(1 + count, -1)
+            self.causes[known] = curves.values.size + places.T
         self.covariance = curves.joint.copy()
         self.taken = np.zeros((len(depth), len(labels)), dtype=bool)
-
-    def copy(self) -> "Cells":
-        """A state that `take` changes without changing this one."""
-        other = object.__new__(Cells)
-        changed = {name: getattr(self, name).copy() for name in ("covariance", "causes", "taken")}
-        other.__dict__ = {**self.__dict__, **changed}
-        return other
 
     def observed(self, shape: Integers, seed: Integers) -> tuple[Floats, Floats]:
         """(cells, state), what one more run of each shape and seed observes, and the variance of the noise in it."""
@@ -145,16 +165,14 @@ class Cells:
         rows = np.zeros((len(shape), len(self.covariance)))
         rows[:, : self.curves.shape[1]] = (1 - share)[:, None] * self.curves[shape]
         noise = self.own[shape] + np.where(runs > 0, share * each, self.nugget[shape])
-        at = np.arange(len(shape))
         for part, place in enumerate((np.zeros_like(shape), 1 + self.ranks[shape])):
             size, cause = self.sizes[shape, part], self.causes[seed, place]
-            there = cause >= 0
-            rows[at[there], cause[there]] += size[there]
+            new = cause < 0
+            rows[~new, cause[~new]] += size[~new]
             # The errors of a seed that no cell has are independent of everything.
-            noise += np.where(there, 0.0, size**2)
-            for column in np.flatnonzero(self.taken[shape].any(axis=0)):
-                have = self.taken[shape, column] & (self.causes[column, 0] >= 0)
-                rows[at[have], self.causes[column, place[have]]] -= (share * size / np.maximum(runs, 1))[have]
+            noise += np.where(new, size**2, 0.0)
+            at, column = np.nonzero(self.taken[shape] & (self.causes[:, 0] >= 0))
+            rows[at, self.causes[column, place[at]]] -= (share * size / np.maximum(runs, 1))[at]
         return rows, noise
 
     def take(self, shape: int, seed: int) -> None:
@@ -162,9 +180,7 @@ class Cells:
         if self.causes[seed, 0] < 0 and self.sizes.any():
             size, count = len(self.covariance), self.causes.shape[1]
             self.causes[seed] = size + np.arange(count)
-            larger = np.eye(size + count)
-            larger[:size, :size] = self.covariance
-            self.covariance = larger
+            self.covariance = block_diag(self.covariance, np.eye(count))
         rows, noise = self.observed(np.array([shape]), np.array([seed]))
         carried = self.covariance @ rows[0]
         self.covariance -= np.outer(carried, carried / (rows[0] @ carried + noise[0]))
@@ -175,7 +191,7 @@ class Search:
     """A study at its fit, its options, and the objective.
 
     Attributes:
-        cells: what is known of the curves with the cells that are measured, running or chosen.
+        cells: the covariance after the cells that are measured, running or chosen.
         free: which options are left.
     """
 
@@ -183,10 +199,9 @@ class Search:
         self,
         curves: Curves,
         options: Sequence[Option],
-        measured: Iterable[tuple[int, float, int]],
+        measured: Sequence[Cell],
         begun: Sequence[Option],
-        overhead: float,
-        spent: float,
+        trained: Floats,
         objective: Objective,
     ) -> None:
         """Start from the fit.
@@ -194,36 +209,37 @@ class Search:
         Args:
             curves: the fit so far; the noise must be known, and every depth of the options have a curve.
             options: to choose among.
-            measured: depth, N and seed of the cells of the fit.
+            measured: the cells of the fit.
             begun: cells that are running.
-            overhead: cost of a cell beyond its own.
-            spent: cost of all that is measured or running.
+            trained: N of every cell that ended.
             objective: of the search.
         """
-        self.objective, self.spent = objective, spent
-        done = list(measured)
-        every = [*done, *((item.depth, item.params, item.seed) for item in (*begun, *options))]
-        shapes: list[Key] = sorted({cell[:2] for cell in every})
-        labels = sorted({cell[2] for cell in every})
+        self.objective = objective
+        every = [*measured, *(item.cell for item in (*begun, *options))]
+        shapes, labels = sorted({cell[:2] for cell in every}), sorted({cell[2] for cell in every})
         row = {shape: index for index, shape in enumerate(shapes)}
         column = {label: index for index, label in enumerate(labels)}
-        self.depth = np.array([depth for depth, _ in shapes])
-        self.x = np.log(np.array([params for _, params in shapes]))
-        self.shape_of = np.array([row[item.depth, item.params] for item in options])
+        self.depth, params = (np.array(part) for part in zip(*shapes, strict=True))
+        self.x = np.log(params)
+        self.shape_of = np.array([row[item.cell[:2]] for item in options])
         self.seed_of = np.array([column[item.seed] for item in options])
+        further = [*options, *begun]
+        overhead = OVERHEAD * max(item.cost for item in further)
+        # Rows have no cost; for equal tokens it is proportional to N.
+        rate = float(np.median([item.cost / item.params for item in further]))
+        self.spent = rate * float(trained.sum()) + sum(item.cost for item in begun)
+        self.spent += overhead * (len(trained) + len(begun))
         self.cost = np.array([item.cost for item in options]) + overhead
         self.free = np.ones(len(options), dtype=bool)
         self.cells = Cells(curves, self.depth, self.x, labels)
-        for depth, params, seed in done:
-            self.cells.taken[row[depth, params], column[seed]] = True
+        for depth, n, seed in measured:
+            self.cells.taken[row[depth, n], column[seed]] = True
         self.pairs = list(itertools.pairwise(curves.depths))
         self.middle = np.array([between(*pair) for pair in self.pairs])
-        self.places = curves.grid
-        self.index = [(curves.index(shallow), curves.index(deep)) for shallow, deep in self.pairs]
-        self.gap = curves.values[:-1] - curves.values[1:]
+        self.places, self.gap = curves.grid, curves.values[:-1] - curves.values[1:]
         self._locate(float(np.median(self.cells.own)) ** 0.5)
         for item in begun:
-            self.cells.take(row[item.depth, item.params], column[item.seed])
+            self.cells.take(row[item.cell[:2]], column[item.seed])
 
     def _locate(self, sd: float) -> None:
         """Compute the crossing of each pair, its slope there, and the law, shrinking uncertain crossings to the line.
@@ -245,22 +261,20 @@ class Search:
         offset = np.log(12 * self.middle)
         log_width = (x - offset) / 2
         own = np.where(inside, np.diag(joint), np.inf)
-        a, b = self._line(log_width, own)
-        by_law = a + b * self.middle
-        share = ABOUT**2 / (ABOUT**2 + own)
-        share = np.where(inside, share, 0.0) if inside.sum() >= 2 else np.ones(len(x))
-        log_width = share * log_width + (1 - share) * by_law
-        self.cross = np.clip(offset + 2 * log_width, low, high)
+        self.a, self.b = self._line(log_width, own)
+        share = ABOUT**2 / (ABOUT**2 + own) if inside.sum() >= 2 else np.ones(len(x))
+        log_width = share * log_width + (1 - share) * (self.a + self.b * self.middle)
+        place = offset + 2 * log_width
+        self.cross = np.clip(place, low, high)
         # A pair that cannot cross at any allowed size takes no part.
-        self.possible = (offset + 2 * log_width >= low - 1e-9) & (offset + 2 * log_width <= high + 1e-9)
+        self.possible = (place >= low - 1e-9) & (place <= high + 1e-9)
         #: Derivatives of ln d at the crossings by the losses on the grid.
         self.rows = self._rows(self.cross, np.maximum(rise[pair, self._at(self.cross)], least))
-        self.a, self.b = a, b
         self.doubt = self._doubt(np.flatnonzero(inside), (found - offset) / 2, joint)
 
     def _losses(self, cells: Cells) -> Floats:
         """The covariance of the losses on the grid."""
-        size = self.gap.shape[1] * (len(self.pairs) + 1)
+        size = len(self.places) * (len(self.pairs) + 1)
         return cells.covariance[:size, :size]
 
     def _at(self, x: Floats) -> Integers:
@@ -268,10 +282,11 @@ class Search:
 
     def _rows(self, x: Floats, slopes: Floats) -> Floats:
         """Derivatives of ln d at crossings at ln N = x, where the gaps have these slopes."""
-        rows = np.zeros((len(x), self.gap.shape[1] * (len(self.pairs) + 1)))
-        for pair, (place, (one, two)) in enumerate(zip(self._at(x), self.index, strict=True)):
-            rows[pair, one[place]], rows[pair, two[place]] = 1.0, -1.0
-        return rows / (2 * slopes)[:, None]
+        size, pair = len(self.places), np.arange(len(x))
+        rows = np.zeros((len(x), size * (len(x) + 1)))
+        rows[pair, pair * size + self._at(x)] = 1 / (2 * slopes)
+        rows[pair, (pair + 1) * size + self._at(x)] = -1 / (2 * slopes)
+        return rows
 
     def _doubt(self, inside: Integers, log_width: Floats, joint: Floats) -> Floats:
         """Return (pairs,) the combination of crossings that deviates most from the line, in standard errors, or zeros.
@@ -311,11 +326,10 @@ class Search:
 
     def _sides(self, cells: Cells) -> tuple[Flags, Sides]:
         """Return which crossings are measured on both sides, and the missing sides of the others."""
-        variance = np.diag(cells.covariance)
-        both = np.array(
-            [variance[one] + variance[two] - 2 * cells.covariance[one, two] for one, two in self.index]
-        )
-        z = self.gap / np.sqrt(np.maximum(both, 1e-300))
+        losses, size = self._losses(cells), len(self.places)
+        variance = np.diag(losses).reshape(-1, size)
+        common = np.diagonal(losses, size).reshape(-1, size)
+        z = self.gap / np.sqrt(np.maximum(variance[:-1] + variance[1:] - 2 * common, 1e-300))
         there: Flags = np.asarray(cells.taken.any(axis=1))
         open_to = there.copy()
         open_to[self.shape_of[self.free]] = True
@@ -412,7 +426,7 @@ class Search:
         for index, missing in enumerate(lacking):
             cells = self._reach(missing) if missing and self.possible[index] else ()
             if cells:
-                after = self.cells.copy()
+                after = deepcopy(self.cells)
                 for option in cells:
                     after.take(int(self.shape_of[option]), int(self.seed_of[option]))
                 gain = 1 - self._value(after)[2] / stated

@@ -236,6 +236,7 @@ class Search:
             self.cells.taken[row[depth, n], column[seed]] = True
         self.pairs = list(itertools.pairwise(curves.depths))
         self.middle = np.array([between(*pair) for pair in self.pairs])
+        self.design = np.column_stack([np.ones_like(self.middle), self.middle])
         self.places, self.gap = curves.grid, curves.values[:-1] - curves.values[1:]
         self._locate(float(np.median(self.cells.own)) ** 0.5)
         for item in begun:
@@ -270,7 +271,7 @@ class Search:
         self.possible = (place >= low - 1e-9) & (place <= high + 1e-9)
         #: Derivatives of ln d at the crossings by the losses on the grid.
         self.rows = self._rows(self.cross, np.maximum(rise[pair, self._at(self.cross)], least))
-        self.doubt = self._doubt(np.flatnonzero(inside), (found - offset) / 2, joint)
+        self.doubt = self._doubt(np.flatnonzero(inside), ((found - offset) / 2)[inside], joint)
 
     def _losses(self, cells: Cells) -> Floats:
         """The covariance of the losses on the grid."""
@@ -298,10 +299,9 @@ class Search:
         if len(inside) < 3:
             return result
         matrix = joint[np.ix_(inside, inside)] + 1e-12 * np.eye(len(inside))
-        design = np.column_stack([np.ones(len(inside)), self.middle[inside]])
+        design = self.design[inside]
         solved = np.linalg.solve(matrix, design)
-        law = np.linalg.solve(design.T @ solved, solved.T @ log_width[inside])
-        residual = log_width[inside] - design @ law
+        residual = log_width - design @ np.linalg.solve(design.T @ solved, solved.T @ log_width)
         towards = np.linalg.solve(matrix, residual)
         square = float(residual @ towards)
         if square > DOUBTFUL * len(inside):
@@ -312,16 +312,14 @@ class Search:
         """Fit ln d = a + b·L to the crossings, with a positive b, because only then a depth can be projected."""
         weight = 1 / (variance + ABOUT**2)
         spread = float(np.ptp(self.middle)) or float(self.pairs[0][1] - self.pairs[0][0])
-        flattest = 0.2 / spread
         if np.sum(weight > 0) < 2:
-            known = int(np.argmax(weight))
-            b = 1 / spread
+            known, b = int(np.argmax(weight)), 1 / spread
             return float(log_width[known] - b * self.middle[known]), b
-        design = np.column_stack([np.ones_like(self.middle), self.middle])
-        a, b = np.linalg.solve(design.T @ (weight[:, None] * design), design.T @ (weight * log_width))
-        if b < flattest:
-            b = flattest
-            a = float(np.average(log_width - b * self.middle, weights=weight))
+        weighted = self.design.T * weight
+        a, b = np.linalg.solve(weighted @ self.design, weighted @ log_width)
+        if b < 0.2 / spread:
+            b = 0.2 / spread
+            a = np.average(log_width - b * self.middle, weights=weight)
         return float(a), float(b)
 
     def _sides(self, cells: Cells) -> tuple[Flags, Sides]:
@@ -333,12 +331,6 @@ class Search:
         there: Flags = np.asarray(cells.taken.any(axis=1))
         open_to = there.copy()
         open_to[self.shape_of[self.free]] = True
-        # Smallest and largest ln N of each depth: of measured shapes, and of possible ones.
-        ends = {}
-        for depth in {depth for pair in self.pairs for depth in pair}:
-            ours = self.depth == depth
-            measured, possible = self.x[ours & there], self.x[ours & open_to]
-            ends[depth] = (measured.min(), measured.max(), float(possible.min()), float(possible.max()))
         covered, lacking = [], []
         for index, pair in enumerate(self.pairs):
             cross = self.cross[index]
@@ -348,11 +340,12 @@ class Search:
             high = min(float(above[0]) if len(above) else math.inf, cross + FARTHEST)
             missing = []
             for depth in pair:
-                smallest, largest, least, most = ends[depth]
-                if smallest > max(low, least) + 1e-9:
-                    missing.append((depth, -1, max(low, least)))
-                if largest < min(high, most) - 1e-9:
-                    missing.append((depth, 1, min(high, most)))
+                measured, possible = (self.x[(self.depth == depth) & kind] for kind in (there, open_to))
+                least, most = max(low, float(possible.min())), min(high, float(possible.max()))
+                if measured.min() > least + 1e-9:
+                    missing.append((depth, -1, least))
+                if measured.max() < most - 1e-9:
+                    missing.append((depth, 1, most))
             covered.append(not missing and bool(self.possible[index]))
             lacking.append(tuple(missing))
         return np.array(covered), tuple(lacking)
@@ -372,29 +365,23 @@ class Search:
             value = float(np.sum(variance**4) ** 0.25)
             share = np.where(covered, (variance / value) ** 1.5 / (1 + np.diag(crossings)), 0.0)
             return np.diag(share), value
-        design = np.column_stack([np.ones(len(used)), self.middle[used]])
-        matrix = crossings[np.ix_(used, used)] + SCATTER**2 * np.eye(len(used))
-        weighted = np.linalg.solve(matrix, design).T
-        every = np.column_stack([np.ones_like(self.middle), self.middle])
-        vague = every.T @ every / (UNKNOWN**2 * len(self.middle))
-        # Keeps the matrix invertible if there is only one crossing.
-        vague[np.diag_indices(2)] += 1e-9
+        design = self.design[used]
+        weighted = np.linalg.solve(crossings[np.ix_(used, used)] + SCATTER**2 * np.eye(len(used)), design).T
+        # The second term keeps the matrix invertible if there is only one crossing.
+        vague = self.design.T @ self.design / (UNKNOWN**2 * len(self.middle)) + 1e-9 * np.eye(2)
         covariance = np.linalg.inv(weighted @ design + vague)
-        towards = self._direction()
+        # Derivative of the objective with respect to (a, b), up to a factor.
+        towards = np.array([0.0, 1.0])
+        if self.objective.kind == "depth":
+            # From 12·L·exp(2(a + b·L)) = N; an uncertain law may put the best depth anywhere.
+            depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
+            towards = np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
         value = float(towards @ covariance @ towards)
         parts = np.zeros((2, len(covered)))
         parts[0, used] = towards @ covariance @ weighted
         # The doubtful combination counts as much as the objective at first, and less with every cell that measures it.
         parts[1] = math.sqrt(value) * self.doubt
         return parts, value * (1 + float(self.doubt @ crossings @ self.doubt))
-
-    def _direction(self) -> Floats:
-        """Return the derivative of the objective with respect to (a, b), up to a factor."""
-        if self.objective.kind == "b":
-            return np.array([0.0, 1.0])
-        depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
-        # From 12·L·exp(2(a + b·L)) = N; an uncertain law may put the best depth anywhere.
-        return np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
 
     def _value(self, cells: Cells) -> tuple[Floats, float, float, Sides]:
         """Weights of the crossings in the objective, its variance, that of crossings that count, missing sides."""
@@ -404,25 +391,22 @@ class Search:
         _, stated = self._objective_parts(crossings, covered)
         return weights, value, stated, lacking
 
-    def _able(self) -> Integers:
-        """The first option left of every shape: the others have seeds that fewer shapes have, or none."""
-        left = np.flatnonzero(self.free)
-        return np.sort(left[np.unique(self.shape_of[left], return_index=True)[1]])
-
     def best(self) -> Step | None:
         """Return the step with the largest gain per cost; None if no option is left."""
+        left = np.flatnonzero(self.free)
+        if not len(left):
+            return None
         weights, value, stated, lacking = self._value(self.cells)
         crossings = np.vecdot(self.rows @ self._losses(self.cells), self.rows)
         heavy = self.pairs[int(np.argmax(np.abs(weights).sum(axis=0) * np.sqrt(np.maximum(crossings, 0))))]
-        steps: list[tuple[float, Step]] = []
-        if self.free.any():
-            able = self._able()
-            observed = self.cells.observed(self.shape_of[able], self.seed_of[able])
-            reduced = gains(self.cells.covariance, weights @ self.rows, *observed) / value
-            rate = reduced / self.cost[able]
-            # Among rates equal to nine digits the first, which is the cheapest with the lowest seed.
-            first = int(np.argmax(rate >= float(rate.max()) - 1e-9 * abs(float(rate.max()))))
-            steps.append((float(rate[first]), Step(int(able[first]), float(reduced[first]), heavy, "run")))
+        # The first option left of every shape: the others have seeds that fewer shapes have, or none.
+        able = np.sort(left[np.unique(self.shape_of[left], return_index=True)[1]])
+        observed = self.cells.observed(self.shape_of[able], self.seed_of[able])
+        reduced = gains(self.cells.covariance, weights @ self.rows, *observed) / value
+        rate = reduced / self.cost[able]
+        # Among rates equal to nine digits the first, which is the cheapest with the lowest seed.
+        first = int(np.argmax(rate >= rate.max() - 1e-9 * abs(rate.max())))
+        steps = [(float(rate[first]), Step(int(able[first]), float(reduced[first]), heavy, "run"))]
         for index, missing in enumerate(lacking):
             cells = self._reach(missing) if missing and self.possible[index] else ()
             if cells:
@@ -431,9 +415,9 @@ class Search:
                     after.take(int(self.shape_of[option]), int(self.seed_of[option]))
                 gain = 1 - self._value(after)[2] / stated
                 cost = float(self.cost[list(cells)].sum())
-                if cost <= AFFORDED * self.spent or not self.free.any():
+                if cost <= AFFORDED * self.spent:
                     steps.append((gain / cost, Step(cells[0], gain, self.pairs[index], "side")))
-        return max(steps, key=lambda item: item[0])[1] if steps else None
+        return max(steps, key=lambda item: item[0])[1]
 
     def _reach(self, missing: tuple[tuple[int, int, float], ...]) -> tuple[int, ...]:
         """Return the cheapest option that reaches each missing side, or nothing if one cannot be reached."""

@@ -153,11 +153,11 @@ def study_rows(
     """
     truth, seeds = curves.truth, own.shape[1]
     table = pd.DataFrame(shapes, columns=["depth", "width", "budget"])
-    params = 12.0 * table["depth"] * table["width"] ** 2
-    table.insert(2, "params", params)
+    table.insert(2, "params", 12.0 * table["depth"] * table["width"] ** 2)
     mean = truth.misfit_sd * misfit
-    for depth, part in table.groupby("depth"):
-        mean[part.index] += curves.loss(int(depth), part["params"].to_numpy())
+    for depth in set(table["depth"].tolist()):
+        at = (table["depth"] == depth).to_numpy()
+        mean[at] += curves.loss(depth, table["params"].to_numpy()[at])
     if mean.min() <= 0:
         worst = table.iloc[int(mean.argmin())]
         raise InputError(

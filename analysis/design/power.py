@@ -126,6 +126,8 @@ def simulate_power(
     ahead = AHEAD * max(map(_params, shapes))
     projected = [study.project(ahead) for study in simulated]
     widths = [_b_width(law) for law in laws]
+    bands = [_ends(item.interval) for law, item in zip(laws, projected, strict=True) if law.a is not None]
+    lows, highs = zip(*bands, strict=True) if bands else ((), ())
     pairs = zip(truth.depths, zip(*(study.crossings.items for study in simulated), strict=True), strict=False)
     return PowerEstimate(
         studies=studies,
@@ -141,7 +143,7 @@ def simulate_power(
         ahead_params=ahead,
         ahead_depth=truth.best_depth(ahead),
         stated=sum(item.depth is not None for item in projected) / studies,
-        band=_band([item.interval for law, item in zip(laws, projected, strict=True) if law.a is not None]),
+        band=(_finite_median(lows), _finite_median(highs)) if bands else None,
     )
 
 
@@ -183,8 +185,8 @@ def _simulated(truth: Truth, shapes: Sequence[Shape], seeds: int, key: tuple[int
 
 def _pair(truth: Truth, found: Sequence[Crossing], true: Sequence[float]) -> PairPower:
     shallow, params = found[0].shallow, truth.crossing(found[0].shallow)
-    intervals = [item.params_interval or (None, None) for item in found]
-    ratios = [high / low for low, high in intervals if low is not None and high is not None]
+    intervals = [_ends(item.params_interval) for item in found]
+    ratios = [high / low for low, high in intervals if math.isfinite(high - low)]
     return PairPower(
         shallow=shallow,
         deep=found[0].deep,
@@ -197,27 +199,21 @@ def _pair(truth: Truth, found: Sequence[Crossing], true: Sequence[float]) -> Pai
     )
 
 
-def _band(intervals: Sequence[Interval]) -> Interval | None:
-    """Medians of the ends; an open end counts as infinite."""
-    if not intervals:
-        return None
-    low = _finite_median([-math.inf if low is None else low for low, _ in intervals])
-    return low, _finite_median([math.inf if high is None else high for _, high in intervals])
+def _ends(interval: Interval | None) -> tuple[float, float]:
+    """Both ends; an open one is infinite."""
+    low, high = interval or (None, None)
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _b_width(law: ThresholdFit) -> float:
-    low, high = law.b_interval or (None, None)
-    return math.inf if low is None or high is None else high - low
+    low, high = _ends(law.b_interval)
+    return high - low
 
 
 def _coverage(intervals: Sequence[tuple[Interval | None, float]]) -> float | None:
     """Share of the intervals that hold their true value; None without an interval."""
-    held = [
-        (ends[0] is None or ends[0] <= value) and (ends[1] is None or value <= ends[1])
-        for ends, value in intervals
-        if ends is not None
-    ]
-    return sum(held) / len(held) if held else None
+    both = [(_ends(interval), value) for interval, value in intervals if interval is not None]
+    return sum(low <= value <= high for (low, high), value in both) / len(both) if both else None
 
 
 def _shares(names: Sequence[str], found: list[str]) -> dict[str, float]:

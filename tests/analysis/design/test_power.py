@@ -2,14 +2,12 @@
 
 import dataclasses
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
 
 from analysis.design.power import PowerEstimate, compare_changes, simulate_power
-from analysis.files import to_json
 from analysis.law.projection import solve_depth
 from tests.simulated_study import Truth, shapes_of
 
@@ -95,7 +93,7 @@ def test_seeds_do_not_average_out_the_misfit_of_shapes():
     assert mean == pytest.approx(0, abs=max(3 * error, 0.02))
 
 
-def test_a_crossing_above_the_grid_is_right_censored():
+def test_a_crossing_beyond_the_grid_is_censored():
     short = shapes_of(THREE.depths, np.geomspace(500, 7000, 5))
     found = simulate_power(THREE, short, 3, studies=12)
     second = found.crossings[1]
@@ -107,13 +105,10 @@ def test_a_crossing_above_the_grid_is_right_censored():
     assert found.statuses["insufficient"] > 0.9
     assert math.isinf(np.median(found.b_widths))
     assert found.b_width is None
-
-
-def test_a_crossing_below_the_grid_is_left_censored():
     late = shapes_of(THREE.depths, np.geomspace(9000, 150_000, 5))
-    found = simulate_power(THREE, late, 3, studies=12)
-    assert found.crossings[0].statuses["left_censored"] > 0.9
-    assert found.crossings[1].statuses["bracketed"] > 0.9
+    first, second = simulate_power(THREE, late, 3, studies=12).crossings
+    assert first.statuses["left_censored"] > 0.9
+    assert second.statuses["bracketed"] > 0.9
 
 
 def test_the_result_depends_on_the_seed_alone_and_more_studies_do_not_change_those_before():
@@ -121,14 +116,6 @@ def test_the_result_depends_on_the_seed_alone_and_more_studies_do_not_change_tho
     assert once == again
     assert once.b_widths != other.b_widths
     assert simulate_power(TRUTH, SHAPES, 2, studies=4, seed=1).b_widths[:3] == once.b_widths
-
-
-def test_json_is_strict():
-    found = simulate_power(THREE, shapes_of((1, 2, 4), np.geomspace(300, 2000, 3)), 1, studies=4)
-    document = to_json(found)
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
-    for pair in document["crossings"]:
-        assert sum(pair["statuses"].values()) == pytest.approx(1)
 
 
 @pytest.mark.slow

@@ -197,11 +197,11 @@ def assumed(
     found |= {name: Assumption(value, "given") for name, value in given.items()}
     values: dict[str, Any] = {name: item.value for name, item in found.items()}
     a, b, loss = values["a"], values["b"], values.pop("loss")
-    if not all(0 <= a + b * depth <= MOST_LOG_WIDTH for depth in depths):
+    if wrong := [depth for depth in depths if not 0 <= a + b * depth <= MOST_LOG_WIDTH]:
         raise SpecError(
-            f"The assumed law a = {a:g}, b = {b:g} puts the crossing of depth {depths[-1]} at a width of "
-            f"e^{a + b * depths[-1]:.3g}; assume an a and b with a + b·L between 0 and {MOST_LOG_WIDTH:g} for the "
-            f"depths {depths[0]} to {depths[-1]}."
+            f"The assumed law a = {a:g}, b = {b:g} puts the crossing of depth {wrong[0]} at a width of "
+            f"e^{a + b * wrong[0]:.3g}, which no model has; assume an a and b with a + b·L between 0 and "
+            f"{MOST_LOG_WIDTH:g} for the depths {depths[0]} to {depths[-1]}."
         )
     # The loss is set where the plan measures, so that a law with far crossings gives no implausible losses. The
     # asymptote has the same share of the loss as by default.

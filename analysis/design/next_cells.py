@@ -25,8 +25,8 @@ import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
 from analysis.design.gains import Cell, Option, Search, Step
-from analysis.design.objective import Objective, comparable
-from analysis.runs.comparison import compare
+from analysis.design.objective import Objective
+from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
 
 __all__ = ["Choice", "Objective", "Option", "propose"]
@@ -85,8 +85,9 @@ def propose(
     waiting = _in_order(pending)
     if count < 1 or not able:
         return []
-    runs = comparable(rows)
-    used = rows[:0] if runs is None else compare(runs).rows
+    # As `analysis.runs.comparison` chooses them, without what a search has no need for, which takes longer.
+    finite = rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]
+    used = choose_rates(finite.sort_values(["depth", "params", "lr", "loss", "seed"], ignore_index=True)).rows
     curves = _guide(rows, used, [*able, *waiting])
     if curves is None:
         return _first(rows, waiting, able, count)

@@ -74,14 +74,8 @@ def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -
         raise InputError(
             f"The objective `depth` needs a size to project to, and its `params` is {objective.params}; give N, as 7e9."
         )
-    runs = comparable(rows)
-    return estimate_from(None if runs is None else study_of(runs, level=level), objective)
-
-
-def comparable(rows: pd.DataFrame) -> RunTable | None:
-    """Return the rows of ended cells as a run table; None if none has a loss."""
     runs = None if rows.empty else RunTable.from_frame(rows)
-    return None if runs is None or runs.used.empty else runs
+    return estimate_from(None if runs is None or runs.used.empty else study_of(runs, level=level), objective)
 
 
 @single_threaded

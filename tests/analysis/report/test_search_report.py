@@ -5,7 +5,7 @@ import re
 import pytest
 
 from analysis.fit.document import fit
-from analysis.report.extras.shifts import shift_sentence
+from analysis.report.answers import shift_sentence
 from analysis.report.study_page import write_report
 from tests.analysis import searched
 from tests.analysis.report.test_study_page import read

@@ -33,9 +33,9 @@ def short(value: float, significant: int = 2) -> str:
     return f"{float(number):g}{'k' if word == 'thousand' else word[:1].upper()}"
 
 
-def scientific(value: float) -> str:
+def scientific(value: float, significant: int = 2) -> str:
     """A number of FLOPs, such as `6.5e12`."""
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    mantissa, _, exponent = f"{value:.{significant - 1}e}".partition("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
 

@@ -63,9 +63,6 @@ def write_series(
         facts: provenance to print; plain text.
         comparable: whether losses of different values may be compared, because all have the same data and tokens.
 
-    Returns:
-        The path of `report.html`.
-
     Raises:
         ValueError: there is no member, or two have one value.
         OSError: the folder cannot be written.

@@ -72,9 +72,6 @@ def write_report(
         spec_text: the study's specification, printed as it is.
         search: objective and grid, if a search chose the rows and the table has their order.
 
-    Returns:
-        The path of `report.html`.
-
     Raises:
         InputError: the run table has no usable row.
         ValueError: the fit has no study to draw.

@@ -133,15 +133,16 @@ def laws_table(fit: Fit) -> Table:
 def _law(
     form: str, status: str, note: str, parameters: str, aicc: float | None, trials: Mapping[str, HeldOut]
 ) -> tuple[str | None, ...]:
-    own, base = trials.get(form), trials.get(BASELINE)
-    if own is not None and own.reasons and own.unanswered == len(own.trials):
+    nothing = HeldOut(form, (), None)
+    own, base = trials.get(form, nothing), trials.get(BASELINE, nothing)
+    asked, outside = len(own.trials), own.outside
+    answered = asked - own.unanswered
+    if own.reasons and not answered:
         # The note of a law without any depth gives that reason already.
         new = [f"held out: {reason}" for reason in own.reasons if reason not in note]
         note = "; ".join(text for text in (note, *new[:1]) if text)
-    regret, baseline = (None, None) if own is None or base is None else paired_regret(own, base)
-    answered = 0 if own is None else len(own.trials) - own.unanswered
-    outside = 0 if own is None else own.outside
-    asked = 0 if own is None else len(own.trials)
+    regret, baseline = paired_regret(own, base)
+    at_least = "≥ " if outside else ""
     return (
         *LAWS.get(form, (form, "")),
         status.replace("_", " "),
@@ -149,24 +150,21 @@ def _law(
         parameters or None,
         None if aicc is None else f"{aicc:.1f}",
         # An answer beyond the depths is charged the nearest depth: a lower bound, and zero if that depth is the best.
-        None if regret is None or outside == answered else f"{'≥ ' * (outside > 0)}{regret:.4f}",
+        None if regret is None or outside == answered else f"{at_least}{regret:.4f}",
         None if baseline is None or form == BASELINE else f"{baseline:.4f}",
-        f"{asked - own.unanswered} of {asked}" if own is not None and asked else None,
-        str(own.outside) if own is not None and own.outside else None,
+        f"{answered} of {asked}" if asked else None,
+        str(outside) if outside else None,
     )
 
 
 def paired_regret(law: HeldOut, base: HeldOut) -> tuple[float | None, float | None]:
     """Mean regret of a law and of the baseline over the trials that both answered; None if there are none."""
     there = {(trial.budget, trial.trained_to): trial.regret for trial in base.trials}
-    pairs = [
-        (trial.regret, other)
-        for trial in law.trials
-        if trial.regret is not None and (other := there.get((trial.budget, trial.trained_to))) is not None
-    ]
-    if not pairs:
+    pairs = [(trial.regret, there.get((trial.budget, trial.trained_to))) for trial in law.trials]
+    both = [pair for pair in pairs if None not in pair]
+    if not both:
         return None, None
-    own, others = np.mean(np.array(pairs), axis=0)
+    own, others = np.mean(np.array(both, dtype=float), axis=0)
     return float(own), float(others)
 
 
@@ -224,13 +222,11 @@ def best_table(fit: Fit) -> Table | None:
         )
         for item in fit.best
     ]
-    return Table(
-        "best measured shapes",
-        columns,
-        rows,
+    note = (
         "Lowest loss of each budget, read off the curves at one N, and the other depths that lose less than "
-        f"{WITHIN:g} nats per token, with what they lose.",
+        f"{WITHIN:g} nats per token, with what they lose."
     )
+    return Table("best measured shapes", columns, rows, note)
 
 
 def projection_table(runs: RunTable, fit: Fit) -> Table | None:

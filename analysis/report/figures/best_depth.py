@@ -13,8 +13,8 @@ from analysis.numbers import layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     count_axis,
+    finish,
     new_canvas,
-    outside_legend,
     plot_values,
     set_ticks,
     size_axis,
@@ -107,7 +107,5 @@ def draw_best_depth(best: pd.DataFrame, line: pd.DataFrame, low: float, high: fl
         count_axis(axes.yaxis, math.log10(top / bottom))
     else:
         set_ticks(axes.yaxis, FixedLocator(sorted({*best["depth"], *best["near_low"], *best["near_high"]})))
-    axes.set_xlabel("parameters N")
-    axes.set_ylabel("best depth L (layers)")
-    outside_legend(canvas)
+    finish(canvas, axes, "parameters N", "best depth L (layers)")
     return canvas

@@ -21,6 +21,7 @@ from analysis.report.figures.canvas import (
     depth_axis,
     draw_bound,
     draw_crossing,
+    finish,
     new_canvas,
     outside_legend,
     plot_values,
@@ -160,9 +161,7 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
         axes.plot(x, settled.reindex(places), color=colour, linewidth=1.2)
         axes.plot([], [], marker=mark, color=colour, label=f"{shallow} → {deep}")
     count_axis(axes.yaxis, math.log10(top / bottom))
-    axes.set_xlabel(key)
-    axes.set_ylabel("N at the crossing")
-    outside_legend(canvas, title="layers")
+    finish(canvas, axes, key, "N at the crossing", title="layers")
     return canvas
 
 
@@ -197,9 +196,7 @@ def draw_best(data: BestData, key: str) -> Canvas:
     depths = np.unique(known[np.isfinite(known)])
     axes.set_ylim(depths[0] / 1.25, depths[-1] * 1.25)
     set_ticks(axes.yaxis, FixedLocator(depths.tolist()), "{:.0f}".format)
-    axes.set_xlabel(key)
-    axes.set_ylabel("best depth (layers)")
-    outside_legend(canvas)
+    finish(canvas, axes, key, "best depth (layers)")
     return canvas
 
 

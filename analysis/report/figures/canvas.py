@@ -88,6 +88,13 @@ def outside_legend(canvas: Canvas, **options: Any) -> None:
     canvas.legend(loc="outside lower center", ncols=columns, columnspacing=1.2, **options)
 
 
+def finish(canvas: Canvas, axes: Axes, x: str, y: str, **legend: Any) -> None:
+    """Label both axes of a drawing of one panel and put the legend below."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    outside_legend(canvas, **legend)
+
+
 def plot_values(axes: Axes, x: Any, y: Any, texts: Sequence[str], **style: Any) -> None:
     """Plot marks that have their values as `<title>` in the SVG; one text per mark, marks that are NaN included."""
     numbers = np.asarray(y, dtype=float)

@@ -15,8 +15,8 @@ from analysis.report.figures.canvas import (
     LINE,
     MOST_POINTS,
     by_depth,
+    finish,
     new_canvas,
-    outside_legend,
     points_of_depths,
     size_axis,
     stack,
@@ -47,9 +47,7 @@ def figure(context: Context) -> Figure:
             axes.axhline(entropy, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
             place = {"va": "bottom", "fontsize": 8.5, "transform": axes.get_yaxis_transform()}
             axes.text(0.01, entropy, f"entropy of the data, {entropy:.3f}", color=palette.MUTED, **place)
-        axes.set_ylabel("validation loss (nats per token)")
-        axes.set_xlabel(context.size_label)
-        outside_legend(canvas)
+        finish(canvas, axes, context.size_label, "validation loss (nats per token)")
         return canvas
 
     table = stack(point=points, curve=lines).assign(entropy=entropy)
@@ -90,9 +88,7 @@ def accuracy_figure(context: Context) -> Figure | None:
         points_of_depths(axes, data, "mean", context.colours, "-")
         size_axis(axes)
         axes.set_ylim(-0.03, 1.03)
-        axes.set_ylabel("accuracy (share of the targets)")
-        axes.set_xlabel(context.size_label)
-        outside_legend(canvas)
+        finish(canvas, axes, context.size_label, "accuracy (share of the targets)")
         return canvas
 
     caption = (
@@ -139,7 +135,5 @@ def draw_training(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
         for _, cell in rows.groupby("cell", sort=True):
             axes.plot(cell["step"], cell["loss"], color=colours[depth], **style)
         axes.plot([], [], color=colours[depth], label=layers(depth))
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss (nats per token)")
-    outside_legend(canvas)
+    finish(canvas, axes, "optimizer step", "loss (nats per token)")
     return canvas

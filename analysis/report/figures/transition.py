@@ -18,8 +18,8 @@ from analysis.report.figures.canvas import (
     LINE,
     count_axis,
     draw_crossing,
+    finish,
     new_canvas,
-    outside_legend,
     stack,
 )
 from analysis.report.figures.figure import Context, Figure
@@ -94,9 +94,7 @@ def draw_transition(points: pd.DataFrame, line: pd.DataFrame, colours: Mapping[i
         text = f"{point['shallow']} → {point['deep']} layers: width"
         colour = colours.get(int(point["shallow"]), palette.INK)
         draw_crossing(axes, float(point["depth"]), point, text, colour)
-    outside_legend(canvas)
     count_axis(axes.yaxis, math.log10(top / bottom))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_xlabel("depth L between the two, √(L₁·L₂)")
-    axes.set_ylabel("its width d at the crossing")
+    finish(canvas, axes, "depth L between the two, √(L₁·L₂)", "its width d at the crossing")
     return canvas

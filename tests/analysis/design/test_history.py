@@ -8,7 +8,7 @@ import pytest
 
 from analysis.design.history import history, rows_in_order, search_data
 from analysis.design.objective import Objective, estimate
-from analysis.report.extras.search import search_sentence
+from analysis.report.figures.search import search_sentence
 from analysis.runs.table import RunTable
 from tests.analysis import searched
 

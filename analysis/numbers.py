@@ -1,13 +1,11 @@
-"""Numbers and intervals as text."""
+"""Numbers and intervals as text: `human` in sentences, `short` in tables and figures, `scientific` for FLOPs."""
 
 import math
 import re
 from collections.abc import Callable, Sequence
 
-#: Two ends; None is an open one.
-Ends = Sequence[float | None]
-
-_UNITS = ((1e12, "trillion", "T"), (1e9, "billion", "B"), (1e6, "million", "M"), (1e3, "thousand", "k"))
+_Ends = Sequence[float | None]
+_UNITS = {"trillion": 1e12, "billion": 1e9, "million": 1e6, "thousand": 1e3}
 
 
 def digits(value: float, significant: int = 2) -> str:
@@ -22,40 +20,28 @@ def digits(value: float, significant: int = 2) -> str:
 
 def human(value: float, significant: int = 2) -> str:
     """A count in words, such as `3.1 thousand`."""
-    for size, word, _ in _UNITS:
+    for word, size in _UNITS.items():
         # 999.6 thousand is a million to two digits.
         if value >= (1 - 0.5 * 10**-significant) * size:
             return f"{digits(value / size, significant)} {word}"
     return digits(value, significant)
 
 
-def short(value: float) -> str:
+def short(value: float, significant: int = 2) -> str:
     """A count for an axis or a table, such as `3.1k`."""
-    for size, _, letter in _UNITS:
-        if value >= 0.995 * size:
-            return f"{float(digits(value / size)):g}{letter}"
-    return f"{float(digits(value)):g}"
+    number, _, word = human(value, significant).partition(" ")
+    return f"{float(number):g}{'k' if word == 'thousand' else word[:1].upper()}"
 
 
 def scientific(value: float, significant: int = 2) -> str:
-    """`6.5e12`, `7e9`."""
+    """A number of FLOPs, such as `6.5e12`."""
     mantissa, _, exponent = f"{value:.{significant - 1}e}".partition("e")
     return f"{float(mantissa):g}e{int(exponent)}"
-
-
-def params_text(value: float) -> str:
-    """A number of parameters to three digits: `7e9`, `1.74e11`, `850`."""
-    return scientific(value, 3) if value >= 1e4 else f"{value:.3g}"
 
 
 def percent(share: float) -> str:
     """A share such as `95 %`."""
     return f"{100 * share:g} %"
-
-
-def times(shift: float) -> str:
-    """A shift of ln N as a factor of N, such as `× 1.25`."""
-    return f"× {digits(math.exp(shift), 3)}"
 
 
 def duration(seconds: float) -> str:
@@ -80,53 +66,27 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def ends(interval: Ends, significant: int = 2) -> str:
-    """An interval of any two numbers, such as `0.2 to 0.31`."""
+def span(interval: _Ends | None, text: Callable[[float], str] = digits, between: str = "–") -> str:
+    """An interval for a table, such as `15–18`; an open end, None, becomes `below ...` or `above ...`."""
+    if interval is None:
+        return "none"
+    low, high = interval
+    if low is None:
+        return "no limit" if high is None else f"below {text(high)}"
+    return f"above {text(low)}" if high is None else f"{text(low)}{between}{text(high)}"
+
+
+def ends(interval: _Ends, significant: int = 2) -> str:
+    """An interval of any two numbers in a sentence, such as `0.2 to 0.31`."""
     low, high = interval
     # Two different ends must not print as one number.
     while low is not None and high is not None and low != high and significant < 6:
         if digits(low, significant) != digits(high, significant):
             break
         significant += 1
-    return joined(interval, lambda value: digits(value, significant), " to ", "no limit")
+    return span(interval, lambda value: digits(value, significant), " to ")
 
 
-def short_range(interval: Ends | None) -> str:
-    """An interval of counts for a table, such as `2.7k–3.9k`."""
-    return "none" if interval is None else joined(interval, short)
-
-
-def span(interval: Ends | None) -> str:
-    """An interval of widths or depths for a table, such as `15–18`."""
-    return "–" if interval is None else joined(interval, digits)
-
-
-def human_range(interval: Ends | None) -> str:
-    """An interval of counts in words, such as `2.7–3.9 thousand`."""
-    if interval is None:
-        return "no interval"
-    text = joined(interval, human, unbounded="anywhere")
-    # One unit is named once.
-    return re.sub(r"^(\S+) (\w+)–(\S+) \2$", r"\1–\3 \2", text)
-
-
-def params_range(interval: Ends) -> str:
-    """An interval of numbers of parameters, such as `2.7e9 – 3.9e9`."""
-    # A model has at least one parameter, so an end below that limits nothing.
-    known = [None if end is None or end < 1 else end for end in interval]
-    return joined(known, params_text, " – ", "no limit")
-
-
-def joined(
-    interval: Ends, text: Callable[[float], str], separator: str = "–", unbounded: str = "open"
-) -> str:
-    """An interval with `text` of its ends; an open end becomes `below ...` or `above ...`."""
-    low, high = interval
-    if low is None:
-        return unbounded if high is None else f"below {text(high)}"
-    return f"above {text(low)}" if high is None else f"{text(low)}{separator}{text(high)}"
-
-
-def factors(interval: Ends | None) -> Ends | None:
-    """An interval of ln N as one of factors of N."""
-    return None if interval is None else tuple(None if end is None else math.exp(end) for end in interval)
+def human_range(interval: _Ends | None) -> str:
+    """An interval of counts in a sentence, such as `2.7–3.9 thousand`: one unit is named once."""
+    return re.sub(r"^(\S+) (\w+)–(\S+) \2$", r"\1–\3 \2", span(interval, human))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from analysis.numbers import human, percent, span
+from analysis.numbers import percent, short, span
 
 #: Text of an empty cell.
 EMPTY = "–"
@@ -106,7 +106,7 @@ def shapes_table(
     )
     rows = [
         (
-            human(shape["params"]),
+            short(shape["params"]),
             None if shape["depth"] is None else str(shape["depth"]),
             span(shape["depth_interval"]),
             None if shape["width"] is None else str(shape["width"]),

@@ -114,7 +114,7 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="with --power: a, b, noise, slope, exponent, shared, misfit_sd, misfit_length, scatter or loss",
+            help="with --power: a, b, noise, slope, exponent, shared, misfit_sd, scatter or loss",
         ),
     ] = None,
     pilot: Annotated[

@@ -59,10 +59,9 @@ FLOORS = {
     ],
     "analysis/report": [
         {"study_page", "series_page"},
-        {"answers", "catalogue", "html"},
-        {"extras"},
-        {"tables"},
+        {"html", "tables"},
         {"figures"},
+        {"answers"},
     ],
     "trainables": [
         {"__main__"},

@@ -11,18 +11,19 @@ missing for that are compared with the others as one step.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import block_diag
 from scipy.sparse import csr_array
 from scipy.stats import chi2
 
 from analysis.curves.curves import Curves
 from analysis.curves.noise import Floats
-from analysis.design.candidates import Key, Option
 from analysis.design.objective import Objective
 from analysis.intervals import between
 from analysis.law.crossings import roots
@@ -30,6 +31,8 @@ from analysis.law.projection import solve_depth
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+#: Depth, N and seed of a cell.
+Cell = tuple[int, float, int]
 #: By pair, each side of the crossing that is not measured far enough: depth, side, ln N to reach.
 Sides = tuple[tuple[tuple[int, int, float], ...], ...]
 
@@ -48,6 +51,33 @@ CLEAR = 2.5
 FARTHEST = 0.9
 #: Largest cost of completing a side, as a share of what was spent before: later its position is known better.
 AFFORDED = 0.5
+#: Fixed cost of a cell, as a share of the most expensive one: a thousand tiny cells are not cheap.
+OVERHEAD = 0.01
+
+
+@dataclass(frozen=True)
+class Option:
+    """A cell that could be trained next.
+
+    Attributes:
+        depth, width: of the shape.
+        params: N = 12·L·d².
+        lr_factor: multiple of the rule's learning rate, the same for all options.
+        seed: of the cell.
+        cost: training FLOPs.
+    """
+
+    depth: int
+    width: int
+    params: float
+    lr_factor: float
+    seed: int
+    cost: float
+
+    @property
+    def cell(self) -> Cell:
+        """Depth, N and seed."""
+        return self.depth, self.params, self.seed
 
 
 @dataclass(frozen=True)
@@ -99,7 +129,7 @@ def sure_noise(curves: Curves) -> tuple[float, float]:
 
 
 class Cells:
-    """What is known of the curves after a set of cells, and what one more run of any shape observes.
+    """The joint covariance after a set of cells, and what one more run of any shape observes.
 
     A run of a shape observes its curve, the errors of its seed, the deviation of the shape from its curve, and its own
     noise. The deviation is the same in all runs of the shape, so that only a part of a repeated run is new.
@@ -107,35 +137,25 @@ class Cells:
 
     def __init__(self, curves: Curves, depth: Integers, x: Floats, labels: Sequence[int]) -> None:
         """`depth` and `x` (ln N) are those of all shapes, `labels` all seeds that are measured, running or options."""
-        noise, ranks, count = curves.noise, np.searchsorted(curves.depths, depth), len(curves.depths)
-        self.curves = np.vstack(
-            [curves.weights(int(d), np.array([place])) for d, place in zip(depth, x, strict=True)]
-        )
-        loss = self.curves @ curves.values.ravel()
+        noise, count = curves.noise, len(curves.depths)
+        self.curves = np.vstack([curves.weights(int(d), x[[i]]) for i, d in enumerate(depth)])
         # An extrapolated curve may fall below zero; the noise is not extrapolated that far.
-        loss = np.clip(loss, curves.mean.min() / 2, curves.mean.max() * 2)
+        loss = np.clip(self.curves @ curves.values.ravel(), curves.mean.min() / 2, curves.mean.max() * 2)
         sd = noise.sd_at(loss)
         shared, nugget = sure_noise(curves)
-        self.own = (1 - shared - noise.within) * sd**2
-        self.nugget = nugget * sd**2
+        self.own, self.nugget = (1 - shared - noise.within) * sd**2, nugget * sd**2
+        self.ranks, self.sizes = np.searchsorted(curves.depths, depth), np.zeros((len(depth), 2))
         #: By seed, indices in the state of the error common to all shapes, and of that of each depth; -1 of a seed that
         #: no cell has yet.
         self.causes = np.full((len(labels), 1 + count), -1)
-        self.ranks, self.sizes = ranks, np.zeros((len(depth), 2))
-        if curves.seeds:
+        # Noise that is estimated from the scatter about the curves has no common causes.
+        if len(curves.joint) > curves.values.size:
             self.sizes = np.column_stack([math.sqrt(shared) * sd, math.sqrt(noise.within) * sd])
-            for index, label in enumerate(curves.seeds):
-                first = curves.values.size + index
-                self.causes[labels.index(label)] = first + len(curves.seeds) * np.arange(1 + count)
+            known = [labels.index(label) for label in curves.seeds]
+            places = np.arange(len(known) * (1 + count)).reshape(1 + count, -1)
+            self.causes[known] = curves.values.size + places.T
         self.covariance = curves.joint.copy()
         self.taken = np.zeros((len(depth), len(labels)), dtype=bool)
-
-    def copy(self) -> "Cells":
-        """A state that `take` changes without changing this one."""
-        other = object.__new__(Cells)
-        changed = {name: getattr(self, name).copy() for name in ("covariance", "causes", "taken")}
-        other.__dict__ = {**self.__dict__, **changed}
-        return other
 
     def observed(self, shape: Integers, seed: Integers) -> tuple[Floats, Floats]:
         """(cells, state), what one more run of each shape and seed observes, and the variance of the noise in it."""
@@ -145,16 +165,14 @@ class Cells:
         rows = np.zeros((len(shape), len(self.covariance)))
         rows[:, : self.curves.shape[1]] = (1 - share)[:, None] * self.curves[shape]
         noise = self.own[shape] + np.where(runs > 0, share * each, self.nugget[shape])
-        at = np.arange(len(shape))
         for part, place in enumerate((np.zeros_like(shape), 1 + self.ranks[shape])):
             size, cause = self.sizes[shape, part], self.causes[seed, place]
-            there = cause >= 0
-            rows[at[there], cause[there]] += size[there]
+            new = cause < 0
+            rows[~new, cause[~new]] += size[~new]
             # The errors of a seed that no cell has are independent of everything.
-            noise += np.where(there, 0.0, size**2)
-            for column in np.flatnonzero(self.taken[shape].any(axis=0)):
-                have = self.taken[shape, column] & (self.causes[column, 0] >= 0)
-                rows[at[have], self.causes[column, place[have]]] -= (share * size / np.maximum(runs, 1))[have]
+            noise += np.where(new, size**2, 0.0)
+            at, column = np.nonzero(self.taken[shape] & (self.causes[:, 0] >= 0))
+            rows[at, self.causes[column, place[at]]] -= (share * size / np.maximum(runs, 1))[at]
         return rows, noise
 
     def take(self, shape: int, seed: int) -> None:
@@ -162,9 +180,7 @@ class Cells:
         if self.causes[seed, 0] < 0 and self.sizes.any():
             size, count = len(self.covariance), self.causes.shape[1]
             self.causes[seed] = size + np.arange(count)
-            larger = np.eye(size + count)
-            larger[:size, :size] = self.covariance
-            self.covariance = larger
+            self.covariance = block_diag(self.covariance, np.eye(count))
         rows, noise = self.observed(np.array([shape]), np.array([seed]))
         carried = self.covariance @ rows[0]
         self.covariance -= np.outer(carried, carried / (rows[0] @ carried + noise[0]))
@@ -175,7 +191,7 @@ class Search:
     """A study at its fit, its options, and the objective.
 
     Attributes:
-        cells: what is known of the curves with the cells that are measured, running or chosen.
+        cells: the covariance after the cells that are measured, running or chosen.
         free: which options are left.
     """
 
@@ -183,10 +199,9 @@ class Search:
         self,
         curves: Curves,
         options: Sequence[Option],
-        measured: Iterable[tuple[int, float, int]],
+        measured: Sequence[Cell],
         begun: Sequence[Option],
-        overhead: float,
-        spent: float,
+        trained: Floats,
         objective: Objective,
     ) -> None:
         """Start from the fit.
@@ -194,36 +209,38 @@ class Search:
         Args:
             curves: the fit so far; the noise must be known, and every depth of the options have a curve.
             options: to choose among.
-            measured: depth, N and seed of the cells of the fit.
+            measured: the cells of the fit.
             begun: cells that are running.
-            overhead: cost of a cell beyond its own.
-            spent: cost of all that is measured or running.
+            trained: N of every cell that ended.
             objective: of the search.
         """
-        self.objective, self.spent = objective, spent
-        done = list(measured)
-        every = [*done, *((item.depth, item.params, item.seed) for item in (*begun, *options))]
-        shapes: list[Key] = sorted({cell[:2] for cell in every})
-        labels = sorted({cell[2] for cell in every})
+        self.objective = objective
+        every = [*measured, *(item.cell for item in (*begun, *options))]
+        shapes, labels = sorted({cell[:2] for cell in every}), sorted({cell[2] for cell in every})
         row = {shape: index for index, shape in enumerate(shapes)}
         column = {label: index for index, label in enumerate(labels)}
-        self.depth = np.array([depth for depth, _ in shapes])
-        self.x = np.log(np.array([params for _, params in shapes]))
-        self.shape_of = np.array([row[item.depth, item.params] for item in options])
+        self.depth, params = (np.array(part) for part in zip(*shapes, strict=True))
+        self.x = np.log(params)
+        self.shape_of = np.array([row[item.cell[:2]] for item in options])
         self.seed_of = np.array([column[item.seed] for item in options])
+        further = [*options, *begun]
+        overhead = OVERHEAD * max(item.cost for item in further)
+        # Rows have no cost; for equal tokens it is proportional to N.
+        rate = float(np.median([item.cost / item.params for item in further]))
+        self.spent = rate * float(trained.sum()) + sum(item.cost for item in begun)
+        self.spent += overhead * (len(trained) + len(begun))
         self.cost = np.array([item.cost for item in options]) + overhead
         self.free = np.ones(len(options), dtype=bool)
         self.cells = Cells(curves, self.depth, self.x, labels)
-        for depth, params, seed in done:
-            self.cells.taken[row[depth, params], column[seed]] = True
+        for depth, n, seed in measured:
+            self.cells.taken[row[depth, n], column[seed]] = True
         self.pairs = list(itertools.pairwise(curves.depths))
         self.middle = np.array([between(*pair) for pair in self.pairs])
-        self.places = curves.grid
-        self.index = [(curves.index(shallow), curves.index(deep)) for shallow, deep in self.pairs]
-        self.gap = curves.values[:-1] - curves.values[1:]
+        self.design = np.column_stack([np.ones_like(self.middle), self.middle])
+        self.places, self.gap = curves.grid, curves.values[:-1] - curves.values[1:]
         self._locate(float(np.median(self.cells.own)) ** 0.5)
         for item in begun:
-            self.cells.take(row[item.depth, item.params], column[item.seed])
+            self.cells.take(row[item.cell[:2]], column[item.seed])
 
     def _locate(self, sd: float) -> None:
         """Compute the crossing of each pair, its slope there, and the law, shrinking uncertain crossings to the line.
@@ -245,22 +262,20 @@ class Search:
         offset = np.log(12 * self.middle)
         log_width = (x - offset) / 2
         own = np.where(inside, np.diag(joint), np.inf)
-        a, b = self._line(log_width, own)
-        by_law = a + b * self.middle
-        share = ABOUT**2 / (ABOUT**2 + own)
-        share = np.where(inside, share, 0.0) if inside.sum() >= 2 else np.ones(len(x))
-        log_width = share * log_width + (1 - share) * by_law
-        self.cross = np.clip(offset + 2 * log_width, low, high)
+        self.a, self.b = self._line(log_width, own)
+        share = ABOUT**2 / (ABOUT**2 + own) if inside.sum() >= 2 else np.ones(len(x))
+        log_width = share * log_width + (1 - share) * (self.a + self.b * self.middle)
+        place = offset + 2 * log_width
+        self.cross = np.clip(place, low, high)
         # A pair that cannot cross at any allowed size takes no part.
-        self.possible = (offset + 2 * log_width >= low - 1e-9) & (offset + 2 * log_width <= high + 1e-9)
+        self.possible = (place >= low - 1e-9) & (place <= high + 1e-9)
         #: Derivatives of ln d at the crossings by the losses on the grid.
         self.rows = self._rows(self.cross, np.maximum(rise[pair, self._at(self.cross)], least))
-        self.a, self.b = a, b
-        self.doubt = self._doubt(np.flatnonzero(inside), (found - offset) / 2, joint)
+        self.doubt = self._doubt(np.flatnonzero(inside), ((found - offset) / 2)[inside], joint)
 
     def _losses(self, cells: Cells) -> Floats:
         """The covariance of the losses on the grid."""
-        size = self.gap.shape[1] * (len(self.pairs) + 1)
+        size = len(self.places) * (len(self.pairs) + 1)
         return cells.covariance[:size, :size]
 
     def _at(self, x: Floats) -> Integers:
@@ -268,10 +283,11 @@ class Search:
 
     def _rows(self, x: Floats, slopes: Floats) -> Floats:
         """Derivatives of ln d at crossings at ln N = x, where the gaps have these slopes."""
-        rows = np.zeros((len(x), self.gap.shape[1] * (len(self.pairs) + 1)))
-        for pair, (place, (one, two)) in enumerate(zip(self._at(x), self.index, strict=True)):
-            rows[pair, one[place]], rows[pair, two[place]] = 1.0, -1.0
-        return rows / (2 * slopes)[:, None]
+        size, pair = len(self.places), np.arange(len(x))
+        rows = np.zeros((len(x), size * (len(x) + 1)))
+        rows[pair, pair * size + self._at(x)] = 1 / (2 * slopes)
+        rows[pair, (pair + 1) * size + self._at(x)] = -1 / (2 * slopes)
+        return rows
 
     def _doubt(self, inside: Integers, log_width: Floats, joint: Floats) -> Floats:
         """Return (pairs,) the combination of crossings that deviates most from the line, in standard errors, or zeros.
@@ -283,10 +299,9 @@ class Search:
         if len(inside) < 3:
             return result
         matrix = joint[np.ix_(inside, inside)] + 1e-12 * np.eye(len(inside))
-        design = np.column_stack([np.ones(len(inside)), self.middle[inside]])
+        design = self.design[inside]
         solved = np.linalg.solve(matrix, design)
-        law = np.linalg.solve(design.T @ solved, solved.T @ log_width[inside])
-        residual = log_width[inside] - design @ law
+        residual = log_width - design @ np.linalg.solve(design.T @ solved, solved.T @ log_width)
         towards = np.linalg.solve(matrix, residual)
         square = float(residual @ towards)
         if square > DOUBTFUL * len(inside):
@@ -297,34 +312,25 @@ class Search:
         """Fit ln d = a + b·L to the crossings, with a positive b, because only then a depth can be projected."""
         weight = 1 / (variance + ABOUT**2)
         spread = float(np.ptp(self.middle)) or float(self.pairs[0][1] - self.pairs[0][0])
-        flattest = 0.2 / spread
         if np.sum(weight > 0) < 2:
-            known = int(np.argmax(weight))
-            b = 1 / spread
+            known, b = int(np.argmax(weight)), 1 / spread
             return float(log_width[known] - b * self.middle[known]), b
-        design = np.column_stack([np.ones_like(self.middle), self.middle])
-        a, b = np.linalg.solve(design.T @ (weight[:, None] * design), design.T @ (weight * log_width))
-        if b < flattest:
-            b = flattest
-            a = float(np.average(log_width - b * self.middle, weights=weight))
+        weighted = self.design.T * weight
+        a, b = np.linalg.solve(weighted @ self.design, weighted @ log_width)
+        if b < 0.2 / spread:
+            b = 0.2 / spread
+            a = np.average(log_width - b * self.middle, weights=weight)
         return float(a), float(b)
 
     def _sides(self, cells: Cells) -> tuple[Flags, Sides]:
         """Return which crossings are measured on both sides, and the missing sides of the others."""
-        variance = np.diag(cells.covariance)
-        both = np.array(
-            [variance[one] + variance[two] - 2 * cells.covariance[one, two] for one, two in self.index]
-        )
-        z = self.gap / np.sqrt(np.maximum(both, 1e-300))
+        losses, size = self._losses(cells), len(self.places)
+        variance = np.diag(losses).reshape(-1, size)
+        common = np.diagonal(losses, size).reshape(-1, size)
+        z = self.gap / np.sqrt(np.maximum(variance[:-1] + variance[1:] - 2 * common, 1e-300))
         there: Flags = np.asarray(cells.taken.any(axis=1))
         open_to = there.copy()
         open_to[self.shape_of[self.free]] = True
-        # Smallest and largest ln N of each depth: of measured shapes, and of possible ones.
-        ends = {}
-        for depth in {depth for pair in self.pairs for depth in pair}:
-            ours = self.depth == depth
-            measured, possible = self.x[ours & there], self.x[ours & open_to]
-            ends[depth] = (measured.min(), measured.max(), float(possible.min()), float(possible.max()))
         covered, lacking = [], []
         for index, pair in enumerate(self.pairs):
             cross = self.cross[index]
@@ -334,11 +340,12 @@ class Search:
             high = min(float(above[0]) if len(above) else math.inf, cross + FARTHEST)
             missing = []
             for depth in pair:
-                smallest, largest, least, most = ends[depth]
-                if smallest > max(low, least) + 1e-9:
-                    missing.append((depth, -1, max(low, least)))
-                if largest < min(high, most) - 1e-9:
-                    missing.append((depth, 1, min(high, most)))
+                measured, possible = (self.x[(self.depth == depth) & kind] for kind in (there, open_to))
+                least, most = max(low, float(possible.min())), min(high, float(possible.max()))
+                if measured.min() > least + 1e-9:
+                    missing.append((depth, -1, least))
+                if measured.max() < most - 1e-9:
+                    missing.append((depth, 1, most))
             covered.append(not missing and bool(self.possible[index]))
             lacking.append(tuple(missing))
         return np.array(covered), tuple(lacking)
@@ -358,29 +365,23 @@ class Search:
             value = float(np.sum(variance**4) ** 0.25)
             share = np.where(covered, (variance / value) ** 1.5 / (1 + np.diag(crossings)), 0.0)
             return np.diag(share), value
-        design = np.column_stack([np.ones(len(used)), self.middle[used]])
-        matrix = crossings[np.ix_(used, used)] + SCATTER**2 * np.eye(len(used))
-        weighted = np.linalg.solve(matrix, design).T
-        every = np.column_stack([np.ones_like(self.middle), self.middle])
-        vague = every.T @ every / (UNKNOWN**2 * len(self.middle))
-        # Keeps the matrix invertible if there is only one crossing.
-        vague[np.diag_indices(2)] += 1e-9
+        design = self.design[used]
+        weighted = np.linalg.solve(crossings[np.ix_(used, used)] + SCATTER**2 * np.eye(len(used)), design).T
+        # The second term keeps the matrix invertible if there is only one crossing.
+        vague = self.design.T @ self.design / (UNKNOWN**2 * len(self.middle)) + 1e-9 * np.eye(2)
         covariance = np.linalg.inv(weighted @ design + vague)
-        towards = self._direction()
+        # Derivative of the objective with respect to (a, b), up to a factor.
+        towards = np.array([0.0, 1.0])
+        if self.objective.kind == "depth":
+            # From 12·L·exp(2(a + b·L)) = N; an uncertain law may put the best depth anywhere.
+            depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
+            towards = np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
         value = float(towards @ covariance @ towards)
         parts = np.zeros((2, len(covered)))
         parts[0, used] = towards @ covariance @ weighted
         # The doubtful combination counts as much as the objective at first, and less with every cell that measures it.
         parts[1] = math.sqrt(value) * self.doubt
         return parts, value * (1 + float(self.doubt @ crossings @ self.doubt))
-
-    def _direction(self) -> Floats:
-        """Return the derivative of the objective with respect to (a, b), up to a factor."""
-        if self.objective.kind == "b":
-            return np.array([0.0, 1.0])
-        depth = solve_depth(self.a, self.b, float(self.objective.params or 0))
-        # From 12·L·exp(2(a + b·L)) = N; an uncertain law may put the best depth anywhere.
-        return np.array([1.0, min(max(depth, 1.0), 20 * float(self.depth.max()))])
 
     def _value(self, cells: Cells) -> tuple[Floats, float, float, Sides]:
         """Weights of the crossings in the objective, its variance, that of crossings that count, missing sides."""
@@ -390,36 +391,33 @@ class Search:
         _, stated = self._objective_parts(crossings, covered)
         return weights, value, stated, lacking
 
-    def _able(self) -> Integers:
-        """The first option left of every shape: the others have seeds that fewer shapes have, or none."""
-        left = np.flatnonzero(self.free)
-        return np.sort(left[np.unique(self.shape_of[left], return_index=True)[1]])
-
     def best(self) -> Step | None:
         """Return the step with the largest gain per cost; None if no option is left."""
+        left = np.flatnonzero(self.free)
+        if not len(left):
+            return None
         weights, value, stated, lacking = self._value(self.cells)
         crossings = np.vecdot(self.rows @ self._losses(self.cells), self.rows)
         heavy = self.pairs[int(np.argmax(np.abs(weights).sum(axis=0) * np.sqrt(np.maximum(crossings, 0))))]
-        steps: list[tuple[float, Step]] = []
-        if self.free.any():
-            able = self._able()
-            observed = self.cells.observed(self.shape_of[able], self.seed_of[able])
-            reduced = gains(self.cells.covariance, weights @ self.rows, *observed) / value
-            rate = reduced / self.cost[able]
-            # Among rates equal to nine digits the first, which is the cheapest with the lowest seed.
-            first = int(np.argmax(rate >= float(rate.max()) - 1e-9 * abs(float(rate.max()))))
-            steps.append((float(rate[first]), Step(int(able[first]), float(reduced[first]), heavy, "run")))
+        # The first option left of every shape: the others have seeds that fewer shapes have, or none.
+        able = np.sort(left[np.unique(self.shape_of[left], return_index=True)[1]])
+        observed = self.cells.observed(self.shape_of[able], self.seed_of[able])
+        reduced = gains(self.cells.covariance, weights @ self.rows, *observed) / value
+        rate = reduced / self.cost[able]
+        # Among rates equal to nine digits the first, which is the cheapest with the lowest seed.
+        first = int(np.argmax(rate >= rate.max() - 1e-9 * abs(rate.max())))
+        steps = [(float(rate[first]), Step(int(able[first]), float(reduced[first]), heavy, "run"))]
         for index, missing in enumerate(lacking):
             cells = self._reach(missing) if missing and self.possible[index] else ()
             if cells:
-                after = self.cells.copy()
+                after = deepcopy(self.cells)
                 for option in cells:
                     after.take(int(self.shape_of[option]), int(self.seed_of[option]))
                 gain = 1 - self._value(after)[2] / stated
                 cost = float(self.cost[list(cells)].sum())
-                if cost <= AFFORDED * self.spent or not self.free.any():
+                if cost <= AFFORDED * self.spent:
                     steps.append((gain / cost, Step(cells[0], gain, self.pairs[index], "side")))
-        return max(steps, key=lambda item: item[0])[1] if steps else None
+        return max(steps, key=lambda item: item[0])[1]
 
     def _reach(self, missing: tuple[tuple[int, int, float], ...]) -> tuple[int, ...]:
         """Return the cheapest option that reaches each missing side, or nothing if one cannot be reached."""

@@ -61,32 +61,25 @@ def rows_in_order(runs: RunTable) -> pd.DataFrame | None:
     if "purpose" in frame.columns:
         frame = frame[frame["purpose"] == ""]
     rows = frame.sort_values("order", kind="stable")
-    flops = rows["flops"].astype(float)
-    kept = ["depth", "width", "params", "lr", "seed", "status", "order"]
-    whole = dict.fromkeys(("depth", "width", "seed", "order"), "int64")
-    loss = rows["loss"].where(rows.index.isin(runs.used.index))
-    return rows[kept].assign(loss=loss, flops=flops).astype(whole).reset_index(drop=True)
+    types = dict.fromkeys(("depth", "width", "seed", "order"), "int64") | {"flops": "float64"}
+    rows = rows.assign(loss=rows["loss"].where(rows.index.isin(runs.used.index)))
+    kept = ["depth", "width", "params", "lr", "seed", "status", "order", "loss", "flops"]
+    return rows[kept].astype(types).reset_index(drop=True)
 
 
 def history(
     rows: pd.DataFrame, objective: Objective, *, points: int = MOST_POINTS, level: float = 0.95
 ) -> pd.DataFrame:
-    """Estimate the objective after each cell, at evenly spaced cells and the last: `SearchData.steps`.
+    """Estimate the objective from the first of `rows_in_order`, at `points` evenly spaced counts: `SearchData.steps`.
 
-    Args:
-        rows: see `rows_in_order`.
-        objective: of the search.
-        points: most estimates.
-        level: of the intervals.
+    `level` is that of the intervals. The last count is of all rows.
     """
     spent = np.cumsum(rows["flops"].to_numpy(dtype=float))
     counts = np.unique(np.linspace(1, len(rows), min(points, len(rows))).round().astype(int))
-    found = []
-    for count in counts.tolist():
-        known = estimate(rows.iloc[:count], objective, level=level)
-        found.append((count, spent[count - 1], known.value, known.low, known.high, known.halfwidth))
-    floats = dict.fromkeys(("flops", "value", "low", "high", "halfwidth"), float)
-    return pd.DataFrame(found, columns=["cells", *floats]).astype(floats).replace([np.inf, -np.inf], np.nan)
+    names = ["value", "low", "high", "halfwidth"]
+    known = [vars(estimate(rows.iloc[:count], objective, level=level)) for count in counts]
+    found = pd.DataFrame(known)[names].astype(float).replace([np.inf, -np.inf], np.nan)
+    return found.assign(cells=counts, flops=spent[counts - 1])[["cells", "flops", *names]]
 
 
 def search_data(

@@ -15,21 +15,24 @@ Source: sequential c-optimal design for one combination of the parameters, per u
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import pandas as pd
 
 from analysis.curves.curves import Curves, build_curves
-from analysis.design.candidates import Key, Option, ended, in_order, lost_shapes
-from analysis.design.gains import Search, Step
+from analysis.design.gains import Cell, Option, Search, Step
 from analysis.design.objective import Objective
 from analysis.runs.learning_rates import choose_rates
 from analysis.threads import single_threaded
 
 __all__ = ["Choice", "Objective", "Option", "propose"]
 
+#: Depth and N of a shape.
+Key = tuple[int, float]
 #: Rounds of the first design: places as shares of the range of ln N, and seeds. A round has one size of every depth at
 #: all places so far, and is filled before the next. The first places cost by far the fewest FLOPs.
 ROUNDS = (((0.0, 0.25, 0.5), 2), ((0.125, 0.375), 2), ((), 3), ((0.625, 0.75), 3))
@@ -38,8 +41,8 @@ LEAST_SIZES = 3
 LEAST_DOF = 12
 #: Cells of a depth after which the search stops waiting for `LEAST_SIZES`.
 IN_VAIN = 16
-#: Fixed cost of a cell, as a share of the most expensive one: a thousand tiny cells are not cheap.
-OVERHEAD = 0.01
+#: Number of diverged cells after which a shape is excluded.
+LOST_RUNS = 2
 
 
 @dataclass(frozen=True)
@@ -77,70 +80,22 @@ def propose(
         objective: of the search.
         count: how many to choose.
     """
-    lost = lost_shapes(rows)
-    able = in_order(item for item in options if (item.depth, item.params) not in lost)
-    waiting = in_order(pending)
+    lost = _lost_shapes(rows)
+    able = _in_order(item for item in options if (item.depth, item.params) not in lost)
+    waiting = _in_order(pending)
     if count < 1 or not able:
         return []
-    used = _compared(rows)
+    # As `analysis.runs.comparison` chooses them, without what a search has no need for, which takes longer.
+    finite = rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]
+    used = choose_rates(finite.sort_values(["depth", "params", "lr", "loss", "seed"], ignore_index=True)).rows
     curves = _guide(rows, used, [*able, *waiting])
     if curves is None:
         return _first(rows, waiting, able, count)
-    return _best(rows, used, curves, waiting, able, objective, count)
-
-
-def _compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """The losses, one per shape and seed at one learning rate, ordered by depth, params and seed."""
-    finite = rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]
-    in_order = finite.sort_values(["depth", "params", "lr", "loss", "seed"], ignore_index=True)
-    return choose_rates(in_order).rows.sort_values(["depth", "params", "seed"])
-
-
-def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:
-    """Fit the curves, or return None while there is too little for the fit to guide the choice.
-
-    A depth that can have no more sizes, or with many cells that gave no loss, does not delay the others: it is used
-    as it is, or left out if it has fewer than two sizes.
-    """
-    sizes: dict[int, set[float]] = {}
-    for depth, params, _ in ended(used):
-        sizes.setdefault(depth, set()).add(params)
-    tried = rows["depth"].value_counts()
-    for depth in sorted({item.depth for item in further}):
-        known = sizes.get(depth, set())
-        more = any(item.depth == depth and item.params not in known for item in further)
-        if more and len(known) < LEAST_SIZES and tried.get(depth, 0) < IN_VAIN:
-            return None
-    used = used[[len(sizes[int(depth)]) > 1 for depth in used["depth"]]]
-    if used["depth"].nunique() < 2:
-        return None
-    sizes_of = np.log([*used["params"], *(item.params for item in further)])
-    curves = build_curves(used, span=(float(sizes_of.min()), float(sizes_of.max())))
-    return curves if curves.noise.known and curves.noise.dof >= LEAST_DOF else None
-
-
-def _best(
-    rows: pd.DataFrame,
-    used: pd.DataFrame,
-    curves: Curves,
-    waiting: list[Option],
-    able: list[Option],
-    objective: Objective,
-    count: int,
-) -> list[Choice]:
-    """Choose the cells that reduce the variance of the objective most for their cost."""
-    known = set(curves.depths)
-    able = [item for item in able if item.depth in known]
+    able, waiting = ([item for item in part if item.depth in curves.depths] for part in (able, waiting))
     if not able:
         return []
-    waiting = [item for item in waiting if item.depth in known]
-    done = [cell for cell in ended(used) if cell[0] in known]
-    overhead = OVERHEAD * max(item.cost for item in (*able, *waiting))
-    # Rows have no cost; for equal tokens it is proportional to N.
-    rate = float(np.median([item.cost / item.params for item in (*able, *waiting)]))
-    spent = rate * float(rows["params"].sum()) + sum(item.cost for item in waiting)
-    spent += overhead * (len(rows) + len(waiting))
-    search = Search(curves, able, done, waiting, overhead, spent, objective)
+    done = [cell for cell in _cells(used) if cell[0] in curves.depths]
+    search = Search(curves, able, done, waiting, rows["params"].to_numpy(dtype=float), objective)
     chosen: list[Choice] = []
     while len(chosen) < count and (step := search.best()) is not None:
         # One at a time even if several belong together, so that asking for n equals asking n times for one.
@@ -151,13 +106,56 @@ def _best(
     return chosen
 
 
+def _in_order(options: Iterable[Option]) -> list[Option]:
+    """Sort options: cheapest first, low seeds before high ones."""
+    return sorted(options, key=attrgetter("cost", "depth", "params", "seed"))
+
+
+def _cells(rows: pd.DataFrame) -> list[Cell]:
+    """Return (depth, N, seed) of every row."""
+    columns = (rows[name].tolist() for name in ("depth", "params", "seed"))
+    return [(int(depth), float(params), int(seed)) for depth, params, seed in zip(*columns, strict=True)]
+
+
+def _lost_shapes(rows: pd.DataFrame) -> set[Key]:
+    """Return the shapes that are excluded: `LOST_RUNS` of their cells diverged, and none has a loss.
+
+    One cell may diverge by its seed, and one that failed for another reason is no evidence: with a trainer that fails
+    every third cell, excluding shapes at once lost most of the small ones.
+    """
+    finite = np.isfinite(rows["loss"].to_numpy(dtype=float))
+    diverged = ~finite & (rows["status"] == "diverged") if "status" in rows else ~finite
+    alive = {cell[:2] for cell in _cells(rows[finite])}
+    gone = Counter(cell[:2] for cell in _cells(rows[diverged]))
+    return {shape for shape, runs in gone.items() if runs >= LOST_RUNS and shape not in alive}
+
+
+def _guide(rows: pd.DataFrame, used: pd.DataFrame, further: list[Option]) -> Curves | None:
+    """Fit the curves, or return None while there is too little for the fit to guide the choice.
+
+    A depth that can have no more sizes, or with many cells that gave no loss, does not delay the others: it is used
+    as it is, or left out if it has fewer than two sizes.
+    """
+    sizes: dict[int, set[float]] = defaultdict(set)
+    for depth, params, _ in _cells(used):
+        sizes[depth].add(params)
+    tried = rows["depth"].value_counts()
+    for depth in {item.depth for item in further}:
+        more = any(item.depth == depth and item.params not in sizes[depth] for item in further)
+        if more and len(sizes[depth]) < LEAST_SIZES and tried.get(depth, 0) < IN_VAIN:
+            return None
+    used = used[[len(sizes[int(depth)]) > 1 for depth in used["depth"]]]
+    if used["depth"].nunique() < 2:
+        return None
+    sizes_of = np.log([*used["params"], *(item.params for item in further)])
+    curves = build_curves(used, span=(float(sizes_of.min()), float(sizes_of.max())))
+    return curves if curves.noise.known and curves.noise.dof >= LEAST_DOF else None
+
+
 def _why(item: Option, step: Step, first: bool) -> str:
     crossing = f"the crossing {step.pair[0]} → {step.pair[1]}"
-    words = {
-        "side": f"{crossing} is not yet measured on both sides",
-        "run": f"a new size for {crossing}" if first else f"another seed for {crossing}",
-    }
-    return f"{_named(item)}: {words[step.kind]}"
+    run = f"a new size for {crossing}" if first else f"another seed for {crossing}"
+    return f"{_named(item)}: {run if step.kind == 'run' else f'{crossing} is not yet measured on both sides'}"
 
 
 def _named(item: Option) -> str:
@@ -166,33 +164,23 @@ def _named(item: Option) -> str:
 
 def _first(rows: pd.DataFrame, waiting: list[Option], able: list[Option], count: int) -> list[Choice]:
     """Choose what is missing of the first design, then its further rounds, then the cheapest options."""
-    have = _have(rows, waiting)
+    seeds_of: dict[Key, set[int]] = defaultdict(set)
+    finite = rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]
+    for depth, params, seed in [*_cells(finite), *(item.cell for item in waiting)]:
+        seeds_of[depth, params].add(seed)
+    every = {*seeds_of, *(item.cell[:2] for item in able)}
     found: list[Option] = []
     rest = able
-    every = {*have, *((o.depth, o.params) for o in able)}
     places: tuple[float, ...] = ()
     for more, seeds in ROUNDS:
-        if len(found) >= count:
-            break
         places += more
-        wanted = _spread(every, places)
-        found += _missing(wanted, have, rest, seeds)
+        found += _missing(_spread(every, places), seeds_of, rest, seeds)
         taken = set(found)
-        have, rest = _have(rows, [*waiting, *found]), [item for item in rest if item not in taken]
-    found += rest
+        rest = [item for item in rest if item not in taken]
     return [
-        Choice(item, math.nan, f"first design: {_named(item)}, seed {item.seed}") for item in found[:count]
+        Choice(item, math.nan, f"first design: {_named(item)}, seed {item.seed}")
+        for item in [*found, *rest][:count]
     ]
-
-
-def _have(rows: pd.DataFrame, waiting: list[Option]) -> dict[Key, set[int]]:
-    """Return shape -> the seeds that have a loss or are running."""
-    have: dict[Key, set[int]] = {}
-    for depth, params, seed in ended(rows[np.isfinite(rows["loss"].to_numpy(dtype=float))]):
-        have.setdefault((depth, params), set()).add(seed)
-    for item in waiting:
-        have.setdefault((item.depth, item.params), set()).add(item.seed)
-    return have
 
 
 def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
@@ -212,20 +200,23 @@ def _spread(shapes: set[Key], places: Sequence[float]) -> list[Key]:
     return wanted
 
 
-def _missing(wanted: list[Key], have: dict[Key, set[int]], able: list[Option], seeds: int) -> list[Option]:
-    """Return the options that give every wanted shape so many seeds, seed after seed, cheapest first."""
-    by_shape: dict[Key, list[Option]] = {}
+def _missing(
+    wanted: list[Key], seeds_of: dict[Key, set[int]], able: list[Option], seeds: int
+) -> list[Option]:
+    """Return the options that give every wanted shape so many seeds, seed after seed, cheapest first.
+
+    They are added to `seeds_of`.
+    """
+    by_shape: dict[Key, list[Option]] = defaultdict(list)
     for item in able:
-        by_shape.setdefault((item.depth, item.params), []).append(item)
-    done = {shape: set(have.get(shape, ())) for shape in wanted}
+        by_shape[item.depth, item.params].append(item)
     found: list[Option] = []
     for rank in range(seeds):
         added = []
         for shape in wanted:
-            here = [item for item in by_shape.get(shape, ()) if item.seed not in done[shape]]
-            if here and len(done[shape]) <= rank:
-                item = min(here, key=lambda option: option.seed)
-                done[shape].add(item.seed)
-                added.append(item)
-        found += in_order(added)
+            here = [item for item in by_shape[shape] if item.seed not in seeds_of[shape]]
+            if here and len(seeds_of[shape]) <= rank:
+                added.append(min(here, key=attrgetter("seed")))
+                seeds_of[shape].add(added[-1].seed)
+        found += _in_order(added)
     return found

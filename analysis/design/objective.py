@@ -103,13 +103,22 @@ def _nothing(why: str) -> Estimate:
     return Estimate(None, None, None, math.inf, f"No estimate yet: {why}.")
 
 
+def _estimate(
+    value: float | None, interval: Interval, halfwidth: float, what: str, why: str = ""
+) -> Estimate:
+    ends = ["no limit" if end is None else f"{end:.3g}" for end in interval]
+    share = f", ±{halfwidth:.0%}" if math.isfinite(halfwidth) else ""
+    return Estimate(value, *interval, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}){why}.")
+
+
 def _of_depth(found: Projection) -> Estimate:
-    if found.depth is None and found.interval == (None, None):
+    what = f"The best depth at N = {found.params:.3g}"
+    if found.depth is not None:
+        words = f"{what} is {found.depth:.3g} layers"
+        return _estimate(found.depth, found.interval, found.halfwidth, words)
+    if found.interval == (None, None):
         return _nothing(found.reason or "there is no law")
-    what = "is not settled" if found.depth is None else f"is {found.depth:.3g} layers"
-    why = f": {found.reason}" if found.depth is None else ""
-    sentence = f"The best depth at N = {found.params:.3g} {what}"
-    return _estimate(found.depth, found.interval, found.halfwidth, sentence, why)
+    return _estimate(None, found.interval, found.halfwidth, f"{what} is not settled", f": {found.reason}")
 
 
 def _of_slope(law: ThresholdFit) -> Estimate:
@@ -124,28 +133,15 @@ def _of_slope(law: ThresholdFit) -> Estimate:
     return _estimate(law.b, law.b_interval, halfwidth, f"The slope b is {law.b:.3g} per layer", why)
 
 
-def _estimate(
-    value: float | None, interval: Interval, halfwidth: float, what: str, why: str = ""
-) -> Estimate:
-    ends = ["no limit" if end is None else f"{end:.3g}" for end in interval]
-    share = f", ±{halfwidth:.0%}" if math.isfinite(halfwidth) else ""
-    return Estimate(value, *interval, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}){why}.")
-
-
 def _of_crossings(found: Crossings) -> Estimate:
     worst = max(found.items, key=_half_length)
-    halfwidth = _half_length(worst)
-    pair = f"{worst.shallow} → {worst.deep} layers"
+    halfwidth, pair = _half_length(worst), f"{worst.shallow} → {worst.deep} layers"
     if math.isinf(halfwidth):
         why = worst.reason or worst.status.replace("_", "-")
         words = f"The crossing {pair} has no closed interval yet: {why}."
         return Estimate(worst.params, None, None, halfwidth, words)
-    low, high = worst.params_interval or (None, None)
-    sentence = (
-        f"The least certain crossing, {pair}, lies at N = {worst.params:.3g} ({low:.3g} to {high:.3g}, "
-        f"±{halfwidth:.0%})."
-    )
-    return Estimate(worst.params, low, high, halfwidth, sentence)
+    what = f"The least certain crossing, {pair}, lies at N = {worst.params:.3g}"
+    return _estimate(worst.params, worst.params_interval or (None, None), halfwidth, what)
 
 
 def _half_length(item: Crossing) -> float:

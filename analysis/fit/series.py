@@ -89,7 +89,7 @@ def crossing_data(members: Sequence[Member]) -> CrossingData | None:
     members = in_order(members)
     axis = axis_of(members)
     rows = [
-        {"value": member.value, "place": place, **_crossing(item)}
+        {"value": member.value, "place": place, **crossing_row(item)}
         for place, member in zip(axis.places, members, strict=True)
         for item in (member.fit.crossings if member.fit else ())
         if item.status != "insufficient"
@@ -183,7 +183,8 @@ def _measured(member: Member, name: str) -> pd.DataFrame | None:
     return rows if len(rows) else None
 
 
-def _crossing(item: Crossing) -> dict[str, Any]:
+def crossing_row(item: Crossing) -> dict[str, Any]:
+    """A crossing as one row of `CrossingData`, without the value."""
     unknown = (None, None)
     names = ("params", "low", "high", "width", "width_low", "width_high", "measured_low", "measured_high")
     numbers = (

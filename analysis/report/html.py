@@ -73,21 +73,12 @@ class Page:
 
 
 def write_page(
-    folder: Path,
-    page: Page,
-    earlier: Collection[str],
-    colours: Mapping[str, tuple[str, str]],
+    folder: Path, page: Page, earlier: Collection[str], colours: Mapping[str, tuple[str, str]]
 ) -> Path:
-    """Write figures as SVG, PNG and CSV, then the page `report.html`; remove figures of an earlier page.
+    """Write figures as SVG, PNG and CSV into `figures`, then the page `report.html`.
 
-    Args:
-        folder: made if missing; the figures are in its folder `figures`.
-        page: its content.
-        earlier: patterns of the names of figures that are removed if they are not written now.
-        colours: CSS name -> (light, dark), see `analysis.report.figures.palette.variables`.
-
-    Raises:
-        OSError: the folder cannot be written.
+    `earlier` has patterns of the names of figures that are removed if they are not written now; `colours` are those of
+    `analysis.report.figures.palette.variables`. OSError if the folder cannot be written.
     """
     drawn = {}
     sections = [section for section in page.sections if not section.empty]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.files import write_json
+from analysis.fit.crossing_shift import ChangedStudy
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.series import (
     BestData,
@@ -17,21 +18,19 @@ from analysis.fit.series import (
     measures_of,
     shifts_by_value,
 )
-from analysis.numbers import counted
-from analysis.report.extras.measures import measure_figure, needed_table
-from analysis.report.extras.series import (
-    best_figure,
-    crossings_figure,
-    crossings_table,
-    members_table,
-    series_sentences,
-)
-from analysis.report.extras.shifts import shifts_table
+from analysis.numbers import counted, digits, ends, human, human_range, layers, percent
+from analysis.report.answers import grouped, needed_sentence, shift_sentence
 from analysis.report.figures import palette
+from analysis.report.figures.by_value import best_figure, crossings_figure, measure_figure
 from analysis.report.html import Page, Section, provenance, write_page
+from analysis.report.tables import crossings_by_value, finite_ends, members_table, needed_table, shifts_table
 
 #: Confidence of the intervals if no member has a fit.
 LEVEL = 0.95
+#: Maximum number of pairs of depths with a sentence.
+MOST_PAIRS = 3
+#: Text for an inconclusive number.
+UNSETTLED = "inconclusive"
 COMPARED = (
     "All members have the same data and number of tokens, so their losses may be compared; each shape has the best of "
     "its learning rates."
@@ -64,28 +63,25 @@ def write_series(
         facts: provenance to print; plain text.
         comparable: whether losses of different values may be compared, because all have the same data and tokens.
 
-    Returns:
-        The path of `report.html`.
-
     Raises:
         ValueError: there is no member, or two have one value.
         OSError: the folder cannot be written.
     """
     folder, facts = Path(out), dict(facts or {})
     ordered = in_order(members)
-    level = next((member.fit.level for member in ordered if member.fit is not None), LEVEL)
+    fits = [member.fit for member in ordered if member.fit is not None]
+    level = fits[0].level if fits else LEVEL
     crossings, best = crossing_data(ordered), best_data(ordered)
     shifts = shifts_by_value(key, ordered)
     found = [measure_data(ordered, name, TARGETS.get(name)) for name in measures_of(ordered)]
-    measures = {f"measure_{data.name}": data for data in found if data is not None}
-    shown = list(measures.values())
-    words = series_sentences(key, ordered, crossings, best, shifts, shown, level, comparable=comparable)
-    fits = [member.fit for member in ordered if member.fit is not None]
-    read = [fit.epochs for fit in fits if fit.epochs is not None]
-    repeated = max(read, key=lambda epochs: epochs.high).warning if read else ""
+    measures = [data for data in found if data is not None]
+    words = series_sentences(key, ordered, crossings, best, shifts, measures, level, comparable=comparable)
     unchecked = [fit.learning_rate for fit in fits if fit.learning_rate and not fit.learning_rate.checked]
-    words += [f"In {counted(len(unchecked), 'member')}: {unchecked[-1].sentence}"] if unchecked else []
-    words += [repeated] if repeated else []
+    if unchecked:
+        words.append(f"In {counted(len(unchecked), 'member')}: {unchecked[-1].sentence}")
+    epochs = [fit.epochs for fit in fits if fit.epochs is not None]
+    if epochs and (repeated := max(epochs, key=lambda item: item.high).warning):
+        words.append(repeated)
     about = [_about(member) for member in ordered]
     document = {
         "title": title,
@@ -94,45 +90,34 @@ def write_series(
         "crossings": _records(crossings),
         "shifts": shifts,
         "best": _records(best),
-        "measures": {data.name: _measure_json(data) for data in shown},
+        "measures": {data.name: _measure_json(data) for data in measures},
         "facts": facts,
         "answers": words,
     }
     write_json(folder / "series.json", document)
     # Measures with a target are what a task is about, so they come first.
-    aimed = any(data.target is not None for data in shown)
+    aimed = any(data.target is not None for data in measures)
     by_depth = Section(
         "Measures against depth",
         [BOUND] if aimed else [],
         [
-            measure_figure(data, key, name, f"{data.name} against depth, by {key}")
-            for name, data in measures.items()
+            measure_figure(data, key, f"measure_{data.name}", f"{data.name} against depth, by {key}")
+            for data in measures
         ],
-        [needed_table(key, data) for data in shown],
+        [needed_table(key, data) for data in measures],
         folded=False,
     )
-    crossed = Section(
-        "Crossings and best depths",
-        figures=[
-            *([] if crossings is None else [crossings_figure(crossings, key, level)]),
-            *([] if best is None else [best_figure(best, key)]),
-        ],
-        folded=False,
-    )
+    figures = [] if crossings is None else [crossings_figure(crossings, key, level)]
+    figures += [] if best is None else [best_figure(best, key)]
+    crossed = Section("Crossings and best depths", figures=figures, folded=False)
+    numbers = None if crossings is None else crossings_by_value(key, crossings, level)
+    same = COMPARED if comparable else APART
     sections = [
         *((by_depth, crossed) if aimed else (crossed, by_depth)),
-        Section(
-            "Crossings in numbers",
-            tables=[
-                None if crossings is None else crossings_table(key, crossings, level),
-                shifts_table(shifts),
-            ],
-        ),
+        Section("Crossings in numbers", tables=[numbers, shifts_table(shifts)]),
         Section(
             "The members",
-            [
-                f"The members differ in {key} only; nothing is fitted across them. {COMPARED if comparable else APART}"
-            ],
+            [f"The members differ in {key} only; nothing is fitted across them. {same}"],
             tables=[members_table(key, ordered, about)],
             links={f"{key} {label(item.value)}": item.report for item in ordered if item.report},
         ),
@@ -140,7 +125,7 @@ def write_series(
     ]
     pairs = 0 if crossings is None else len(crossings.rows[["shallow", "deep"]].drop_duplicates())
     budgets = 0 if best is None else best.rows["budget"].nunique()
-    colours = palette.variables(pairs, budgets) | palette.of_values(len(ordered))
+    colours = palette.variables(pairs, budgets, len(ordered))
     return write_page(folder, Page(title, words, sections), ("crossings", "best_depth", "measure_*"), colours)
 
 
@@ -170,3 +155,107 @@ def _about(member: Member) -> dict[str, Any]:
         "seeds": int(used["seed"].nunique()) if len(used) else 0,
         "law": None if fit is None else {name: getattr(fit.law, name) for name in law},
     }
+
+
+def series_sentences(
+    key: str,
+    members: Sequence[Member],
+    crossings: CrossingData | None,
+    best: BestData | None,
+    shifts: Sequence[ChangedStudy],
+    measures: Sequence[MeasureData],
+    level: float,
+    *,
+    comparable: bool = False,
+) -> list[str]:
+    """The answer of a series, most important sentence first; `comparable` as in `write_series`."""
+    measured = [needed_sentence(key, data) for data in measures]
+    if comparable:
+        measured += [compared_sentence(key, data) for data in measures if data.name == "loss"]
+    crossed = [] if crossings is None else crossing_sentences(key, crossings, level)
+    depths = [best_sentence(key, best)]
+    if crossings is None or not (crossings.rows["status"] == "bracketed").any():
+        # Inconclusive crossings come last.
+        crossed, depths = depths, crossed
+    found = [slope_sentence(key, members, level), *measured, *crossed, shift_sentence(shifts), *depths]
+    nothing = (
+        "No member of this series has two depths that can be compared, and none has a measure to show by "
+    )
+    return list(filter(None, found)) or [f"{nothing}{key}."]
+
+
+def compared_sentence(key: str, data: MeasureData) -> str:
+    """The measure at the largest depth and size that all values have, the best value first; empty for one value.
+
+    The best width of a depth counts, and the mean over the seeds of a shape.
+    """
+    shapes = data.shapes.dropna(subset=["mean"])
+    values = shapes["place"].nunique()
+    where = shapes.groupby(["depth", "params"])["place"].nunique()
+    common = where[where == values]
+    if values < 2 or common.empty:
+        return ""
+    depth, params = max(common.index)
+    rows = shapes[(shapes["depth"] == depth) & (shapes["params"] == params)]
+    rows = rows.sort_values("mean", ascending=data.lower)
+    parts = [f"{digits(row['mean'], 4)} at {label(row['value'])}" for row in rows.to_dict("records")]
+    return f"Mean {data.name} of {layers(int(depth))} at N ≈ {human(float(params))}, by {key}: {', '.join(parts)}."
+
+
+def slope_sentence(key: str, members: Sequence[Member], level: float) -> str:
+    """The slope of the threshold law at each value; empty if no value has one with an interval."""
+    slopes = [_slope(member, level) for member in members]
+    if set(slopes) == {UNSETTLED}:
+        return ""
+    parts = grouped(slopes, [member.value for member in members])
+    return f"Slope b of the threshold law ln d = a + b·L, by {key}: {'; '.join(parts)}."
+
+
+def _slope(member: Member, level: float) -> str:
+    law = None if member.fit is None else member.fit.law
+    if law is None or law.b is None or law.b_interval is None or None in law.b_interval:
+        return UNSETTLED
+    return f"{digits(law.b)} ({percent(level)}: {ends(law.b_interval)})"
+
+
+def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
+    """One sentence per pair of neighbouring depths that is settled at some value: its crossing at each value."""
+    pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
+    settled = [pair for pair in pairs if (pair[1]["status"] == "bracketed").any()][:MOST_PAIRS]
+    if not settled:
+        return ["At no value does a crossing lie between two measured sizes; the table lists the bounds."]
+    sentences = []
+    for _, rows in settled:
+        shallow, deep = rows[["shallow", "deep"]].iloc[0]
+        parts = grouped([_where(row, level) for row in rows.to_dict("records")], rows["value"])
+        sentences.append(f"{deep} layers overtake {layers(int(shallow))}, by {key}: {'; '.join(parts)}.")
+    if rest := len(pairs) - len(settled):
+        sentences.append(
+            f"{counted(rest, 'more pair')} of depths {'is' if rest == 1 else 'are'} in the table."
+        )
+    return sentences
+
+
+def _where(row: Mapping[Any, Any], level: float) -> str:
+    match row["status"]:
+        case "bracketed":
+            return f"N ≈ {human(row['params'])} ({percent(level)}: {human_range(finite_ends(row))})"
+        case "left_censored":
+            return "below all sizes measured"
+        case "right_censored":
+            return "nowhere up to the largest size"
+        case _:
+            return UNSETTLED
+
+
+def best_sentence(key: str, data: BestData | None) -> str:
+    """The best depth by value, at the largest budget that most values have; empty if no two values share one."""
+    if data is None:
+        return ""
+    counts = data.rows.groupby("budget").size()
+    if counts.max() < 2:
+        return ""
+    budget = float(counts[counts == counts.max()].index.max())
+    rows = data.rows[data.rows["budget"] == budget].sort_values("place")
+    parts = grouped([layers(depth) for depth in rows["depth"]], rows["value"], f"{key} ")
+    return f"Lowest loss at a budget of N ≈ {human(budget)}: {', '.join(parts)}."

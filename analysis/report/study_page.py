@@ -10,12 +10,11 @@ from analysis.files import write_json
 from analysis.fit.document import Fit
 from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
 from analysis.numbers import counted
-from analysis.report.answers import findings, next_steps
-from analysis.report.extras import accuracy, diagnostics, search, shifts
-from analysis.report.extras.measures import needed_table
-from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, training, transition
-from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import study_of_fit
+from analysis.report.answers import findings, graded_accuracy, next_steps, shift_sentence
+from analysis.report.figures import best_depth, depth_profile, diagnostics, gaps, loss, palette, transition
+from analysis.report.figures.by_value import measure_figure
+from analysis.report.figures.figure import Context, Figure, study_of_fit
+from analysis.report.figures.search import search_figure, search_sentence
 from analysis.report.html import Page, Section, provenance, write_page
 from analysis.report.tables import (
     best_table,
@@ -23,8 +22,10 @@ from analysis.report.tables import (
     crossings_table,
     diverged_table,
     laws_table,
+    needed_table,
     projection_table,
     reasons_table,
+    shifts_table,
 )
 from analysis.runs.table import RunTable
 
@@ -33,9 +34,7 @@ NAMES = (
     *("depth_profile", "best_depth", "loss", "accuracy", "accuracy_graded", "transition", "diagnostics"),
     *("gaps", "search", "training"),
 )
-#: Neighbours with too few sizes that are listed one by one.
-MOST_MISSING = 6
-#: The words of the table of crossings.
+#: Words of the table of crossings.
 STATUS_WORDS = (
     "From the N of a crossing on the deeper model has the lower loss. Bracketed: beyond the noise, the shallower model "
     "leads at the small end and the deeper one at the large end. Left-censored: the deeper model leads at every size "
@@ -54,7 +53,7 @@ def write_report(
     entropy: float | None = None,
     curves: pd.DataFrame | None = None,
     measures: pd.DataFrame | None = None,
-    spec_text: str | None = None,
+    spec_text: str = "",
     search: SearchInfo | None = None,
 ) -> Path:
     """Write `report.html`, `fit.json`, `runs.csv` and `figures/*.svg, *.png, *.csv` into a folder.
@@ -73,9 +72,6 @@ def write_report(
         spec_text: the study's specification, printed as it is.
         search: objective and grid, if a search chose the rows and the table has their order.
 
-    Returns:
-        The path of `report.html`.
-
     Raises:
         InputError: the run table has no usable row.
         ValueError: the fit has no study to draw.
@@ -92,84 +88,57 @@ def write_report(
         figures=_made(context, depth_profile.figure, best_depth.figure),
         next_steps=next_steps(fit),
         warnings=fit.warnings,
-        sections=study_sections(context, search, facts or {}, spec_text or ""),
+        sections=[
+            *study_sections(context, search.ended if search else ""),
+            provenance(
+                facts or {},
+                {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"},
+                spec_text,
+            ),
+        ],
     )
-    colours = palette.variables(len(context.colours), len({item.budget for item in fit.best}))
-    if (graded := accuracy.graded_accuracy(fit)) is not None:
-        colours |= palette.of_values(len(graded[1].axis.labels))
+    graded = graded_accuracy(fit)
+    values = len(graded[1].axis.labels) if graded else 0
+    colours = palette.variables(len(context.colours), len({item.budget for item in fit.best}), values)
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
     return write_page(folder, page, NAMES, colours)
 
 
-def study_sections(
-    context: Context, search_info: SearchInfo | None, facts: Mapping[str, str], spec_text: str
-) -> list[Section]:
-    """The sections of a study below the answer; those without content are left out by the page."""
+def study_sections(context: Context, ended: str) -> list[Section]:
+    """The sections below the answer; `ended` is why a search ended. The page leaves out those without content."""
     runs, fit, history = context.runs, context.fit, context.search
-    graded = accuracy.graded_accuracy(fit)
-    layers = (
-        None if context.measures is None else diagnostics.diagnostics_data(context.runs, context.measures)
-    )
-    measured = (loss.figure, accuracy.figure, accuracy.graded_figure, transition.figure, diagnostics.figure)
-    missing = [item for item in fit.crossings if item.status == "insufficient"]
-    pairs = [item for item in fit.crossings if item not in missing or len(missing) <= MOST_MISSING]
-    hidden = len(fit.crossings) - len(pairs)
+    graded = graded_accuracy(fit)
+    measured = (loss.figure, loss.accuracy_figure, _graded_figure, transition.figure, diagnostics.figure)
+    crossings, laws = (crossings_table(fit), laws_table(fit)) if fit.crossings else (None, None)
     return [
         Section(
             "What was measured",
-            [_about(fit), diagnostics.rank_sentence(layers)],
+            [_about(fit), diagnostics.rank_sentence(context)],
             _made(context, *measured),
             folded=False,
         ),
         Section(
             "Shapes in numbers",
-            tables=[
-                None if graded is None else needed_table(*graded),
-                best_table(fit) if fit.best else None,
-                projection_table(runs, fit),
-            ],
+            tables=[needed_table(*graded) if graded else None, best_table(fit), projection_table(runs, fit)],
         ),
-        Section(
-            "Crossings",
-            [
-                STATUS_WORDS if pairs else "",
-                f"{counted(hidden, 'more pair')} with too few sizes in common: see fit.json."
-                if hidden
-                else "",
-            ],
-            _made(context, gaps.figure),
-            [crossings_table(fit, pairs)] if pairs else [],
-        ),
+        Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
         Section(
             "The law and its alternatives",
-            [law_sentence(fit), disagreement_sentence(fit)] if fit.crossings else [],
-            tables=[laws_table(fit) if fit.crossings else None],
+            [law_sentence(fit), disagreement_sentence(fit)] if laws else [],
+            tables=[laws],
         ),
-        Section(
-            "Shape or tuning",
-            [shifts.shift_sentence(fit.shifts)],
-            tables=[shifts.shifts_table(fit.shifts)],
-        ),
+        Section("Shape or tuning", [shift_sentence(fit.shifts)], tables=[shifts_table(fit.shifts)]),
         Section(
             "The search",
-            []
-            if history is None or search_info is None
-            else [search.search_sentence(history, search_info.ended)],
-            _made(context, search.figure),
+            [search_sentence(history, ended)] if history else [],
+            _made(context, search_figure),
         ),
         Section(
             "Runs and cost",
             [] if fit.left_out else ["Every row of the run table is used."],
-            _made(context, training.figure),
-            [
-                cost_table(runs),
-                diverged_table(fit) if fit.diverged else None,
-                reasons_table(fit) if fit.left_out else None,
-            ],
-        ),
-        provenance(
-            facts, {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"}, spec_text
+            _made(context, loss.training_figure),
+            [cost_table(runs), diverged_table(fit), reasons_table(fit)],
         ),
     ]
 
@@ -189,9 +158,17 @@ def _about(fit: Fit) -> str:
     """The rows, shapes, seeds, noise and tokens, and how N is counted."""
     shapes, seeds = len(study_of_fit(fit).curves.x), counted(int(fit.noise.get("seeds", 1)), "seed")
     rows = f"{fit.used} of {fit.used + len(fit.left_out)} runs of {counted(shapes, 'shape')}, {seeds}."
-    count = f"{count_phrase(fit.count)}."
     epochs = fit.epochs.sentence if fit.epochs else ""
-    return " ".join(filter(None, [rows, noise_sentence(fit), fit.tokens.sentence, epochs, count]))
+    parts = [rows, noise_sentence(fit), fit.tokens.sentence, epochs, f"{count_phrase(fit.count)}."]
+    return " ".join(filter(None, parts))
+
+
+def _graded_figure(context: Context) -> Figure | None:
+    """Accuracy against depth by difficulty; None with fewer than two difficulties."""
+    if (graded := graded_accuracy(context.fit)) is None:
+        return None
+    key, data = graded
+    return measure_figure(data, key, "accuracy_graded", "Accuracy against depth, one line per difficulty")
 
 
 def _made(context: Context, *makers: Callable[[Context], Figure | None]) -> list[Figure]:

@@ -1,57 +1,97 @@
 """The tables of a study, for its page and for the terminal."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from analysis.fit.answer import FLOPS
+from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy
 from analysis.fit.document import Fit
-from analysis.fit.sentences import LAWS, REACH
+from analysis.fit.measures import MeasureData, label
+from analysis.fit.sentences import LAWS, REACH, law_formula
+from analysis.fit.series import CrossingData, Member, crossing_row
+from analysis.intervals import Interval
 from analysis.law.advice import law_of
-from analysis.law.crossings import Crossing
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import WITHIN, depths_text, lost_text
 from analysis.law.threshold import ThresholdFit
-from analysis.numbers import counted, digits, duration, ends, human, percent, short, short_range
+from analysis.numbers import counted, digits, duration, ends, human, percent, short, span
+from analysis.report.answers import condition, factors
 from analysis.runs.table import RunTable
 from analysis.tables import Column, Table, shapes_table
 
 #: Projected sizes, as multiples of the largest measured one.
 MULTIPLES = (3.0, REACH)
+#: Pairs with too few sizes in common that are listed.
+MOST_MISSING = 4
+#: Note of the shifts of sensitivity runs.
+PAIRED_NOTE = (
+    "Cells around each crossing were trained again at other learning rates with the same seeds. Their losses enter no "
+    "crossing. The differences from the rows of the same shape and seed change the gap between the two depths, and the "
+    "slope of the gap gives the shift of the crossing."
+)
 #: Different reasons in the table of left-out rows; `fit.json` has all.
 MOST_REASONS = 20
 
 
-def crossings_table(fit: Fit, items: Sequence[Crossing]) -> Table:
-    """Status, N with its interval and width of the crossings."""
-    interval = percent(fit.level)
+def crossings_table(fit: Fit) -> Table | None:
+    """The crossings of neighbouring depths; None without two depths.
+
+    At most `MOST_MISSING` pairs with too few sizes in common are listed; the note counts the others.
+    """
+    if not fit.crossings:
+        return None
+    missing = [item for item in fit.crossings if item.status == "insufficient"]
+    hidden = missing[MOST_MISSING:]
+    rows = [crossing_row(item) for item in fit.crossings if item not in hidden]
+    note = (
+        f"{counted(len(hidden), 'more pair')} with too few sizes in common: see fit.json." if hidden else ""
+    )
+    return _crossings("crossings", rows, fit.level, note=note)
+
+
+def crossings_by_value(key: str, data: CrossingData, level: float) -> Table:
+    """The crossings of a series by pair and value."""
+    rows = data.rows.sort_values(["shallow", "deep"], kind="stable")
+    return _crossings("crossings by value", rows.to_dict("records"), level, key)
+
+
+def _crossings(
+    title: str, rows: Sequence[Mapping[Any, Any]], level: float, key: str = "", note: str = ""
+) -> Table:
+    """A table of `crossing_row`s; with a key each has its `value`."""
     columns = (
         Column("pair", right=False),
+        *([Column(key, right=False)] if key else []),
         Column("status", right=False, look="tag"),
-        Column("N", f"and {interval} interval"),
-        Column(interval, under="N"),
+        Column("N", f"and {percent(level)} interval"),
+        Column(percent(level), under="N"),
         Column("width", "of the shallower model"),
         Column("why", right=False, under="status"),
     )
-    return Table("crossings", columns, [_crossing(item) for item in items])
+    cells = [
+        (
+            f"{row['shallow']} → {row['deep']}",
+            *([label(row["value"])] if key else []),
+            row["status"].replace("_", "-"),
+            None if math.isnan(row["params"]) else short(row["params"]),
+            span(finite_ends(row), short),
+            None if math.isnan(row["width"]) else digits(row["width"]),
+            row["reason"],
+        )
+        for row in rows
+    ]
+    return Table(title, columns, cells, note)
 
 
-def _crossing(item: Crossing) -> tuple[str | None, ...]:
-    return (
-        f"{item.shallow} → {item.deep}",
-        item.status.replace("_", "-"),
-        _maybe(short, item.params),
-        _maybe(short_range, item.params_interval),
-        _maybe(digits, item.width),
-        item.reason,
-    )
-
-
-def _maybe(text: Callable[[Any], str], value: Any) -> str | None:
-    return None if value is None else text(value)
+def finite_ends(row: Mapping[Any, Any]) -> Interval | None:
+    """The interval in `low` and `high` of a row, whose open ends are NaN; None without any end."""
+    low, high = (None if math.isnan(row[name]) else float(row[name]) for name in ("low", "high"))
+    return None if low is None and high is None else (low, high)
 
 
 def laws_table(fit: Fit) -> Table:
@@ -93,15 +133,16 @@ def laws_table(fit: Fit) -> Table:
 def _law(
     form: str, status: str, note: str, parameters: str, aicc: float | None, trials: Mapping[str, HeldOut]
 ) -> tuple[str | None, ...]:
-    own, base = trials.get(form), trials.get(BASELINE)
-    if own is not None and own.reasons and own.unanswered == len(own.trials):
+    nothing = HeldOut(form, (), None)
+    own, base = trials.get(form, nothing), trials.get(BASELINE, nothing)
+    asked, outside = len(own.trials), own.outside
+    answered = asked - own.unanswered
+    if own.reasons and not answered:
         # The note of a law without any depth gives that reason already.
         new = [f"held out: {reason}" for reason in own.reasons if reason not in note]
         note = "; ".join(text for text in (note, *new[:1]) if text)
-    regret, baseline = (None, None) if own is None or base is None else paired_regret(own, base)
-    answered = 0 if own is None else len(own.trials) - own.unanswered
-    outside = 0 if own is None else own.outside
-    asked = 0 if own is None else len(own.trials)
+    regret, baseline = paired_regret(own, base)
+    at_least = "≥ " if outside else ""
     return (
         *LAWS.get(form, (form, "")),
         status.replace("_", " "),
@@ -109,24 +150,21 @@ def _law(
         parameters or None,
         None if aicc is None else f"{aicc:.1f}",
         # An answer beyond the depths is charged the nearest depth: a lower bound, and zero if that depth is the best.
-        None if regret is None or outside == answered else f"{'≥ ' * (outside > 0)}{regret:.4f}",
+        None if regret is None or outside == answered else f"{at_least}{regret:.4f}",
         None if baseline is None or form == BASELINE else f"{baseline:.4f}",
-        f"{asked - own.unanswered} of {asked}" if own is not None and asked else None,
-        str(own.outside) if own is not None and own.outside else None,
+        f"{answered} of {asked}" if asked else None,
+        str(outside) if outside else None,
     )
 
 
 def paired_regret(law: HeldOut, base: HeldOut) -> tuple[float | None, float | None]:
     """Mean regret of a law and of the baseline over the trials that both answered; None if there are none."""
     there = {(trial.budget, trial.trained_to): trial.regret for trial in base.trials}
-    pairs = [
-        (trial.regret, other)
-        for trial in law.trials
-        if trial.regret is not None and (other := there.get((trial.budget, trial.trained_to))) is not None
-    ]
-    if not pairs:
+    pairs = [(trial.regret, there.get((trial.budget, trial.trained_to))) for trial in law.trials]
+    both = [pair for pair in pairs if None not in pair]
+    if not both:
         return None, None
-    own, others = np.mean(np.array(pairs), axis=0)
+    own, others = np.mean(np.array(both, dtype=float), axis=0)
     return float(own), float(others)
 
 
@@ -154,8 +192,10 @@ def _surface_note(item: SurfaceFit) -> str:
     return item.best_depth_reason(item.params_range[1]) or ""
 
 
-def best_table(fit: Fit) -> Table:
-    """The best measured shape of each budget."""
+def best_table(fit: Fit) -> Table | None:
+    """The best measured shape of each budget; None if no budget has two depths."""
+    if not fit.best:
+        return None
     columns = (
         Column("N"),
         Column("best depth", look="strong"),
@@ -166,7 +206,7 @@ def best_table(fit: Fit) -> Table:
     )
     rows = [
         (
-            human(item.params),
+            short(item.params),
             str(item.depth),
             digits(item.width),
             f"{item.loss:.4f}",
@@ -182,13 +222,11 @@ def best_table(fit: Fit) -> Table:
         )
         for item in fit.best
     ]
-    return Table(
-        "best measured shapes",
-        columns,
-        rows,
+    note = (
         "Lowest loss of each budget, read off the curves at one N, and the other depths that lose less than "
-        f"{WITHIN:g} nats per token, with what they lose.",
+        f"{WITHIN:g} nats per token, with what they lose."
     )
+    return Table("best measured shapes", columns, rows, note)
 
 
 def projection_table(runs: RunTable, fit: Fit) -> Table | None:
@@ -253,19 +291,131 @@ def training_flops(runs: RunTable) -> tuple[float, int, int]:
     return flops, len(models), len(runs.used) - len(known)
 
 
-def diverged_table(fit: Fit) -> Table:
-    """The shapes with rows that diverged."""
+def diverged_table(fit: Fit) -> Table | None:
+    """The shapes with rows that diverged; None without any."""
+    if not fit.diverged:
+        return None
     columns = (Column("depth"), Column("width"), Column("N"), Column("rows that diverged"))
     rows = [
-        (str(item["depth"]), str(item["width"]), human(item["params"]), f"{item['diverged']} of {item['of']}")
+        (str(item["depth"]), str(item["width"]), short(item["params"]), f"{item['diverged']} of {item['of']}")
         for item in fit.diverged
     ]
     return Table("diverged shapes", columns, rows)
 
 
-def reasons_table(fit: Fit) -> Table:
-    """The reasons of the rows left out, most frequent first."""
+def reasons_table(fit: Fit) -> Table | None:
+    """The reasons of the rows left out, most frequent first; None if every row is used."""
+    if not fit.left_out:
+        return None
     reasons = Counter(str(item["reason"]) for item in fit.left_out).most_common()
     rows = [(str(count), reason) for reason, count in reasons[:MOST_REASONS]]
     note = "Every row is in fit.json with its reason."
     return Table("reasons", (Column("rows"), Column("reason", right=False)), rows, note)
+
+
+def needed_table(key: str, data: MeasureData) -> Table | None:
+    """The fewest layers of each value that reach the target; None without a target."""
+    if data.needed.empty:
+        return None
+    columns = (
+        Column(key, right=False),
+        Column("depth L", look="strong"),
+        Column("heads H"),
+        Column("head width m"),
+        Column("width", "m·H"),
+        Column("N"),
+        Column("mean"),
+        Column("range", under="mean"),
+        Column("best", "of any depth"),
+    )
+    rows: list[tuple[str | None, ...]] = []
+    for row in data.needed.to_dict("records"):
+        shape: tuple[str | None, ...] = (f"above {row['deepest']}", *[None] * 4, "not reached", None)
+        if not math.isnan(row["depth"]):
+            known = not math.isnan(row["heads"])
+            shape = (
+                f"{row['depth']:.0f}",
+                f"{row['heads']:.0f}" if known else None,
+                f"{row['head_width']:g}" if known else None,
+                f"{row['width']:.0f}",
+                short(row["params"]),
+                f"{row['mean']:.4g}",
+                f"{row['low']:.3g} to {row['high']:.3g} ({counted(int(row['seeds']), 'seed')})",
+            )
+        rows.append((label(row["value"]), *shape, f"{row['best']:.4g}"))
+    return Table(f"The fewest layers for {data.name} of at least {data.target:g}", columns, rows)
+
+
+def members_table(key: str, members: Sequence[Member], about: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows, depths, sizes and the law of each member; `about` is `members` of `series.json`."""
+    columns = (
+        Column(key, right=False),
+        Column("rows used"),
+        Column("depths"),
+        Column("N"),
+        Column("seeds"),
+        Column("threshold law", right=False),
+    )
+    rows = []
+    for member, item in zip(members, about, strict=True):
+        law = None if member.fit is None else member.fit.law
+        words = "no fit" if law is None else f"none: {law.reason}"
+        if law is not None and law.a is not None and law.b is not None:
+            words = law_formula(law.a, law.b)
+        rows.append(
+            (
+                label(member.value),
+                f"{item['used']} of {item['rows']}",
+                ", ".join(map(str, item["depths"])) or None,
+                span(item["params"], short) if item["params"] else None,
+                str(item["seeds"]),
+                words,
+            )
+        )
+    return Table("members", columns, rows)
+
+
+def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
+    """The shift of each crossing when one key is changed; None without a pair of depths to compare."""
+    pairs = [(study, pair) for study in studies for pair in study.pairs]
+    if not pairs:
+        return None
+    first = studies[0]
+    paired = first.key == LEARNING_RATE
+    unit = " ×" if paired else ""
+    columns = (
+        Column("pair", right=False),
+        Column(first.key, right=False),
+        Column(f"N at {label(first.base)}{unit}", where="page"),
+        Column("N, changed", where="page"),
+        Column("factor of N", f"{percent(first.level)} interval"),
+        Column(percent(first.level), under="factor of N"),
+        Column("runs"),
+        Column("diverged", under="runs", small="{} diverged"),
+        Column("why", right=False, under=first.key),
+    )
+    rows = [
+        (
+            f"{pair.shallow} → {pair.deep}",
+            f"{label(study.value)}{unit}",
+            _size(pair.params, pair.status),
+            _size(pair.changed_params, pair.changed_status),
+            None if pair.shift is None else f"× {digits(math.exp(pair.shift), 3)}",
+            factors(pair.shift_interval),
+            str(pair.runs or study.runs),
+            str(pair.diverged) if pair.diverged else None,
+            pair.reason,
+        )
+        for study, pair in pairs
+    ]
+    note = PAIRED_NOTE
+    if not paired:
+        note = "The estimate assumes independent studies; shared seeds and data make the true error smaller."
+        for study in studies:
+            if study.slope_change is not None:
+                note += f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}."
+    return Table(f"shifts of the crossings against {condition(first.key, first.base)}", columns, rows, note)
+
+
+def _size(params: float | None, status: str) -> str:
+    return status.replace("_", "-") if params is None else short(params)

@@ -13,8 +13,7 @@ from analysis.audit.verdict import Audit, audit, shape_of
 from analysis.errors import InputError
 from analysis.law.near_optimal import WITHIN, check_within, depths_text, lost_text, near_optimal
 from analysis.law.published import PublishedLaw, losses_of, published_law
-from analysis.numbers import params_text as size
-from analysis.numbers import span as interval
+from analysis.numbers import short, span
 from analysis.tables import Column, Table
 from study.results.recommend import read_fit, shapes_by
 from study.results.tables import rich_table
@@ -115,7 +114,7 @@ def _sentence(item: Audit) -> Text:
         " is ",
         (item.verdict, f"bold {_COLOURS[item.verdict]}"),
         f": by {_SOURCES[best.get('source')]} of {best['law']}, the best depth for this N is {stated} "
-        f"({_level(item)}interval {interval(best['depth_interval'])}){flat}.",
+        f"({_level(item)}interval {span(best['depth_interval'])}){flat}.",
     )
 
 
@@ -135,8 +134,8 @@ def _table(audits: Sequence[Audit]) -> RenderableType:
             (
                 model.name,
                 f"{model.depth} × {model.width}",
-                size(model.law_params),
-                "-" if model.block_params is None else size(model.block_params),
+                short(model.law_params, 3),
+                "-" if model.block_params is None else short(model.block_params, 3),
                 "-" if item.ratio is None else f"{item.ratio:.2f}",
                 f"{low or '…'}–{high or '…'}" if low or high else "-",
                 "-" if best["depth"] is None else f"{best['depth']} × {best['width']:,}",

@@ -1,4 +1,4 @@
-"""`interplay plan SPEC --power`: the expected results of a study, and changes that narrow its intervals.
+"""`interplay plan SPEC --power`: the expected results of a study, with more seeds and more sizes too.
 
 A plan has shapes and seeds. The law, the noise and the gaps between depths are assumed: given by the user, taken from
 the fit of a pilot study, or by default. Each assumption is printed with its source.
@@ -8,6 +8,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from analysis.design.power import ChangeComparison, PowerEstimate, compare_changes, simulate_power
+from analysis.design.power import LEVEL, Change, PairPower, PowerEstimate, compare_changes, simulate_power
 from analysis.design.simulated_study import Shape, Truth
 from analysis.files import to_json
 from analysis.intervals import between
@@ -46,9 +47,7 @@ MEANINGS = {
     "slope": ("of gaps, nats per e-fold of N", 1e-9, 100.0),
     "exponent": ("α of E + A·N^-α", 1e-3, 3.0),
     "shared": ("share of noise by the seed", 0.0, 0.99),
-    "depth_shared": ("share by seed and depth", 0.0, 0.99),
     "misfit_sd": ("sd of shapes off curves, nats", 0.0, 100.0),
-    "misfit_length": ("of the misfit, e-folds of N", 0.0, 100.0),
     "scatter": ("sd of ln d off the law", 0.0, 3.0),
     "loss": ("nats at the middle size", 1e-9, 1e6),
 }
@@ -69,22 +68,17 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Power:
-    """The power of a plan.
+    """The power of a plan: what was assumed, by the names of `MEANINGS`, the fit file of a pilot, and the results.
 
-    Attributes:
-        assumptions: everything that was assumed, in the order of `MEANINGS`.
-        pilot: the fit file that some of them are from.
-        shapes: number of shapes of the plan, each (depth, width) once.
-        estimate: for the plan as it is.
-        halve: changes of the plan.
-        notes: caveats, in sentences.
+    `shapes` is the number of shapes, each (depth, width) once; `changes` has the plan as it is, and with more seeds or
+    sizes; `notes` are caveats, in sentences.
     """
 
     assumptions: dict[str, Assumption]
     pilot: str | None
     shapes: int
     estimate: PowerEstimate
-    halve: ChangeComparison
+    changes: tuple[Change, ...]
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -141,18 +135,15 @@ def plan_power(
 
 def shapes_of_plan(plan: Plan) -> list[Shape]:
     """Every (depth, width) of a plan once, with its budget, whatever its seeds and learning rates."""
-    found = {
-        (planned.cell.shape.depth, planned.cell.shape.width): planned.budget
-        for planned in reversed(plan.cells)
-    }
-    return sorted((depth, width, budget) for (depth, width), budget in found.items())
+    found = {(item.cell.shape.depth, item.cell.shape.width): item.budget for item in reversed(plan.cells)}
+    return sorted((*shape, budget) for shape, budget in found.items())
 
 
 def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
     """Read `NAME=VALUE`.
 
     Raises:
-        SpecError: another form, an unknown name, no number, a number out of range, or a name given twice.
+        SpecError: another form, an unknown name, no number in its range, a name given twice, or a without b.
     """
     found: dict[str, float] = {}
     for text in values:
@@ -161,26 +152,20 @@ def parse_assumptions(values: Sequence[str]) -> dict[str, float]:
             raise SpecError(f"--assume {text!r} is not NAME=VALUE; write it as --assume noise=0.005.")
         if name not in MEANINGS:
             listed = "; ".join(f"{key} ({meaning})" for key, (meaning, _, _) in MEANINGS.items())
+            meant = did_you_mean(name, MEANINGS) or "."
             raise SpecError(
-                f"--assume {text!r}: there is no `{name}` to assume{did_you_mean(name, MEANINGS) or '.'} It can be one "
-                f"of: {listed}."
+                f"--assume {text!r}: there is no `{name}` to assume{meant} It can be one of: {listed}."
             )
         if name in found:
             raise SpecError(f"--assume gives `{name}` more than once; write each name once.")
         _, low, high = MEANINGS[name]
-        try:
-            value = float(raw)
-        except ValueError:
-            raise SpecError(
-                f"--assume {text!r}: {raw!r} is no number; write it as --assume {name}=0.3."
-            ) from None
-        if not low <= value <= high:
-            raise SpecError(f"--assume {text!r}: `{name}` must lie between {low:g} and {high:g}.")
-        found[name] = value
+        with suppress(ValueError):
+            found[name] = float(raw)
+        if not low <= found.get(name, math.nan) <= high:
+            raise SpecError(f"--assume {text!r}: `{name}` must be a number between {low:g} and {high:g}.")
     if len(alone := found.keys() & {"a", "b"}) == 1:
         raise SpecError(
-            f"--assume gives `{alone.pop()}` alone, and the crossings of a law depend on a and b together. Give both, "
-            "or neither."
+            f"--assume gives `{alone.pop()}` alone; a law has both a and b. Give both, or neither."
         )
     return found
 
@@ -195,83 +180,65 @@ def assumed(
         InputError: the fit file cannot be read.
     """
     depths = tuple(sorted({depth for depth, _, _ in shapes}))
-    from_pilot, no_law = ({}, "") if pilot is None else _from_pilot(read_fit(pilot))
-    a, b, why = _default_law(shapes, depths)
+    a, b, law = _default_law(shapes, depths)
     plain = Truth(a, b, depths)
-    missing = f"{DEFAULT}; not in the pilot" if pilot else DEFAULT
-    found = {name: Assumption(getattr(plain, name), missing) for name in MEANINGS if name != "loss"}
-    found["a"], found["b"] = Assumption(a, no_law + why), Assumption(b, no_law + why)
-    found["loss"] = Assumption(plain.asymptote + plain.drop, missing)
+    asymptote, drop = plain.asymptote, plain.drop
+    loss, of_loss = asymptote + drop, DEFAULT
     if plan.entropy:
-        source = f"{DEFAULT}: {ABOVE_ENTROPY:g} x the entropy of the data"
-        found["loss"] = Assumption(ABOVE_ENTROPY * plan.entropy, source)
-    found |= from_pilot | {name: Assumption(value, "given") for name, value in given.items()}
-    return _truth({name: item.value for name, item in found.items()}, shapes, depths), found
-
-
-def _truth(value: dict[str, float], shapes: Sequence[Shape], depths: tuple[int, ...]) -> Truth:
-    a, b = value["a"], value["b"]
-    for depth in depths:
-        if not 0 <= a + b * depth <= MOST_LOG_WIDTH:
-            raise SpecError(
-                f"The assumed law a = {a:g}, b = {b:g} puts the crossing of depth {depth} at a width of "
-                f"e^{a + b * depth:.3g}, which no model has; assume an a and b with a + b·L between 0 and "
-                f"{MOST_LOG_WIDTH:g} for the depths {', '.join(map(str, depths))}."
-            )
-    if value["shared"] + value["depth_shared"] >= 1:
-        raise SpecError(
-            f"`shared` = {value['shared']:g} and `depth_shared` = {value['depth_shared']:g} are shares of the same "
-            "noise; assume a sum below 1."
+        loss, of_loss = (
+            ABOVE_ENTROPY * plan.entropy,
+            f"{DEFAULT}: {ABOVE_ENTROPY:g} x the entropy of the data",
         )
-    plain = Truth(a, b, depths)
+    found = {name: Assumption(getattr(plain, name), DEFAULT) for name in MEANINGS if name != "loss"}
+    found |= {"a": Assumption(a, law), "b": Assumption(b, law), "loss": Assumption(loss, of_loss)}
+    if pilot:
+        found = {name: Assumption(i.value, f"not in the pilot; {i.source}") for name, i in found.items()}
+        found |= _from_pilot(read_fit(pilot))
+    found |= {name: Assumption(value, "given") for name, value in given.items()}
+    values: dict[str, Any] = {name: item.value for name, item in found.items()}
+    a, b, loss = values["a"], values["b"], values.pop("loss")
+    if wrong := [depth for depth in depths if not 0 <= a + b * depth <= MOST_LOG_WIDTH]:
+        raise SpecError(
+            f"The assumed law a = {a:g}, b = {b:g} puts the crossing of depth {wrong[0]} at a width of "
+            f"e^{a + b * wrong[0]:.3g}, which no model has; assume an a and b with a + b·L between 0 and "
+            f"{MOST_LOG_WIDTH:g} for the depths {depths[0]} to {depths[-1]}."
+        )
     # The loss is set where the plan measures, so that a law with far crossings gives no implausible losses. The
     # asymptote has the same share of the loss as by default.
-    share = plain.drop / (plain.asymptote + plain.drop)
-    middle = sum(math.log(12 * depth * width**2) for depth, width, _ in shapes) / len(shapes)
-    above = value["exponent"] * (middle - math.log(plain.crossing(depths[0])))
-    numbers: dict[str, Any] = {name: number for name, number in value.items() if name != "loss"}
-    return Truth(
-        depths=depths,
-        asymptote=(1 - share) * value["loss"],
-        drop=share * value["loss"] * math.exp(above),
-        **numbers,
-    )
+    share = drop / (asymptote + drop)
+    middle = statistics.fmean(_log_sizes(shapes))
+    above = values["exponent"] * (middle - math.log(Truth(a, b, depths).crossing(depths[0])))
+    values |= {"asymptote": (1 - share) * loss, "drop": share * loss * math.exp(above)}
+    return Truth(depths=depths, **values), found
 
 
-def _from_pilot(fit: "Fit") -> tuple[dict[str, Assumption], str]:
-    """Read assumptions from a pilot's fit; and, where it has no law to assume, the reason."""
-    found: dict[str, Assumption] = {}
-    no_law = ""
+def _log_sizes(shapes: Sequence[Shape]) -> list[float]:
+    return [math.log(12 * depth * width**2) for depth, width, _ in shapes]
+
+
+def _from_pilot(fit: "Fit") -> dict[str, Assumption]:
+    """Read what the fit of a pilot has of the assumptions."""
     law, noise, curves = fit.law, fit.noise, fit.curves
-    if law.a is not None and law.b is not None and law.b > 0:
-        source = "pilot: law" if law.status == "ok" else f"pilot: law, of status {law.status}"
-        found |= {"a": Assumption(law.a, source), "b": Assumption(law.b, source)}
-    else:
-        reason = law.reason or "its slope is not positive"
-        no_law = f"the pilot has no law ({reason.rstrip('.')}), so "
-    if noise.get("sd_relative"):
-        found["noise"] = Assumption(noise["sd_relative"], "pilot: noise")
+    rises = law.b is not None and law.b > 0
+    source = "pilot: law" if law.status == "ok" else f"pilot: law, of status {law.status}"
     # Residuals of one seed hold no information on what a seed shares; a zero there is no finding.
-    if noise.get("source") == "seeds" and noise.get("seed_correlation") is not None:
-        shared = min(noise["seed_correlation"], 0.99)
-        found["shared"] = Assumption(shared, "pilot: correlation of its seeds")
-        # Files of before 2026-11 have no such share.
-        own = min(noise.get("depth_correlation") or 0.0, 0.99 - shared)
-        found["depth_shared"] = Assumption(own, "pilot: correlation within a depth")
-    if noise.get("known") and noise.get("loss"):
-        found["loss"] = Assumption(noise["loss"], "pilot: mean loss")
-    exponent = Truth.exponent
-    if curves.get("exponent") is not None:
-        # A straight line in ln N is the limit of an exponent of zero.
-        exponent = max(curves["exponent"], 0.01)
-        found["exponent"] = Assumption(exponent, "pilot: curves")
-    if curves.get("lack_of_fit") is not None:
-        found["misfit_sd"] = Assumption(curves["lack_of_fit"], "pilot: lack of fit")
-    if law.scatter is not None and law.scatter_dof != 1:
-        found["scatter"] = Assumption(law.scatter, "pilot: scatter of its law")
-    if slopes := _slopes(fit, exponent):
-        found["slope"] = Assumption(slopes[len(slopes) // 2], f"pilot: middle of {len(slopes)} gaps")
-    return found, no_law
+    shared = noise.get("seed_correlation") if noise.get("source") == "seeds" else None
+    # A straight line in ln N is the limit of an exponent of zero.
+    exponent = None if curves.get("exponent") is None else max(curves["exponent"], 0.01)
+    slopes = _slopes(fit, exponent or Truth.exponent)
+    found = {
+        "a": (law.a if rises else None, source),
+        "b": (law.b if rises else None, source),
+        "noise": (noise.get("sd_relative") or None, "pilot: noise"),
+        "slope": (slopes[len(slopes) // 2] if slopes else None, f"pilot: middle of {len(slopes)} gaps"),
+        "exponent": (exponent, "pilot: curves"),
+        "shared": (None if shared is None else min(shared, 0.99), "pilot: correlation of its seeds"),
+        "misfit_sd": (curves.get("lack_of_fit"), "pilot: lack of fit"),
+        # Two or three crossings cannot show it, and the scatter of their law is assumed.
+        "scatter": (None if law.scatter_dof == 1 else law.scatter, "pilot: scatter of its law"),
+        "loss": (noise.get("loss") or None if noise.get("known") else None, "pilot: mean loss"),
+    }
+    return {name: Assumption(value, why) for name, (value, why) in found.items() if value is not None}
 
 
 def _slopes(fit: "Fit", exponent: float) -> list[float]:
@@ -281,48 +248,30 @@ def _slopes(fit: "Fit", exponent: float) -> list[float]:
     """
     found = []
     for item in fit.crossings:
-        if item.params is None or item.range is None or item.gap_ends is None:
-            continue
-        low, high = (math.log(end / item.params) for end in item.range)
-        reach = (math.exp(-exponent * low) - math.exp(-exponent * high)) / exponent
-        found.append((item.gap_ends[1] - item.gap_ends[0]) / reach)
+        if item.params is not None and item.range is not None and item.gap_ends is not None:
+            low, high = (math.exp(-exponent * math.log(end / item.params)) for end in item.range)
+            found.append((item.gap_ends[1] - item.gap_ends[0]) * exponent / (low - high))
     return sorted(slope for slope in found if slope > 0)
 
 
 def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[float, float, str]:
-    """(a, b, source): the published law if all its crossings are inside the planned sizes, else one that fits in."""
-    sizes = {d: [math.log(12 * d * width**2) for depth, width, _ in shapes if depth == d] for d in depths}
-    # Shallow depth of each pair of neighbours -> smallest and largest ln N that both have.
-    ranges = {
-        shallow: (max(min(sizes[shallow]), min(sizes[deep])), min(max(sizes[shallow]), max(sizes[deep])))
-        for shallow, deep in itertools.pairwise(depths)
-    }
-    ranges = {depth: (low, high) for depth, (low, high) in ranges.items() if low < high}
-    middles = {shallow: between(shallow, deep) for shallow, deep in itertools.pairwise(depths)}
+    """(a, b, source): a line through the published crossings if all are inside the planned sizes.
+
+    Else through crossings that are spread evenly over the middle half of the sizes, which any grid can measure.
+    """
+    sizes = _log_sizes(shapes)
+    low, high = min(sizes), max(sizes)
+    middles = np.array([between(*pair) for pair in itertools.pairwise(depths)])
+    places = np.log([n_transition(LEVINE2020, depth).params for depth in depths[:-1]])
     source = f"{DEFAULT}: law of {LEVINE2020.source}"
-    published = {depth: math.log(n_transition(LEVINE2020, depth).params) for depth in middles}
-    if not ranges:
-        return *_line_through(published, middles), f"{source}; no pair has a common range"
-    if all(low < published[depth] < high for depth, (low, high) in ranges.items()):
-        return *_line_through(published, middles), source
-    # Crossings evenly over the middle half of the range, from the shallowest pair to the deepest, and a line through.
-    shares = np.linspace(0.25, 0.75, len(ranges)).tolist() if len(ranges) > 1 else [0.5]
-    places = {
-        depth: low + (high - low) * share
-        for share, (depth, (low, high)) in zip(shares, ranges.items(), strict=True)
-    }
-    why = "crossings spread over the middle of the planned sizes; assumed, to show what the grid can resolve"
-    return *_line_through(places, middles), f"{DEFAULT}: {why}"
-
-
-def _line_through(places: dict[int, float], middles: dict[int, float]) -> tuple[float, float]:
-    """(a, b) of a rising line through crossings: shallow depth -> ln N, and -> the depth between the two."""
-    depths = [middles[depth] for depth in places]
-    log_widths = [(x - math.log(12 * middles[depth])) / 2 for depth, x in places.items()]
-    rise = statistics.linear_regression(depths, log_widths).slope if len(depths) > 1 else 0.0
-    # Ranges that fall with the depth would give a falling law; the published slope is a small one that rises.
-    b = rise if rise > 0 else LEVINE2020.b
-    return statistics.fmean(log_widths) - b * statistics.fmean(depths), b
+    if not np.all((low < places) & (places < high)):
+        shares = np.linspace(0.25, 0.75, len(middles)) if len(middles) > 1 else np.array([0.5])
+        places = low + (high - low) * shares
+        source = f"{DEFAULT}: crossings in the middle half of the sizes, which the grid can resolve"
+    log_widths = (places - np.log(12 * middles)) / 2
+    rise = statistics.linear_regression(middles, log_widths).slope if len(middles) > 1 else 0.0
+    b = float(rise) if rise > 0 else LEVINE2020.b
+    return float(np.mean(log_widths - b * middles)), b, source
 
 
 def _notes(plan: Plan, depths: int, assumptions: dict[str, Assumption]) -> list[str]:
@@ -333,131 +282,102 @@ def _notes(plan: Plan, depths: int, assumptions: dict[str, Assumption]) -> list[
             f"Each shape has {rates} learning rates; it counts here once, at the best of them, without the noise that "
             "choosing the best adds."
         )
-    if assumptions["misfit_sd"].source.startswith(DEFAULT):
+    if DEFAULT in assumptions["misfit_sd"].source:
         notes.append(
-            "Shapes are assumed to lie on power laws. If they do not (--assume misfit_sd=NATS, and "
-            "misfit_length=E-FOLDS where neighbouring sizes deviate alike), more seeds help less than shown."
+            "Shapes are assumed to lie on power laws. If they do not (--assume misfit_sd=NATS), more seeds help less "
+            "than shown."
         )
     if depths == 2:
         notes.append("Two depths have one crossing, and a law needs two crossings: plan a third depth.")
     if depths == 3:
-        notes.append(
-            "Three depths have two crossings, which give no interval of b and no projected depth: plan a fourth depth."
-        )
+        notes.append("Two crossings give no interval of b and no projected depth: plan a fourth depth.")
     return notes
 
 
 def power_view(power: Power) -> RenderableType:
     """Render the power of a plan for a terminal of 80 columns."""
-    estimate = power.estimate
-    seeds = "1 seed" if estimate.seeds == 1 else f"{estimate.seeds} seeds"
-    heading = f"power: {estimate.studies} simulated studies of these {power.shapes} shapes with {seeds} each"
-    legend = (
-        "Shares of the studies; left, right: the deeper model wins everywhere, nowhere. Interval: median high/low of "
-        f"the closed ones in N, at {estimate.level:.0%}. Holds: share that contain the true N. The standard error of a "
-        f"share is at most {100 * estimate.share_error:.0f} points (--studies)."
-    )
+    estimate, now, assumed = power.estimate, power.changes[0], power.assumptions
+    fewer = max(LEAST_STUDIES, estimate.studies // FEWER)
     return Group(
-        Text(heading, style="italic"),
-        _assumption_table(power),
+        Text(
+            f"power: {estimate.studies} simulated studies, {now.shapes} shapes, seeds: {now.seeds}",
+            style="italic",
+        ),
+        _table(
+            f"assumed (pilot: {power.pilot})" if power.pilot else "assumed",
+            ("name", "value", "what", "source"),
+            [(name, f"{item.value:.4g}", MEANINGS[name][0], item.source) for name, item in assumed.items()],
+            left=("name", "what", "source"),
+        ),
         Text(),
-        _crossing_table(estimate),
-        Text(legend, style="dim"),
+        _table(
+            "crossings",
+            ("pair", "true N", "width", "found", "left", "right", "unclear", "closed", "interval", "holds"),
+            [_crossing_row(pair) for pair in estimate.crossings],
+        ),
+        Text(
+            "Shares of the studies; left, right: the deeper model wins everywhere, nowhere. Interval: median high/low "
+            f"of the closed ones in N, at {LEVEL:.0%}. Holds: share that contain the true N. The standard error of a "
+            f"share is at most {50 / math.sqrt(estimate.studies):.0f} points (--studies).",
+            style="dim",
+        ),
         Text(),
-        *(Text(line) for line in _law_lines(estimate)),
+        *(Text(line) for line in _law_lines(estimate, assumed["b"].value)),
         Text(),
-        _change_table(power.halve),
-        *(Text(line, style="dim") for line in _change_lines(power.halve)),
+        _table(
+            "the interval of b with more seeds or sizes",
+            ("change", "cost", "width of b", "over now", "closed"),
+            [_change_row(change, now.width) for change in power.changes],
+        ),
+        Text(
+            f"Medians over {fewer} studies each, with the same noise; an open interval counts as infinitely wide. "
+            "Cost: the sum of N over all cells, for equal tokens.",
+            style="dim",
+        ),
         *(Text(note, style="yellow") for note in power.notes),
     )
 
 
-def _columns(*names: str, left: Sequence[str]) -> tuple[Column, ...]:
-    return tuple(Column(name, right=name not in left) for name in names)
+def _table(
+    title: str, names: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ("pair", "change")
+) -> RenderableType:
+    return rich_table(Table(title, tuple(Column(name, right=name not in left) for name in names), rows))
 
 
-def _assumption_table(power: Power) -> RenderableType:
-    columns = _columns("name", "value", "what", "source", left=("name", "what", "source"))
-    rows = []
-    for name, item in power.assumptions.items():
-        as_a = name == "b" and item.source == power.assumptions["a"].source
-        rows.append((name, f"{item.value:.4g}", MEANINGS[name][0], "as a" if as_a else item.source))
-    return rich_table(Table(f"assumed (pilot: {power.pilot})" if power.pilot else "assumed", columns, rows))
+def _crossing_row(pair: PairPower) -> tuple[str, ...]:
+    unclear = pair.statuses["ambiguous"] + pair.statuses["insufficient"]
+    sides = (pair.statuses[name] for name in ("bracketed", "left_censored", "right_censored"))
+    ratio = "-" if pair.ratio is None else f"x{pair.ratio:.2f}"
+    shares = (_share(value) for value in (*sides, unclear, pair.closed))
+    name = f"{pair.shallow} → {pair.deep}"
+    return name, short(pair.params), f"{pair.width:.0f}", *shares, ratio, _share(pair.coverage)
 
 
-def _crossing_table(estimate: PowerEstimate) -> RenderableType:
-    names = ("pair", "true N", "width", "found", "left", "right", "unclear", "closed", "interval", "holds")
-    rows = []
-    for pair in estimate.crossings:
-        share = pair.statuses
-        rows.append(
-            (
-                f"{pair.shallow} → {pair.deep}",
-                short(pair.params),
-                f"{pair.width:.0f}",
-                *(_share(share[name]) for name in ("bracketed", "left_censored", "right_censored")),
-                _share(share["ambiguous"] + share["insufficient"]),
-                _share(pair.closed),
-                "-" if pair.ratio is None else f"x{pair.ratio:.2f}",
-                _share(pair.coverage),
-            )
-        )
-    return rich_table(Table("crossings", _columns(*names, left=("pair",)), rows))
+def _change_row(change: Change, now: float | None) -> tuple[str, ...]:
+    width = "open" if change.width is None else digits(change.width)
+    ratio = "-" if change.width is None or not now else f"{change.width / now:.2f}"
+    return change.words, f"x{digits(change.cost)}", width, ratio, _share(change.closed)
 
 
-def _law_lines(estimate: PowerEstimate) -> list[str]:
-    law = estimate.law
-    share = law.statuses
+def _law_lines(estimate: PowerEstimate, b: float) -> list[str]:
+    share = estimate.statuses
     lines = [
         f"law: bounded in {_share(share['ok'])} of the studies, open on a side in {_share(share['open'])}, "
         f"none in {_share(share['insufficient'] + share['not_converged'])}."
     ]
-    if law.b_width is not None:
+    if estimate.b_width is not None:
         lines[0] += (
-            f" Median width of the interval of b: {digits(law.b_width)} around {law.b:.3g} "
-            f"({law.b_width / law.b:.0%} of it); it contains the true b in {_share(law.coverage)}."
+            f" Median width of the interval of b: {digits(estimate.b_width)} around {b:.3g} "
+            f"({estimate.b_width / b:.0%} of it); it contains the true b in {_share(estimate.b_coverage)}."
         )
-    if law.band is not None:
-        low, high = ("no limit" if end is None else f"{end:.1f}" for end in law.band)
-        interval = "no limits" if law.band == (None, None) else f"{low} to {high}"
+    if estimate.band is not None:
+        low, high = ("no limit" if end is None else f"{end:.1f}" for end in estimate.band)
         lines.append(
-            f"Projected to N = {short(law.ahead_params)}, ten times the largest size: depth {law.ahead_depth:.1f}, "
-            f"median interval: {interval}; {_share(law.stated)} of the studies state a depth, the others "
-            "an interval only."
+            f"Projected to N = {short(estimate.ahead_params)}, ten times the largest size: depth "
+            f"{estimate.ahead_depth:.1f}, median interval: {low} to {high}; {_share(estimate.stated)} of the studies "
+            "state a depth, the others an interval only."
         )
     return lines
-
-
-def _change_table(found: ChangeComparison) -> RenderableType:
-    bounded = found.width is not None
-    title = "what would halve the interval of b" if bounded else "what would bound b"
-    columns = _columns("change", "cost", "width of b", "over now", "closed", "", left=("change", ""))
-    rows = [("the plan", "x1", _width(found.width), "1" if bounded else "-", "", "")]
-    for change in found.changes:
-        ratio = "-" if change.ratio is None else f"{change.ratio:.2f}"
-        mark = "cheapest" if change.cheapest else "yes" if change.halves else ""
-        width = _width(change.width)
-        rows.append((change.words, f"x{digits(change.cost)}", width, ratio, _share(change.closed), mark))
-    return rich_table(Table(title, columns, rows))
-
-
-def _change_lines(found: ChangeComparison) -> list[str]:
-    lines = [
-        f"Medians over {found.studies} studies each, with the same noise; an open interval counts as infinitely wide. "
-        "Cost: the sum of N over all cells, for equal tokens."
-    ]
-    if not any(change.halves for change in found.changes):
-        if all(change.width is None for change in found.changes):
-            lines.append("None of these bounds b in half of the studies.")
-        else:
-            lines.append(
-                "None of these halves it; the width falls with the square root of the number of seeds."
-            )
-    return lines
-
-
-def _width(value: float | None) -> str:
-    return "open" if value is None else digits(value)
 
 
 def _share(value: float | None) -> str:

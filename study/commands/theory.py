@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from analysis.files import to_json
-from analysis.numbers import params_text
+from analysis.numbers import scientific
 from analysis.tables import Column, Table
 from study.commands.output import show
 from study.results.tables import rich_table
@@ -54,7 +54,7 @@ def example_verb(as_json: JsonOption = False) -> None:
 
     deep = bounds(*EXAMPLE)
     widths = {shallow: matching_width(shallow) for shallow in range(1, deep.depth)}
-    rows = [(str(shallow), params_text(width) if width else "any") for shallow, width in widths.items()]
+    rows = [(str(shallow), _number(width) if width else "any") for shallow, width in widths.items()]
     note = f"At a width below {deep.width} the bounds do not separate the two models."
     title = f"width at which a shallower model can match depth {deep.depth}, width {deep.width}, heads {deep.heads}"
     shallower = [{"depth": shallow, "width": width or None} for shallow, width in widths.items()]
@@ -105,9 +105,13 @@ def _regime(limits: "Bounds") -> str:
     return f"L = {limits.depth} {sign} log3 d = {limits.threshold:.2f}: {theorem}."
 
 
+def _number(value: float) -> str:
+    return scientific(value, 3) if value >= 1e4 else f"{value:.3g}"
+
+
 def _rank_text(log3_rank: float | None) -> str:
     """Write a rank given as log3 as a number; a bound of at most 1 is vacuous and shown as such."""
     if log3_rank is None or log3_rank < 1e-12:
         return "-" if log3_rank is None else "≤ 1"
     # A float ends near 3^646.
-    return f"10^{log3_rank * math.log10(3):.6g}" if log3_rank > 600 else params_text(3.0**log3_rank)
+    return f"10^{log3_rank * math.log10(3):.6g}" if log3_rank > 600 else _number(3.0**log3_rank)

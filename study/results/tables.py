@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from analysis.law.near_optimal import depths_text, lost_text
-from analysis.numbers import counted, ends, human, layers, params_range, percent
+from analysis.numbers import counted, ends, human, layers, percent, short, span
 from analysis.tables import EMPTY, Column, Table, shapes_table
 from study.results.recommend import LEAST_TRIALS
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
     from analysis.fit.document import Fit
 
-#: Pairs with too few sizes that are listed one by one.
-MOST_MISSING = 4
 #: Reasons of left-out rows that are listed.
 MOST_REASONS = 3
 #: Relative error up to which an estimate ± its error, a first-order rule, is shown; beyond it, the interval.
@@ -56,27 +54,18 @@ def fit_table(result: "Fit") -> RenderableType:
     """Return the answer, then crossings, law, rivals and best shapes as tables for a terminal."""
     from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
     from analysis.report.answers import answers
-    from analysis.report.extras.shifts import shifts_table
-    from analysis.report.tables import best_table, crossings_table, laws_table
+    from analysis.report.tables import best_table, crossings_table, laws_table, shifts_table
 
-    missing = [item for item in result.crossings if item.status == "insufficient"]
-    listed = missing if len(missing) <= MOST_MISSING else []
-    shown = [item for item in result.crossings if item.status != "insufficient" or item in listed]
     parts: list[RenderableType] = [*(Text(sentence) for sentence in answers(result)), Text("")]
-    if shown:
-        crossings = crossings_table(result, shown)
+    if (crossings := crossings_table(result)) is not None:
         parts += [rich_table(crossings), *_dim([crossings.note])]
-    if hidden := len(missing) - len(listed):
-        parts += _dim([f"{hidden} more pair{'s have' if hidden > 1 else ' has'} too few sizes in common"])
     parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
     if max((len(item.trials) for item in result.held_out), default=0) >= LEAST_TRIALS:
         parts.append(rich_table(laws_table(result)))
     if result.law.status == "ok" and result.disagreements:
         parts.append(Text(disagreement_sentence(result)))
-    if result.best:
-        parts.append(rich_table(best_table(result)))
-    if (shifts := shifts_table(result.shifts)) is not None:
-        parts.append(rich_table(shifts))
+    more = (best_table(result), shifts_table(result.shifts))
+    parts += [rich_table(table) for table in more if table is not None]
     read = (result.epochs.sentence if result.epochs else "", noise_sentence(result))
     parts += _dim([" ".join(filter(None, read)), _left_out_text(result)])
     return Group(*parts, *(Text(text, style="yellow") for text in result.warnings))
@@ -154,7 +143,7 @@ def _transition(found: dict[str, Any] | None) -> str | None:
     if found is None:
         return None
     if found["relative_error"] > FIRST_ORDER:
-        return params_range(found["params_interval"])
+        return span(found["params_interval"], short)
     return f"{human(found['params'])} ±{100 * found['relative_error']:.0f}%"
 
 

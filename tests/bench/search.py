@@ -27,13 +27,12 @@ import pandas as pd
 
 from analysis.design.next_cells import Option, propose
 from analysis.design.objective import Estimate, Objective, estimate, reached
-from analysis.design.simulated_study import Truth, simulate_matched
 from study.plan.plan import Plan, make_plan
 from study.search import Outcome
 from study.spec.search import parse_search
 from study.spec.study import load_spec
 from tests.bench.figure import Figure
-from tests.simulated_study import shapes_of
+from tests.simulated_study import Truth, shapes_of, simulate_matched
 
 STUDIES, RIVAL_STUDIES = 100, 20
 #: Most seeds of a shape, more than any study here takes, and seeds of every candidate of `tpe` and `gp`.

@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.noise import Floats
-from analysis.design.simulated_study import Deviation, LossCurves, Truth, draw_curves, simulate_matched
-from tests.simulated_study import shapes_of
+from analysis.law.advice import SOLVERS
+from tests.simulated_study import DeviatingCurves, Deviation, Truth, draw_curves, shapes_of, simulate_matched
 
 Group = Literal["noise", "misfit", "form", "own", "law"]
 Generator = np.random.Generator
 #: Draws deviations of a study; also given the smallest and largest ln N.
 DrawDeviations = Callable[[tuple[int, ...], tuple[float, float], Generator], tuple[Deviation, ...]]
-ChangeRows = Callable[[pd.DataFrame, LossCurves, Generator], pd.DataFrame]
+ChangeRows = Callable[[pd.DataFrame, DeviatingCurves, Generator], pd.DataFrame]
 #: Sizes beyond the measured ones, as a factor, in which the crossing of two curves is still searched.
 BEYOND = 20.0
 
@@ -74,7 +74,7 @@ class World:
         params = [12.0 * depth * width**2 for depth, width, _ in self.shapes]
         return math.log(min(params)), math.log(max(params))
 
-    def study(self, name: str, number: int) -> tuple[pd.DataFrame, LossCurves]:
+    def study(self, name: str, number: int) -> tuple[pd.DataFrame, DeviatingCurves]:
         """Simulate a study: its rows and the curves whose crossings are true."""
         key = (zlib.crc32(name.encode()), number)
         truth, span = self.truth, self.span
@@ -98,10 +98,10 @@ class World:
         low, high = self.span
         return low < math.log(self.truth.crossing(shallow)) < high
 
-    def true_crossing(self, curves: LossCurves, shallow: int) -> float:
+    def true_crossing(self, curves: DeviatingCurves, shallow: int) -> float:
         """Return N at the crossing of the study's own curves; 0 or infinite if it lies far outside the sizes."""
         low, high = self.span
-        return curves.crossing(shallow, math.exp(low) / BEYOND, math.exp(high) * BEYOND)
+        return curves.last_crossing(shallow, math.exp(low) / BEYOND, math.exp(high) * BEYOND)
 
 
 @dataclass(frozen=True)
@@ -178,14 +178,14 @@ def unlucky_mean(
     return (lambda depth, x: np.full_like(x, UNLUCKY_NATS * _share_unlucky(depth)),)
 
 
-def unlucky(rows: pd.DataFrame, curves: LossCurves, generator: Generator) -> pd.DataFrame:
+def unlucky(rows: pd.DataFrame, curves: DeviatingCurves, generator: Generator) -> pd.DataFrame:
     """Runs end 0.03 nats higher with a probability that grows with the depth."""
     share = rows["depth"].map(_share_unlucky).to_numpy()
     hit = generator.random(len(rows)) < share
     return rows.assign(loss=rows["loss"] + UNLUCKY_NATS * (hit - share))
 
 
-def noisy_depths(rows: pd.DataFrame, curves: LossCurves, generator: Generator) -> pd.DataFrame:
+def noisy_depths(rows: pd.DataFrame, curves: DeviatingCurves, generator: Generator) -> pd.DataFrame:
     """The noise grows as sqrt(L), and one run in ten is missing."""
     mean = np.empty(len(rows))
     for depth in curves.truth.depths:
@@ -205,6 +205,17 @@ class Saturating(Truth):
     def best_depth(self, params: float) -> float:
         u = math.sqrt(params / math.exp(15))
         return 24 * u / (1 + u)
+
+
+@dataclass(frozen=True)
+class PowerLaw(Truth):
+    """The law is ln d = a + b·ln L."""
+
+    def size_of(self, depth: float) -> float:
+        return 12 * depth * math.exp(2 * (self.a + self.b * math.log(depth)))
+
+    def best_depth(self, params: float) -> float:
+        return SOLVERS["power"](self.a, self.b, params)
 
 
 BASE = Truth(3, 0.15, (2, 4, 8, 16), noise=0.002)
@@ -280,10 +291,10 @@ WORLDS = {
         "form", BASE, error=lambda span, factor: Undertrained(0.005, sum(span) / 2)
     ),
     "power law in L, depths 2 to 24": World(
-        "form", Truth(2.6, 0.8, (2, 4, 8, 16, 24), form="power", noise=0.002), asks=NO_SLOPE
+        "form", PowerLaw(2.6, 0.8, (2, 4, 8, 16, 24), noise=0.002), asks=NO_SLOPE
     ),
     "power law in L, depths 6 to 48": World(
-        "form", replace(PAPER, a=3.5, b=0.8, form="power"), asks=NO_SLOPE
+        "form", PowerLaw(3.5, 0.8, PAPER.depths, noise=0.002), asks=NO_SLOPE
     ),
     "scatter 0.2 of ln d, 3 depths": _scattered(2, 4, 8),
     "scatter 0.2 of ln d, 4 depths": _scattered(2, 4, 8, 16),

@@ -1,7 +1,6 @@
 """Figure: the best depth against N, measured and by the laws of the study."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -14,82 +13,74 @@ from analysis.numbers import layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     count_axis,
+    finish,
     new_canvas,
-    outside_legend,
     plot_values,
     set_ticks,
     size_axis,
+    stack,
 )
-from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import stack, study_of_fit
+from analysis.report.figures.figure import Context, Figure, study_of_fit
 
 #: Points of the line per decade of N.
 PER_DECADE = 12
 
 
-@dataclass(frozen=True)
-class BestDepthData:
-    """The best depth against N.
-
-    Attributes:
-        best: params, depth, near_low, near_high: measured, without any law.
-        line: params, depth, low, high by the laws that are not rejected; only sizes at which they state a depth.
-        measured: smallest and largest N measured.
-    """
-
-    best: pd.DataFrame
-    line: pd.DataFrame
-    measured: tuple[float, float]
-
-
 def figure(context: Context) -> Figure | None:
     """The best depth against N; None if no size has two depths."""
     fit = context.fit
-    data = best_depth_data(fit)
-    if data is None:
+    if not fit.best:
         return None
+    best, line = best_depths(fit), law_line(fit)
+    low, high = measured_sizes(fit)
     caption = "Marks are the best measured depths, bars the depths statistically tied with them. "
     caption += (
         f"The line is the law with its {percent(fit.level)} interval, dashed beyond the measured sizes."
-        if len(data.line)
+        if len(line)
         else "No line is drawn, because the data do not determine a law."
     )
-    table = stack(measured=data.best, law=data.line)
-    return Figure("best_depth", "Best depth against size", caption, table, lambda: draw_best_depth(data))
+    return Figure(
+        "best_depth",
+        "Best depth against size",
+        caption,
+        stack(measured=best, law=line),
+        lambda: draw_best_depth(best, line, low, high),
+    )
 
 
-def best_depth_data(fit: Fit) -> BestDepthData | None:
-    """Measured best depths, and the projected ones from the smallest size to `REACH` times the largest."""
-    if not fit.best:
-        return None
+def measured_sizes(fit: Fit) -> tuple[float, float]:
+    """The smallest and the largest N measured."""
     params = study_of_fit(fit).comparison.rows["params"]
-    low, high = float(params.min()), float(params.max())
+    return float(params.min()), float(params.max())
+
+
+def best_depths(fit: Fit) -> pd.DataFrame:
+    """params, depth, near_low, near_high (range of the depths statistically tied with it) of each budget."""
+    rows = [
+        (item.params, item.depth, min(item.near or (item.depth,)), max(item.near or (item.depth,)))
+        for item in fit.best
+    ]
+    return pd.DataFrame(rows, columns=["params", "depth", "near_low", "near_high"])
+
+
+def law_line(fit: Fit) -> pd.DataFrame:
+    """params, depth, low, high by the laws that are not rejected, where they state a depth.
+
+    The sizes are a log grid from the smallest measured one to `REACH` times the largest.
+    """
+    low, high = measured_sizes(fit)
     # The largest size is a point, so that the solid line ends there and the dashed one begins.
     inside = np.geomspace(low, high, max(2, 1 + math.ceil(PER_DECADE * math.log10(high / low))))
     beyond = np.geomspace(high, REACH * high, 1 + PER_DECADE)[1:]
-    rows = [
-        (found.params, found.depth, *found.interval)
-        for found in (fit.project(float(size)) for size in [*inside, *beyond])
-        if found.depth is not None
-    ]
-    columns = ["params", "depth", "low", "high"]
-    line = pd.DataFrame(rows, columns=columns, dtype=float)
-    best = pd.DataFrame(
-        [
-            (item.params, item.depth, min(item.near or (item.depth,)), max(item.near or (item.depth,)))
-            for item in fit.best
-        ],
-        columns=["params", "depth", "near_low", "near_high"],
-    )
-    return BestDepthData(best, line, (low, high))
+    found = [fit.project(float(size)) for size in [*inside, *beyond]]
+    rows = [(item.params, item.depth, *item.interval) for item in found if item.depth is not None]
+    return pd.DataFrame(rows, columns=["params", "depth", "low", "high"], dtype=float)
 
 
-def draw_best_depth(data: BestDepthData) -> Canvas:
-    """Draw the measured best depths, and the law with its interval: solid inside the measured sizes, dashed beyond."""
+def draw_best_depth(best: pd.DataFrame, line: pd.DataFrame, low: float, high: float) -> Canvas:
+    """Draw the best depths, and the law with its interval: solid from N = `low` to `high`, dashed beyond."""
     canvas, axes = new_canvas(3.9)
     axes.set_yscale("log")
-    low, high = data.measured
-    best, line = data.best, data.line
     drawn = np.concatenate([best["near_low"], best["near_high"], line["depth"]])
     bottom, top = max(0.8, float(drawn.min()) / 1.4), float(drawn.max()) * 1.5
     axes.axvspan(low, high, color=palette.MUTED, alpha=0.12, linewidth=0, label="measured sizes")
@@ -116,7 +107,5 @@ def draw_best_depth(data: BestDepthData) -> Canvas:
         count_axis(axes.yaxis, math.log10(top / bottom))
     else:
         set_ticks(axes.yaxis, FixedLocator(sorted({*best["depth"], *best["near_low"], *best["near_high"]})))
-    axes.set_xlabel("parameters N")
-    axes.set_ylabel("best depth L (layers)")
-    outside_legend(canvas)
+    finish(canvas, axes, "parameters N", "best depth L (layers)")
     return canvas

@@ -14,9 +14,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, 
 
 from analysis.numbers import layers, short
 from analysis.report.figures import palette
-from analysis.report.figures.frames import by_depth
 
 Axes = Any
+#: Points of a smooth line.
+LINE = 61
 #: Inches at 100 dots per inch. Text of 9.5 points stays legible on a phone 390 pixels wide.
 WIDTH = 4.4
 #: Start of the id of marks with values, see `plot_values`.
@@ -65,6 +66,18 @@ STYLE: dict[str, Any] = {
 }
 
 
+def by_depth(frame: pd.DataFrame) -> list[tuple[int, pd.DataFrame]]:
+    """(depth, its rows) from shallow to deep."""
+    return [(int(depth), frame[frame["depth"] == depth]) for depth in sorted(set(frame["depth"]))]
+
+
+def stack(**parts: pd.DataFrame) -> pd.DataFrame:
+    """The non-empty parts below each other, with their names in the column `what`."""
+    named = [part.assign(what=name) for name, part in parts.items() if len(part)]
+    table = pd.concat(named, ignore_index=True)
+    return table[["what", *(name for name in table.columns if name != "what")]]
+
+
 def outside_legend(canvas: Canvas, **options: Any) -> None:
     """A legend below the axes, with as many columns as the width has room for."""
     found = options.get("labels") or [
@@ -73,6 +86,13 @@ def outside_legend(canvas: Canvas, **options: Any) -> None:
     room = LETTER * max((len(label) for label in found), default=1) + HANDLE
     columns = max(1, min(len(found), int(0.95 * WIDTH * 72 / room)))
     canvas.legend(loc="outside lower center", ncols=columns, columnspacing=1.2, **options)
+
+
+def finish(canvas: Canvas, axes: Axes, x: str, y: str, **legend: Any) -> None:
+    """Label both axes of a drawing of one panel and put the legend below."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    outside_legend(canvas, **legend)
 
 
 def plot_values(axes: Axes, x: Any, y: Any, texts: Sequence[str], **style: Any) -> None:

@@ -7,13 +7,7 @@ from matplotlib.figure import Figure as Canvas
 from analysis.fit.document import Fit
 from analysis.numbers import digits, short
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import (
-    depth_axis,
-    new_canvas,
-    outside_legend,
-    plot_values,
-    shape_text,
-)
+from analysis.report.figures.canvas import depth_axis, new_canvas, outside_legend, plot_values, shape_text
 from analysis.report.figures.figure import Context, Figure
 
 
@@ -79,22 +73,15 @@ def draw_profile(table: pd.DataFrame) -> Canvas:
         style = {"color": colour, "linewidth": 1.5, "marker": "o", "markersize": 4.5, "zorder": 3}
         plot_values(axes, x, y, texts, label=name, markerfacecolor=palette.PAPER, **style)
         at = int(best.argmax())
-        plot_values(
-            axes, x[best], y[best], texts[at : at + 1], color=colour, marker="o", markersize=7, zorder=4
-        )
+        filled = {"color": colour, "marker": "o", "markersize": 7, "zorder": 4}
+        plot_values(axes, x[best], y[best], texts[at : at + 1], **filled)
         # Of labels at nearly the same height only the first.
         if all(abs(y[at] - other) > 0.08 * np.ptp(table["loss"]) for other in labelled):
             labelled.append(y[at])
             text = f"d = {digits(rows['width'].iloc[at])}, d/L = {digits(rows['aspect'].iloc[at])}"
             box = {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
-            place = {
-                "xytext": (6, -5),
-                "textcoords": "offset points",
-                "va": "top",
-                "fontsize": 8,
-                "bbox": box,
-            }
-            axes.annotate(text, (x[at], y[at]), **place)
+            place = {"xytext": (6, -5), "textcoords": "offset points", "va": "top", "bbox": box}
+            axes.annotate(text, (x[at], y[at]), fontsize=8, **place)
         if x[at] == depths[-1]:
             arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.6}
             axes.annotate("", (x[at] * 1.3, y[at]), xytext=(x[at], y[at]), arrowprops=arrow)

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure as Canvas
 
 from analysis.design.history import SearchData
 from analysis.fit.document import Fit
+from analysis.fit.study import Study
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import STYLE, VALUES
 from analysis.runs.table import RunTable
@@ -53,6 +54,17 @@ class Figure:
             canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, facecolor="white")
             canvas.savefig(png, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
         return _with_titles(svg.getvalue().decode()).encode(), png.getvalue()
+
+
+def study_of_fit(fit: Fit) -> Study:
+    """The rows, curves and gaps that a fit was made from.
+
+    Raises:
+        ValueError: the fit was read from a file, which does not hold them.
+    """
+    if fit.study is None:
+        raise ValueError("a fit that was read from a file has no curves to draw; fit the run table again")
+    return fit.study
 
 
 @dataclass(frozen=True)

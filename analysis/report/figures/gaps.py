@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,28 +11,17 @@ from matplotlib.ticker import MaxNLocator
 from analysis.curves.noise import Floats
 from analysis.fit.document import Fit
 from analysis.law.crossings import Crossing, gap_of
-from analysis.numbers import percent, short, short_range
+from analysis.numbers import percent, short, span
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import WIDTH, Axes, plot_values, size_axis
-from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import study_of_fit
+from analysis.report.figures.figure import Context, Figure, study_of_fit
 
 #: Panels; more would be too small to read.
 MAX_PANELS = 9
 
 
-@dataclass(frozen=True)
-class GapPanel:
-    """One pair.
-
-    Attributes:
-        line: params, gap = loss(shallow) - loss(deep), its standard error se, and the pair: shallow, deep, status.
-        sizes: N of the sizes measured inside the common range.
-    """
-
-    crossing: Crossing
-    line: pd.DataFrame
-    sizes: Floats
+#: A crossing, its gap against N, and the sizes measured, see `gap_data`.
+Panel = tuple[Crossing, pd.DataFrame, Floats]
 
 
 def figure(context: Context) -> Figure | None:
@@ -50,15 +38,20 @@ def figure(context: Context) -> Figure | None:
     caption = (
         f"Loss of the shallower model minus loss of the deeper one: above zero the deeper is better. {region}"
     )
-    table = pd.concat([panel.line for panel in panels], ignore_index=True)
+    table = pd.concat([line for _, line, _ in panels], ignore_index=True)
     quantile = study_of_fit(fit).crossings.quantile
     return Figure(
         "gaps", "Where the deeper model takes the lead", caption, table, lambda: draw_gaps(panels, quantile)
     )
 
 
-def gap_data(fit: Fit) -> list[GapPanel]:
-    """Gaps of the first `MAX_PANELS` pairs with a common range."""
+def gap_data(fit: Fit) -> list[Panel]:
+    """The first `MAX_PANELS` pairs with a common range of N.
+
+    Returns:
+        The crossing; params, gap = loss(shallow) - loss(deep), its standard error se, and the pair (shallow, deep,
+        status); N of the sizes measured inside the common range.
+    """
     curves = study_of_fit(fit).curves
     panels = []
     for item in fit.crossings:
@@ -69,11 +62,11 @@ def gap_data(fit: Fit) -> list[GapPanel]:
         line = line.assign(shallow=item.shallow, deep=item.deep, status=item.status)
         x = curves.x[np.concatenate([curves.at(item.shallow), curves.at(item.deep)])]
         inside = (x >= gap.x[0] - 1e-9) & (x <= gap.x[-1] + 1e-9)
-        panels.append(GapPanel(item, line, np.exp(x[inside])))
+        panels.append((item, line, np.exp(x[inside])))
     return panels[:MAX_PANELS]
 
 
-def draw_gaps(panels: Sequence[GapPanel], quantile: float) -> Canvas:
+def draw_gaps(panels: Sequence[Panel], quantile: float) -> Canvas:
     """Draw a panel per pair: gap ± `quantile` standard errors, zero line, and the crossing with its interval."""
     columns = min(len(panels), 2)
     rows = math.ceil(len(panels) / columns)
@@ -93,8 +86,8 @@ def draw_gaps(panels: Sequence[GapPanel], quantile: float) -> Canvas:
     return canvas
 
 
-def _draw_gap(axes: Axes, panel: GapPanel, quantile: float) -> None:
-    item, line = panel.crossing, panel.line
+def _draw_gap(axes: Axes, panel: Panel, quantile: float) -> None:
+    item, line, sizes = panel
     x, gap, se = (line[name].to_numpy(dtype=float) for name in ("params", "gap", "se"))
     if item.params_interval is not None and item.params_interval != (None, None):
         low, high = item.params_interval
@@ -106,9 +99,9 @@ def _draw_gap(axes: Axes, panel: GapPanel, quantile: float) -> None:
     axes.plot(x, gap, color=palette.INK, linewidth=1.6)
     # Measured sizes as ticks on the frame: between them the curve is a fit.
     tick = {"marker": "|", "linestyle": "none", "markersize": 7, "color": palette.MUTED}
-    axes.plot(panel.sizes, np.zeros(len(panel.sizes)), transform=axes.get_xaxis_transform(), **tick)
+    axes.plot(sizes, np.zeros(len(sizes)), transform=axes.get_xaxis_transform(), **tick)
     if item.params is not None:
-        text = f"N = {short(item.params)} ({short_range(item.params_interval)})"
+        text = f"N = {short(item.params)} ({span(item.params_interval, short)})"
         style = {"marker": "D", "color": palette.ACCENT, "markersize": 5.5, "zorder": 5}
         plot_values(axes, [item.params], [0], [text], **style)
     axes.set_title(f"{item.shallow} → {item.deep} layers")

@@ -1,87 +1,139 @@
-"""Figure: loss against N, with one curve per depth."""
+"""Figures: loss and accuracy against N, and loss during training, by depth."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
+from analysis.errors import InputError
 from analysis.fit.document import Fit
+from analysis.numbers import layers
+from analysis.report.answers import accuracy_data
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import new_canvas, outside_legend, points_of_depths, size_axis
-from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import LINE, by_depth, concat, shape_points, stack, study_of_fit
-
-
-@dataclass(frozen=True)
-class LossData:
-    """Loss against N by depth.
-
-    Attributes:
-        points: depth, width, params, loss (mean over seeds), low, high (lowest and highest seed), se (pooled), seeds,
-            residual (loss less the curve).
-        lines: depth, params, loss on the fitted curves; a depth of one size has none.
-        entropy: entropy of the data in nats per token, where known.
-    """
-
-    points: pd.DataFrame
-    lines: pd.DataFrame
-    entropy: float | None
+from analysis.report.figures.canvas import (
+    LINE,
+    MOST_POINTS,
+    by_depth,
+    finish,
+    new_canvas,
+    points_of_depths,
+    size_axis,
+    stack,
+)
+from analysis.report.figures.figure import Context, Figure, study_of_fit
+from analysis.runs.table import RunTable
 
 
 def figure(context: Context) -> Figure:
     """Loss against size."""
-    fit = context.fit
-    data = loss_data(fit, context.entropy)
+    entropy = context.entropy
+    points, lines = loss_data(context.fit)
     caption = (
         "Marks are means over seeds; bars run from the lowest to the highest seed."
-        if fit.noise.get("seeds", 1) > 1
+        if context.fit.noise.get("seeds", 1) > 1
         else "Each mark is the loss of one shape with one seed."
     )
-    if data.entropy is not None:
+    if entropy is not None:
         caption += " The dotted line is the entropy of the data, the lowest possible loss."
-    return Figure(
-        "loss",
-        "Loss against size, one curve per depth",
-        caption,
-        stack(point=data.points, curve=data.lines).assign(entropy=data.entropy),
-        lambda: draw_loss(data, context.colours, context.size_label),
-    )
+
+    def draw() -> Canvas:
+        canvas, axes = new_canvas(4.4)
+        points_of_depths(axes, points, "loss", context.colours)
+        for depth, line in by_depth(lines):
+            axes.plot(line["params"], line["loss"], color=context.colours[depth], linewidth=1.5)
+        size_axis(axes)
+        if entropy is not None:
+            axes.axhline(entropy, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
+            place = {"va": "bottom", "fontsize": 8.5, "transform": axes.get_yaxis_transform()}
+            axes.text(0.01, entropy, f"entropy of the data, {entropy:.3f}", color=palette.MUTED, **place)
+        finish(canvas, axes, context.size_label, "validation loss (nats per token)")
+        return canvas
+
+    table = stack(point=points, curve=lines).assign(entropy=entropy)
+    return Figure("loss", "Loss against size, one curve per depth", caption, table, draw)
 
 
-def loss_data(fit: Fit, entropy: float | None = None) -> LossData:
-    """Points and curves of the losses."""
-    curves = study_of_fit(fit).curves
-    points = shape_points(fit).assign(se=curves.se, seeds=curves.count, residual=curves.residual)
-    lines = []
+def loss_data(fit: Fit) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The losses of the shapes, and the curves through them.
+
+    Returns:
+        depth, width, params, loss (mean over seeds), low, high (lowest and highest seed), se (pooled), seeds, residual
+        (loss less the curve); and depth, params, loss on the curves. A depth of one size has no curve.
+    """
+    study = study_of_fit(fit)
+    curves = study.curves
+    groups = study.rows.groupby(["depth", "params"], sort=True)
+    points = groups.agg(width=("width", "first"), low=("loss", "min"), high=("loss", "max")).reset_index()
+    points = points.assign(loss=curves.mean, se=curves.se, seeds=curves.count, residual=curves.residual)
+    lines = [pd.DataFrame(columns=["depth", "params", "loss"], dtype=float)]
     for depth in curves.depths:
         low, high = curves.range(depth)
         if low < high:
             # Ends exactly at the measured sizes: a curve is not defined beyond them.
             x = np.linspace(low, high, LINE)
             lines.append(pd.DataFrame({"depth": depth, "params": np.exp(x), "loss": curves.loss(depth, x)}))
-    return LossData(
-        points[["depth", "width", "params", "loss", "low", "high", "se", "seeds", "residual"]],
-        concat(lines, "depth", "params", "loss"),
-        entropy,
+    columns = ["depth", "width", "params", "loss", "low", "high", "se", "seeds", "residual"]
+    return points[columns], pd.concat(lines[1:] or lines, ignore_index=True)
+
+
+def accuracy_figure(context: Context) -> Figure | None:
+    """Accuracy against size; None without an accuracy."""
+    data = accuracy_data(context.fit)
+    if data is None:
+        return None
+
+    def draw() -> Canvas:
+        canvas, axes = new_canvas(4.4)
+        points_of_depths(axes, data, "mean", context.colours, "-")
+        size_axis(axes)
+        axes.set_ylim(-0.03, 1.03)
+        finish(canvas, axes, context.size_label, "accuracy (share of the targets)")
+        return canvas
+
+    caption = (
+        "Share of the validation targets that the model ranks first, mean over the seeds; bars run from the lowest to "
+        "the highest seed."
+    )
+    return Figure("accuracy", "Accuracy against size, one line per depth", caption, data, draw)
+
+
+def training_figure(context: Context) -> Figure | None:
+    """Loss during training; None without curves of used cells."""
+    table = None if context.curves is None else training_data(context.runs, context.curves)
+    if table is None or table.empty:
+        return None
+    caption = f"One line per finished run ({table['cell'].nunique()} runs), coloured by depth."
+    return Figure(
+        "training", "Loss during training", caption, table, lambda: draw_training(table, context.colours)
     )
 
 
-def draw_loss(data: LossData, colours: Mapping[int, str], size_label: str) -> Canvas:
-    """Draw the points with the range of their seeds, and the curve of each depth, against N on a log axis."""
-    canvas, axes = new_canvas(4.4)
-    points_of_depths(axes, data.points, "loss", colours)
-    for depth, line in by_depth(data.lines):
-        axes.plot(line["params"], line["loss"], color=colours[depth], linewidth=1.5)
-    size_axis(axes)
-    if data.entropy is not None:
-        axes.axhline(data.entropy, color=palette.MUTED, linestyle=(0, (1, 2)), linewidth=1.4)
-        place = {"va": "bottom", "fontsize": 8.5, "transform": axes.get_yaxis_transform()}
-        axes.text(
-            0.01, data.entropy, f"entropy of the data, {data.entropy:.3f}", color=palette.MUTED, **place
+def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:
+    """Curves (cell, step, loss) of the used cells, with depth, width, seed; rows of other cells are dropped.
+
+    Raises:
+        InputError: a column is missing.
+    """
+    missing = [name for name in ("cell", "step", "loss") if name not in curves.columns]
+    if missing:
+        raise InputError(
+            f"The training curves lack the column {', '.join(missing)}; they need cell, step and loss, "
+            f"and have {', '.join(map(str, curves.columns))}."
         )
-    axes.set_ylabel("validation loss (nats per token)")
-    axes.set_xlabel(size_label)
-    outside_legend(canvas)
+    shapes = runs.used[["cell", "depth", "width", "seed"]]
+    merged: pd.DataFrame = curves[["cell", "step", "loss"]].merge(shapes, on="cell", how="inner")
+    merged = merged[np.isfinite(merged["loss"].to_numpy(dtype=float))]
+    return merged.sort_values(["depth", "width", "seed", "step"])
+
+
+def draw_training(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
+    """Draw loss against step, one thin line per cell, with one label per depth."""
+    canvas, axes = new_canvas(3.8)
+    for depth, rows in by_depth(table):
+        style = {"linewidth": 0.8, "rasterized": len(table) > MOST_POINTS}
+        for _, cell in rows.groupby("cell", sort=True):
+            axes.plot(cell["step"], cell["loss"], color=colours[depth], **style)
+        axes.plot([], [], color=colours[depth], label=layers(depth))
+    finish(canvas, axes, "optimizer step", "loss (nats per token)")
     return canvas

@@ -4,6 +4,7 @@ Figures are drawn in the light edition. In the report's page every colour of `VA
 variable, so that one drawing serves both editions.
 """
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
@@ -21,37 +22,29 @@ BASE = {
 }
 
 
+#: kind -> colour map, and its first and last place in the light and in the dark edition.
+_MAPS = {
+    "depth": ("viridis", (0.56, 0.04), (0.92, 0.38)),
+    "value": ("viridis", (0.56, 0.04), (0.92, 0.38)),
+    "budget": ("magma", (0.65, 0.2), (0.86, 0.52)),
+}
+
+
 def sequence(count: int, kind: str = "depth") -> list[tuple[str, str]]:
     """(light, dark) colours of an ordered quantity: shallow models are green, deep ones dark violet.
 
     Each has a contrast of at least 3:1 against the paper of its edition.
-
-    Args:
-        count: how many.
-        kind: `depth` (viridis) or `budget` (a second ordered palette, not to be mistaken for the first).
     """
-    name, light, dark = (
-        ("viridis", (0.56, 0.04), (0.92, 0.38)) if kind == "depth" else ("magma", (0.65, 0.2), (0.86, 0.52))
-    )
-    colours = colormaps[name]
-    steps = [index / max(count - 1, 1) for index in range(count)]
-    return [
-        (
-            to_hex(colours(light[0] + step * (light[1] - light[0]))),
-            to_hex(colours(dark[0] + step * (dark[1] - dark[0]))),
-        )
-        for step in steps
-    ]
+    name, *editions = _MAPS[kind]
+    places = [np.linspace(first, last, count) for first, last in editions]
+    return [(to_hex(light), to_hex(dark)) for light, dark in zip(*map(colormaps[name], places), strict=True)]
 
 
-def variables(depths: int, budgets: int) -> dict[str, tuple[str, str]]:
-    """CSS name -> (light, dark) of everything a report draws."""
-    table = dict(BASE)
-    table |= {f"depth-{index}": pair for index, pair in enumerate(sequence(depths))}
-    table |= {f"budget-{index}": pair for index, pair in enumerate(sequence(budgets, "budget"))}
-    return table
-
-
-def of_values(count: int) -> dict[str, tuple[str, str]]:
-    """CSS name -> (light, dark) of the values, one colour per line."""
-    return {f"value-{index}": pair for index, pair in enumerate(sequence(count))}
+def variables(depths: int, budgets: int, values: int = 0) -> dict[str, tuple[str, str]]:
+    """CSS name -> (light, dark) of everything a report draws; `values` counts the values of a key."""
+    counts = {"depth": depths, "budget": budgets, "value": values}
+    return BASE | {
+        f"{kind}-{index}": pair
+        for kind, count in counts.items()
+        for index, pair in enumerate(sequence(count, kind))
+    }

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,84 +11,77 @@ from matplotlib.ticker import MaxNLocator
 from analysis.fit.document import Fit
 from analysis.intervals import width_of
 from analysis.law.advice import law_of
-from analysis.law.crossings import Crossing
+from analysis.law.projection import Law
 from analysis.numbers import percent
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
+    LINE,
     count_axis,
     draw_crossing,
+    finish,
     new_canvas,
-    outside_legend,
+    stack,
 )
 from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import LINE, stack, width_interval
 
 #: Crossings with an estimate that the figure needs: with two the law is a line through two points.
 LEAST = 3
 
 
-@dataclass(frozen=True)
-class TransitionData:
-    """Width at each crossing of the depth between the two, against that depth.
-
-    Attributes:
-        points: shallow, deep, depth, status, value (width), low, high (NaN where open or absent).
-        line: depth, width, low, high by the threshold law (low and high NaN where there is no limit).
-    """
-
-    points: pd.DataFrame
-    line: pd.DataFrame
-
-
 def figure(context: Context) -> Figure | None:
     """Crossings and the law through them; None with fewer than `LEAST` crossings or without a law."""
-    data = transition_data(context.fit)
-    if data is None:
+    law = law_of(context.fit.law)
+    if law is None or len(context.fit.law.depths) < LEAST:
         return None
+    points = crossing_widths(context.fit)
+    line = law_widths(law, 0.5 * float(points["shallow"].min()), float(points["deep"].max()))
     caption = (
         f"Width of each crossing with its {percent(context.fit.level)} interval; arrows are bounds, hollow marks "
         "are inconclusive. The line is the threshold law, shaded over all laws that are not rejected."
     )
-    table = stack(crossing=data.points, line=data.line)
     return Figure(
         "transition",
         "The width at which a deeper model pays off",
         caption,
-        table,
-        lambda: draw_transition(data, context.colours),
+        stack(crossing=points, line=line),
+        lambda: draw_transition(points, line, context.colours),
     )
 
 
-def transition_data(fit: Fit) -> TransitionData | None:
-    """Crossings of adjacent depths with the law through them; None with fewer than `LEAST` or without a law."""
-    law = law_of(fit.law)
-    if law is None or len(fit.law.depths) < LEAST:
-        return None
-    rows = [
-        (item.shallow, item.deep, item.middle, item.status, *_widths(item))
-        for item in fit.crossings
-        if item.status != "insufficient"
-    ]
-    points = pd.DataFrame(rows, columns=["shallow", "deep", "depth", "status", "value", "low", "high"])
-    points = points.astype(dict.fromkeys(("value", "low", "high"), float))
-    depth = np.linspace(0.5 * float(points["shallow"].min()), float(points["deep"].max()), LINE)
-    low, high = width_interval(law, depth)
-    line = pd.DataFrame({"depth": depth, "width": np.exp(law.a + law.b * depth), "low": low, "high": high})
-    return TransitionData(points, line)
+def crossing_widths(fit: Fit) -> pd.DataFrame:
+    """The width at each crossing of the depth between the two.
+
+    Returns:
+        shallow, deep, depth, status, value (width), low, high (NaN where open or absent).
+    """
+    rows = []
+    for item in fit.crossings:
+        if item.status != "insufficient":
+            ends = (item.params, *(item.params_interval or (None, None)))
+            widths = (math.nan if end is None else width_of(end, item.middle) for end in ends)
+            rows.append((item.shallow, item.deep, item.middle, item.status, *widths))
+    return pd.DataFrame(rows, columns=["shallow", "deep", "depth", "status", "value", "low", "high"])
 
 
-def _widths(item: Crossing) -> tuple[float | None, ...]:
-    """Width at the crossing of the depth between the two, and its interval."""
-    ends = (item.params, *(item.params_interval or (None, None)))
-    return tuple(None if end is None else width_of(end, item.middle) for end in ends)
+def law_widths(law: Law, shallow: float, deep: float) -> pd.DataFrame:
+    """depth, width by the law, low and high over its region (NaN where there is no limit)."""
+    depth = np.linspace(shallow, deep, LINE)
+    points = [*law.boundary(), (law.a, law.b, False)]
+    values = np.vstack([np.exp(a + b * depth) for a, b, _ in points])
+    cut = np.array([is_open for _, _, is_open in points])[:, None]
+    table = {"depth": depth, "width": np.exp(law.a + law.b * depth)}
+    for name, end in (("low", values.min(axis=0)), ("high", values.max(axis=0))):
+        # An end is open if it is attained where the search of the region was cut off.
+        is_open = ((values == end) & cut).any(axis=0) | ~np.isfinite(end)
+        table[name] = np.where(is_open, np.nan, end)
+    return pd.DataFrame(table)
 
 
-def draw_transition(data: TransitionData, colours: Mapping[int, str]) -> Canvas:
+def draw_transition(points: pd.DataFrame, line: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
     """Draw width at the crossing against depth, and the threshold law with its region."""
     canvas, axes = new_canvas(3.9)
-    line = data.line
     # The line of a steep law may leave the frame.
-    widths = data.points[["value", "low", "high"]].to_numpy(dtype=float)
+    widths = points[["value", "low", "high"]].to_numpy(dtype=float)
     seen = widths[np.isfinite(widths)]
     bottom, top = float(seen.min()) / 1.6, float(seen.max()) * 1.7
     axes.set_yscale("log")
@@ -98,13 +90,11 @@ def draw_transition(data: TransitionData, colours: Mapping[int, str]) -> Canvas:
     low, high = line["low"].fillna(bottom), line["high"].fillna(top)
     axes.fill_between(line["depth"], low, high, color=palette.ACCENT, alpha=0.14, linewidth=0)
     axes.plot(line["depth"], line["width"], label="threshold law", color=palette.ACCENT, linewidth=1.7)
-    for point in data.points.to_dict("records"):
+    for point in points.to_dict("records"):
         text = f"{point['shallow']} → {point['deep']} layers: width"
         colour = colours.get(int(point["shallow"]), palette.INK)
         draw_crossing(axes, float(point["depth"]), point, text, colour)
-    outside_legend(canvas)
     count_axis(axes.yaxis, math.log10(top / bottom))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_xlabel("depth L between the two, √(L₁·L₂)")
-    axes.set_ylabel("its width d at the crossing")
+    finish(canvas, axes, "depth L between the two, √(L₁·L₂)", "its width d at the crossing")
     return canvas

@@ -2,14 +2,12 @@
 
 import dataclasses
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
 
-from analysis.design.power import CHANGES, PowerEstimate, compare_changes, simulate_power
-from analysis.files import to_json
+from analysis.design.power import PowerEstimate, compare_changes, simulate_power
 from analysis.law.projection import solve_depth
 from tests.simulated_study import Truth, shapes_of
 
@@ -44,19 +42,17 @@ def test_crossings_inside_the_sizes_are_found_and_their_intervals_contain_the_tr
         assert 1 < pair.ratio < 1.5
         # 16 intervals at 95 %: fewer than 13 that hold the truth has a chance of 0.7 %.
         assert pair.coverage >= 13 / 16
-    assert plain.law.statuses["ok"] == 1 == plain.law.closed
-    assert plain.law.coverage >= 13 / 16
-    assert plain.law.b_width == pytest.approx(np.median(plain.b_widths))
-    assert plain.share_error == pytest.approx(0.5 / math.sqrt(16))
+    assert plain.statuses["ok"] == 1
+    assert plain.b_coverage >= 13 / 16
+    assert plain.b_width == pytest.approx(np.median(plain.b_widths))
 
 
 def test_the_projected_interval_contains_the_true_depth_ten_times_beyond(plain):
-    law = plain.law
-    assert law.ahead_params == 10 * max(12 * depth * width**2 for depth, width, _ in SHAPES)
-    assert law.ahead_depth == pytest.approx(solve_depth(2.3, 0.2, law.ahead_params))
-    low, high = law.band
-    assert low < law.ahead_depth < high
-    assert 0 <= law.stated <= 1
+    assert plain.ahead_params == 10 * max(12 * depth * width**2 for depth, width, _ in SHAPES)
+    assert plain.ahead_depth == pytest.approx(solve_depth(2.3, 0.2, plain.ahead_params))
+    low, high = plain.band
+    assert low < plain.ahead_depth < high
+    assert 0 <= plain.stated <= 1
 
 
 @pytest.mark.slow
@@ -97,7 +93,7 @@ def test_seeds_do_not_average_out_the_misfit_of_shapes():
     assert mean == pytest.approx(0, abs=max(3 * error, 0.02))
 
 
-def test_a_crossing_above_the_grid_is_right_censored():
+def test_a_crossing_beyond_the_grid_is_censored():
     short = shapes_of(THREE.depths, np.geomspace(500, 7000, 5))
     found = simulate_power(THREE, short, 3, studies=12)
     second = found.crossings[1]
@@ -106,47 +102,29 @@ def test_a_crossing_above_the_grid_is_right_censored():
     assert (second.closed, second.ratio) == (0, None)
     # An interval that is open above holds a crossing above.
     assert second.coverage > 0.8
-    assert found.law.statuses["insufficient"] > 0.9
+    assert found.statuses["insufficient"] > 0.9
     assert math.isinf(np.median(found.b_widths))
-
-
-def test_a_crossing_below_the_grid_is_left_censored():
+    assert found.b_width is None
     late = shapes_of(THREE.depths, np.geomspace(9000, 150_000, 5))
-    found = simulate_power(THREE, late, 3, studies=12)
-    assert found.crossings[0].statuses["left_censored"] > 0.9
-    assert found.crossings[1].statuses["bracketed"] > 0.9
+    first, second = simulate_power(THREE, late, 3, studies=12).crossings
+    assert first.statuses["left_censored"] > 0.9
+    assert second.statuses["bracketed"] > 0.9
 
 
-def test_the_result_depends_on_the_seed_alone():
+def test_the_result_depends_on_the_seed_alone_and_more_studies_do_not_change_those_before():
     once, again, other = (simulate_power(TRUTH, SHAPES, 2, studies=3, seed=seed) for seed in (1, 1, 2))
     assert once == again
     assert once.b_widths != other.b_widths
-
-
-def test_one_more_study_does_not_change_those_before():
-    few, many = (simulate_power(TRUTH, SHAPES, 2, studies=count) for count in (2, 4))
-    assert many.b_widths[:2] == few.b_widths
-
-
-def test_json_is_strict():
-    found = simulate_power(THREE, shapes_of((1, 2, 4), np.geomspace(300, 2000, 3)), 1, studies=4)
-    document = to_json(found)
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
-    for pair in document["crossings"]:
-        assert sum(pair["statuses"].values()) == pytest.approx(1)
+    assert simulate_power(TRUTH, SHAPES, 2, studies=4, seed=1).b_widths[:3] == once.b_widths
 
 
 @pytest.mark.slow
 def test_changes_cost_what_their_cells_cost(plain):
-    found = compare_changes(TRUTH, SHAPES, plain, studies=8)
-    assert [change.name for change in found.changes] == list(CHANGES)
-    by_name = {change.name: change for change in found.changes}
-    assert found.width == pytest.approx(np.median(plain.b_widths[:8]))
-    for name, factor in (("seeds_x2", 2), ("seeds_x4", 4)):
-        change = by_name[name]
-        assert (change.cost, change.seeds, change.shapes) == (factor, 4 * factor, len(SHAPES))
-        assert change.ratio == pytest.approx(change.width / found.width)
-        assert change.ratio == pytest.approx(1 / math.sqrt(factor), abs=0.2)
+    now, seeds, sizes = compare_changes(TRUTH, SHAPES, plain, studies=8)
+    assert now.width == pytest.approx(np.median(plain.b_widths[:8]))
+    assert (now.cost, now.seeds, now.shapes, now.closed) == (1, 4, len(SHAPES), 1)
+    assert (seeds.cost, seeds.seeds, seeds.shapes) == (2, 8, len(SHAPES))
+    assert seeds.width / now.width == pytest.approx(1 / math.sqrt(2), abs=0.2)
     between = [
         (depth, even)
         for depth in TRUTH.depths
@@ -155,25 +133,16 @@ def test_changes_cost_what_their_cells_cost(plain):
     ]
     # Between the smallest widths there is no even one.
     assert 15 < len(between) < 25
-    assert by_name["sizes_x2"].shapes == len(SHAPES) + len(between)
-    assert 1.5 < by_name["sizes_x2"].cost < 2
-    # The ladder climbs by 2.6 a step, so four times more is one or two steps: 60,000·4 dominates all the rest.
-    assert 3 < by_name["top_x4"].cost < 5
-    assert all((change.width <= found.width / 2) == change.halves for change in found.changes)
-    json.dumps(to_json(found), allow_nan=False)
+    assert sizes.shapes == len(SHAPES) + len(between)
+    assert 1.5 < sizes.cost < 2
+    assert sizes.width < now.width
 
 
 def test_an_open_interval_is_infinitely_wide():
-    """Sizes end below the third crossing, at 3.3e4: b has no interval until they reach further."""
+    """Sizes end below the third crossing, at 3.3e4: b has no interval."""
     truth = Truth(2.3, 0.3, (1, 2, 3, 4), noise=0.002)
     short = shapes_of(truth.depths, np.geomspace(800, 20_000, 5))
     base = simulate_power(truth, short, 2, studies=4)
-    assert base.law.closed < 0.5
-    found = compare_changes(truth, short, base, studies=3)
-    assert found.width is None
-    assert all(change.ratio is None for change in found.changes)
-    taller = next(change for change in found.changes if change.name == "top_x4")
-    assert taller.closed > 0.5
-    assert taller.halves
-    halving = [change for change in found.changes if change.halves]
-    assert [c.name for c in found.changes if c.cheapest] == [min(halving, key=lambda c: c.cost).name]
+    assert np.isfinite(base.b_widths).mean() < 0.5
+    now, *_ = compare_changes(truth, short, base, studies=3)
+    assert (now.width, now.closed) == (None, np.isfinite(base.b_widths[:3]).mean())

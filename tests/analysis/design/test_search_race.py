@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from analysis.design.objective import Estimate
-from analysis.design.simulated_study import Truth, draw_curves
 from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from tests.bench import search
 from tests.bench.search import ASKED, CAP, SETTINGS, Setting, crossing, grid, losses_of, race
+from tests.simulated_study import Truth, draw_curves
 
 OTHER = {
     "smooth misfit": Setting(Truth(3, 0.12, (2, 4, 6, 8, 12, 16), misfit_sd=0.003, misfit_length=1.5), 9),
@@ -46,7 +46,7 @@ def crossings_held(setting, rows, number):
     curves = draw_curves(setting.truth, (0, number))
     for item in study_of(RunTable.from_frame(rows)).crossings.items:
         low, high = item.params_interval or (None, None)
-        true = curves.crossing(item.shallow, setting.budgets[0] / 20, setting.budgets[-1] * 20)
+        true = curves.last_crossing(item.shallow, setting.budgets[0] / 20, setting.budgets[-1] * 20)
         yield (low is None or low <= true) and (high is None or true <= high)
 
 

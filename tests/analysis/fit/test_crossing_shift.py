@@ -14,7 +14,7 @@ from analysis.fit.document import Fit, fit
 from analysis.fit.series import compare_fits
 from analysis.law.crossings import find_crossings
 from analysis.law.threshold import fit_threshold
-from analysis.report.extras.shifts import shift_sentence
+from analysis.report.answers import shift_sentence
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
 

@@ -17,7 +17,7 @@ from analysis.fit.crossing_shift import (
 )
 from analysis.fit.document import Fit, fit
 from analysis.law.crossings import find_crossings
-from analysis.report.extras.shifts import factor_phrase, shift_sentence
+from analysis.report.answers import factor_phrase, shift_sentence
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate

@@ -20,7 +20,7 @@ from analysis.fit.sentences import (
 from analysis.law.advice import Disagreement, DisagreementSpan
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.threshold import ThresholdFit
-from analysis.numbers import ends, human, human_range, short, short_range
+from analysis.numbers import ends, human, human_range, short, span
 from analysis.report.tables import projection_table
 from analysis.runs.table import RunTable, read_runs
 from analysis.runs.tokens import TokenRule
@@ -53,9 +53,9 @@ def test_open_ends_are_said():
     assert human_range((900, 3900)) == "900–3.9 thousand"
     assert human_range((None, 3900)) == "below 3.9 thousand"
     assert human_range((3900, None)) == "above 3.9 thousand"
-    assert short_range((None, None)) == "open"
-    assert short_range((2700, 3900)) == "2.7k–3.9k"
-    assert short_range(None) == "none"
+    assert span((None, None)) == "no limit"
+    assert span((2700, 3900), short) == "2.7k–3.9k"
+    assert span(None) == "none"
 
 
 def test_each_status_has_its_sentence():

@@ -18,8 +18,7 @@ from analysis.fit.series import (
     measures_of,
     shifts_by_value,
 )
-from analysis.report.extras.measures import draw_measure, set_values
-from analysis.report.extras.series import draw_best, draw_crossings
+from analysis.report.figures.by_value import draw_best, draw_crossings, draw_measure, set_values
 from analysis.report.figures.canvas import new_canvas
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate

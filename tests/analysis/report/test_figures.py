@@ -9,18 +9,17 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
+from analysis.law.advice import law_of
 from analysis.law.projection import Law
 from analysis.numbers import layers, short
-from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, training, transition
-from analysis.report.figures.best_depth import best_depth_data
+from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, transition
+from analysis.report.figures.best_depth import best_depths, law_line, measured_sizes
 from analysis.report.figures.canvas import MOST_POINTS, MOST_VALUES, new_canvas, plot_values
 from analysis.report.figures.depth_profile import profile_data
 from analysis.report.figures.figure import Context, Figure, inline_svg
-from analysis.report.figures.frames import width_interval
 from analysis.report.figures.gaps import draw_gaps, gap_data
-from analysis.report.figures.loss import loss_data
-from analysis.report.figures.training import draw_training, training_data
-from analysis.report.figures.transition import transition_data
+from analysis.report.figures.loss import draw_training, loss_data, training_data
+from analysis.report.figures.transition import crossing_widths, law_widths
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
 
@@ -31,7 +30,7 @@ def figures_of(runs, result, **known):
     """The drawn figures by name."""
     made = [
         module.figure(Context(runs, result, **known))
-        for module in (depth_profile, best_depth, loss, transition, gaps, training)
+        for module in (depth_profile, best_depth, loss, transition, gaps)
     ]
     return {figure.name: figure for figure in made if figure is not None}
 
@@ -65,30 +64,29 @@ def pilot_fit(study):
 
 
 def test_loss_data_are_the_means_and_ranges_and_the_curves(study, pilot_fit):
-    data = loss_data(pilot_fit, entropy=0.7365)
+    shapes, lines = loss_data(pilot_fit)
     rows = study.used[(study.used["depth"] == 2) & (study.used["width"] == 12)]
-    row = data.points[(data.points["depth"] == 2) & (data.points["width"] == 12)].iloc[0]
+    row = shapes[(shapes["depth"] == 2) & (shapes["width"] == 12)].iloc[0]
     assert row["loss"] == pytest.approx(rows["loss"].mean())
     assert (row["low"], row["high"], row["seeds"]) == (rows["loss"].min(), rows["loss"].max(), 3)
-    assert len(data.points) == 15
+    assert len(shapes) == 15
     # A line begins and ends at a measured size, and its loss there is the point's less its residual.
-    for depth, line in data.lines.groupby("depth"):
-        points = data.points[data.points["depth"] == depth]
+    for depth, line in lines.groupby("depth"):
+        points = shapes[shapes["depth"] == depth]
         assert line["params"].iloc[0] == pytest.approx(points["params"].min())
         assert line["params"].iloc[-1] == pytest.approx(points["params"].max())
         expected = (points["loss"] - points["residual"]).iloc[[0, -1]]
         assert line["loss"].iloc[[0, -1]].to_numpy() == pytest.approx(expected.to_numpy())
     table = loss.figure(Context(study, pilot_fit, 0.7365)).table
     assert (table["entropy"] == 0.7365).all()
-    assert table["what"].value_counts().to_dict() == {"curve": len(data.lines), "point": 15}
+    assert table["what"].value_counts().to_dict() == {"curve": len(lines), "point": 15}
 
 
 def test_gap_data_agree_with_the_crossings(found):
     panels, quantile = gap_data(found), found.study.crossings.quantile
-    pairs = [(panel.crossing.shallow, panel.crossing.deep) for panel in panels]
+    pairs = [(item.shallow, item.deep) for item, _, _ in panels]
     assert pairs == [(1, 2), (2, 4), (4, 6)]
-    for panel in panels:
-        item, line = panel.crossing, panel.line
+    for item, line, sizes in panels:
         x = np.log(line["params"])
         at = {
             name: np.interp(np.log([item.params, *item.params_interval]), x, line[name])
@@ -98,8 +96,8 @@ def test_gap_data_agree_with_the_crossings(found):
         # At the ends of the interval zero is on the edge of the ribbon.
         edge = np.abs(at["gap"][1:3]) / (quantile * at["se"][1:3])
         assert edge == pytest.approx([1, 1], abs=0.01)
-        assert (panel.sizes >= line["params"].min() * 0.999).all()
-        assert (panel.sizes <= line["params"].max() * 1.001).all()
+        assert (sizes >= line["params"].min() * 0.999).all()
+        assert (sizes <= line["params"].max() * 1.001).all()
 
 
 def test_the_panels_of_the_gaps_show_the_whole_range_of_every_pair(line_frame):
@@ -108,26 +106,29 @@ def test_the_panels_of_the_gaps_show_the_whole_range_of_every_pair(line_frame):
     frame = frame[(frame["depth"] > 1) | (frame["params"] < 2e3)]
     runs = RunTable.from_frame(frame, count="table")
     panels = gap_data(fit(runs))
-    assert [panel.line["params"].max() for panel in panels] == pytest.approx([1.1e3, 3e4])
+    assert [line["params"].max() for _, line, _ in panels] == pytest.approx([1.1e3, 3e4])
     for axes in draw_gaps(panels, 2.0).axes:
         low, high = axes.get_xlim()
         assert low < 1e3
         assert high > 3e4
 
 
-def test_profile_marks_the_near_optimal_set(found):
+def test_the_profile_has_the_near_optimal_set_the_aspect_ratio_and_the_increase(found):
     rows = profile_data(found)
     for params, group in rows.groupby("params"):
         best = next(item for item in found.best if item.params == params)
         assert group.loc[group["loss"].idxmin(), "depth"] == best.depth
         assert set(group.loc[group["near"], "depth"]) == set(best.near)
         assert group["best"].sum() == 1
+    np.testing.assert_allclose(rows["aspect"], rows["width"] / rows["depth"])
+    lowest = rows.groupby("budget")["loss"].transform("min")
+    np.testing.assert_allclose(rows["increase"], 100 * (rows["loss"] / lowest - 1), atol=1e-9)
 
 
 def test_an_open_end_of_the_region_is_no_end():
     region = ((1.0, 0.1, False), (1.0, 0.3, True), (1.2, 0.2, False))
     law = Law(1.1, 0.2, ((1, 0), (0, 1)), "test", (1, 4), region=region)
-    low, high = width_interval(law, np.array([1.0, 5.0]))
+    low, high = law_widths(law, 1.0, 5.0).iloc[[0, -1]][["low", "high"]].to_numpy().T
     assert low == pytest.approx(np.exp([1.1, 1.5]))
     # At one layer the closed point is the highest, at five the open one.
     assert high[0] == pytest.approx(math.exp(1.4))
@@ -155,23 +156,16 @@ def test_a_fit_from_a_file_cannot_be_drawn(runs, found):
         figures_of(runs, Fit.from_json(found.to_json()))
 
 
-def test_the_profile_has_the_aspect_ratio_and_percent_above_the_best(found):
-    rows = profile_data(found)
-    np.testing.assert_allclose(rows["aspect"], rows["width"] / rows["depth"])
-    lowest = rows.groupby("budget")["loss"].transform("min")
-    np.testing.assert_allclose(rows["increase"], 100 * (rows["loss"] / lowest - 1), atol=1e-9)
-
-
 def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(found):
-    data = best_depth_data(found)
-    assert data.best["depth"].tolist() == [item.depth for item in found.best]
+    best, line = best_depths(found), law_line(found)
+    assert best["depth"].tolist() == [item.depth for item in found.best]
     rows = found.study.rows["params"]
-    low, high = data.measured
+    low, high = measured_sizes(found)
     assert (low, high) == (rows.min(), rows.max())
-    assert data.line["params"].max() == pytest.approx(10 * high)
+    assert line["params"].max() == pytest.approx(10 * high)
     # The solid and the dashed line meet at the largest size.
-    assert (data.line["params"] == high).sum() == 1
-    for row in data.line.iloc[[0, -1]].to_dict("records"):
+    assert (line["params"] == high).sum() == 1
+    for row in line.iloc[[0, -1]].to_dict("records"):
         projected = found.project(row["params"])
         assert row["depth"] == projected.depth
         ends = [math.nan if end is None else end for end in projected.interval]
@@ -180,19 +174,19 @@ def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(foun
 
 def test_no_line_is_drawn_where_no_law_is_determined(study, pilot_fit):
     assert pilot_fit.project(1e4).depth is None
-    assert best_depth_data(pilot_fit).line.empty
+    assert law_line(pilot_fit).empty
     assert transition.figure(Context(study, pilot_fit)) is None
 
 
 def test_transition_data_hold_the_crossings_and_the_law(found):
-    data = transition_data(found)
-    line = data.line
+    rows = crossing_widths(found)
+    line = law_widths(law_of(found.law), 0.5, 6)
     np.testing.assert_allclose(np.log(line["width"]), found.law.a + found.law.b * line["depth"])
-    assert list(data.points["status"]) == ["bracketed"] * 3
-    np.testing.assert_allclose(data.points["depth"], np.sqrt(data.points["shallow"] * data.points["deep"]))
-    truth = np.exp(TRUTH.a + TRUTH.b * data.points["depth"])
-    assert (data.points["low"] < truth).all()
-    assert (truth < data.points["high"]).all()
+    assert list(rows["status"]) == ["bracketed"] * 3
+    np.testing.assert_allclose(rows["depth"], np.sqrt(rows["shallow"] * rows["deep"]))
+    truth = np.exp(TRUTH.a + TRUTH.b * rows["depth"])
+    assert (rows["low"] < truth).all()
+    assert (truth < rows["high"]).all()
     points = [(a, b) for a, b, _ in found.law.region] + [(found.law.a, found.law.b)]
     for row in line.iloc[[0, 30, 60]].to_dict("records"):
         values = [math.exp(a + b * row["depth"]) for a, b in points]
@@ -207,7 +201,7 @@ def test_each_mark_has_its_values(study, pilot_fit):
         name: list(map(html.unescape, re.findall(r"<use [^>]*><title>(.*?)</title></use>", svg)))
         for name, svg in drawn.items()
     }
-    points = loss_data(pilot_fit).points
+    points, _ = loss_data(pilot_fit)
     assert len(titles["loss"]) == len(points)
     for row in points.to_dict("records"):
         shape = f"{layers(int(row['depth']))} × {row['width']:.0f} wide, N = {short(row['params'])}"
@@ -305,7 +299,7 @@ def contrast(one, other):
 
 @pytest.mark.parametrize("edition", [0, 1])
 def test_text_and_lines_can_be_told_from_the_paper(edition):
-    table = {name: pair[edition] for name, pair in (palette.variables(12, 9) | palette.of_values(12)).items()}
+    table = {name: pair[edition] for name, pair in (palette.variables(12, 9, 12)).items()}
     paper = table["paper"]
     # The backgrounds of style.css.j2: --page and --tint.
     page, tint = (("#f6f7f8", "#fbf1ec"), ("#0f1215", "#2a1f1a"))[edition]
@@ -316,8 +310,5 @@ def test_text_and_lines_can_be_told_from_the_paper(edition):
     for name, colour in table.items():
         if name.startswith(("depth-", "budget-", "value-")):
             assert contrast(colour, paper) >= 3, name
-
-
-def test_colours_are_distinct_variables():
-    light = [pair[0] for pair in palette.variables(12, 9).values()]
-    assert len(set(light)) == len(light)
+    own = [colour for name, colour in table.items() if not name.startswith("value-")]
+    assert len(set(own)) == len(own)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from analysis.fit.document import fit
-from analysis.report.extras.shifts import shift_sentence
+from analysis.report.answers import shift_sentence
 from analysis.report.study_page import write_report
 from tests.analysis import searched
 from tests.analysis.report.test_study_page import read
@@ -38,24 +38,7 @@ def test_the_page_has_the_search_and_the_shifts(page, found):
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     assert {"section-shape-or-tuning", "section-the-search", "search"} <= set(ids)
-
-
-def test_colours_have_a_dark_edition(page):
-    """A colour of a drawing is a variable of the page."""
-    html = page.read_text()
+    # A colour of a drawing is a variable of the page.
     drawing = html[html.index('<figure id="search"') :]
     drawing = drawing[: drawing.index("</svg>")]
     assert not set(re.findall(r"(?:fill|stroke): (#\w{6})", drawing))
-
-
-def test_an_earlier_search_leaves_no_figure_behind(tmp_path):
-    frame = searched.searched(seeds=2)
-    runs = searched.table(frame[frame["depth"] == 1])
-    old = tmp_path / "figures" / "search.svg"
-    old.parent.mkdir()
-    old.write_text("<svg/>")
-    page = write_report(runs, fit(runs), tmp_path)
-    assert not old.exists()
-    text = read(page).text
-    assert "How the search went" not in text
-    assert "Shape or tuning" not in text

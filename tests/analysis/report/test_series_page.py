@@ -8,9 +8,9 @@ import pytest
 
 from analysis.fit.series import best_data, crossing_data, measure_data
 from analysis.numbers import digits, ends, short
-from analysis.report.extras.series import draw_crossings, slope_sentences
+from analysis.report.figures.by_value import draw_crossings
 from analysis.report.figures.figure import Figure
-from analysis.report.series_page import write_series
+from analysis.report.series_page import slope_sentence, write_series
 from analysis.runs.table import RunTable
 from tests.analysis.fit.test_series import task, worlds
 from tests.analysis.report.test_study_page import read
@@ -53,14 +53,14 @@ def test_the_page_tells_where_each_crossing_lies(page, members):
 def test_the_slope_of_each_value_comes_first(page, members):
     """Each member is a world of its own law, and all are settled; of tasks without crossings nothing is said."""
     laws = [item.fit.law for item in members]
-    (told,) = slope_sentences("data.vocabulary", members, 0.95)
+    told = slope_sentence("data.vocabulary", members, 0.95)
     assert json.loads((page.parent / "series.json").read_text())["answers"][0] == told
     assert told.startswith("Slope b of the threshold law ln d = a + b·L, by data.vocabulary: ")
     for item, law in zip(members, laws, strict=True):
         assert f"{digits(law.b)} (95 %: {ends(law.b_interval)}) at {item.value}" in told
     open_law = replace(members[1], fit=replace(members[1].fit, law=replace(laws[1], b_interval=(None, 1.0))))
-    assert "; inconclusive at 64; " in slope_sentences("k", [members[0], open_law, members[2]], 0.95)[0]
-    assert slope_sentences("k", [open_law, replace(members[0], fit=None)], 0.95) == []
+    assert "; inconclusive at 64; " in slope_sentence("k", [members[0], open_law, members[2]], 0.95)
+    assert slope_sentence("k", [open_law, replace(members[0], fit=None)], 0.95) == ""
 
 
 def test_every_figure_has_its_files_and_its_csv_is_what_was_drawn(page, members):

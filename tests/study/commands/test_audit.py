@@ -51,7 +51,7 @@ def test_a_sentence_comes_before_the_table(command, models):
     row = table.splitlines()[1].split()
     # 6,738,415,616 less the two tables of tokens are 6.48e9.
     assert row == [
-        *("llama", "32", "×", "4096", "6.44e9", "6.48e9", "0.59", "0.57–0.61", "54", "×", "3,153"),
+        *("llama", "32", "×", "4096", "6.44B", "6.48B", "0.59", "0.57–0.61", "54", "×", "3,153"),
         *("0.0077", "too", "shallow"),
     ]
 

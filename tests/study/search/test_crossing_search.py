@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.design.candidates import LOST_RUNS
+from analysis.design.next_cells import LOST_RUNS
 from analysis.design.simulated_study import Truth
 from study.plan.plan import make_plan
 from study.run.recorder import Recorder

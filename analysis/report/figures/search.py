@@ -20,52 +20,46 @@ OBJECTIVES = {
 }
 
 
-def figure(context: Context) -> Figure | None:
+def search_figure(context: Context) -> Figure | None:
     """The course of a search; None without one."""
     data = context.search
     if data is None:
         return None
     target = "; the dotted line is the target" if data.stop_when is not None else ""
     caption = f"Above: the estimate with its closed interval. Below: its half-width (of the value, or in ln N){target}."
-    title = "How the search went"
-    return Figure("search", title, caption, data.table(), lambda: draw_search(data))
+    return Figure("search", "How the search went", caption, data.table(), lambda: draw_search(data))
 
 
 def draw_search(data: SearchData) -> Canvas:
     """Draw the estimate (above) and its half-width (below) over the training FLOPs."""
     canvas = Canvas(figsize=(WIDTH, 5.4), dpi=100, layout="constrained")
     top, bottom = canvas.subplots(2, 1)
-    _draw_value(top, data)
-    _draw_halfwidth(bottom, data)
+    # A depth that is not settled has no value, but may have an interval.
+    steps = data.steps[data.steps[["value", "low", "high"]].notna().any(axis=1)]
+    # Where an end is open, and so NaN, nothing is shaded.
+    top.fill_between(
+        steps["flops"], steps["low"], steps["high"], color=palette.ACCENT, alpha=0.18, linewidth=0
+    )
+    _draw_steps(top, steps, "value")
+    if data.objective.kind != "b" and len(steps):
+        top.set_yscale("log")
+        set_ticks(top.yaxis, LogLocator(subs=(1, 2, 5)))
+    top.set_title(OBJECTIVES[data.objective.kind])
+    _draw_steps(bottom, data.steps, "halfwidth")
+    if data.stop_when is not None:
+        bottom.axhline(data.stop_when, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2)
+    bottom.set_yscale("log")
+    set_ticks(bottom.yaxis, LogLocator(subs=(1, 2, 5)), digits)
+    bottom.set_title("half-width of its interval")
+    for axes in (top, bottom):
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}".replace("e+", "e")))
+        axes.set_xlabel("training FLOPs")
     return canvas
 
 
-def _draw_value(axes: Axes, data: SearchData) -> None:
-    # A depth that is not settled has no value, but may have an interval.
-    steps = data.steps[data.steps[["value", "low", "high"]].notna().any(axis=1)]
-    x = steps["flops"]
-    # Where an end is open, and so NaN, nothing is shaded.
-    axes.fill_between(x, steps["low"], steps["high"], color=palette.ACCENT, alpha=0.18, linewidth=0)
-    _marks(axes, steps, "value")
-    if data.objective.kind != "b" and len(steps):
-        axes.set_yscale("log")
-        set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5)))
-    axes.set_title(OBJECTIVES[data.objective.kind])
-    _work_axis(axes)
-
-
-def _draw_halfwidth(axes: Axes, data: SearchData) -> None:
-    _marks(axes, data.steps, "halfwidth")
-    if data.stop_when is not None:
-        dotted = {"color": palette.INK, "linestyle": (0, (1, 2)), "linewidth": 1.2}
-        axes.axhline(data.stop_when, **dotted)
-    axes.set_yscale("log")
-    set_ticks(axes.yaxis, LogLocator(subs=(1, 2, 5)), digits)
-    axes.set_title("half-width of its interval")
-    _work_axis(axes)
-
-
-def _marks(axes: Axes, steps: pd.DataFrame, column: str) -> None:
+def _draw_steps(axes: Axes, steps: pd.DataFrame, column: str) -> None:
     shown = steps[steps[column].notna()]
     pairs = zip(shown["flops"], shown[column], strict=True)
     texts = [f"{scientific(flops)} FLOPs: {digits(value)}" for flops, value in pairs]
@@ -73,19 +67,12 @@ def _marks(axes: Axes, steps: pd.DataFrame, column: str) -> None:
     plot_values(axes, shown["flops"], shown[column], texts, **style)
 
 
-def _work_axis(axes: Axes) -> None:
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}".replace("e+", "e")))
-    axes.set_xlabel("training FLOPs")
-
-
 def search_sentence(data: SearchData, ended: str) -> str:
     """The number of cells trained, and the certainty reached."""
     cells, spent = len(data.cells), float(data.cells["flops"].iloc[-1])
-    last = data.steps.iloc[-1]
+    halfwidth = data.steps.iloc[-1]["halfwidth"]
     start = f"The search trained {counted(cells, 'cell')} for {scientific(spent)} training FLOPs"
     why = f" {ended[:1].upper()}{ended[1:]}" if ended else ""
-    if not math.isfinite(last["halfwidth"]):
+    if not math.isfinite(halfwidth):
         return f"{start}, and has no closed interval yet.{why}"
-    return f"{start}; the half-width of its interval is {digits(last['halfwidth'])}.{why}"
+    return f"{start}; the half-width of its interval is {digits(halfwidth)}.{why}"

@@ -11,9 +11,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from analysis.errors import InputError
 from analysis.numbers import digits, layers, short
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, WIDTH, Axes, outside_legend, plot_values
+from analysis.report.figures.canvas import MARKS, WIDTH, Axes, by_depth, outside_legend, plot_values
 from analysis.report.figures.figure import Context, Figure
-from analysis.report.figures.frames import by_depth
 from analysis.runs.table import RunTable
 
 #: Columns of the measures; `layer` counts from 1, and step 0 is before the first step.
@@ -45,20 +44,18 @@ _TITLES = {"start": "before training", "end": "at the end"}
 
 def figure(context: Context) -> Figure | None:
     """Diagnostics of the layers; None without measures."""
-    table = None if context.measures is None else diagnostics_data(context.runs, context.measures)
+    table = diagnostics_data(context.runs, context.measures)
     if table is None:
         return None
-    return Figure(
-        "diagnostics",
-        "Inside the models, layer by layer",
+    caption = (
         "One line per depth: the mean over its runs, shaded from the lowest to the highest. docs/depth.md defines the "
-        "measures.",
-        table,
-        lambda: draw_diagnostics(table, context.colours),
+        "measures."
     )
+    title = "Inside the models, layer by layer"
+    return Figure("diagnostics", title, caption, table, lambda: draw_diagnostics(table, context.colours))
 
 
-def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> pd.DataFrame | None:
+def diagnostics_data(runs: RunTable, measures: pd.DataFrame | None) -> pd.DataFrame | None:
     """The measures of the table's cells by depth and layer, in the order of the figure; None if there are none.
 
     Step 0 is the start of a cell, its last step the end; of a diverged cell only the start is used.
@@ -70,6 +67,8 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> pd.DataFrame | N
     Raises:
         InputError: a column is missing.
     """
+    if measures is None:
+        return None
     missing = [name for name in COLUMNS if name not in measures.columns]
     if missing:
         raise InputError(
@@ -86,12 +85,12 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame) -> pd.DataFrame | N
     merged = merged[is_start | ((merged["step"] == last) & (merged["status"] != "diverged"))]
     if not len(merged):
         return None
-    groups = merged.groupby(["name", "when", "depth", "layer"], sort=False)["value"]
+    names = [*WORDS, *sorted(set(merged["name"]) - set(WORDS))]
+    merged["name"] = pd.Categorical(merged["name"], names)
+    merged["when"] = pd.Categorical(merged["when"], list(_TITLES))
+    groups = merged.groupby(["name", "when", "depth", "layer"], sort=True, observed=True)["value"]
     rows: pd.DataFrame = groups.agg(value="mean", low="min", high="max", cells="size").reset_index()
-    order = [*WORDS, *sorted(set(rows["name"]) - set(WORDS))]
-    rows = rows.assign(place=rows["name"].map(order.index), late=rows["when"] == "end")
-    rows = rows.sort_values(["place", "late", "depth", "layer"], ignore_index=True)
-    return rows.drop(columns=["place", "late"]).astype({"depth": int, "layer": int})
+    return rows.astype({"name": str, "when": str, "depth": int, "layer": int})
 
 
 def draw_diagnostics(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
@@ -144,22 +143,21 @@ def _draw(axes: Axes, rows: pd.DataFrame, name: str, colours: Mapping[int, str])
         axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def rank_sentence(table: pd.DataFrame | None) -> str:
+def rank_sentence(context: Context) -> str:
     """The tokens' distance from rank one behind the last layer of the deepest models; empty if not measured."""
+    table = diagnostics_data(context.runs, context.measures)
     if table is None or DISTANCE not in set(table["name"]):
         return ""
     depth = int(table.loc[table["name"] == DISTANCE, "depth"].max())
-    found = table[table["depth"] == depth].set_index(["name", "when", "layer"])["value"]
+    last = table[(table["depth"] == depth) & (table["layer"] == depth)]
+    found = last.set_index(["when", "name"])["value"]
     parts = []
     for when, words in (("start", "before training"), ("end", "at the end of training")):
-        last = {name: (name, when, depth) for name in PATHS}
-        if all(key in found.index for key in last.values()):
-            values = ", ".join(f"{_small(found[last[name]])} {path}" for name, path in PATHS.items())
+        if all((when, name) in found.index for name in PATHS):
+            values = ", ".join(f"{_small(found[when, name])} {path}" for name, path in PATHS.items())
             parts.append(f"{words} {values}")
-    if not parts:
-        return ""
     which = "the only layer" if depth == 1 else f"the last of {depth} layers"
-    return f"Distance of the tokens from rank one behind {which}: {'; '.join(parts)}."
+    return f"Distance of the tokens from rank one behind {which}: {'; '.join(parts)}." if parts else ""
 
 
 def _small(value: float) -> str:

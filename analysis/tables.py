@@ -86,14 +86,11 @@ class Table:
 
 def shapes_table(
     title: str,
-    shapes: Sequence[Mapping[str, Any]],
+    shapes: Sequence[Shape],
     level: float | None,
     more: Mapping[str, Sequence[str | None]] | None = None,
 ) -> Table:
-    """Shapes as `analysis.law.projection.recommend` returns them, with `more` columns by name.
-
-    `level` is that of the intervals, None if unknown; `projection_table` adds `outside` to a shape.
-    """
+    """Shapes with `more` columns by name; `level` is that of the intervals, None if they have none."""
     interval = "interval" if level is None else percent(level)
     columns = (
         Column("N"),
@@ -106,18 +103,14 @@ def shapes_table(
     )
     rows = [
         (
-            short(shape["params"]),
-            None if shape["depth"] is None else str(shape["depth"]),
-            span(shape["depth_interval"]),
-            None if shape["width"] is None else str(shape["width"]),
-            span(shape["width_interval"]),
-            _place(shape),
+            short(shape.params),
+            None if shape.depth is None else str(shape.depth),
+            span(shape.depth_interval),
+            None if shape.width is None else str(shape.width),
+            span(shape.width_interval),
+            "outside" if shape.extrapolated else "inside",
             *others,
         )
         for shape, *others in zip(shapes, *(more or {}).values(), strict=True)
     ]
     return Table(title, columns, rows)
-
-
-def _place(shape: Mapping[str, Any]) -> str:
-    return "outside" if shape.get("outside", shape["extrapolated"]) else "inside"

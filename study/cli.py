@@ -249,13 +249,11 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Give the best depth and width for a size, with an interval, from a study's fit or a published law."""
-    from study.results.rate_check import with_check
     from study.results.recommend import recommend as recommended
     from study.results.tables import recommendation_table
 
-    source, rows = recommended(fit_file, law, [*(params or ()), *(more or ())], within)
-    rows = with_check(fit_file, rows)
-    show(rows, recommendation_table(source, rows), as_json=as_json)
+    source, shapes = recommended(fit_file, law, [*(params or ()), *(more or ())], within)
+    show(to_json(shapes), recommendation_table(source, shapes), as_json=as_json)
 
 
 @app.command()

@@ -14,8 +14,9 @@ from analysis.audit.model_config import ModelConfig
 from analysis.errors import InputError
 from analysis.files import to_json
 from analysis.intervals import Interval
-from analysis.law.projection import Transition
-from analysis.law.published import PublishedLaw, best_shapes_by, transition_of
+from analysis.law.near_optimal import NearOptimal
+from analysis.law.published import PublishedLaw
+from analysis.law.shape import Shape, Transition
 
 Verdict = Literal["too deep", "too shallow", "within the interval", "not settled"]
 
@@ -28,8 +29,7 @@ class Audit:
         model: its shape and source.
         verdict: whether the interval of L* at fixed N contains its depth; the best whole depth counts as within. It is
             not settled if no best depth is stated and the interval is open.
-        best: the recommendation for the same N, with the keys of `analysis.law.combined.Projection.shape` and `law`,
-            the source in words; a depth of None is not stated, `reason` is why.
+        best: the recommendation for the same N; a depth of None is not stated, `reason` is why.
         transition: N_transition of the model's depth by a published law; None by a study's fit.
         extrapolated: whether its depth or L* lies outside the depths of the law.
         warnings, notes: sentences for the reader: doubts about the answer, and how the model was read.
@@ -38,18 +38,17 @@ class Audit:
 
     model: ModelConfig
     verdict: Verdict
-    best: dict[str, Any]
+    best: Shape
     transition: Transition | None
     extrapolated: bool
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-    near_optimal: dict[str, Any] | None = None
+    near_optimal: NearOptimal | None = None
 
     @property
     def star(self) -> float | None:
         """The best depth L*, not rounded where the law gives that; None if not stated."""
-        star: float | None = self.best.get("depth_exact") or self.best["depth"]
-        return star
+        return self.best.depth_exact
 
     @property
     def ratio(self) -> float | None:
@@ -60,7 +59,7 @@ class Audit:
     def ratio_interval(self) -> Interval:
         """Ends of L/L*; None where the law sets no limit, and where L* is less than one layer."""
         # The largest L* gives the smallest ratio.
-        low, high = self.best["depth_interval"] if self.star is None or self.star >= 1 else (None, None)
+        low, high = self.best.depth_interval if self.star is None or self.star >= 1 else (None, None)
         return (self.model.depth / high if high else None, self.model.depth / low if low else None)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,23 +73,16 @@ class Audit:
                     for name in ("verdict", "ratio", "ratio_interval", "extrapolated")
                 },
                 **{name: getattr(self, name) for name in ("near_optimal", "warnings", "notes")},
-                **{key: self.best[key] for key in ("law", "level", "error_quoted") if key in self.best},
+                "law": self.best.law,
                 "model": model.name,
                 "family": model.family or None,
                 "nonembedding_params": model.law_params,
                 "layers": None if self.star is None else model.depth - self.star,
-                "best": {key: self.best[key] for key in _BEST if key in self.best},
-                "n_transition": self.transition,
+                "best": self.best,
+                "transition": self.transition,
             }
         )
         return document
-
-
-#: Keys of the recommendation in the JSON of an audit.
-_BEST = (
-    *("depth", "width", "depth_exact", "width_exact", "depth_interval", "width_interval"),
-    *("depth_error", "width_error", "unbounded", "source", "reason", "laws", "agree_to", "band", "measured"),
-)
 
 
 def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConfig:
@@ -105,7 +97,7 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
     return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 
 
-def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], dict[str, Any]]) -> Audit:
+def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], Shape]) -> Audit:
     """Compare a model from `read_model_config` or `shape_of` with a law: published, or N -> `Audit.best` by a fit.
 
     Raises:
@@ -113,14 +105,14 @@ def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], dict[str, An
     """
     published = None if callable(law) else law
     params = float(model.law_params)
-    best = law(params) if callable(law) else best_shapes_by(law, [params])[0]
-    low, high = best["depth_interval"]
+    best = law(params) if callable(law) else law.shape(params)
+    low, high = best.depth_interval
     return Audit(
         model=model,
-        verdict=_verdict(model.depth, best["depth"], low, high),
+        verdict=_verdict(model.depth, best.depth, low, high),
         best=best,
-        transition=None if published is None else transition_of(published, model.depth),
-        extrapolated=best["extrapolated"] or (published is not None and published.extrapolates(model.depth)),
+        transition=None if published is None else published.transition(model.depth),
+        extrapolated=best.extrapolated or (published is not None and published.extrapolates(model.depth)),
         warnings=_warnings(model),
         notes=_notes(model, published, best),
     )
@@ -146,23 +138,23 @@ def _warnings(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
-def _notes(model: ModelConfig, law: PublishedLaw | None, best: dict[str, Any]) -> tuple[str, ...]:
+def _notes(model: ModelConfig, law: PublishedLaw | None, best: Shape) -> tuple[str, ...]:
     notes = list(model.notes)
-    if (best.get("depth_exact") or 1) < 1:
+    if best.depth_exact is not None and best.depth_exact < 1:
         notes.append(
             f"The law has no depth of one layer or more at N = {model.law_params:,}, so there is no L/L*."
         )
-    if best.get("reason"):
+    if best.reason:
         notes.append(
-            f"The laws of the study give no best depth at N = {model.law_params:,}: {best['reason']}."
+            f"The laws of the study give no best depth at N = {model.law_params:,}: {best.reason}."
         )
     if law is None:
-        if best["extrapolated"]:
+        if best.extrapolated:
             notes.append(
                 "Its best depth lies outside the study's depths, or these are not known: an extrapolation."
             )
     else:
-        far = {"depth": law.extrapolates(model.depth), "best depth": best["extrapolated"]}
+        far = {"depth": law.extrapolates(model.depth), "best depth": best.extrapolated}
         if outside := [name for name, is_far in far.items() if is_far]:
             low, high = law.depth_range
             notes.append(

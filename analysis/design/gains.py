@@ -27,7 +27,7 @@ from analysis.curves.noise import Floats
 from analysis.design.objective import Objective
 from analysis.intervals import between
 from analysis.law.crossings import roots
-from analysis.law.projection import solve_depth
+from analysis.law.threshold_law import solve_depth
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

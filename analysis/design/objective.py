@@ -14,9 +14,10 @@ import pandas as pd
 from analysis.errors import InputError
 from analysis.fit.study import Estimates, study_of
 from analysis.intervals import Interval
-from analysis.law.combined import Projection, rejected
+from analysis.law.projection import rejected
+from analysis.law.shape import Shape
 from analysis.law.crossings import Crossing, Crossings
-from analysis.law.threshold import ThresholdFit
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 
@@ -111,17 +112,17 @@ def _estimate(
     return Estimate(value, *interval, halfwidth, f"{what} ({ends[0]} to {ends[1]}{share}){why}.")
 
 
-def _of_depth(found: Projection) -> Estimate:
+def _of_depth(found: Shape) -> Estimate:
     what = f"The best depth at N = {found.params:.3g}"
-    if found.depth is not None:
-        words = f"{what} is {found.depth:.3g} layers"
-        return _estimate(found.depth, found.interval, found.halfwidth, words)
-    if found.interval == (None, None):
+    if found.depth_exact is not None:
+        words = f"{what} is {found.depth_exact:.3g} layers"
+        return _estimate(found.depth_exact, found.depth_interval, found.halfwidth, words)
+    if found.depth_interval == (None, None):
         return _nothing(found.reason or "there is no law")
-    return _estimate(None, found.interval, found.halfwidth, f"{what} is not settled", f": {found.reason}")
+    return _estimate(None, found.depth_interval, found.halfwidth, f"{what} is not settled", f": {found.reason}")
 
 
-def _of_slope(law: ThresholdFit) -> Estimate:
+def _of_slope(law: ThresholdLaw) -> Estimate:
     if law.b is None or law.b_interval is None:
         return _nothing(law.reason or "there is no law")
     low, high = law.b_interval

@@ -16,7 +16,8 @@ from analysis.design.simulated_study import Shape, Truth, draw_curves, simulate_
 from analysis.fit.study import Estimates, estimates_of
 from analysis.intervals import Interval, width_of
 from analysis.law.crossings import Crossing
-from analysis.law.threshold import ThresholdFit, fit_threshold
+from analysis.law.threshold import fit_threshold
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.threads import single_threaded
 
 STATUSES = ("bracketed", "left_censored", "right_censored", "ambiguous", "insufficient")
@@ -126,7 +127,7 @@ def simulate_power(
     ahead = AHEAD * max(map(_params, shapes))
     projected = [study.project(ahead) for study in simulated]
     widths = [_b_width(law) for law in laws]
-    bands = [_ends(item.interval) for law, item in zip(laws, projected, strict=True) if law.a is not None]
+    bands = [_ends(item.depth_interval) for law, item in zip(laws, projected, strict=True) if law.a is not None]
     lows, highs = zip(*bands, strict=True) if bands else ((), ())
     pairs = zip(truth.depths, zip(*(study.crossings.items for study in simulated), strict=True), strict=False)
     return PowerEstimate(
@@ -205,7 +206,7 @@ def _ends(interval: Interval | None) -> tuple[float, float]:
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
-def _b_width(law: ThresholdFit) -> float:
+def _b_width(law: ThresholdLaw) -> float:
     low, high = _ends(law.b_interval)
     return high - low
 

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.curves.noise import Floats
 from analysis.errors import InputError
 from analysis.intervals import between
-from analysis.law.projection import solve_depth
+from analysis.law.threshold_law import solve_depth
 
 #: (depth, width, budget).
 Shape = tuple[int, int, float]

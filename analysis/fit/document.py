@@ -15,13 +15,14 @@ from analysis.fit.answer import NextDepth, next_depth
 from analysis.fit.crossing_shift import ChangedStudy, paired_shifts
 from analysis.fit.rate_check import RateCheck, widened
 from analysis.fit.study import Study, estimates_of, study_of
-from analysis.law.advice import Advice, Disagreement, advices, disagreements, threshold_advice
-from analysis.law.combined import Projection, project
 from analysis.law.crossings import Crossing, Crossings
 from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.near_optimal import WITHIN, near_optimal
-from analysis.law.threshold import REGRESSORS, Form, ThresholdFit, fit_threshold
+from analysis.law.near_optimal import WITHIN, NearOptimal, near_optimal
+from analysis.law.projection import project
+from analysis.law.shape import Law, Shape
+from analysis.law.threshold import REGRESSORS, fit_threshold
+from analysis.law.threshold_law import Form, ThresholdLaw
 from analysis.runs.epochs import Epochs, epochs_of
 from analysis.runs.table import RunTable
 from analysis.runs.tokens import TokenRule
@@ -43,7 +44,6 @@ class Fit:
         rivals: other forms through the same crossings.
         surfaces: laws of the loss itself, through the same points.
         held_out: the regret of each law at held-out sizes.
-        disagreements: sizes at which the depths of the rivals differ from the law's.
         best: the best depth of each measured budget; needs no law.
         noise, curves: the seed noise and the curves, see `Noise.summary` and `Curves.summary`.
         tokens: which training tokens were compared.
@@ -60,15 +60,14 @@ class Fit:
     """
 
     crossings: tuple[Crossing, ...]
-    law: ThresholdFit
-    rivals: tuple[ThresholdFit, ...]
+    law: ThresholdLaw
+    rivals: tuple[ThresholdLaw, ...]
     surfaces: tuple[SurfaceFit, ...]
     tokens: TokenRule
     used: int
     left_out: tuple[dict[str, Any], ...]
     level: float
     held_out: tuple[HeldOut, ...] = ()
-    disagreements: tuple[Disagreement, ...] = ()
     best: tuple[BestShape, ...] = ()
     noise: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, Any] = field(default_factory=dict)
@@ -84,14 +83,12 @@ class Fit:
         default=None, compare=False, repr=False
     )
 
-    def project(self, params: float) -> Projection:
+    def project(self, params: float) -> Shape:
         """The best depth at N = `params` by all laws that the data do not reject."""
         laws, refusal = (self.law, *self.rivals), self.tokens.no_projection
         return project(laws, self.surfaces, self.crossings, params, refusal)
 
-    def near_optimal(
-        self, params: float, depth: float | None, within: float = WITHIN
-    ) -> dict[str, Any] | None:
+    def near_optimal(self, params: float, depth: float | None, within: float = WITHIN) -> NearOptimal | None:
         """What a depth loses at N = `params`, see `analysis.law.near_optimal`, by the first surface of the projection.
 
         None where the projection states no depth, or all surfaces are excluded from it: their losses then contradict
@@ -99,13 +96,9 @@ class Fit:
         """
         found = self.project(params)
         surface = next((item for form in found.laws for item in self.surfaces if item.form == form), None)
-        if surface is None or found.depth is None:
+        if surface is None or found.depth_exact is None:
             return None
         return near_optimal(surface, params, depth, f"{surface.form} surface of this study", within)
-
-    def advices(self) -> dict[str, Advice]:
-        """Form -> depth as a function of N, for the law and every usable rival."""
-        return advices((self.law, *self.rivals), self.surfaces)
 
     def to_json(self) -> dict[str, Any]:
         """The fit file: strict JSON types, no NaN."""
@@ -155,7 +148,6 @@ def fit_of(study: Study) -> Fit:
     for row, reason in comparison.left_out.items():
         cell = study.runs.frame.at[row, "cell"]
         left_out.append({"row": row, **({"cell": cell} if cell else {}), "reason": reason})
-    advice = advices(study.laws, study.surfaces)
     again, epochs = study.sensitivity_runs, epochs_of(study.rows)
     repeated = [epochs.warning] if epochs and epochs.warning else []
     return Fit(
@@ -164,9 +156,6 @@ def fit_of(study: Study) -> Fit:
         rivals=tuple(rivals),
         surfaces=study.surfaces,
         held_out=_held_out(study),
-        disagreements=disagreements(advice, float(study.rows["params"].min()), reference=law.form)
-        if law.form in advice
-        else (),
         best=study.best,
         noise=curves.noise.summary(),
         curves=curves.summary(),
@@ -196,8 +185,8 @@ def _held_out(study: Study) -> tuple[HeldOut, ...]:
         return last[0][1]
 
     def trainer(form: Form) -> Trainer:
-        def train(seen: pd.DataFrame) -> Advice:
-            return threshold_advice(fit_threshold(crossings(seen), form))
+        def train(seen: pd.DataFrame) -> Law:
+            return fit_threshold(crossings(seen), form)
 
         return train
 

@@ -4,12 +4,11 @@ import math
 
 from analysis.fit.answer import shape_sentence, use_sentence
 from analysis.fit.document import Fit
-from analysis.intervals import Interval, width_of
-from analysis.law.advice import APART
-from analysis.law.combined import rejected
+from analysis.intervals import Interval
+from analysis.law.projection import rejected
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.held_out import BASELINE
-from analysis.law.near_optimal import WITHIN, depths_text, measured_within
+from analysis.law.near_optimal import WITHIN, measured_within
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
 
@@ -110,47 +109,6 @@ def law_name(form: str) -> str:
     return LAWS[form][0] if form in LAWS else form
 
 
-def disagreement_sentence(fit: Fit) -> str:
-    """From which size on the depths of the rivals differ from the threshold law's.
-
-    Disagreements that end below the largest size are left out; `Disagreement.spans` has them.
-    """
-    law = next((item for item in fit.disagreements if item.law == fit.law.form), None)
-    if law is None:
-        return "Without a threshold law the rivals cannot be compared with it."
-    if rejected(fit.law.p_value):
-        return "The threshold law is rejected, so the rivals are not compared with it."
-    apart, close, silent = [], [], []
-    for item in fit.disagreements:
-        name = f"the {law_name(item.law)}"
-        if item is law:
-            continue
-        last = item.spans[-1] if item.spans else None
-        if item.depths[-1] is None or law.depths[-1] is None:
-            silent.append(name)
-        elif last is None or last.high < item.params[-1]:
-            close.append(name)
-        else:
-            where = (
-                f"is {last.direction} by more than a factor of {1 + APART:g} from N ≈ {human(last.low)} on"
-            )
-            apart.append((last.low, f"{name} {where}"))
-    end = human(law.params[-1])
-    sentences = []
-    if apart:
-        sentences.append(f"Against the threshold law, {listed([text for _, text in sorted(apart)])}.")
-    if close:
-        verb = "is" if len(close) == 1 else "are"
-        sentences.append(
-            f"{_capital(listed(close))} {verb} within a factor of {1 + APART:g} of it at N ≈ {end}."
-        )
-    if silent:
-        sentences.append(
-            f"{_capital(listed(silent))} name{'s' * (len(silent) == 1)} no finite depth at N ≈ {end}."
-        )
-    return " ".join(sentences) or "There is no rival."
-
-
 def largest_size(fit: Fit) -> float | None:
     """The largest N measured; None if it is not known."""
     ranges = [item.range for item in fit.crossings] + [item.params_range for item in fit.surfaces]
@@ -197,14 +155,14 @@ def surface_sentence(fit: Fit) -> str:
     parts, form = [], ""
     for power in range(math.ceil(low), math.floor(high) + 2):
         found, outside = fit.project(10.0**power), power > high
-        if not outside and (found.depth is None or None in found.interval):
+        if not outside and (found.depth is None or found.unbounded):
             return ""
         if found.depth is None:
             continue
-        near = depths_text(fit.near_optimal(10.0**power, found.depth))
-        flat = f"; {near} within {WITHIN:g} nats" if near else ""
-        interval = f"{ends(found.interval)}{flat}{'; outside the data' * outside}"
-        parts.append(f"{digits(found.depth)} at N ≈ {human(10.0**power)} ({interval})")
+        near = fit.near_optimal(10.0**power, found.depth_exact)
+        flat = f"; {near.depths_text} within {WITHIN:g} nats" if near else ""
+        interval = f"{ends(found.depth_interval)}{flat}{'; outside the data' * outside}"
+        parts.append(f"{digits(found.depth_exact or 0)} at N ≈ {human(10.0**power)} ({interval})")
         form = found.laws[0]
     if not parts:
         return ""
@@ -222,10 +180,9 @@ def beyond_sentence(fit: Fit) -> str:
     found = fit.project(REACH * largest)
     if found.depth is None or found.deeper_than_wide:
         return f"Beyond {human(largest)} parameters the best depth is not determined ({found.reason or 'no law'})."
-    depth = max(1, round(found.depth))
     return (
-        f"At {human(found.params)} parameters, {REACH:g} times the largest size: about {layers(depth)} × "
-        f"{round(width_of(found.params, depth))} wide (depth {percent(fit.level)}: {ends(found.interval)}), by the "
+        f"At {human(found.params)} parameters, {REACH:g} times the largest size: about {layers(found.depth)} × "
+        f"{found.width} wide (depth {percent(fit.level)}: {ends(found.depth_interval)}), by the "
         f"{law_name(found.laws[0])}."
     )
 

@@ -14,10 +14,12 @@ from analysis.curves.curves import Curves, build_curves
 from analysis.errors import InputError
 from analysis.fit.crossing_shift import split_sensitivity_runs
 from analysis.fit.rate_check import RateCheck, check_rates
-from analysis.law.combined import Projection, project
 from analysis.law.crossings import Crossings, find_crossings
 from analysis.law.loss_surfaces import SurfaceFit, fit_surfaces, points_of
-from analysis.law.threshold import ThresholdFit, fit_laws
+from analysis.law.projection import project
+from analysis.law.shape import Shape
+from analysis.law.threshold import fit_laws
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.comparison import Comparison, compare
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
@@ -45,7 +47,7 @@ class Estimates:
     refusal: str | None
 
     @cached_property
-    def laws(self) -> tuple[ThresholdFit, ...]:
+    def laws(self) -> tuple[ThresholdLaw, ...]:
         """The law of every form through the crossings, the log-linear one first."""
         return fit_laws(self.crossings)
 
@@ -60,7 +62,7 @@ class Estimates:
         """The best measured depth of each size."""
         return best_shapes(self.rows, self.curves)
 
-    def project(self, params: float) -> Projection:
+    def project(self, params: float) -> Shape:
         """The best depth at N = `params` by all laws that the data do not reject."""
         return project(self.laws, self.surfaces, self.crossings.items, params, self.refusal)
 

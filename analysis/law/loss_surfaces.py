@@ -23,7 +23,8 @@ from scipy.stats import t as student
 
 from analysis.curves.noise import Floats
 from analysis.curves.shape_means import ShapeMeans
-from analysis.errors import InputError
+from analysis.intervals import Interval
+from analysis.law.shape import check_size
 
 SurfaceForm = Literal["additive", "response"]
 SurfaceStatus = Literal["ok", "bound_hit", "not_converged", "insufficient"]
@@ -102,17 +103,15 @@ class SurfaceFit:
         return np.asarray(_quadratic(u, v) @ np.array([p[name] for name in _RESPONSE]))
 
     def best_depth(self, params: float) -> float | None:
-        """The depth of lowest loss at fixed N; None where there is no finite one, see `best_depth_reason`."""
+        """The depth of lowest loss at fixed N; None where there is no finite one, see `why_not`."""
         return self._best(params)[0]
 
-    def best_depth_reason(self, params: float) -> str | None:
+    def why_not(self, params: float) -> str | None:
         """Why `best_depth` is None at this N; None where it is a number."""
         return self._best(params)[1]
 
-    def best_depth_interval(
-        self, params: float, level: float = 0.95
-    ) -> tuple[float | None, float | None] | None:
-        """Interval of the best depth at fixed N by Fieller's method (1954); None without a covariance.
+    def interval(self, params: float, level: float = 0.95) -> Interval:
+        """Interval of the best depth at fixed N by Fieller's method (1954); open without a covariance.
 
         It holds the depths at which the slope of the loss in ln L does not differ from zero at `level`; for `additive`
         the slope is ln of what a layer costs in width over what it saves in depth. Both are straight in ln L. The
@@ -120,10 +119,8 @@ class SurfaceFit:
         ratio would be far too short; that of `additive` is first-order in its four parameters. An end is None where the
         data do not exclude that the loss keeps falling that way.
         """
-        if self.covariance is None:
-            return None
         centre = self.best_depth(params)
-        if centre is None:
+        if self.covariance is None or centre is None:
             return None, None
         p = self.parameters
         if self.form == "response":
@@ -149,8 +146,7 @@ class SurfaceFit:
         return low, high
 
     def _best(self, params: float) -> tuple[float | None, str | None]:
-        if not (math.isfinite(params) and params > 0):
-            raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
+        check_size(params)
         if not self.usable:
             return None, self.reason
         p = self.parameters

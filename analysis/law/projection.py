@@ -1,262 +1,218 @@
-"""Project a threshold law to shapes: N -> depth and width with intervals; and the published law.
+"""The best depth at a size from all laws that the data of a study do not reject.
 
-The best depth for N solves 12·L·exp(2(a + b·L)) = N, the width is sqrt(N / (12·L)) (Levine et al. 2020,
-section 5.2; this rule reproduces their table of GPT-3 sizes if N is 12·L·d² of the trained model, not its
-nominal size). The module uses `math` only, so that a recommendation from a published law loads no numerical library.
+The interval of one law holds the truth only if the form of that law is right, and a few crossings seldom decide the
+form. So a projection is the envelope of the laws through crossings (`threshold.REGRESSORS`) and the two loss surfaces:
+from the lowest to the highest end of their intervals. A law that its own test rejects is excluded if another law is
+much more likely; else it widens the interval. If every law through crossings is rejected, there is neither a depth nor
+an interval. A surface that the other one rules out
+(`analysis.law.loss_surfaces.supported`) is excluded too.
+
+A crossing shows that there is a best depth, so beside crossings a surface without one, or without an interval, is
+excluded. Without crossings it opens the interval: in an additive world the interval of the quadratic alone held the
+best depth in 0 % of the studies at some sizes.
+
+A depth is stated only if every law that is not rejected has one, with a slope above zero, and they agree within
+`APART`; the root law, which lies between the two others, is not asked beside one of them. Else `depth` is None,
+`reason` is why, and the interval is all that can be stated.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from statistics import NormalDist
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
 
-from analysis.errors import InputError
-from analysis.intervals import Interval, Region, width_of
+from analysis.intervals import Interval
+from analysis.law.crossings import Crossing
+from analysis.law.loss_surfaces import SurfaceFit, supported
+from analysis.law.shape import Law, Shape, check_size
+from analysis.law.threshold import TWO_POINTS
+from analysis.law.threshold_law import ThresholdLaw
 
-#: Points of an ellipse: its extremes are met to (pi / 720)² / 2, that is 1e-5 of the half-width.
-_POINTS = 720
-
-
-@dataclass(frozen=True)
-class Law:
-    """ln d = a + b·L with the uncertainty of (a, b).
-
-    Attributes:
-        covariance: of (a, b).
-        source: where it comes from, in words.
-        depth_range: smallest and largest depth of its crossings, (nan, nan) if not known.
-        level: confidence of `region`, and so of every interval from it.
-        region: the boundary of {(a, b): 2·(max loglik - loglik(a, b)) <= chi²₁(level)}. The profile-likelihood
-            interval of any scalar g(a, b) is the range of g over that set; for a g that is monotone in a and in
-            b the boundary holds both ends. `open` marks a point where the search was cut off: the set extends beyond
-            it, so a range that ends there is open. Empty: the ellipse of the covariance is used.
-        dof: degrees of freedom of the covariance; None is a known covariance, 4 that of a line through six crossings.
-    """
-
-    a: float
-    b: float
-    covariance: tuple[tuple[float, float], tuple[float, float]]
-    source: str
-    depth_range: tuple[float, float]
-    level: float = 0.95
-    region: Region = ()
-    dof: Literal[4] | None = None
-
-    def width(self, depth: float) -> float:
-        """The width at which a model of this depth is overtaken, exp(a + b·L)."""
-        return _exp(self.a + self.b * depth)
-
-    def boundary(self) -> Region:
-        """`region`, or if that is empty the ellipse of the covariance: by Student's t of `dof`, or normal."""
-        if self.region:
-            return self.region
-        if not 0 < self.level < 1:
-            raise InputError(f"The level is {self.level:g}; it must lie between 0 and 1, as 0.95.")
-        (va, cab), (_, vb) = self.covariance
-        z = _student4(self.level) if self.dof else NormalDist().inv_cdf((1 + self.level) / 2)
-        # The Cholesky factor of the covariance turns a circle into the ellipse.
-        sa = math.sqrt(va)
-        along = cab / sa if sa else 0.0
-        across = math.sqrt(max(vb - along**2, 0.0))
-        points = []
-        for index in range(_POINTS):
-            angle = 2 * math.pi * index / _POINTS
-            x, y = z * math.cos(angle), z * math.sin(angle)
-            points.append((self.a + sa * x, self.b + along * x + across * y, False))
-        return tuple(points)
-
-    def extrapolates(self, depth: float) -> bool:
-        """Whether this depth lies outside the fitted ones by more than half a layer, or these are not known."""
-        return outside_depths(self.depth_range, depth)
+#: Laws disagree if the largest depth exceeds the smallest by more than this share.
+APART = 0.25
+#: A law or surface is rejected if its own test has a smaller p-value.
+REJECTED = 0.05
+#: A rejected law is excluded if minus twice its log-likelihood exceeds that of another law by this much.
+DECISIVE = 10.0
 
 
-def _student4(level: float) -> float:
-    """The quantile of Student's t with four degrees of freedom at (1 + level) / 2, in closed form (Shaw 2006)."""
-    alpha = math.sqrt(1 - level**2)
-    return 2 * math.sqrt(math.cos(math.acos(alpha) / 3) / alpha - 1)
-
-
-def outside_depths(fitted: tuple[float, float], depth: float) -> bool:
-    """Whether a depth lies outside a range by more than half a layer, or the range is not known (NaN)."""
-    # No comparison with NaN is true.
-    return not fitted[0] - 0.5 <= depth <= fitted[1] + 0.5
-
-
-#: a and b as quoted by BloombergGPT and BigScience; covariance as recalled from the paper's third version and
-#: checked against the errors of N it quotes. Fitted on depths 6-48 of English text, vocabulary 2000: another
-#: regime than a small study's. It is a line through six crossings.
-LEVINE2020 = Law(
-    a=5.039,
-    b=5.55e-2,
-    covariance=((9.4e-4, -3.74e-5), (-3.74e-5, 1.7e-6)),
-    source="Levine et al. 2020 (arXiv 2006.12467)",
-    depth_range=(6, 36),
-    dof=4,
-)
-
-
-@dataclass(frozen=True)
-class Transition:
-    """The size N at which a depth is overtaken by deeper models, and the width there.
-
-    `relative_error` is one standard error of N over N, from the full covariance; `params_interval` is at the law's
-    level, with an end of None if the law sets no limit.
-    """
-
-    depth: float
-    params: float
-    width: float
-    relative_error: float
-    params_interval: Interval
-
-
-def n_transition(law: Law, depth: float) -> Transition:
-    """N_transition(L) = 12·L·exp(2a)·exp(2bL) (eq. 11) with its error 2·sqrt(var a + L²·var b + 2·L·cov).
-
-    A model of depth L with N above it is too shallow, below it too deep.
-
-    Raises:
-        InputError: a depth that is not positive, or so deep that N is beyond the numbers of a computer.
-    """
-    if not depth > 0:
-        raise InputError(f"The depth is {depth:g}; it must be positive.")
-    width = law.width(depth)
-    params = 12 * depth * width**2 if width < 1e150 else math.inf
-    if not math.isfinite(params):
-        low, high = law.depth_range
-        fitted = "depths the file does not name" if math.isnan(low) else f"depths {low:g} to {high:g}"
-        raise InputError(
-            f"The law of {law.source} gives no finite size at which {depth:g} layers are overtaken (the law was fitted "
-            f"on {fitted})."
-        )
-    interval = range_over(law, lambda a, b: 12 * depth * _exp(2 * (a + b * depth)))
-    return Transition(depth, params, width, _relative_error(law, depth), interval)
-
-
-def solve_depth(a: float, b: float, params: float) -> float:
-    """L with 12·L·exp(2(a + b·L)) = N.
-
-    With w = 2bL the equation reads w + ln w = ln(N·2b/12) - 2a, whose solution is the Wright omega function. Solving
-    for ln w avoids overflow and keeps all digits of small depths. The result is +inf if b <= 0, because the threshold
-    then does not rise with depth.
-    """
-    if not b > 0:
-        return math.inf
-    slope = math.log(2 * b)
-    c = math.log(params / 12) - 2 * a + slope
-    # u + exp(u) = c by Newton's method. The function is convex and increasing and the start lies right of the root, so
-    # the steps go left until rounding ends them.
-    nearer = math.log(c) if c > 1 else c
-    u = math.inf
-    while nearer < u:
-        u, w = nearer, math.exp(nearer)
-        nearer = u - (u + w - c) / (1 + w)
-    return _exp(u - slope)
-
-
-def recommend(law: Law, params: Sequence[float], level: float | None = None) -> list[dict[str, Any]]:
-    """The best shape for each N with intervals. Deterministic.
+def project(
+    laws: Sequence[ThresholdLaw],
+    surfaces: Sequence[SurfaceFit],
+    crossings: Sequence[Crossing],
+    params: float,
+    refusal: str | None = None,
+) -> Shape:
+    """Project the best depth at N = `params` from the fits of one study.
 
     Args:
-        law: fitted or published.
-        params: budgets N = 12·L·d² (non-embedding parameters).
-        level: by default the law's, the only one possible for a law with a region.
-
-    Returns:
-        One dict per budget: `depth` is round(L*), the paper's rule, and at least 1; `width` is sqrt(N/(12·depth));
-        `depth_exact` and `width_exact` are the real solution. The intervals are those of the profile likelihood at
-        fixed N, with an end of None (and then `unbounded`) where the law sets no limit; `depth_error` and `width_error`
-        are one standard error at fixed N over the value. `n_transition` of `depth` has its own, much larger error.
+        laws: through its crossings, log-linear first.
+        surfaces: of its losses.
+        crossings: of its pairs of depths.
+        params: N = 12·L·d².
+        refusal: why nothing is projected beyond the measured sizes, see `TokenRule.no_projection`.
 
     Raises:
-        InputError: a budget that is not finite or below one parameter, a law with b <= 0, or another level than a law's
-            region has.
+        InputError: `params` is no size.
     """
-    if not law.b > 0:
-        raise InputError(
-            f"The law of {law.source} has the slope b = {law.b:.3g}; a slope that is not "
-            "positive gives no best depth. Use the measured best shapes, or another law (--law levine2020)."
-        )
-    if level is not None and level != law.level:
-        if law.region:
-            raise InputError(
-                f"The law of {law.source} has intervals at the level {law.level:g} and not at "
-                f"{level:g}; fit the runs again with `interplay fit RUNS --level {level:g}`."
-            )
-        law = replace(law, level=level)
-    return [_recommend_one(law, float(budget)) for budget in params]
-
-
-def _recommend_one(law: Law, params: float) -> dict[str, Any]:
-    if not 1 <= params < math.inf:
-        raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
-    exact = solve_depth(law.a, law.b, params)
-    if not math.isfinite(exact):
-        raise InputError(
-            f"The law of {law.source} (a = {law.a:.3g}, b = {law.b:.3g}) gives no finite depth for N = {params:g}. "
-            "Use the measured best shapes, or another law (--law levine2020)."
-        )
-    interval = range_over(law, lambda a, b: solve_depth(a, b, params))
-    # dL/L = -(relative error of N at fixed L) / (1 + 2bL).
-    depth_error = _relative_error(law, exact) / (1 + 2 * law.b * exact)
-    return shape_document(law, params, exact, interval, depth_error, n_transition(law, max(1, round(exact))))
-
-
-def shape_document(
-    law: Any, params: float, exact: float, interval: Interval, depth_error: float, transition: Transition
-) -> dict[str, Any]:
-    """The best shape for N as `recommend` returns it, from the best depth with its interval and relative error.
-
-    `law` has `source`, `level` and `extrapolates` as `Law` has.
-    """
-    low, high = interval
-    depth = max(1, round(exact))
-    # d goes as 1/sqrt(L) where N is fixed.
-    return {
-        "params": params,
-        "depth": depth,
-        "width": max(1, round(width_of(params, depth))),
-        "depth_interval": [low, high],
-        # The budget is fixed, so the deepest shape of the interval is the narrowest.
-        "width_interval": [width_of(params, end) if end else None for end in (high, low)],
-        "extrapolated": law.extrapolates(exact),
-        "depth_exact": exact,
-        "width_exact": width_of(params, exact),
-        "depth_error": depth_error,
-        "width_error": depth_error / 2,
-        "unbounded": low is None or high is None,
-        "n_transition": asdict(transition),
-        "level": law.level,
-        "law": law.source,
-        "error_quoted": f"{100 * law.level:.3g} % intervals at fixed N; n_transition has its own error",
-    }
-
-
-def _relative_error(law: Law, depth: float) -> float:
-    """One standard error of N_transition(depth) over its value."""
-    (va, cab), (_, vb) = law.covariance
-    # A float, because the square of a large whole number may be too large to become one.
-    depth = float(depth)
-    return 2 * math.sqrt(max(va + depth * depth * vb + 2 * depth * cab, 0.0))
-
-
-def range_over(law: Law, of: Callable[[float, float], float]) -> Interval:
-    """The range of a monotone function of (a, b) over the law's region; an infinite end and an open one are None."""
-    found = [(of(a, b), is_open) for a, b, is_open in law.boundary()]
-    found.append((of(law.a, law.b), False))
-    # Of two points with the same value the open one counts.
-    low, low_open = min(found, key=lambda item: (item[0], not item[1]))
-    high, high_open = max(found)
-    return (
-        None if low_open or not math.isfinite(low) else low,
-        None if high_open or not math.isfinite(high) else high,
+    check_size(params)
+    level = laws[0].level
+    measured = _measured(laws, surfaces, params)
+    lines = [law for law in laws if law.usable]
+    deciding, widening = _not_excluded(lines)
+    kept = deciding + widening
+    if silence := _silence(crossings, lines, kept, None if measured else refusal):
+        return Shape(params, None, (None, None), level, "law", reason=silence, extrapolated=True)
+    all_surfaces = supported(surfaces)
+    surfaces = [item for item in all_surfaces if not rejected(item.p_value)]
+    if lines:
+        surfaces = [item for item in surfaces if item.covariance and item.best_depth(params) is not None]
+    decide: dict[str, Law] = {law.form: law for law in [*deciding, *surfaces]}
+    every: dict[str, Law] = {law.form: law for law in [*kept, *surfaces]}
+    depths = {form: _possible(law.best_depth(params), params) for form, law in decide.items()}
+    interval = _envelope([law.interval(params, level) for law in every.values()])
+    agree_to: float | None = None
+    reason = _no_projection(deciding)
+    if reason is None:
+        reason, agree_to = _disagreement(decide, depths, _largest(kept, surfaces), params)
+    if reason is None and not every:
+        reason = laws[0].reason or "no law that is not rejected has a best depth"
+        if dropped := [
+            f"{item.form} p = {item.p_value:.1g}" for item in all_surfaces if rejected(item.p_value)
+        ]:
+            reason += f"; and the losses reject the loss surfaces ({', '.join(dropped)})"
+    if reason is None and not lines and None in interval:
+        reason = "the losses do not bound the best depth on both sides"
+    first = next(iter(depths.values()), None)
+    return Shape(
+        params=params,
+        depth_exact=first if reason is None else None,
+        depth_interval=interval,
+        level=level,
+        source="law",
+        laws=tuple(every),
+        reason=reason,
+        agree_to=agree_to,
+        extrapolated=(first is None or lines[0].extrapolates(first)) if lines else not measured,
     )
 
 
-def _exp(x: float) -> float:
-    """exp(x), +inf if that overflows."""
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return math.inf
+def _silence(
+    crossings: Sequence[Crossing],
+    lines: Sequence[ThresholdLaw],
+    kept: Sequence[ThresholdLaw],
+    refusal: str | None,
+) -> str | None:
+    """Why there is neither a depth nor an interval, if so."""
+    if refusal:
+        return refusal
+    if turned := [f"{item.shallow} → {item.deep}" for item in crossings if item.turns_back]:
+        return (
+            "at the largest sizes the lead of the deeper model shrinks again, or its loss rises "
+            f"({', '.join(turned)} layers), so deep models may be trained too little"
+        )
+    if lines and not kept:
+        tests = ", ".join(f"{law.form} p = {law.p_value:.1g}" for law in lines)
+        return f"the crossings reject every law through them ({tests})"
+    return None
+
+
+def apart(depths: Iterable[float | None]) -> bool:
+    """Whether depths disagree, see `APART`; None is no depth."""
+    stated = [depth for depth in depths if depth is not None]
+    return len(stated) > 1 and max(stated) > (1 + APART) * min(stated)
+
+
+def _possible(depth: float | None, params: float) -> float | None:
+    """`depth`, None if a model of that depth would be narrower than one."""
+    return depth if depth is not None and 12 * depth <= params else None
+
+
+def rejected(p_value: float | None) -> bool:
+    """Whether the test of a law or surface rejects its form; None is no test."""
+    return p_value is not None and p_value < REJECTED
+
+
+def _not_excluded(laws: Sequence[ThresholdLaw]) -> tuple[list[ThresholdLaw], list[ThresholdLaw]]:
+    """The laws of the projection: those that decide whether a depth is stated, and those that widen the interval.
+
+    Where crossings scatter about a law, its test may reject it and accept a wrong one by chance: in 23 % of the studies
+    with five crossings and a scatter of 0.2 in ln d. So a rejected law widens the interval unless it is much
+    worse than the best of the others. The root law widens it unless no other law is left.
+    """
+    accepted = [law for law in laws if not rejected(law.p_value)]
+    least = min((_misfit(law) for law in accepted), default=-math.inf)
+    close = [law for law in laws if law not in accepted and _misfit(law) - least < DECISIVE]
+    ends = [law for law in accepted if law.form != "root"] or accepted
+    return ends, [law for law in accepted if law not in ends] + close
+
+
+def _misfit(law: ThresholdLaw) -> float:
+    """Minus twice the log-likelihood of the crossings if the size of their errors is not known, but for a constant."""
+    if law.chi2 is None or law.dof is None:
+        return 0.0
+    # Squares below their expectation are chance, and do not make a law better.
+    return (law.dof + 2) * math.log(max(law.chi2, law.dof))
+
+
+def _no_projection(kept: Sequence[ThresholdLaw]) -> str | None:
+    """Why the laws through crossings give no depth at any size; None if they do, or if there is none of them."""
+    for law in kept:
+        low, high = law.b_interval or (law.b, law.b)
+        if law.status == "open":
+            return TWO_POINTS if len(law.depths) == 2 else "the data bound the law on one side only"
+        if (low is None or low <= 0) and (high is None or high >= 0):
+            return f"the slope of the {law.form} law is compatible with zero"
+        if law.b is not None and law.b <= 0:
+            return f"the slope of the {law.form} law is not positive"
+    return None
+
+
+def _disagreement(
+    found: Mapping[str, Law], depths: Mapping[str, float | None], start: float, params: float
+) -> tuple[str | None, float | None]:
+    """Why `found` give no common depth at N = `params`, None if they do; and up to which N they agree."""
+    if apart(depths.values()):
+        named = ", ".join(f"{form} {depth:.3g}" for form, depth in depths.items() if depth is not None)
+        reason = f"the laws that are not rejected disagree at this size ({named} layers)"
+        return reason, _agreement(found, start, params)
+    for form, depth in depths.items():
+        if depth is None:
+            why = found[form].why_not(params)
+            return why or f"the {form} law gives no finite depth with a width of one or more", None
+    return None, None
+
+
+def _agreement(found: Mapping[str, Law], start: float, params: float) -> float:
+    """The N between `start` and `params` up to which the laws agree; 0 if they disagree at `start`."""
+
+    def differ(size: float) -> bool:
+        return apart(law.best_depth(size) for law in found.values())
+
+    if start >= params or differ(start):
+        return 0.0
+    low, high = start, params
+    # 40 halvings of ln N are far below any difference that matters.
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if differ(middle) else (middle, high)
+    return low
+
+
+def _largest(kept: Sequence[ThresholdLaw], surfaces: Sequence[SurfaceFit]) -> float:
+    """The largest N of the crossings; without crossings that of the surfaces."""
+    of_laws = [law.params_range for law in kept]
+    of_surfaces = [surface.params_range for surface in surfaces if not kept]
+    return max((ends[1] for ends in of_laws + of_surfaces if ends), default=math.inf)
+
+
+def _envelope(intervals: Sequence[Interval]) -> Interval:
+    lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
+    return (
+        None if not lows or None in lows else min(low for low in lows if low is not None),
+        None if not highs or None in highs else max(high for high in highs if high is not None),
+    )
+
+
+def _measured(laws: Sequence[ThresholdLaw], surfaces: Sequence[SurfaceFit], params: float) -> bool:
+    """Whether N lies within the sizes of the surfaces or of the crossings."""
+    ranges = [law.params_range for law in laws] + [surface.params_range for surface in surfaces]
+    return any(ends[0] <= params <= ends[1] for ends in ranges if ends)

@@ -5,17 +5,18 @@ a shape loses. The module uses `math` only, so that an answer from a published l
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 from analysis.errors import InputError
-from analysis.intervals import width_of
-from analysis.law.projection import LEVINE2020, Law, Transition, n_transition, outside_depths, shape_document
-from analysis.law.projection import recommend as project
+from analysis.intervals import Interval, width_of
+from analysis.law.shape import Shape, Transition, check_size
+from analysis.law.threshold_law import LEVINE2020, ThresholdLaw
 
 Row = tuple[float, float, float, float]
+#: Step of the numerical derivatives in ln c and α.
+STEP = 1e-5
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,9 @@ class AdditiveLaw:
 
     Attributes:
         skipped: layers that do not count.
-        covariance: of (ln c_m, alpha_m, ln c_l, alpha_l).
+        covariance: of (ln c_m, alpha_m, ln c_l, alpha_l); intervals are first-order in these four.
         source: where it comes from, in words.
         depth_range: smallest and largest depth it was fitted on.
-        level: confidence of the intervals, which are first-order: ln of the value ± z standard errors.
     """
 
     c_m: float
@@ -40,13 +40,13 @@ class AdditiveLaw:
     covariance: tuple[Row, Row, Row, Row]
     source: str
     depth_range: tuple[float, float]
-    level: float = 0.95
 
     def loss(self, params: float, depth: float) -> float:
         """The part of the loss that depends on the shape, nats per token; infinite if no layer counts."""
         if depth <= self.skipped:
             return math.inf
-        return self.c_m * math.pow(width_of(params, depth), -self.alpha_m) + self._depth_term(depth)
+        by_width = self.c_m * math.pow(width_of(params, depth), -self.alpha_m)
+        return by_width + self.c_l * math.pow(100 * (depth - self.skipped), -self.alpha_l)
 
     def best_depth(self, params: float) -> float:
         """The depth of lowest loss at fixed N, by bisection of ln(L - skipped).
@@ -54,8 +54,7 @@ class AdditiveLaw:
         Raises:
             InputError: N is not finite or below one parameter.
         """
-        if not 1 <= params < math.inf:
-            raise InputError(f"A budget is {params:g}; it must be a positive number of parameters, as 7e9.")
+        check_size(params)
         low, high = -20.0, math.log(params) + 1
         for _ in range(100):
             middle = (low + high) / 2
@@ -65,11 +64,19 @@ class AdditiveLaw:
                 low = middle
         return self.skipped + math.exp(low)
 
+    def why_not(self, params: float) -> None:
+        """There is a best depth at every N."""
+
+    def interval(self, params: float, level: float = 0.95) -> Interval:
+        """The interval of the best depth, with normal errors of ln(L - skipped): no other depth can be the best."""
+        low, high = self._interval(lambda law: math.log(law.best_depth(params) - law.skipped), level)
+        return self.skipped + low, self.skipped + high
+
     def extrapolates(self, depth: float) -> bool:
         """Whether this depth lies outside the fitted ones by more than half a layer."""
-        return outside_depths(self.depth_range, depth)
+        return not self.depth_range[0] - 0.5 <= depth <= self.depth_range[1] + 0.5
 
-    def transition(self, depth: float) -> Transition:
+    def transition(self, depth: float, level: float = 0.95) -> Transition:
         """The size N at which this depth is the best: above it deeper models win, below it shallower ones.
 
         Raises:
@@ -79,18 +86,17 @@ class AdditiveLaw:
             raise InputError(
                 f"The law of {self.source} counts depths above {self.skipped:g} layers only; the depth is {depth:g}."
             )
-        # The slope falls with ln N by alpha_m/2 everywhere.
-        log = math.log(12) + 2 * self._slope(12.0, depth) / self.alpha_m
+        log = self._log_size(depth)
         if log > 700:
             raise InputError(
                 f"The law of {self.source} gives no finite size at which {depth:g} layers are the best."
             )
         params = math.exp(log)
-        error = self._slope_error(params, depth) * 2 / self.alpha_m
-        return Transition(depth, params, width_of(params, depth), error, self._interval(params, error))
+        interval = self._interval(lambda law: law._log_size(depth), level)
+        return Transition(depth, params, width_of(params, depth), interval)
 
-    def shape(self, params: float) -> dict[str, Any]:
-        """The best shape for N, as of `analysis.law.projection.recommend`."""
+    def shape(self, params: float, level: float = 0.95) -> Shape:
+        """The best shape for N; InputError if N is no size, or too small for the depths that count."""
         exact = self.best_depth(params)
         whole = max(1, round(exact))
         if whole <= self.skipped:
@@ -99,16 +105,16 @@ class AdditiveLaw:
                 f"The law of {self.source} counts depths above {self.skipped:g} layers only, and its best depth at "
                 f"N = {params:g} is {exact:.1f}. Ask for a size of {least:,.0f} or more, or use --law levine2020."
             )
-        rise = (self.alpha_m / 2 - 1) + (self.alpha_l + 1) * exact / (exact - self.skipped)
-        error = self._slope_error(params, exact) / rise
-        # ln(L - skipped) is normal, because a depth that is not counted cannot be the best.
-        counted = exact - self.skipped
-        low, high = self._interval(counted, error * exact / counted)
-        interval = self.skipped + low, self.skipped + high
-        return shape_document(self, params, exact, interval, error, self.transition(whole))
-
-    def _depth_term(self, depth: float) -> float:
-        return self.c_l * math.pow(100 * (depth - self.skipped), -self.alpha_l)
+        return Shape(
+            params,
+            exact,
+            self.interval(params, level),
+            level,
+            "published",
+            self.source,
+            extrapolated=self.extrapolates(exact),
+            transition=self.transition(whole, level),
+        )
 
     def _slope(self, params: float, depth: float) -> float:
         """Logarithm of what a layer costs in width over what it saves in depth; zero at the best depth."""
@@ -121,20 +127,24 @@ class AdditiveLaw:
         saved = math.log(self.c_l * self.alpha_l) - self.alpha_l * math.log(100 * counted) - math.log(counted)
         return cost - saved
 
-    def _slope_error(self, params: float, depth: float) -> float:
-        """One standard error of `_slope`."""
-        gradient = (
-            1.0,
-            1 / self.alpha_m - math.log(width_of(params, depth)),
-            -1.0,
-            math.log(100 * (depth - self.skipped)) - 1 / self.alpha_l,
-        )
-        rows = (sum(g * value for g, value in zip(gradient, row, strict=True)) for row in self.covariance)
-        return math.sqrt(max(0.0, sum(g * value for g, value in zip(gradient, rows, strict=True))))
+    def _log_size(self, depth: float) -> float:
+        """ln N at which this depth is the best: the slope falls with ln N by alpha_m/2 everywhere."""
+        return math.log(12) + 2 * self._slope(12.0, depth) / self.alpha_m
 
-    def _interval(self, value: float, error: float) -> tuple[float, float]:
-        z = NormalDist().inv_cdf((1 + self.level) / 2)
-        return value * math.exp(-z * error), value * math.exp(z * error)
+    def _interval(self, log_of: Callable[["AdditiveLaw"], float], level: float) -> tuple[float, float]:
+        """exp(value ± z standard errors) of a function of the law, to first order in its four parameters."""
+
+        def moved(index: int, by: float) -> "AdditiveLaw":
+            name = ("c_m", "alpha_m", "c_l", "alpha_l")[index]
+            value = getattr(self, name)
+            return replace(self, **{name: value + by if index % 2 else value * math.exp(by)})
+
+        slopes = [(log_of(moved(i, STEP)) - log_of(moved(i, -STEP))) / (2 * STEP) for i in range(4)]
+        pairs = ((i, j) for i in range(4) for j in range(4))
+        variance = sum(slopes[i] * self.covariance[i][j] * slopes[j] for i, j in pairs)
+        reach = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(max(variance, 0.0))
+        value = log_of(self)
+        return math.exp(value - reach), math.exp(value + reach)
 
 
 #: The authors' fit to 203 runs of Hoffmann et al. 2022 (1.2e8 to 1.6e10 parameters), with the first and the last layer
@@ -158,7 +168,7 @@ LIU2026 = AdditiveLaw(
     depth_range=(12, 47),
 )
 
-PublishedLaw = Law | AdditiveLaw
+PublishedLaw = ThresholdLaw | AdditiveLaw
 PUBLISHED: dict[str, PublishedLaw] = {"levine2020": LEVINE2020, "liu2026": LIU2026}
 
 
@@ -167,16 +177,6 @@ def published_law(name: str) -> PublishedLaw:
     if name not in PUBLISHED:
         raise InputError(f"There is no published law {name!r}; there is: {', '.join(PUBLISHED)}.")
     return PUBLISHED[name]
-
-
-def best_shapes_by(law: PublishedLaw, params: Sequence[float]) -> list[dict[str, Any]]:
-    """The best shape for each N, as of `analysis.law.projection.recommend`, from either kind of law."""
-    return project(law, params) if isinstance(law, Law) else [law.shape(float(value)) for value in params]
-
-
-def transition_of(law: PublishedLaw, depth: float) -> Transition:
-    """The size at which a depth is overtaken by deeper models, from either kind of law."""
-    return n_transition(law, depth) if isinstance(law, Law) else law.transition(depth)
 
 
 def losses_of(law: PublishedLaw) -> AdditiveLaw:

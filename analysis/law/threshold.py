@@ -19,16 +19,14 @@ the interval of every scalar that follows from the law: a, b, a projected depth.
 crossings it is the estimate of largest likelihood. It has as many degrees of freedom as there are crossings less two,
 so if it is positive, Student's t has those degrees of freedom. Two or three crossings cannot show it: the larger
 of their estimate and `PRIOR_SCATTER` is assumed, with Student's t of one degree of freedom, and two crossings give no
-interval of the slope. `ThresholdFit.scatter` and `scatter_dof` are those of the intervals.
+interval of the slope. `ThresholdLaw.scatter` and `scatter_dof` are those of the intervals.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import AfterValidator, Field
 from scipy.optimize import brentq, minimize
 from scipy.stats import f as fisher
 from scipy.stats import t as student
@@ -36,11 +34,8 @@ from scipy.stats import t as student
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, Region
 from analysis.law.crossings import Crossing, Crossings, Gap
-from analysis.law.projection import LEVINE2020
+from analysis.law.threshold_law import LEVINE2020, Form, ThresholdLaw
 
-Form = Literal["log-linear", "power", "root"]
-Status = Literal["ok", "open", "not_converged", "insufficient"]
-Covariance = tuple[tuple[float, float], tuple[float, float]]
 TWO_POINTS = "two crossings: no test of the form, and no interval of the slope"
 
 #: What ln d is linear in, by form. The root covers what lies between the other two: where ln d rises with sqrt(L), 13 %
@@ -60,71 +55,10 @@ HALVINGS = 12
 SWEEPS = 20
 #: Fewest crossings whose own scatter is used alone.
 OWN_SCATTER = 4
-#: Depths of the six crossings of Levine et al. 2020.
-_PUBLISHED_DEPTHS = np.array([6, 12, 18, 24, 30, 36])
 #: Standard deviation of ln d about the published line: the error of its slope is this over the root of the squared
 #: distances of the depths. It includes the errors of those crossings. It is the scatter of one study, so it counts as
 #: one degree of freedom: 95 % lie within 12.7 times it, and a scatter of 0.2 in another study is covered too.
-PRIOR_SCATTER = math.sqrt(LEVINE2020.covariance[1][1] * float(np.sum((_PUBLISHED_DEPTHS - 21.0) ** 2)))
-
-
-def _is_covariance(value: Covariance) -> Covariance:
-    (va, above), (below, vb) = value
-    if va < 0 or vb < 0 or not math.isclose(above, below, rel_tol=1e-6):
-        raise ValueError("must be a symmetric matrix of 2 × 2 numbers without a negative variance")
-    return value
-
-
-@dataclass(frozen=True)
-class ThresholdFit:
-    """One law through the crossings of adjacent depths.
-
-    Attributes:
-        form: `log-linear` is ln d = a + b·L, `root` is ln d = a + b·sqrt(L), `power` is ln d = a + b·ln L.
-        status: `ok`; `open`: the data bound a or b on one side only (its interval then has an end None), or there are
-            two crossings, which give no interval;
-            `not_converged`: the optimiser failed, with its message as the `reason`; `insufficient`: nothing to fit.
-        covariance: of (a, b), from the crossings' covariance and the scatter, to first order; intervals are better.
-        a_interval, b_interval: by inverting the test, at `level`, as `region`.
-        note: a caveat, such as that two points cannot test the form.
-        depths, widths, residuals: the crossings with an estimate: depth between the two, its width, residual in ln d.
-        pairs: number of pairs used, including those with a bound only.
-        params_range: smallest and largest N among the points.
-        scatter, scatter_dof: standard deviation of ln d beyond the crossings' own errors, and the degrees of freedom of
-            Student's t with which it enters the intervals: 1 where it is assumed, None where it is zero.
-        chi2, dof, p_value: squared residuals over the crossings' covariance without scatter, and their F test, as the
-            noise is estimated; None with two points.
-    """
-
-    form: Form
-    status: Status
-    level: Annotated[float, Field(gt=0, lt=1)]
-    a: float | None = None
-    b: float | None = None
-    covariance: Annotated[Covariance, AfterValidator(_is_covariance)] | None = None
-    a_interval: Interval | None = None
-    b_interval: Interval | None = None
-    reason: str | None = None
-    note: str | None = None
-    depths: tuple[float, ...] = ()
-    widths: tuple[float, ...] = ()
-    pairs: int = 0
-    params_range: tuple[float, float] | None = None
-    residuals: tuple[float, ...] = ()
-    scatter: float | None = None
-    scatter_dof: int | None = None
-    chi2: float | None = None
-    dof: int | None = None
-    p_value: float | None = None
-    region: Region = ()
-
-    def __post_init__(self) -> None:
-        """Refuse a law of a file without the coefficients that its status promises."""
-        if self.status in ("ok", "open"):
-            needed = ("a", "b", "covariance") if self.form == "log-linear" else ("a", "b")
-            missing = [name for name in needed if getattr(self, name) is None]
-            if missing:
-                raise ValueError(f"{' and '.join(missing)} missing from a law of status {self.status}")
+PRIOR_SCATTER = math.sqrt(LEVINE2020.covariance[1][1] * len(LEVINE2020.depths)) * float(np.std(LEVINE2020.depths))
 
 
 @dataclass(frozen=True)
@@ -210,12 +144,12 @@ def _least_square(gap: Floats, covariance: Floats, side: Floats) -> Floats:
     return np.asarray(np.einsum("li,lij,lj->l", rest, precision, rest))
 
 
-def fit_laws(crossings: Crossings) -> tuple[ThresholdFit, ...]:
+def fit_laws(crossings: Crossings) -> tuple[ThresholdLaw, ...]:
     """The law of every form, the log-linear one first."""
     return tuple(fit_threshold(crossings, form) for form in REGRESSORS)
 
 
-def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
+def fit_threshold(crossings: Crossings, form: Form) -> ThresholdLaw:
     """Fit the law of the given form through the pairs of adjacent depths."""
     level = crossings.level
     both = zip(crossings.items, crossings.gaps, strict=True)
@@ -228,7 +162,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
                 "a law needs two crossings of neighbouring depths with an estimate; "
                 f"{len(points)} of {len(crossings.items)} {'has' if len(points) == 1 else 'have'} one"
             )
-        return ThresholdFit(form, "insufficient", level, reason=reason, pairs=len(pairs))
+        return ThresholdLaw(form, "insufficient", level, reason=reason, pairs=len(pairs))
     depth = np.array([item.middle for item, _ in pairs])
     regressor = REGRESSORS[form](depth)
     covariance = _covariance(crossings)
@@ -265,7 +199,7 @@ def fit_threshold(crossings: Crossings, form: Form) -> ThresholdFit:
         notes.append("the data bound the law on one side only")
     params = [item.params for item in points if item.params is not None]
     (va, cab), (cba, vb) = errors.tolist()
-    return ThresholdFit(
+    return ThresholdLaw(
         form=form,
         status="not_converged" if why else "ok" if closed and free else "open",
         level=level,

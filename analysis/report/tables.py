@@ -14,11 +14,10 @@ from analysis.fit.measures import MeasureData, label
 from analysis.fit.sentences import LAWS, REACH, law_formula
 from analysis.fit.series import CrossingData, Member, crossing_row
 from analysis.intervals import Interval
-from analysis.law.advice import law_of
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.near_optimal import WITHIN, depths_text, lost_text
-from analysis.law.threshold import ThresholdFit
+from analysis.law.near_optimal import WITHIN
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import counted, digits, duration, ends, human, percent, short, span
 from analysis.report.answers import condition, factors
 from analysis.runs.table import RunTable
@@ -168,14 +167,14 @@ def paired_regret(law: HeldOut, base: HeldOut) -> tuple[float | None, float | No
     return float(own), float(others)
 
 
-def _line(item: ThresholdFit) -> str:
+def _line(item: ThresholdLaw) -> str:
     if item.a is None or item.b is None:
         return ""
     a = f"a = {item.a:.3f}" + (f" ({ends(item.a_interval, 3)})" if item.a_interval else "")
     return f"{a}, b = {item.b:.3g}" + (f" ({ends(item.b_interval, 3)})" if item.b_interval else "")
 
 
-def _line_note(item: ThresholdFit) -> str:
+def _line_note(item: ThresholdLaw) -> str:
     parts = [item.reason, item.note]
     if item.chi2 is not None and item.dof and item.p_value is not None:
         freedom = f"{counted(item.dof, 'degree')} of freedom"
@@ -189,7 +188,7 @@ def _surface_note(item: SurfaceFit) -> str:
     """Why the surface is not `ok`, or why it has no best depth at the largest size measured."""
     if item.reason or not item.usable or not item.params_range:
         return item.reason or ""
-    return item.best_depth_reason(item.params_range[1]) or ""
+    return item.why_not(item.params_range[1]) or ""
 
 
 def best_table(fit: Fit) -> Table | None:
@@ -234,18 +233,18 @@ def projection_table(runs: RunTable, fit: Fit) -> Table | None:
 
     At the measured sizes the losses are better evidence than a law of two parameters.
     """
-    if law_of(fit.law) is None or runs.used.empty or fit.tokens.no_projection:
+    if not fit.law.usable or runs.used.empty or fit.tokens.no_projection:
         return None
     largest = max((item.params for item in fit.best), default=float(runs.used["params"].max()))
-    rows = [fit.project(factor * largest).shape() | {"outside": True} for factor in MULTIPLES]
-    if all(row["depth"] is None and row["depth_interval"] == [None, None] for row in rows):
+    rows = [replace(fit.project(factor * largest), extrapolated=True) for factor in MULTIPLES]
+    if all(row.depth is None and row.depth_interval == (None, None) for row in rows):
         return None
-    near = [fit.near_optimal(row["params"], row["depth"]) for row in rows]
+    near = [fit.near_optimal(row.params, row.depth) for row in rows]
     more: dict[str, list[str | None]] = {}
     if known := next(filter(None, near), None):
         more = {
-            f"within {WITHIN:g} nats": [depths_text(item) for item in near],
-            "nats lost by L*": [lost_text(item) for item in near],
+            f"within {WITHIN:g} nats": [item and item.depths_text for item in near],
+            "nats lost by L*": [item and item.lost_text for item in near],
         }
     table = shapes_table("projected shapes", rows, fit.level, more)
     note = (
@@ -253,11 +252,11 @@ def projection_table(runs: RunTable, fit: Fit) -> Table | None:
         "gives N; else only the interval, which covers noise and the choice among these laws."
     )
     # The reasons grow with N, so the smallest size has the shortest.
-    if (doubt := next((row for row in rows if row["reason"]), None)) is not None:
-        agree = f"; they agree up to N ≈ {human(doubt['agree_to'])}" if doubt["agree_to"] else ""
-        note += f" No depth at N ≈ {human(doubt['params'])}: {doubt['reason']}{agree}."
+    if (doubt := next((row for row in rows if row.reason), None)) is not None:
+        agree = f"; they agree up to N ≈ {human(doubt.agree_to)}" if doubt.agree_to else ""
+        note += f" No depth at N ≈ {human(doubt.params)}: {doubt.reason}{agree}."
     if known:
-        note += f" Depths within {WITHIN:g} nats of the lowest loss and nats lost are those of the {known['losses']}."
+        note += f" Depths within {WITHIN:g} nats of the lowest loss and nats lost are those of the {known.losses}."
     return Table(table.title, table.columns, table.rows, note)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -11,16 +10,17 @@ from rich.text import Text
 from analysis.audit.model_config import read_model_config
 from analysis.audit.verdict import Audit, audit, shape_of
 from analysis.errors import InputError
-from analysis.law.near_optimal import WITHIN, check_within, depths_text, lost_text, near_optimal
+from analysis.law.near_optimal import WITHIN, NearOptimal, check_within, near_optimal
 from analysis.law.published import PublishedLaw, losses_of, published_law
+from analysis.law.shape import Shape
 from analysis.numbers import short, span
 from analysis.tables import Column, Table
 from study.results.recommend import read_fit, shapes_by
 from study.results.tables import rich_table
 
-#: What a verdict rests on; a published law has no `source`.
+#: What a verdict rests on, by `Shape.source`.
 _SOURCES = {
-    None: "the law",
+    "published": "the law",
     "law": "the laws",
     "measured": "the losses measured near this N",
     "band": "the interval of the laws",
@@ -70,8 +70,8 @@ def audit_models(
 
 
 #: Of one law: the best shape by N, or the law itself; and what a depth loses, by N and depth.
-_Best = PublishedLaw | Callable[[float], dict[str, Any]]
-_Losses = Callable[[float, float], dict[str, Any] | None]
+_Best = PublishedLaw | Callable[[float], Shape]
+_Losses = Callable[[float, float], NearOptimal | None]
 
 
 def _law(name: str | None, fit_file: Path | None, within: float) -> tuple[_Best, _Losses]:
@@ -83,8 +83,8 @@ def _law(name: str | None, fit_file: Path | None, within: float) -> tuple[_Best,
         raise InputError(f"Give one law: --law {name} or --fit {fit_file}, not both.")
     result = read_fit(fit_file)
 
-    def best(params: float) -> dict[str, Any]:
-        return {**shapes_by(result, fit_file, [params], within)[0], "law": str(fit_file)}
+    def best(params: float) -> Shape:
+        return replace(shapes_by(result, fit_file, [params], within)[0], law=str(fit_file))
 
     return best, lambda params, depth: result.near_optimal(params, depth, within)
 
@@ -103,24 +103,24 @@ def audit_view(audits: Sequence[Audit]) -> RenderableType:
 
 def _sentence(item: Audit) -> Text:
     model, best, near = item.model, item.best, item.near_optimal
-    depth = best.get("depth_exact") or best["depth"]
+    depth = best.depth_exact
     stated = "not stated" if depth is None else f"{depth:.1f}" if depth >= 1 else "less than one layer"
     flat = ""
     if near is not None:
-        text = f"a depth of {depths_text(near)} is within {near['within']:g} nats of the best"
-        flat = f"; by the losses of {near['losses']}, {text}"
+        text = f"a depth of {near.depths_text} is within {near.within:g} nats of the best"
+        flat = f"; by the losses of {near.losses}, {text}"
     return Text.assemble(
         (model.name, "bold"),
         " is ",
         (item.verdict, f"bold {_COLOURS[item.verdict]}"),
-        f": by {_SOURCES[best.get('source')]} of {best['law']}, the best depth for this N is {stated} "
+        f": by {_SOURCES[best.source]} of {best.law}, the best depth for this N is {stated} "
         f"({_level(item)}interval {span(best['depth_interval'])}){flat}.",
     )
 
 
 def _level(item: Audit) -> str:
     """`95 % `; empty for the depths tied with a measured one, which have no level."""
-    return f"{100 * item.best['level']:.3g} % " if "level" in item.best else ""
+    return f"{100 * item.best.level:.3g} % " if item.best.level is not None else ""
 
 
 def _table(audits: Sequence[Audit]) -> RenderableType:
@@ -138,8 +138,8 @@ def _table(audits: Sequence[Audit]) -> RenderableType:
                 "-" if model.block_params is None else short(model.block_params, 3),
                 "-" if item.ratio is None else f"{item.ratio:.2f}",
                 f"{low or '…'}–{high or '…'}" if low or high else "-",
-                "-" if best["depth"] is None else f"{best['depth']} × {best['width']:,}",
-                lost_text(item.near_optimal) or "-",
+                "-" if best.depth is None else f"{best.depth} × {best.width:,}",
+                (item.near_optimal and item.near_optimal.lost_text) or "-",
                 item.verdict,
             )
         )

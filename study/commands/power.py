@@ -21,7 +21,7 @@ from analysis.design.power import LEVEL, Change, PairPower, PowerEstimate, compa
 from analysis.design.simulated_study import Shape, Truth
 from analysis.files import to_json
 from analysis.intervals import between
-from analysis.law.projection import LEVINE2020, n_transition
+from analysis.law.threshold_law import LEVINE2020
 from analysis.numbers import digits, short
 from analysis.tables import Column, Table
 from study.errors import SpecError
@@ -262,7 +262,7 @@ def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[floa
     sizes = _log_sizes(shapes)
     low, high = min(sizes), max(sizes)
     middles = np.array([between(*pair) for pair in itertools.pairwise(depths)])
-    places = np.log([n_transition(LEVINE2020, depth).params for depth in depths[:-1]])
+    places = np.log([LEVINE2020.transition(depth).params for depth in depths[:-1]])
     source = f"{DEFAULT}: law of {LEVINE2020.source}"
     if not np.all((low < places) & (places < high)):
         shares = np.linspace(0.25, 0.75, len(middles)) if len(middles) > 1 else np.array([0.5])

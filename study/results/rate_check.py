@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,16 +52,6 @@ def planned_check(plan: "Plan", study: "Study") -> "RateCheck | None":
         flops=math.fsum(cell.flops for cell in cells),
         seconds=wall_seconds([(cell.seconds, cell.layout.ranks) for cell in cells], plan.slots),
     )
-
-
-def with_check(fit_file: Path | None, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Recommended shapes with the state of the check of the fit that they come from, if it has one."""
-    if fit_file is None:
-        return list(shapes)
-    from study.results.recommend import read_fit
-
-    check = read_fit(fit_file).learning_rate
-    return [{**shape, **({"learning_rate": check.sentence} if check else {})} for shape in shapes]
 
 
 def _missing_cells(plan: "Plan", study: "Study") -> "tuple[list[PlannedCell], str, tuple[float, ...]]":

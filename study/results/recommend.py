@@ -3,19 +3,19 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.errors import InputError
-from analysis.intervals import width_of
 from analysis.law.near_optimal import WITHIN, check_within, measured_near_optimal, near_optimal
-from analysis.law.published import best_shapes_by, losses_of, published_law
+from analysis.law.published import losses_of, published_law
+from analysis.law.shape import Measured, Shape
 
 if TYPE_CHECKING:
     # A recommendation from a published law loads no numerical library.
     from analysis.curves.best_shapes import BestShape
     from analysis.fit.document import Fit
-    from analysis.law.combined import Projection
     from analysis.law.held_out import HeldOut
 
 #: Fewest trials at held-out sizes on which rules are compared.
@@ -24,7 +24,7 @@ LEAST_TRIALS = 3
 
 def recommend(
     fit_file: Path | None, name: str | None, params: Sequence[float], within: float = WITHIN
-) -> tuple[str, list[dict[str, Any]]]:
+) -> tuple[str, list[Shape]]:
     """Return the source of the recommendation in words, and the best shape for each N.
 
     From a fit, the answer for each N is that of `shape_by`. Each shape has `near_optimal`: the depths that lose at most
@@ -45,15 +45,16 @@ def recommend(
     if name is not None:
         published = published_law(name)
         losses = losses_of(published)
-        shapes = best_shapes_by(published, params)
-        for shape in shapes:
-            near = near_optimal(losses, shape["params"], shape["depth"], losses.source, within)
-            shape["near_optimal"] = near
-        return f"law of {published.source}", shapes
+        shapes = [published.shape(value) for value in params]
+        near = [near_optimal(losses, item.params, item.depth, losses.source, within) for item in shapes]
+        return f"law of {published.source}", [
+            replace(shape, near_optimal=item) for shape, item in zip(shapes, near, strict=True)
+        ]
     assert fit_file is not None
     result = read_fit(fit_file)
-    chosen = shapes_by(result, fit_file, params, within)
-    if all(shape["source"] == "measured" for shape in chosen):
+    check = result.learning_rate.sentence if result.learning_rate else None
+    chosen = [replace(item, learning_rate=check) for item in shapes_by(result, fit_file, params, within)]
+    if all(shape.source == "measured" for shape in chosen):
         return f"losses of {fit_file}", chosen
     return f"laws of {fit_file}" if result.law.a is not None else f"loss surfaces of {fit_file}", chosen
 
@@ -95,14 +96,7 @@ def _between_worse(best: "BestShape") -> tuple[int | None, int | None]:
     return low, high
 
 
-def _measured(best: "BestShape") -> dict[str, Any]:
-    near = None if best.near is None else list(best.near)
-    return {"params": best.params, "depth": best.depth, "near": near, "compared": len(best.shapes)}
-
-
-def shapes_by(
-    result: "Fit", fit_file: Path, params: Sequence[float], within: float = WITHIN
-) -> list[dict[str, Any]]:
+def shapes_by(result: "Fit", fit_file: Path, params: Sequence[float], within: float = WITHIN) -> list[Shape]:
     """`shape_by` of each N; InputError if one of them has no answer."""
     found = {value: shape_by(result, value, within) for value in params}
     if missing := [value for value, shape in found.items() if shape is None]:
@@ -116,17 +110,17 @@ def shapes_by(
     return [shape for value in params if (shape := found[value]) is not None]
 
 
-def shape_by(result: "Fit", params: float, within: float = WITHIN) -> dict[str, Any] | None:
+def shape_by(result: "Fit", params: float, within: float = WITHIN) -> Shape | None:
     """The best shape at N by a fit; None if the fit has no depth and no bound of a depth there, or the table none.
 
-    The key `source` names the rule, `law` describes it:
+    `Shape.source` is the rule, `law` describes it:
 
     - `measured`: the lowest loss measured near N. The interval has the depths between the next shallower and the next
       deeper measured depth that are significantly worse; it is open where there is none. Beyond the measured sizes it
       is the best depth of the largest size, if that rule had the lowest regret at held-out sizes;
-    - `law`: the laws that the data do not reject agree on a depth (`analysis.law.combined`), up to `REACH` times the
+    - `law`: the laws that the data do not reject agree on a depth (`analysis.law.projection`), up to `REACH` times the
       largest size measured;
-    - `band`: neither; `depth` and `width` are None, and the interval is that of the laws.
+    - `band`: neither; there is no depth, and the interval is that of the laws.
 
     A depth above its width is never recommended. `band` is the interval of the laws, `reason` is why they give no
     depth, and `measured` holds the measured answer near N, if any.
@@ -135,55 +129,42 @@ def shape_by(result: "Fit", params: float, within: float = WITHIN) -> dict[str, 
 
     found, best = result.project(params), _nearest(result, params)
     if best is not None:
-        return _by_measured(best, params, found, "the lowest loss measured near this size", within)
+        return _by_measured(best, found, "the lowest loss measured near this size", within)
     largest = largest_size(result)
-    near = {"measured": None, "near_optimal": result.near_optimal(params, found.depth, within)}
     far = largest is not None and params > REACH * largest * (1 + 1e-9)
     # Where the deepest model tried is the best, its depth is a lower bound and no answer for larger sizes.
     deepest = max((item.deep for item in result.crossings), default=0)
     if not far and result.best and result.best[-1].depth < deepest and _baseline_won(result):
         rule = "the best depth of the largest size measured, which had the lowest regret at held-out sizes"
-        shape = _by_measured(result.best[-1], params, found, rule, within)
-        widths = found.shape()["width_interval"]
-        return shape | {
-            "depth_interval": list(found.interval),
-            "width_interval": widths,
-            "extrapolated": True,
-        }
+        shape = _by_measured(result.best[-1], found, rule, within)
+        return replace(shape, depth_interval=found.depth_interval, level=found.level, extrapolated=True)
+    found = replace(found, near_optimal=result.near_optimal(params, found.depth_exact, within))
     if found.depth is not None and not far and not found.deeper_than_wide:
-        return found.shape() | near | {"source": "law", "law": ": ".join(LAWS[found.laws[0]])}
-    if found.interval == (None, None):
+        return replace(found, law=": ".join(LAWS[found.laws[0]]))
+    if found.depth_interval == (None, None):
         return None
     reason = found.reason
     if far and found.depth is not None:
         reason = f"N is more than {REACH:g} times the largest size measured"
     elif found.depth is not None:
         reason = "the laws give a model with more layers than its width"
-    empty = {"depth": None, "width": None, "depth_exact": None, "width_exact": None, "reason": reason}
-    return found.shape() | near | empty | {"source": "band", "law": "interval of the laws"}
+    return replace(found, source="band", law="interval of the laws", depth_exact=None, reason=reason)
 
 
-def _by_measured(
-    best: "BestShape", params: float, found: "Projection", rule: str, within: float
-) -> dict[str, Any]:
-    ends = _between_worse(best)
-    # N is fixed, so the deepest shape is the narrowest.
-    return {
-        "params": params,
-        "depth": best.depth,
-        "width": max(1, round(width_of(params, best.depth))),
-        "depth_interval": list(ends),
-        "width_interval": [width_of(params, end) if end else None for end in reversed(ends)],
-        "unbounded": None in ends,
-        "extrapolated": False,
-        "source": "measured",
-        "law": rule,
-        "reason": found.reason,
-        "agree_to": found.agree_to,
-        "band": list(found.interval),
-        "measured": _measured(best),
-        "near_optimal": measured_near_optimal(best, within),
-    }
+def _by_measured(best: "BestShape", found: Shape, rule: str, within: float) -> Shape:
+    return Shape(
+        params=found.params,
+        depth_exact=best.depth,
+        depth_interval=_between_worse(best),
+        level=None,
+        source="measured",
+        law=rule,
+        reason=found.reason,
+        agree_to=found.agree_to,
+        band=found.depth_interval,
+        measured=Measured(best.params, best.depth, best.near, len(best.shapes)),
+        near_optimal=measured_near_optimal(best, within),
+    )
 
 
 def _baseline_won(result: "Fit") -> bool:

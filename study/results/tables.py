@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from analysis.law.near_optimal import depths_text, lost_text
+from analysis.law.shape import Measured, Shape
 from analysis.numbers import counted, ends, human, layers, percent, short, span
 from analysis.tables import EMPTY, Column, Table, shapes_table
 from study.results.recommend import LEAST_TRIALS
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: Reasons of left-out rows that are listed.
 MOST_REASONS = 3
-#: Relative error up to which an estimate ± its error, a first-order rule, is shown; beyond it, the interval.
-FIRST_ORDER = 0.5
 #: Tags that need attention.
 _ALERTS = ("outside",)
 
@@ -52,7 +50,7 @@ def _cell(column: Column, text: str | None) -> Text:
 
 def fit_table(result: "Fit") -> RenderableType:
     """Return the answer, then crossings, law, rivals and best shapes as tables for a terminal."""
-    from analysis.fit.sentences import disagreement_sentence, law_sentence, noise_sentence
+    from analysis.fit.sentences import law_sentence, noise_sentence
     from analysis.report.answers import answers
     from analysis.report.tables import best_table, crossings_table, laws_table, shifts_table
 
@@ -62,8 +60,6 @@ def fit_table(result: "Fit") -> RenderableType:
     parts.append(Text(law_sentence(result), style="" if result.law.status == "ok" else "yellow"))
     if max((len(item.trials) for item in result.held_out), default=0) >= LEAST_TRIALS:
         parts.append(rich_table(laws_table(result)))
-    if result.law.status == "ok" and result.disagreements:
-        parts.append(Text(disagreement_sentence(result)))
     more = (best_table(result), shifts_table(result.shifts))
     parts += [rich_table(table) for table in more if table is not None]
     read = (result.epochs.sentence if result.epochs else "", noise_sentence(result))
@@ -88,69 +84,52 @@ def _dim(texts: Sequence[str]) -> list[RenderableType]:
     return [Text(text, style="dim") for text in texts if text]
 
 
-def recommendation_table(source: str, shapes: list[dict[str, Any]]) -> RenderableType:
-    """Return recommended shapes as a table for a terminal, with a note on the errors quoted."""
-    level = next((shape["level"] for shape in shapes if "level" in shape), None)
-    found = [shape["n_transition"] for shape in shapes if "n_transition" in shape]
+def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType:
+    """Return recommended shapes as a table for a terminal, with a note on the intervals."""
+    level = next((shape.level for shape in shapes if shape.level is not None), None)
     more: dict[str, list[str | None]] = {}
-    if found:
-        more["overtaken at"] = [_transition(shape.get("n_transition")) for shape in shapes]
-    if any(shape.get("measured") for shape in shapes):
-        more["best measured there"] = [_best_measured(shape.get("measured")) for shape in shapes]
-    sentences = [Text(_sentence(shape)) for shape in shapes if "source" in shape]
-    table = Group(*sentences, rich_table(shapes_table(source, shapes, level, more)))
-    checks = dict.fromkeys(shape["learning_rate"] for shape in shapes if "learning_rate" in shape)
-    if any(shape.get("unbounded") and shape.get("source") != "measured" for shape in shapes):
-        notes = ["The laws set no limit on the open side of an interval."]
-    else:
-        notes = []
-    more_tables = [*_near_optimal_tables(shapes), *map(Text, checks)]
-    if not found or level is None:
-        return Group(table, *_dim(notes), *more_tables)
-    wide = [item["relative_error"] > FIRST_ORDER for item in found]
-    error = f"as a {percent(level)} interval" if all(wide) else "± one standard error"
-    if any(wide) and not all(wide):
-        error += f" or, if that is more than half of it, a {percent(level)} interval"
-    what = (
-        f"Intervals: {percent(level)} at fixed N. Overtaken at: the N from which deeper models win, {error}."
-    )
-    return Group(table, *_dim([what, *notes]), *more_tables)
+    if transitions := [shape.transition for shape in shapes if shape.transition]:
+        more["overtaken at"] = [span(item.params_interval, short) for item in transitions]
+    if any(shape.measured for shape in shapes):
+        more["best measured there"] = [shape.measured and _best_measured(shape.measured) for shape in shapes]
+    sentences = [Text(_sentence(shape)) for shape in shapes if shape.source != "published"]
+    checks = dict.fromkeys(shape.learning_rate for shape in shapes if shape.learning_rate)
+    notes = []
+    if transitions and level is not None:
+        notes = [
+            f"Intervals: {percent(level)} at fixed N. Overtaken at: the N from which deeper models win, as a "
+            f"{percent(level)} interval."
+        ]
+    if any(shape.unbounded and shape.source != "measured" for shape in shapes):
+        notes.append("The laws set no limit on the open side of an interval.")
+    table = rich_table(shapes_table(source, shapes, level, more))
+    return Group(*sentences, table, *_dim(notes), *_near_optimal_tables(shapes), *map(Text, checks))
 
 
-def _sentence(shape: dict[str, Any]) -> str:
+def _sentence(shape: Shape) -> str:
     """The shape that a fit recommends for one N, and by which rule; or why it states none."""
-    at = f"At {human(shape['params'])} parameters"
-    if shape["depth"] is not None:
-        return f"{at}: {layers(shape['depth'])} × {shape['width']:,} wide, by {shape['law']}."
-    agree = f" The laws agree up to N = {human(shape['agree_to'])}." if shape.get("agree_to") else ""
-    return f"{at} no depth is stated: {shape['reason']}. The laws give {ends(shape['depth_interval'])} layers.{agree}"
+    at = f"At {human(shape.params)} parameters"
+    if shape.depth is not None:
+        return f"{at}: {layers(shape.depth)} × {shape.width:,} wide, by {shape.law}."
+    agree = f" The laws agree up to N = {human(shape.agree_to)}." if shape.agree_to else ""
+    return f"{at} no depth is stated: {shape.reason}. The laws give {ends(shape.depth_interval)} layers.{agree}"
 
 
-def _near_optimal_tables(shapes: list[dict[str, Any]]) -> list[RenderableType]:
+def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:
     """Per source of losses: the depths that lose next to nothing at each N, and what L* itself loses."""
     tables: dict[str, Table] = {}
     for shape in shapes:
-        if near := shape["near_optimal"]:
-            names = ("N", f"depths within {near['within']:g} nats of the best", "nats lost by L*")
-            title = f"by the losses of {near['losses']}"
+        if near := shape.near_optimal:
+            names = ("N", f"depths within {near.within:g} nats of the best", "nats lost by L*")
+            title = f"by the losses of {near.losses}"
             table = tables.setdefault(title, Table(title, tuple(map(Column, names)), []))
-            row = (human(shape["params"]), depths_text(near), lost_text(near))
+            row = (human(shape.params), near.depths_text, near.lost_text)
             tables[title] = replace(table, rows=[*table.rows, row])
     return [rich_table(table) for table in tables.values()]
 
 
-def _transition(found: dict[str, Any] | None) -> str | None:
-    if found is None:
-        return None
-    if found["relative_error"] > FIRST_ORDER:
-        return span(found["params_interval"], short)
-    return f"{human(found['params'])} ±{100 * found['relative_error']:.0f}%"
-
-
-def _best_measured(found: dict[str, Any] | None) -> str | None:
-    if not found:
-        return None
-    others = [str(depth) for depth in found["near"] or () if depth != found["depth"]]
+def _best_measured(found: Measured) -> str:
+    others = [str(depth) for depth in found.near or () if depth != found.depth]
     # The best of two depths is weak evidence if many were trained.
-    among = f" of {found['compared']}" if found["compared"] == 2 else ""
-    return f"depth {found['depth']}{among}" + (f" (or {', '.join(others)})" if others else "")
+    among = " of 2" if found.compared == 2 else ""
+    return f"depth {found.depth}{among}" + (f" (or {', '.join(others)})" if others else "")

@@ -11,7 +11,7 @@ from analysis.design.objective import Estimate, Objective, estimate_from
 from analysis.fit.study import study_of
 from analysis.intervals import Interval
 from analysis.law.crossings import Crossing
-from analysis.law.threshold import ThresholdFit
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
 from tests.coverage.worlds import WORLDS, World
@@ -63,7 +63,7 @@ def score(name: str, number: int) -> Record:
     }
 
 
-def _attributed(items: Sequence[Crossing], law: ThresholdFit) -> dict[int, float]:
+def _attributed(items: Sequence[Crossing], law: ThresholdLaw) -> dict[int, float]:
     """Shallow depth of each point of the law -> the depth to which the law attributes the crossing.
 
     N at the crossing is 12·L·d², so that depth follows from the width of the point, whatever the rule.

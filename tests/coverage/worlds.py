@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.curves.noise import Floats
-from analysis.law.advice import SOLVERS
+from analysis.law.threshold_law import SOLVERS
 from tests.simulated_study import DeviatingCurves, Deviation, Truth, draw_curves, shapes_of, simulate_matched
 
 Group = Literal["noise", "misfit", "form", "own", "law"]

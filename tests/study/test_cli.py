@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import study.run.runner
-from analysis.law.projection import solve_depth
+from analysis.law.threshold_law import solve_depth
 from study import cli
 from study.commands.run import program
 from study.plan import make_plan

@@ -10,8 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.fit.document import Fit
 from analysis.intervals import width_of
-from analysis.law.advice import law_of
-from analysis.law.projection import Law
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import percent
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
@@ -30,8 +29,8 @@ LEAST = 3
 
 def figure(context: Context) -> Figure | None:
     """Crossings and the law through them; None with fewer than `LEAST` crossings or without a law."""
-    law = law_of(context.fit.law)
-    if law is None or len(context.fit.law.depths) < LEAST:
+    law = context.fit.law
+    if not law.usable or len(law.depths) < LEAST:
         return None
     points = crossing_widths(context.fit)
     line = law_widths(law, 0.5 * float(points["shallow"].min()), float(points["deep"].max()))
@@ -63,13 +62,13 @@ def crossing_widths(fit: Fit) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["shallow", "deep", "depth", "status", "value", "low", "high"])
 
 
-def law_widths(law: Law, shallow: float, deep: float) -> pd.DataFrame:
+def law_widths(law: ThresholdLaw, shallow: float, deep: float) -> pd.DataFrame:
     """depth, width by the law, low and high over its region (NaN where there is no limit)."""
     depth = np.linspace(shallow, deep, LINE)
-    points = [*law.boundary(), (law.a, law.b, False)]
+    points = [*law.boundary(law.level), (law.a or 0.0, law.b or 0.0, False)]
     values = np.vstack([np.exp(a + b * depth) for a, b, _ in points])
     cut = np.array([is_open for _, _, is_open in points])[:, None]
-    table = {"depth": depth, "width": np.exp(law.a + law.b * depth)}
+    table = {"depth": depth, "width": [law.width(value) for value in depth]}
     for name, end in (("low", values.min(axis=0)), ("high", values.max(axis=0))):
         # An end is open if it is attained where the search of the region was cut off.
         is_open = ((values == end) & cut).any(axis=0) | ~np.isfinite(end)

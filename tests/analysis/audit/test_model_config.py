@@ -9,7 +9,7 @@ import transformers as hf
 from analysis.audit.model_config import _GATED, _NOT_GATED, model_config, read_model_config
 from analysis.audit.verdict import audit
 from analysis.errors import InputError
-from analysis.law.projection import LEVINE2020
+from analysis.law.threshold_law import LEVINE2020
 
 #: Published sizes, most of them the defaults of the class.
 CONFIGS = {

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from analysis.audit.model_config import model_config
 from analysis.audit.verdict import audit, shape_of
 from analysis.errors import InputError
-from analysis.law.projection import LEVINE2020, Law
+from analysis.law.threshold_law import LEVINE2020, ThresholdLaw
 
 GPT = hf.GPT2Config
 LLAMA = hf.LlamaConfig

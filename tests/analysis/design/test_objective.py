@@ -9,7 +9,7 @@ import pytest
 from analysis.design.objective import Objective, estimate, reached
 from analysis.errors import InputError
 from analysis.fit.document import fit
-from analysis.law.projection import solve_depth
+from analysis.law.threshold_law import solve_depth
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.design.power import PowerEstimate, compare_changes, simulate_power
-from analysis.law.projection import solve_depth
+from analysis.law.threshold_law import solve_depth
 from tests.simulated_study import Truth, shapes_of
 
 #: Crossings from N = 3.0e3 (1 and 2 layers) to 3.2e4 (4 and 5), well inside the sizes below. Four of them, because the

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
-from analysis.law.projection import solve_depth
+from analysis.law.threshold_law import solve_depth
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit.document import Fit
-from analysis.law.projection import solve_depth
+from analysis.law.threshold_law import solve_depth
 from study.cli import main
 
 #: Every key that a fit file is sure to have, and no other.

@@ -19,7 +19,7 @@ from analysis.fit.sentences import (
 )
 from analysis.law.advice import Disagreement, DisagreementSpan
 from analysis.law.crossings import NO_NOISE, Crossing
-from analysis.law.threshold import ThresholdFit
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import ends, human, human_range, short, span
 from analysis.report.tables import projection_table
 from analysis.runs.table import RunTable, read_runs
@@ -27,7 +27,7 @@ from analysis.runs.tokens import TokenRule
 from tests.simulated_study import Truth, shapes_of, simulate
 from tests.tables import one_size_a_depth
 
-NO_LAW = ThresholdFit("log-linear", "insufficient", 0.95)
+NO_LAW = ThresholdLaw("log-linear", "insufficient", 0.95)
 NO_TOKENS = TokenRule("unknown", None, (), "")
 
 
@@ -171,7 +171,7 @@ def found(study):
 
 
 def with_law(found, **fields):
-    law = ThresholdFit("log-linear", "ok", 0.95, 2.5, 0.3, ((1, 0), (0, 1)), (2.4, 2.6), (0.25, 0.35))
+    law = ThresholdLaw("log-linear", "ok", 0.95, 2.5, 0.3, ((1, 0), (0, 1)), (2.4, 2.6), (0.25, 0.35))
     return dataclasses.replace(found, law=dataclasses.replace(law, **fields))
 
 

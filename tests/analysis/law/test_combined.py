@@ -12,17 +12,17 @@ from scipy.optimize import brentq
 from analysis.errors import InputError
 from analysis.fit.study import estimates_of
 from analysis.law.advice import APART, advices
-from analysis.law.combined import project
+from analysis.law.projection import project
 from analysis.law.crossings import Crossing
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.threshold import ThresholdFit
+from analysis.law.threshold_law import ThresholdLaw
 
 COVARIANCE = ((1e-4, 0.0), (0.0, 1e-6))
 
 
 def line(form="log-linear", a=2.5, b=0.3, **more):
     """A law through five crossings, of which a and b are known to 0.01 and 0.001."""
-    plain = ThresholdFit(
+    plain = ThresholdLaw(
         form,
         "ok",
         0.95,
@@ -122,7 +122,7 @@ def test_the_root_law_widens_the_interval_and_decides_alone_only():
         (line(status="open", b_interval=(None, None), depths=(1.4, 2.8)), "two crossings"),
         (line(b_interval=(-0.01, 0.6)), "compatible with zero"),
         (line(b=-0.1, b_interval=(-0.2, -0.05)), "not positive"),
-        (ThresholdFit("log-linear", "insufficient", 0.95, reason="one crossing"), "one crossing"),
+        (ThresholdLaw("log-linear", "insufficient", 0.95, reason="one crossing"), "one crossing"),
         (line(status="not_converged", reason="stopped"), "stopped"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -175,7 +175,7 @@ def test_sizes_that_were_not_measured_are_refused_with_the_reason_of_the_table()
 
 
 def test_without_a_law_the_surface_answers_as_far_as_it_has_limits():
-    none = ThresholdFit("log-linear", "insufficient", 0.95, reason="no crossing")
+    none = ThresholdLaw("log-linear", "insufficient", 0.95, reason="no crossing")
     surface = response()
     inside, outside = (project((none,), (surface,), (), params) for params in (5e4, 1e7))
     assert inside.depth == surface.best_depth(5e4)

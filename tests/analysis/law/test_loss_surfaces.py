@@ -12,13 +12,13 @@ from scipy.stats import t as student
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
-from analysis.law.combined import project
+from analysis.law.projection import project
 from analysis.law.loss_surfaces import SurfaceFit, fit_surface, fit_surfaces, points_of, supported
-from analysis.law.threshold import ThresholdFit
+from analysis.law.threshold_law import ThresholdLaw
 
 fit_additive = partial(fit_surface, "additive")
 fit_response = partial(fit_surface, "response")
-NO_LAW = ThresholdFit("log-linear", "insufficient", 0.95, reason="no crossing")
+NO_LAW = ThresholdLaw("log-linear", "insufficient", 0.95, reason="no crossing")
 
 
 def surface_answer(surfaces, params):

@@ -13,8 +13,8 @@ from scipy.stats import t as student
 
 from analysis.errors import InputError
 from analysis.law.advice import law_of
-from analysis.law.projection import LEVINE2020, Law, n_transition, recommend, solve_depth
-from analysis.law.threshold import ThresholdFit
+from analysis.law.threshold_law import LEVINE2020, ThresholdLaw, n_transition, recommend, solve_depth
+from analysis.law.threshold_law import ThresholdLaw
 
 GPT3 = 12 * 96 * 12288**2
 #: A line through six crossings has four degrees of freedom.
@@ -74,10 +74,10 @@ def test_nominal_sizes_do_not_give_the_published_table(model, depth, width):
 def test_golden_values_of_the_published_law():
     assert LEVINE2020.width(70) == pytest.approx(7510.07, abs=0.005)
     for depth, params in ((70, 4.74e10), (80, 1.643e11), (95, 1.031e12), (96, 1.164e12)):
-        assert n_transition(LEVINE2020, depth).params == pytest.approx(params, rel=6e-4)
-    assert n_transition(LEVINE2020, 96).relative_error == pytest.approx(0.194, abs=5e-4)
-    assert n_transition(LEVINE2020, 80).relative_error == pytest.approx(0.153, abs=5e-4)
-    assert n_transition(LEVINE2020, 100).relative_error == pytest.approx(0.205, abs=5e-4)
+        assert LEVINE2020.transition(depth).params == pytest.approx(params, rel=6e-4)
+    assert LEVINE2020.transition(96).relative_error == pytest.approx(0.194, abs=5e-4)
+    assert LEVINE2020.transition(80).relative_error == pytest.approx(0.153, abs=5e-4)
+    assert LEVINE2020.transition(100).relative_error == pytest.approx(0.205, abs=5e-4)
 
 
 def test_without_the_covariance_the_error_would_be_wrong():
@@ -89,7 +89,7 @@ def test_without_the_covariance_the_error_would_be_wrong():
 
 def test_the_interval_of_a_transition_is_the_analytic_one():
     # ln N is linear in (a, b), so the ellipse gives exactly ± t standard errors.
-    found = n_transition(LEVINE2020, 96)
+    found = LEVINE2020.transition(96)
     known = n_transition(dataclasses.replace(LEVINE2020, dof=None), 96)
     for one, quantile in ((found, STUDENT.ppf(0.975)), (known, norm.ppf(0.975))):
         low, high = one.params_interval
@@ -259,7 +259,7 @@ def test_a_budget_must_be_positive(params):
 @pytest.mark.parametrize("depth", [0, -3, float("nan"), 10_000])
 def test_a_transition_is_of_a_depth_that_can_be(depth):
     with pytest.raises(InputError):
-        n_transition(LEVINE2020, depth)
+        LEVINE2020.transition(depth)
 
 
 def test_a_falling_law_is_refused_with_a_way_out():
@@ -268,16 +268,16 @@ def test_a_falling_law_is_refused_with_a_way_out():
 
 
 def test_law_of_a_fit():
-    fit = ThresholdFit("log-linear", "ok", 0.9, 2.0, 0.3, ((1.0, 0.0), (0.0, 1.0)), depths=(1, 2))
+    fit = ThresholdLaw("log-linear", "ok", 0.9, 2.0, 0.3, ((1.0, 0.0), (0.0, 1.0)), depths=(1, 2))
     law = law_of(fit)
     assert (law.depth_range, law.level, law.source) == ((1, 2), 0.9, "this study")
     assert law_of(dataclasses.replace(fit, status="not_converged")) is None
-    assert law_of(ThresholdFit("log-linear", "insufficient", 0.95, reason="few")) is None
+    assert law_of(ThresholdLaw("log-linear", "insufficient", 0.95, reason="few")) is None
 
 
 def test_the_law_of_a_fit_has_the_region_of_the_fit():
     region = ((2.1, 0.25, False), (1.9, 0.35, True))
-    fit = ThresholdFit("log-linear", "ok", 0.9, 2.0, 0.3, ((1.0, 0.0), (0.0, 1.0)), depths=(1, 2))
+    fit = ThresholdLaw("log-linear", "ok", 0.9, 2.0, 0.3, ((1.0, 0.0), (0.0, 1.0)), depths=(1, 2))
     assert law_of(fit).region == ()
     object.__setattr__(fit, "region", region)
     assert law_of(fit).region == region

@@ -7,7 +7,7 @@ from scipy.optimize import minimize_scalar
 
 from analysis.errors import InputError
 from analysis.law.near_optimal import near_optimal
-from analysis.law.projection import LEVINE2020, recommend
+from analysis.law.threshold_law import LEVINE2020, recommend
 from analysis.law.published import (
     LIU2026,
     best_shapes_by,

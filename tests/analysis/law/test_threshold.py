@@ -15,7 +15,7 @@ from analysis.law.crossings import Crossing, Crossings, Gap
 from analysis.law.threshold import (
     PRIOR_SCATTER,
     TWO_POINTS,
-    ThresholdFit,
+    ThresholdLaw,
     _least_square,
     _Likelihood,
     fit_threshold,
@@ -255,4 +255,4 @@ def test_an_optimiser_that_gives_up_is_told_apart(monkeypatch):
 def test_json_round_trip():
     for crossings in (made(2.0, 0.3, [1, 2, 4, 6], 0.05), made(2.0, 0.3, [1, 2, 3], [0.02, 3.0], reach=1.0)):
         found = fit_threshold(crossings, "log-linear")
-        assert from_json(ThresholdFit, to_json(found), "law") == found
+        assert from_json(ThresholdLaw, to_json(found), "law") == found

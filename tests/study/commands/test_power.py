@@ -11,7 +11,7 @@ from rich.console import Console
 
 from analysis.errors import InputError
 from analysis.fit.document import fit
-from analysis.law.projection import LEVINE2020, n_transition
+from analysis.law.threshold_law import LEVINE2020
 from analysis.runs.table import RunTable
 from study.commands.power import (
     MEANINGS,
@@ -72,7 +72,7 @@ def test_the_published_law_is_assumed_where_the_plan_could_measure_it():
     truth, items = assumptions(planned(spec="levine2020"))
     # The line through the published crossings, each at the depth between its two and not at the shallower one.
     for depth in truth.depths[:-1]:
-        published = n_transition(LEVINE2020, depth).params
+        published = LEVINE2020.transition(depth).params
         assert math.log(truth.crossing(depth) / published) == pytest.approx(0, abs=0.2)
     assert items["a"].source == f"default: law of {LEVINE2020.source}"
     assert items["noise"].value == 0.005

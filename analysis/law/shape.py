@@ -1,0 +1,142 @@
+"""The best shape for a number of parameters, and what a law must give to name one.
+
+`math` only, so that an answer from a published law loads no numerical library.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+from analysis.errors import InputError
+from analysis.intervals import Interval, width_of
+from analysis.law.near_optimal import NearOptimal
+
+#: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, a published law.
+Source = Literal["law", "measured", "band", "published"]
+
+
+class Law(Protocol):
+    """Predicts the best depth for N parameters: a threshold law, a surface of the loss, or a published law."""
+
+    def best_depth(self, params: float) -> float | None:
+        """The best depth at fixed N, positive and finite; None where there is none."""
+
+    def why_not(self, params: float) -> str | None:
+        """Why there is no best depth at this N; None if it is not known, or there is one."""
+
+    def interval(self, params: float, level: float) -> Interval:
+        """Interval of the best depth at fixed N; an end is None where the law sets no limit."""
+
+    def loss(self, params: Any, depth: Any) -> Any:
+        """Nats per token of a shape, up to a constant at fixed N; None from a law that predicts no loss."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The size N at which a depth is overtaken by deeper models, and the width there.
+
+    A model of that depth with a larger N is too shallow, one with a smaller N too deep.
+    """
+
+    depth: float
+    params: float
+    width: float
+    params_interval: Interval
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The best measured depth of the size nearest to N.
+
+    Attributes:
+        params: that size.
+        near: depths that the seeds cannot distinguish from the best; None without a noise estimate.
+        compared: number of depths measured there.
+    """
+
+    params: float
+    depth: int
+    near: tuple[int, ...] | None
+    compared: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The best shape for N = `params`.
+
+    Attributes:
+        depth_exact: the best depth L*, before rounding; None if none is stated, and `reason` is why.
+        depth_interval: of L*; an end is None without a limit. A measured depth has whole depths, and no level.
+        level: of the interval.
+        source, law: what the shape rests on, and that in words.
+        laws: forms that are not excluded, in the order of preference.
+        agree_to: largest N up to which these agree, if they do not at this N; 0 if they disagree among the crossings
+            already; else None.
+        extrapolated: L* lies outside the depths of the law, or N outside the sizes of the surface.
+        band: interval of the laws of the study, beside a measured depth.
+        transition: of `depth`, by a published law.
+        learning_rate: whether the study checked its learning rate, as one sentence.
+    """
+
+    JSON_PROPERTIES: ClassVar = ("depth", "width", "width_exact", "width_interval", "unbounded")
+
+    params: float
+    depth_exact: float | None
+    depth_interval: Interval
+    level: float | None
+    source: Source
+    law: str = ""
+    laws: tuple[str, ...] = ()
+    reason: str | None = None
+    agree_to: float | None = None
+    extrapolated: bool = False
+    band: Interval | None = None
+    measured: Measured | None = None
+    near_optimal: NearOptimal | None = None
+    transition: Transition | None = None
+    learning_rate: str | None = None
+
+    @property
+    def depth(self) -> int | None:
+        """L* in whole layers, at least 1 (the rule of Levine et al. 2020, section 5.2)."""
+        return None if self.depth_exact is None else max(1, round(self.depth_exact))
+
+    @property
+    def width(self) -> int | None:
+        """The width that fills N at `depth`."""
+        return None if self.depth is None else max(1, round(width_of(self.params, self.depth)))
+
+    @property
+    def width_exact(self) -> float | None:
+        """The width that fills N at L*."""
+        return None if self.depth_exact is None else width_of(self.params, self.depth_exact)
+
+    @property
+    def width_interval(self) -> Interval:
+        """At fixed N the deepest shape is the narrowest."""
+        low, high = self.depth_interval
+        return width_of(self.params, high) if high else None, width_of(self.params, low) if low else None
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether an end of the interval is open."""
+        return None in self.depth_interval
+
+    @property
+    def halfwidth(self) -> float:
+        """Half the interval over L*; infinite if no depth is stated or the interval is open."""
+        low, high = self.depth_interval
+        if low is None or high is None or self.depth_exact is None:
+            return math.inf
+        return (high - low) / (2 * self.depth_exact)
+
+    @property
+    def deeper_than_wide(self) -> bool:
+        """Whether L* exceeds the width that fills N, which no shape should have."""
+        return self.depth_exact is not None and self.depth_exact > width_of(self.params, self.depth_exact)
+
+
+def check_size(params: float) -> None:
+    """InputError if N is no size."""
+    if not 1 <= params < math.inf:
+        raise InputError(f"The size is {params:g}; it must be a positive number of parameters, as 7e9.")

@@ -7,7 +7,6 @@ import pandas as pd
 
 from analysis.errors import InputError, near_misses
 from analysis.runs.columns import COLUMNS, EPOCHS, OPTIONAL_NUMBERS, TEXT
-from analysis.runs.files import keep_missing
 
 #: Prefix of metrics measured in addition to the loss; the rest of the name is the column.
 MEASURE = "measure."
@@ -45,7 +44,7 @@ def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataF
     rows = [{name: value for name, value in row.items() if name != "run"} for row in rows]
     # The client returns runs newest first; the order of the rows must not depend on when runs ended.
     rows.sort(key=lambda row: (row["depth"] or 0, row["width"] or 0, row["seed"] or 0, row["cell"]))
-    return keep_missing(pd.DataFrame(rows), "loss", rows), [*left_out, *others]
+    return pd.DataFrame(rows), [*left_out, *others]
 
 
 def _runs(experiment: str, tracking_uri: str | None) -> Iterator[Any]:
@@ -82,8 +81,7 @@ def _newest_protocol(rows: list[Record], ended: Mapping[str, int]) -> tuple[list
     """
     done = [row for row in rows if row["status"] == "done"] or rows
     newest = max(done, key=lambda row: (ended[row["run"]], row["run"]))["protocol"]
-    text = "another protocol ({}) than the newest rows ({})"
-    none = "none recorded"
+    text, none = "another protocol ({}) than the newest rows ({})", "none recorded"
     others = [
         {
             "row": row["run"],

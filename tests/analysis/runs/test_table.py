@@ -181,55 +181,12 @@ def test_copies_are_dropped_and_losses_of_one_run_averaged_or_the_best_of_anonym
     assert sum("seed" in reason for reason in reasons) == 2
 
 
-def test_a_wider_search_of_some_shapes_does_not_make_them_worse():
-    """Three settings of the deep shape, one of the shallow one, and no column for them: the best of each counts."""
-    frame = pd.DataFrame({"depth": [1, 4, 4, 4], "width": [8, 4, 4, 4], "loss": [2.05, 2.4, 2.2, 2.0]})
-    runs = RunTable.from_frame(frame)
-    assert runs.used["loss"].tolist() == [2.05, 2.0]
-    assert all("same shape and tokens as row 4" in item["reason"] for item in runs.left_out)
-
-
 def test_checkpoints_of_one_cell_are_told_apart_by_their_tokens():
     row = {"cell": "abc", "depth": 1, "width": 4}
     frame = pd.DataFrame([{**row, "tokens": tokens, "loss": 3 - tokens / 100} for tokens in (10, 20, 20)])
     runs = RunTable.from_frame(frame)
     assert runs.used["tokens"].tolist() == [10, 20]
     assert runs.left_out == [{"row": 3, "cell": "abc", "reason": "duplicate of row 2"}]
-
-
-def _reasons_one_by_one(rows):
-    """What becomes of rows (depth, width, seed, lr, tokens, loss, status), by the plainest loops there are."""
-    first, seen = {}, {}
-    for number, (*run, loss, status) in enumerate(rows, start=1):
-        if status == "done" and run[0] > 0 and run[1] > 0 and loss > 0:
-            copied = first.setdefault((*run, loss), number)
-            seen[number] = None if copied == number else f"duplicate of row {copied}"
-    return seen
-
-
-def test_a_messy_table_is_sorted_out_as_by_plain_loops():
-    generator = np.random.default_rng(3)
-    count = 3000
-    frame = pd.DataFrame(
-        {
-            "depth": generator.integers(0, 4, count),
-            "width": generator.choice([-4, 4, 8], count),
-            "seed": generator.integers(0, 2, count),
-            "lr": generator.choice([0.1, 0.2], count),
-            "tokens": generator.choice([10, 20], count),
-            "loss": generator.choice([-1.0, 1.0, 1.5, 2.0, 2.5], count, p=[0.1, 0.6, 0.1, 0.1, 0.1]),
-            "status": generator.choice(["done", "failed"], count, p=[0.9, 0.1]),
-        }
-    )
-    runs = RunTable.from_frame(frame)
-    expected = _reasons_one_by_one(frame.itertuples(index=False, name=None))
-    assert runs.used.index.tolist() == [row for row, reason in expected.items() if reason is None]
-    assert len(runs.used) + len(runs.left_out) == count
-    for item in runs.left_out:
-        if item["row"] in expected:
-            assert item["reason"] == expected[item["row"]]
-        else:
-            assert not item["reason"].startswith("duplicate")
 
 
 def test_a_failed_attempt_does_not_shadow_the_cell_that_was_done():
@@ -260,13 +217,6 @@ def test_write_csv_round_trips_exactly_and_keeps_keys_as_text(tmp_path, study):
     assert list(again.used["cell"]) == list(study.used["cell"])
     assert list(again.used["loss"]) == list(study.used["loss"])
     assert not list(tmp_path.glob(".*"))
-
-
-def test_foreign_names_are_mapped(tmp_path):
-    path = tmp_path / "theirs.csv"
-    path.write_text("n_layer,d_model,final_loss,loss\n1,8,2.5,99\n")
-    runs = read_runs(path, {"depth": "n_layer", "width": "d_model", "loss": "final_loss"})
-    assert runs.used.iloc[0][["depth", "width", "loss"]].tolist() == [1, 8, 2.5]
 
 
 def test_a_column_that_is_there_twice_is_refused():
@@ -392,61 +342,60 @@ def test_missing_file_and_folder(tmp_path):
 
 
 @pytest.fixture
-def mlflow_trials(tmp_path):
-    """Write trials of one experiment: (cell, protocol, status, milliseconds of the end); return the store's URI."""
+def mlflow_store(tmp_path):
+    """The URI of a store, and a function that adds a run to its experiment and returns its id."""
     client_module = pytest.importorskip("mlflow.tracking")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = client_module.MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("toy", artifact_location=str(tmp_path / "artifacts"))
 
-    def write(*trials):
-        client = client_module.MlflowClient(tracking_uri=uri)
-        experiment = client.create_experiment("toy", artifact_location=str(tmp_path / "artifacts"))
-        for cell, protocol, status, end in trials:
-            tags = {"interplay.kind": "trial", "interplay.cell": cell, "interplay.status": status}
-            item = client.create_run(
-                experiment, tags=tags | ({"interplay.protocol": protocol} if protocol else {}), start_time=1
-            )
-            for name, value in {"depth": 2, "width": 8, "seed": 1}.items():
-                client.log_param(item.info.run_id, name, value)
-            if status == "done":
-                for name, value in {
-                    "loss": 1.0,
-                    "measure.accuracy": 0.5,
-                    "measure.rank_residual/1": 0.1,
-                }.items():
-                    client.log_metric(item.info.run_id, name, value)
-            client.set_terminated(item.info.run_id, end_time=end)
-        return uri
+    def add(status=None, cell="a", protocol=None, kind="trial", end=1, reason=None, seed=1, **metrics):
+        tags = {"kind": kind, "cell": cell, "status": status, "protocol": protocol, "reason": reason}
+        tags = {f"interplay.{name}": value for name, value in tags.items() if value}
+        run = client.create_run(experiment, tags=tags, start_time=1).info.run_id
+        for name, value in {"depth": 2, "width": 8, "seed": seed, "lr": 0.04}.items():
+            client.log_param(run, name, value)
+        for name, value in metrics.items():
+            client.log_metric(run, name, value + 1, step=1)
+            client.log_metric(run, name, value, step=2)
+        client.set_terminated(run, end_time=end)
+        return run
 
-    return write
+    return uri, add
 
 
-def test_an_experiment_gives_the_rows_of_its_newest_protocol_and_says_what_became_of_the_others(
-    mlflow_trials,
-):
-    uri = mlflow_trials(
-        ("a", "new", "done", 900), ("b", "new", "diverged", 300), ("c", "old", "done", 800), ("d", "", "done", 500),
-        ("e", "tried", "failed", 999),
-    )  # fmt: skip
+def test_an_experiment_gives_the_rows_of_its_newest_protocol_and_the_reason_of_every_other_run(mlflow_store):
+    uri, add = mlflow_store
+    add(kind="study")
+    add("done", "a", "new", end=900, loss=1.25, **{"measure.accuracy": 0.5, "measure.rank_residual/1": 0.1})
+    add("diverged", "b", "new", end=300, reason="NaN", seed=2)
+    add("done", "c", "old", end=800, loss=1.0)
+    add("done", "d", end=500, loss=1.0)
+    add("failed", "e", "tried", end=999)
+    unfinished, stranger = add(cell="f"), add(kind=None)
     runs = read_runs("mlflow:toy", tracking_uri=uri)
-    assert runs.used["cell"].tolist() == ["a"]
+    (row,) = runs.used[["cell", "depth", "width", "seed", "lr", "loss"]].to_numpy().tolist()
+    assert row == ["a", 2, 8, 1, 0.04, 1.25]
     assert runs.used["accuracy"].tolist() == [0.5], "what was measured beside the loss is a column"
     assert not [name for name in runs.frame if "rank" in name], "but not of single layers"
     assert sorted(runs.frame["cell"]) == ["a", "b"]
-    reasons = {item["cell"]: item["reason"] for item in runs.left_out}
-    assert reasons["c"] == "another protocol (old) than the newest rows (new)"
-    assert reasons["d"] == "another protocol (none recorded) than the newest rows (new)"
-    assert reasons["e"] == "another protocol (tried) than the newest rows (new)"
+    reasons = {item.get("cell", item["row"]): item["reason"] for item in runs.left_out}
+    other = "another protocol ({}) than the newest rows (new)".format
+    assert reasons == {
+        "b": "diverged: NaN", "c": other("old"), "d": other("none recorded"), "e": other("tried"),
+        unfinished: f"MLflow run {unfinished} has no tag interplay.status; it is FINISHED",
+        stranger: f"MLflow run {stranger} has no tag interplay.kind",
+    }  # fmt: skip
+    json.dumps(runs.left_out)
+    with pytest.raises(InputError, match="Did you mean mlflow:toy"):
+        read_runs("mlflow:tot", tracking_uri=uri)
 
 
-def test_an_experiment_without_any_protocol_is_read_as_it_is(mlflow_trials):
-    assert (
-        len(
-            read_runs(
-                "mlflow:toy", tracking_uri=mlflow_trials(("a", "", "done", 5), ("b", "", "done", 9))
-            ).used
-        )
-        == 2
-    )
+def test_an_experiment_without_any_protocol_is_read_as_it_is(mlflow_store):
+    uri, add = mlflow_store
+    add("done", "a", loss=1.0)
+    add("done", "b", loss=1.0)
+    assert len(read_runs("mlflow:toy", tracking_uri=uri).used) == 2
 
 
 def test_a_protocol_is_text_and_a_file_with_several_is_kept_whole(tmp_path):
@@ -456,42 +405,3 @@ def test_a_protocol_is_text_and_a_file_with_several_is_kept_whole(tmp_path):
     ]
     path.write_text("depth,width,seed,loss,protocol\n" + "\n".join(lines) + "\n")
     assert read_runs(path).used["protocol"].tolist() == ["12e4", "0012"] * 2
-
-
-def test_mlflow_trials_become_rows_and_the_rest_says_why(tmp_path):
-    client_module = pytest.importorskip("mlflow.tracking")
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = client_module.MlflowClient(tracking_uri=uri)
-    experiment = client.create_experiment("toy", artifact_location=str(tmp_path / "artifacts"))
-
-    def run(tags, params=None, loss=None):
-        item = client.create_run(experiment, tags=tags)
-        for name, value in (params or {}).items():
-            client.log_param(item.info.run_id, name, value)
-        if loss is not None:
-            client.log_metric(item.info.run_id, "loss", loss + 1, step=1)
-            client.log_metric(item.info.run_id, "loss", loss, step=2)
-        return item.info.run_id
-
-    trial = {"interplay.kind": "trial", "interplay.cell": "c1", "interplay.status": "done"}
-    shape = {"depth": 2, "width": 8, "heads": 2, "params": 1536, "seed": 1, "lr": 0.04, "tokens": 1000}
-    run({"interplay.kind": "study"})
-    run(trial, shape, loss=1.25)
-    run(
-        {**trial, "interplay.cell": "c2", "interplay.status": "diverged", "interplay.reason": "NaN"},
-        shape | {"seed": 2},
-    )
-    unfinished = run({"interplay.kind": "trial", "interplay.cell": "c3"}, shape)
-    stranger = run({})
-
-    runs = read_runs("mlflow:toy", tracking_uri=uri)
-    assert len(runs.used) == 1
-    assert runs.used.iloc[0][["cell", "depth", "width", "seed", "loss"]].tolist() == ["c1", 2, 8, 1, 1.25]
-    reasons = {item["row"]: item["reason"] for item in runs.left_out}
-    assert "no tag interplay.status" in reasons[unfinished]
-    assert "no tag interplay.kind" in reasons[stranger]
-    assert "diverged: NaN" in reasons.values()
-    assert len(reasons) == 3
-    with pytest.raises(InputError, match="Did you mean mlflow:toy"):
-        read_runs("mlflow:tot", tracking_uri=uri)
-    json.dumps(runs.left_out)

@@ -7,7 +7,12 @@ at three or more rates, its loss is therefore the minimum of a parabola in ln lr
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 #: Fewest rates of one seed for a parabola.
 LEAST_RATES = 3
@@ -37,11 +42,12 @@ class RateChoice:
 
 @dataclass(frozen=True)
 class _Minimum:
-    """The minimum of a parabola: ln lr there, the rows used, and the loss there by the row that represents a seed."""
+    """The minimum of a parabola: ln lr there; which rows were used; each seed's nearest row, and its loss there."""
 
-    x: float
-    used: pd.Index
-    losses: dict[int, float]
+    rate: float
+    used: Flags
+    nearest: Integers
+    losses: Floats
 
 
 def choose_rates(rows: pd.DataFrame) -> RateChoice:
@@ -56,65 +62,77 @@ def choose_rates(rows: pd.DataFrame) -> RateChoice:
         x = np.where(np.isfinite(lr) & (lr > 0), np.log(lr), np.nan)
     # Rates that differ by rounding are one.
     frame = rows[["depth", "params", "seed", "loss"]].assign(x=x, rate=np.round(x, 9))
-    shape = frame.groupby(["depth", "params"])
-    several = frame[shape["rate"].transform("nunique", dropna=False) > 1]
+    shapes = frame.groupby(["depth", "params"])
+    several = frame[shapes["rate"].transform("nunique", dropna=False) > 1]
     left_out: dict[int, str] = {}
     minima: dict[int, tuple[float, float]] = {}
     bracketed = set()
     lowest = at_end = 0
     for _, part in several.groupby(["depth", "params"]):
-        found = _minimum(part)
+        rates, losses = part["rate"].to_numpy(), part["loss"].to_numpy()
+        seed = np.unique(part["seed"], return_inverse=True)[1]
+        found = _minimum(part["x"].to_numpy(), rates, losses, seed)
         if found is None:
-            best, is_end = _lowest(part)
+            best, is_end = _lowest(rates, losses)
             lowest, at_end = lowest + 1, at_end + is_end
             name = f"{np.exp(best):.4g}" if np.isfinite(best) else "the one not given"
             reason = f"another learning rate of this shape, {name}, was chosen (lowest mean loss)"
-            left_out |= dict.fromkeys(
-                part.index[~np.isclose(part["rate"], best, 0, 0, equal_nan=True)], reason
-            )
+            other = (rates != best) & ~(np.isnan(rates) & np.isnan(best))
+            left_out |= dict.fromkeys(part.index[other], reason)
             continue
         bracketed.add((int(part["depth"].iloc[0]), float(part["params"].iloc[0])))
-        minima |= {row: (loss, np.exp(found.x)) for row, loss in found.losses.items()}
+        best = float(np.exp(found.rate))
+        kept = part.index[found.nearest]
+        minima |= {row: (loss, best) for row, loss in zip(kept, found.losses, strict=True)}
         laid = "one of several learning rates of this shape and seed; compared is the minimum of a parabola in ln lr at"
         far = "a learning rate too far from the best for the parabola in ln lr, whose minimum is at"
-        for row in part.index.difference(list(found.losses)):
-            left_out[row] = f"{laid if row in found.used else far} {np.exp(found.x):.4g}"
+        reasons = {
+            row: f"{laid if used else far} {best:.4g}"
+            for row, used in zip(part.index, found.used, strict=True)
+        }
+        left_out |= {row: reason for row, reason in reasons.items() if row not in minima}
     chosen = rows.drop(index=list(left_out))
     if minima:
         chosen.loc[list(minima), ["loss", "lr"]] = list(minima.values())
     return RateChoice(chosen, left_out, lowest, at_end, frozenset(bracketed))
 
 
-def _minimum(part: pd.DataFrame) -> _Minimum | None:
-    """Least squares of loss = level of the seed + β·ln lr + γ·(ln lr)² for the rows of one shape.
+def _means(rates: Floats, losses: Floats) -> tuple[Floats, Integers, Integers, Floats]:
+    """The distinct rates in ascending order, which one a row has, the number of rows of each, and their mean loss."""
+    distinct, row, count = np.unique(rates, return_inverse=True, return_counts=True)
+    return distinct, row, count, np.bincount(row, weights=losses) / count
+
+
+def _minimum(x: Floats, rates: Floats, losses: Floats, seed: Integers) -> _Minimum | None:
+    """Least squares of loss = level of the seed + β·x + γ·x² with x = ln lr, for the rows of one shape.
 
     None without three rates of one seed, and if the rates used do not bracket the minimum.
     """
-    if part["x"].isna().any() or part.groupby("seed")["rate"].nunique().max() < LEAST_RATES:
+    if np.isnan(rates).any() or np.bincount(seed).max() < LEAST_RATES:
         return None
-    means = part.groupby("rate")["loss"].mean()
+    _, row, _, means = _means(rates, losses)
     beside = np.abs(np.arange(len(means)) - np.argmin(means)) <= 1
-    part = part[part["rate"].isin(means.index[beside | (means <= means.min() * (1 + BOTTOM))])]
-    centre, scale = part["x"].mean(), part["x"].max() - part["x"].min()
-    x = ((part["x"] - centre) / scale).to_numpy()
-    seeds, seed = np.unique(part["seed"], return_inverse=True)
-    design = np.column_stack([x, x**2, np.eye(len(seeds))[seed]])
-    (slope, curvature, *levels), _, rank, _ = np.linalg.lstsq(design, part["loss"])
+    used = (beside | (means <= means.min() * (1 + BOTTOM)))[row]
+    members, member = np.unique(seed[used], return_inverse=True)
+    centre, scale = x[used].mean(), np.ptp(x[used])
+    x = (x[used] - centre) / scale
+    design = np.column_stack([x, x**2, np.eye(len(members))[member]])
+    (slope, curvature, *levels), _, rank, _ = np.linalg.lstsq(design, losses[used])
     if rank < design.shape[1] or curvature <= 0:
         return None
     place = -slope / (2 * curvature)
-    losses = np.array(levels) + slope * place / 2
-    if not x.min() <= place <= x.max() or losses.min() <= 0:
+    at_minimum = np.array(levels) + slope * place / 2
+    if not x.min() <= place <= x.max() or at_minimum.min() <= 0:
         return None
     # The rate of each seed nearest to the minimum represents it; of two equally near ones the lower.
-    nearest = pd.Series(np.abs(x - place), part.index).groupby(seed).idxmin()
-    return _Minimum(float(centre + scale * place), part.index, dict(zip(nearest, losses, strict=True)))
+    order = np.lexsort((x, np.abs(x - place), member))
+    first = order[np.searchsorted(member[order], np.arange(len(members)))]
+    return _Minimum(centre + scale * place, used, np.flatnonzero(used)[first], at_minimum)
 
 
-def _lowest(part: pd.DataFrame) -> tuple[float, bool]:
+def _lowest(rates: Floats, losses: Floats) -> tuple[float, bool]:
     """The rate with the lowest mean loss among those with the most seeds; whether it is an end of three or more."""
-    rates = part.groupby("rate", dropna=False).agg(seeds=("seed", "nunique"), loss=("loss", "mean"))
-    rates = rates.reset_index().sort_values(["seeds", "loss", "rate"], ascending=[False, True, True])
-    best = float(rates["rate"].iloc[0])
-    ends = (rates["rate"].min(), rates["rate"].max())
-    return best, bool(rates["rate"].count() >= LEAST_RATES and best in ends)
+    distinct, _, count, means = _means(rates, losses)
+    best = float(distinct[np.lexsort((distinct, means, -count))[0]])
+    known = distinct[np.isfinite(distinct)]
+    return best, len(known) >= LEAST_RATES and best in (known[0], known[-1])

@@ -105,7 +105,9 @@ class RunTable:
             {"row": row, **({"cell": cell} if cell else {}), "reason": reason}
             for row, cell, reason in zip(reasons.index.tolist(), cells, reasons, strict=True)
         ]
-        used = typed.drop(index=reasons.index).astype(dict.fromkeys(("depth", "width", "seed"), "int64"))
+        used = good.drop(index=reasons.index, errors="ignore").astype(
+            dict.fromkeys(("depth", "width", "seed"), "int64")
+        )
         read = [f"{theirs} as {ours}" for ours, theirs in taken.items()]
         notes = (f"Columns are read by their common names: {', '.join(read)}.",) if read else ()
         return cls(typed, used, [*(left_out or []), *bad], source, count, notes)
@@ -163,9 +165,10 @@ def _typed(frame: pd.DataFrame, count: Count) -> tuple[pd.DataFrame, pd.Series]:
         counted = 12 * made["depth"] * made["width"] ** 2
     made["params"] = own if count == "table" else counted
     made["seed"], labels = _seeds(frame["seed"]) if "seed" in frame.columns else (np.zeros(len(frame)), None)
-    made["status"] = _statuses(made["status"])
-    lost = (made["status"] == "done") & _diverged(frame["loss"], made["loss"])
-    made["status"] = np.where(lost, "diverged", made["status"])
+    status = pd.Series(made["status"], dtype=object).str.strip().str.lower()
+    done = (status.isin(DONE) | (status == "")).to_numpy()
+    lost = done & _diverged(frame["loss"], made["loss"])
+    made["status"] = status.mask(done, "done").mask(lost | status.isin(DIVERGED), "diverged").to_numpy()
     made["reason"] = np.where(lost & (made["reason"] == ""), NOT_FINITE, made["reason"])
     for name in frame.columns:
         if name in OPTIONAL_TEXT:
@@ -215,20 +218,10 @@ def _seeds(column: pd.Series) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.o
     return np.unique(text.astype(str), return_inverse=True)[1].astype(float), text
 
 
-def _statuses(text: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
-    """Statuses in one spelling; an empty status is done."""
-    plain = pd.Series(text, dtype=object).str.strip().str.lower()
-    found = plain.mask(plain.isin(DONE) | (plain == ""), "done").mask(plain.isin(DIVERGED), "diverged")
-    return found.to_numpy(dtype=object)
-
-
 def _diverged(loss: pd.Series, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Whether a loss is infinite or the text nan; a NaN that is no text is a missing loss."""
-    diverged = np.isinf(values)
-    nan = np.flatnonzero(np.isnan(values))
-    words = loss.iloc[nan].map(lambda value: value.strip().lower() if isinstance(value, str) else "")
-    diverged[nan] = words.isin(["nan", "-nan"])
-    return diverged
+    words = loss.mask(~np.isnan(values)).map(lambda value: isinstance(value, str) and value.strip().lower())
+    return np.isinf(values) | words.isin(["nan", "-nan"]).to_numpy()
 
 
 def _reasons(typed: pd.DataFrame) -> pd.Series:

@@ -27,8 +27,6 @@ NEAR_LEVEL = 0.05
 SAME_AT_N = 0.10
 #: Correlation of ln N and ln tokens from which size and tokens grow together.
 TOGETHER = 0.95
-#: Most levels that an error lists.
-LISTED = 40
 
 
 @dataclass(frozen=True)
@@ -136,11 +134,10 @@ def _nearest_level(tokens: float, levels: Floats) -> int:
     distance = np.abs(np.log(levels) - math.log(tokens))
     nearest = int(np.argmin(distance))
     if distance[nearest] > math.log1p(NEAR_LEVEL):
-        shown = ", ".join(f"{item:.4g}" for item in levels[:LISTED])
-        more = f" and {len(levels) - LISTED} more up to {levels[-1]:.4g}" if len(levels) > LISTED else ""
+        near = np.sort(levels[np.argsort(distance)[:10]])
         raise InputError(
-            f"No row is within {NEAR_LEVEL:.0%} of {tokens:.4g} training tokens. The table has {shown}{more}; give one "
-            "of these with --tokens, in the unit of the table."
+            f"No row is within {NEAR_LEVEL:.0%} of {tokens:.4g} training tokens. The nearest that the table has are "
+            f"{', '.join(f'{item:.4g}' for item in near)}; give one of these with --tokens, in the unit of the table."
         )
     return nearest
 
@@ -172,27 +169,28 @@ def _checkpoints(table: pd.DataFrame, levels: Floats) -> TokenChoice:
 def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> TokenChoice:
     """Rows at one level, the last of each model there."""
     compared = float(levels[chosen])
-    at = table.assign(at=table["tokens"].where(table["level"] == chosen))
-    latest = at.groupby(["depth", "params", "seed", "lr"], dropna=False)["at"].transform("max")
-    rows = table[at["at"] == latest]
-    left_out = {}
-    others = table.index.difference(rows.index)
-    for row, tokens in zip(others, table["tokens"].loc[others].to_numpy(dtype=float), strict=True):
-        if math.isnan(tokens):
-            left_out[row] = f"no training tokens; compared at {compared:.4g}"
-        elif math.isnan(latest[row]):
-            left_out[row] = f"at {tokens:.4g} tokens, with none at the {compared:.4g} compared"
-        else:
-            left_out[row] = f"checkpoint at other tokens than the {compared:.4g} compared"
-    shapes = table.drop_duplicates(["depth", "params"])
-    without = at[at.groupby(["depth", "params"])["at"].transform("count") == 0].drop_duplicates(
-        ["depth", "params"]
+    tokens = table["tokens"].where(table["level"] == chosen)
+    latest = tokens.groupby(
+        [table[name] for name in ("depth", "params", "seed", "lr")], dropna=False
+    ).transform("max")
+    keep = tokens == latest
+    reasons = np.select(
+        [table["tokens"].isna(), latest.isna()],
+        [
+            f"no training tokens; compared at {compared:.4g}",
+            f"no loss at the {compared:.4g} training tokens compared",
+        ],
+        f"checkpoint at other tokens than the {compared:.4g} compared",
     )
+    left_out = dict(zip(table.index[~keep], reasons[~keep].tolist(), strict=True))
+    count = keep.groupby([table["depth"], table["params"]]).transform("sum")
+    without = table[count == 0].drop_duplicates(["depth", "params"])
     warnings = []
     if len(without):
         names = [f"{depth}×{width}" for depth, width in zip(without["depth"], without["width"], strict=True)]
+        shapes = len(table.drop_duplicates(["depth", "params"]))
         warnings.append(
-            f"{len(names)} of {len(shapes)} shapes have no loss at the {compared:.4g} training tokens compared and are "
+            f"{len(names)} of {shapes} shapes have no loss at the {compared:.4g} training tokens compared and are "
             f"left out (depth×width {', '.join(names[:5])}{' ...' if len(names) > 5 else ''})."
         )
     words = (
@@ -200,7 +198,7 @@ def _at_level(table: pd.DataFrame, levels: Floats, chosen: int, why: str) -> Tok
         f"({len(levels)} levels from {_words(levels[0])} to {_words(levels[-1])})."
     )
     rule = TokenRule("level", compared, tuple(levels.tolist()), words)
-    return TokenChoice(rule, rows, left_out, tuple(warnings))
+    return TokenChoice(rule, table[keep], left_out, tuple(warnings))
 
 
 def _no_projection(rows: pd.DataFrame) -> str | None:

@@ -134,10 +134,10 @@ def _nearest_level(tokens: float, levels: Floats) -> int:
     distance = np.abs(np.log(levels) - math.log(tokens))
     nearest = int(np.argmin(distance))
     if distance[nearest] > math.log1p(NEAR_LEVEL):
-        near = np.sort(levels[np.argsort(distance)[:10]])
+        near = ", ".join(f"{item:.4g}" for item in np.sort(levels[np.argsort(distance)[:10]]))
         raise InputError(
-            f"No row is within {NEAR_LEVEL:.0%} of {tokens:.4g} training tokens. The nearest that the table has are "
-            f"{', '.join(f'{item:.4g}' for item in near)}; give one of these with --tokens, in the unit of the table."
+            f"No row is within {NEAR_LEVEL:.0%} of {tokens:.4g} training tokens. The table has {near}"
+            f"{' and others' if len(levels) > 10 else ''}; give one of these with --tokens, in the unit of the table."
         )
     return nearest
 

@@ -66,26 +66,21 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """Strict JSON types, the fields of the model among those of the audit."""
         model = self.model
-        document: dict[str, Any] = to_json(
-            {
-                **{name: getattr(model, name) for name in ("depth", "width", "vocabulary", "block_params")},
-                **{
-                    name: getattr(self, name)
-                    for name in ("verdict", "ratio", "ratio_interval", "extrapolated")
-                },
-                **{name: getattr(self, name) for name in ("near_optimal", "warnings", "notes")},
-                **{key: self.best[key] for key in ("law", "level", "error_quoted") if key in self.best},
-                "model": model.name,
-                "family": model.family or None,
-                "nonembedding_params": model.law_params,
-                "layers": None if self.star is None else model.depth - self.star,
-                "best": {key: self.best[key] for key in _BEST if key in self.best},
-                "n_transition": self.transition,
-            }
-        )
-        return document
+        document: dict[str, Any] = {
+            **{name: getattr(model, name) for name in ("depth", "width", "vocabulary", "block_params")},
+            **{name: getattr(self, name) for name in _FIELDS},
+            **{key: self.best[key] for key in ("law", "level", "error_quoted") if key in self.best},
+            "model": model.name,
+            "family": model.family or None,
+            "nonembedding_params": model.law_params,
+            "layers": None if self.star is None else model.depth - self.star,
+            "best": {key: self.best[key] for key in _BEST if key in self.best},
+            "n_transition": self.transition,
+        }
+        return {key: to_json(value) for key, value in document.items()}
 
 
+_FIELDS = ("verdict", "ratio", "ratio_interval", "extrapolated", "near_optimal", "warnings", "notes")
 #: Keys of the recommendation in the JSON of an audit.
 _BEST = (
     *("depth", "width", "depth_exact", "width_exact", "depth_interval", "width_interval"),
@@ -147,28 +142,20 @@ def _warnings(model: ModelConfig) -> tuple[str, ...]:
 
 
 def _notes(model: ModelConfig, law: PublishedLaw | None, best: dict[str, Any]) -> tuple[str, ...]:
-    notes = list(model.notes)
+    notes, size = list(model.notes), f"{model.law_params:,}"
     if (best.get("depth_exact") or 1) < 1:
-        notes.append(
-            f"The law has no depth of one layer or more at N = {model.law_params:,}, so there is no L/L*."
-        )
+        notes.append(f"The law has no depth of one layer or more at N = {size}, so there is no L/L*.")
     if best.get("reason"):
-        notes.append(
-            f"The laws of the study give no best depth at N = {model.law_params:,}: {best['reason']}."
+        notes.append(f"The laws of the study give no best depth at N = {size}: {best['reason']}.")
+    far = {"depth": law is not None and law.extrapolates(model.depth), "best depth": best["extrapolated"]}
+    if outside := [name for name, is_far in far.items() if is_far]:
+        range_ = (
+            "of the study"
+            if law is None
+            else "{:g} to {:g} that the law was fitted on".format(*law.depth_range)
         )
-    if law is None:
-        if best["extrapolated"]:
-            notes.append(
-                "Its best depth lies outside the study's depths, or these are not known: an extrapolation."
-            )
-    else:
-        far = {"depth": law.extrapolates(model.depth), "best depth": best["extrapolated"]}
-        if outside := [name for name, is_far in far.items() if is_far]:
-            low, high = law.depth_range
-            notes.append(
-                f"Its {' and its '.join(outside)} lie{'s' * (len(outside) == 1)} outside the depths {low:g} to "
-                f"{high:g} that the law was fitted on: an extrapolation."
-            )
+        verb = "lies" if len(outside) == 1 else "lie"
+        notes.append(f"Its {' and its '.join(outside)} {verb} outside the depths {range_}: an extrapolation.")
     off = model.block_params / model.law_params - 1 if model.block_params else 0.0
     if abs(off) > 0.05:
         notes.append(

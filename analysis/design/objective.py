@@ -62,8 +62,8 @@ def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -
     """Estimate the objective from the ended cells; order and index of the rows do not matter.
 
     Args:
-        rows: one row per ended cell: depth, width, params, lr, seed, loss (NaN where it diverged or failed). With a
-            column `status`, only rows whose status is `diverged` count as diverged.
+        rows: one row per ended cell: depth, width, params, lr, seed, loss (NaN where it diverged or failed). Rows
+            count as diverged if their column `status` is `diverged`.
         objective: what to estimate.
         level: of the interval.
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from analysis.law.shape import Shape
 from analysis.numbers import percent, short, span
 
 #: Text of an empty cell.

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from analysis.errors import InputError as AnalysisError
 from analysis.errors import MissingColumnsError
+from analysis.files import to_json
 from analysis.law.near_optimal import WITHIN
 from study.cluster.cli import app as cluster_app
 from study.commands.output import show

@@ -65,7 +65,6 @@ GROUPS = {
             "analysis/law",
             "analysis/design",
             "analysis/runs",
-            "analysis/groups.py",
             "analysis/intervals.py",
             "analysis/threads.py",
             "tests/simulated_study.py",

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from analysis.errors import InputError
 
@@ -102,7 +102,9 @@ def model_config(document: Mapping[str, Any], name: str) -> ModelConfig:
         InputError: depth or width is missing or no positive whole number; or the law does not apply, because the model
             has two stacks (encoder and decoder), experts, shared blocks or no self-attention.
     """
-    part, values = _language_part(document)
+    nested = [key for key in _LANGUAGE_PARTS if isinstance(document.get(key), Mapping)]
+    part = nested[0] if nested and not any(key in document for key in DEPTH_KEYS) else None
+    values = document[part] if part else document
     family = _text(values.get("model_type")) or (_text(document.get("model_type")) if part is None else "")
     _refuse_other_kinds(document, values, family, name)
     width = _required(values, WIDTH_KEYS, "width", name)
@@ -120,19 +122,10 @@ def model_config(document: Mapping[str, Any], name: str) -> ModelConfig:
     )
 
 
-def _language_part(document: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the name and content of the nested part that has the shape, or None and the document itself."""
-    if not any(key in document for key in DEPTH_KEYS):
-        for key in _LANGUAGE_PARTS:
-            if isinstance(nested := document.get(key), Mapping):
-                return key, nested
-    return None, document
-
-
 def _refuse_other_kinds(
     document: Mapping[str, Any], values: Mapping[str, Any], family: str, name: str
 ) -> None:
-    whole = _text(document.get("model_type")) or family or "unknown kind"
+    kind = _text(document.get("model_type")) or family or "unknown kind"
     way_out = "To compare one shape anyway, as if dense and decoder-only, give --depth L --width D"
     if (
         True in (document.get("is_encoder_decoder"), values.get("is_encoder_decoder"))
@@ -141,7 +134,7 @@ def _refuse_other_kinds(
         or (_mapping(document, "encoder") and _mapping(document, "decoder"))
     ):
         raise InputError(
-            f"{name} is an encoder-decoder ({whole}): it has two stacks, and the law was measured on one decoder "
+            f"{name} is an encoder-decoder ({kind}): it has two stacks, and the law was measured on one decoder "
             f"stack. {way_out} (of its decoder)."
         )
     if reason := _NOT_STACKS.get(family):
@@ -151,7 +144,7 @@ def _refuse_other_kinds(
             numbers = value if isinstance(value := place.get(key), list) else [value]
             if any(isinstance(experts, int) and experts > 1 for experts in numbers):
                 raise InputError(
-                    f"{name} is a mixture of experts ({whole}, {key} = {value}): the law was measured on dense models, "
+                    f"{name} is a mixture of experts ({kind}, {key} = {value}): the law was measured on dense models, "
                     f"and it is unknown whether all parameters or the active ones count as N. {way_out}."
                 )
 
@@ -163,22 +156,20 @@ def _required(values: Mapping[str, Any], keys: tuple[str, ...], what: str, name:
             f"{name} has no {what}: none of {', '.join(keys)} is in the file (nor in a part named "
             f"{', '.join(_LANGUAGE_PARTS)}). Give the shape itself: --depth L --width D."
         )
-    if not _is_size(value := values[key]):
-        raise InputError(
-            f"{name}: {key} is {reprlib.repr(value)}; the {what} must be a positive whole number. "
-            "Correct the file, or give --depth L --width D."
-        )
-    return value
+    if size := _size(values, key):
+        return size
+    raise InputError(
+        f"{name}: {key} is {reprlib.repr(values[key])}; the {what} must be a positive whole number. "
+        "Correct the file, or give --depth L --width D."
+    )
 
 
 def _block_params(values: Mapping[str, Any], family: str, depth: int, width: int) -> int | None:
     """L·(2·d·q + 2·d·kv + (2 or 3)·d·d_ff) with q = heads·head size; None unless each is one number for all layers."""
     heads = _size(values, "num_attention_heads", "n_head", "n_heads", "num_heads")
     # MPT has a ratio.
-    ratio = 4 if values.get("expansion_ratio") is None else values["expansion_ratio"]
-    is_ratio = isinstance(ratio, int | float) and ratio is not True and 0 < ratio < _BEYOND
-    usual = int(ratio * width) if family in _NOT_GATED and is_ratio else None
-    d_ff = _size(values, *_D_FF, default=usual)
+    ratio = _size(values, "expansion_ratio", default=4)
+    d_ff = _size(values, *_D_FF, default=ratio * width if ratio and family in _NOT_GATED else None)
     kv_heads = _size({**_mapping(values, "attn_config"), **values}, *_KV_HEADS, default=heads)
     if family == "falcon" and not values.get("new_decoder_architecture"):
         # Falcon ignores its number of key-value heads unless it is of the new architecture.
@@ -187,18 +178,14 @@ def _block_params(values: Mapping[str, Any], family: str, depth: int, width: int
     if not heads or not kv_heads or not d_ff or not known:
         return None
     head_size = _size(values, "head_dim") or width / heads
-    return round(depth * width * (2 * head_size * (heads + kv_heads) + (3 if family in _GATED else 2) * d_ff))
+    matrices = 3 if family in _GATED else 2
+    return round(depth * width * (2 * head_size * (heads + kv_heads) + matrices * d_ff))
 
 
 def _size(values: Mapping[str, Any], *keys: str, default: int | None = None) -> int | None:
-    """Return the first value that is not null, or None if it is no size; without a value the default."""
+    """Return the first value that is not null, or None if the size of a model cannot be it; else the default."""
     value = next((value for key in keys if (value := values.get(key)) is not None), default)
-    return value if _is_size(value) else None
-
-
-def _is_size(value: object) -> TypeGuard[int]:
-    """Whether `value` is a positive whole number that the size of a model can be."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _BEYOND
+    return value if type(value) is int and 0 < value < _BEYOND else None
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ class Audit:
         model: its shape and source.
         verdict: whether the interval of L* at fixed N contains its depth; the best whole depth counts as within. It is
             not settled if no best depth is stated and the interval is open.
-        best: the recommendation for the same N; a depth of None is not stated, `reason` is why.
+        best: the recommendation for the same N.
         transition: N_transition of the model's depth by a published law; None by a study's fit.
         extrapolated: whether its depth or L* lies outside the depths of the law.
         warnings, notes: sentences for the reader: doubts about the answer, and how the model was read.
@@ -65,24 +65,21 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """Strict JSON types, the fields of the model among those of the audit."""
         model = self.model
-        document: dict[str, Any] = to_json(
-            {
-                **{name: getattr(model, name) for name in ("depth", "width", "vocabulary", "block_params")},
-                **{
-                    name: getattr(self, name)
-                    for name in ("verdict", "ratio", "ratio_interval", "extrapolated")
-                },
-                **{name: getattr(self, name) for name in ("near_optimal", "warnings", "notes")},
-                "law": self.best.law,
-                "model": model.name,
-                "family": model.family or None,
-                "nonembedding_params": model.law_params,
-                "layers": None if self.star is None else model.depth - self.star,
-                "best": self.best,
-                "transition": self.transition,
-            }
-        )
-        return document
+        document: dict[str, Any] = {
+            **{name: getattr(model, name) for name in ("depth", "width", "vocabulary", "block_params")},
+            **{name: getattr(self, name) for name in _FIELDS},
+            "law": self.best.law,
+            "model": model.name,
+            "family": model.family or None,
+            "nonembedding_params": model.law_params,
+            "layers": None if self.star is None else model.depth - self.star,
+            "best": self.best,
+            "transition": self.transition,
+        }
+        return {key: to_json(value) for key, value in document.items()}
+
+
+_FIELDS = ("verdict", "ratio", "ratio_interval", "extrapolated", "near_optimal", "warnings", "notes")
 
 
 def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConfig:
@@ -101,7 +98,7 @@ def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], Shape]) -> A
     """Compare a model from `read_model_config` or `shape_of` with a law: published, or N -> `Audit.best` by a fit.
 
     Raises:
-        InputError: a law with b <= 0, or a depth out of range or not counted by it.
+        InputError: a depth out of range or not counted by it.
     """
     published = None if callable(law) else law
     params = float(model.law_params)
@@ -139,28 +136,20 @@ def _warnings(model: ModelConfig) -> tuple[str, ...]:
 
 
 def _notes(model: ModelConfig, law: PublishedLaw | None, best: Shape) -> tuple[str, ...]:
-    notes = list(model.notes)
+    notes, size = list(model.notes), f"{model.law_params:,}"
     if best.depth_exact is not None and best.depth_exact < 1:
-        notes.append(
-            f"The law has no depth of one layer or more at N = {model.law_params:,}, so there is no L/L*."
-        )
+        notes.append(f"The law has no depth of one layer or more at N = {size}, so there is no L/L*.")
     if best.reason:
-        notes.append(
-            f"The laws of the study give no best depth at N = {model.law_params:,}: {best.reason}."
+        notes.append(f"The laws of the study give no best depth at N = {size}: {best.reason}.")
+    far = {"depth": law is not None and law.extrapolates(model.depth), "best depth": best.extrapolated}
+    if outside := [name for name, is_far in far.items() if is_far]:
+        range_ = (
+            "of the study"
+            if law is None
+            else "{:g} to {:g} that the law was fitted on".format(*law.depth_range)
         )
-    if law is None:
-        if best.extrapolated:
-            notes.append(
-                "Its best depth lies outside the study's depths, or these are not known: an extrapolation."
-            )
-    else:
-        far = {"depth": law.extrapolates(model.depth), "best depth": best.extrapolated}
-        if outside := [name for name, is_far in far.items() if is_far]:
-            low, high = law.depth_range
-            notes.append(
-                f"Its {' and its '.join(outside)} lie{'s' * (len(outside) == 1)} outside the depths {low:g} to "
-                f"{high:g} that the law was fitted on: an extrapolation."
-            )
+        verb = "lies" if len(outside) == 1 else "lie"
+        notes.append(f"Its {' and its '.join(outside)} {verb} outside the depths {range_}: an extrapolation.")
     off = model.block_params / model.law_params - 1 if model.block_params else 0.0
     if abs(off) > 0.05:
         notes.append(

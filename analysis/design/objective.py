@@ -14,9 +14,9 @@ import pandas as pd
 from analysis.errors import InputError
 from analysis.fit.study import Estimates, study_of
 from analysis.intervals import Interval
+from analysis.law.crossings import Crossing, Crossings
 from analysis.law.projection import rejected
 from analysis.law.shape import Shape
-from analysis.law.crossings import Crossing, Crossings
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
 from analysis.threads import single_threaded
@@ -63,8 +63,8 @@ def estimate(rows: pd.DataFrame, objective: Objective, *, level: float = 0.95) -
     """Estimate the objective from the ended cells; order and index of the rows do not matter.
 
     Args:
-        rows: one row per ended cell: depth, width, params, lr, seed, loss (NaN where it diverged or failed). With a
-            column `status`, only rows whose status is `diverged` count as diverged.
+        rows: one row per ended cell: depth, width, params, lr, seed, loss (NaN where it diverged or failed). Rows
+            count as diverged if their column `status` is `diverged`.
         objective: what to estimate.
         level: of the interval.
 
@@ -119,7 +119,9 @@ def _of_depth(found: Shape) -> Estimate:
         return _estimate(found.depth_exact, found.depth_interval, found.halfwidth, words)
     if found.depth_interval == (None, None):
         return _nothing(found.reason or "there is no law")
-    return _estimate(None, found.depth_interval, found.halfwidth, f"{what} is not settled", f": {found.reason}")
+    return _estimate(
+        None, found.depth_interval, found.halfwidth, f"{what} is not settled", f": {found.reason}"
+    )
 
 
 def _of_slope(law: ThresholdLaw) -> Estimate:

@@ -127,7 +127,9 @@ def simulate_power(
     ahead = AHEAD * max(map(_params, shapes))
     projected = [study.project(ahead) for study in simulated]
     widths = [_b_width(law) for law in laws]
-    bands = [_ends(item.depth_interval) for law, item in zip(laws, projected, strict=True) if law.a is not None]
+    bands = [
+        _ends(item.depth_interval) for law, item in zip(laws, projected, strict=True) if law.a is not None
+    ]
     lows, highs = zip(*bands, strict=True) if bands else ((), ())
     pairs = zip(truth.depths, zip(*(study.crossings.items for study in simulated), strict=True), strict=False)
     return PowerEstimate(

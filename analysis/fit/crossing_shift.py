@@ -218,6 +218,8 @@ def paired_shifts(
 def pair_runs(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Sensitivity runs joined with the runs of the same shape and seed: depth, params, seed, factor, base, change."""
     own = rows[["depth", "params", "seed", "lr", "loss"]]
+    run = ["depth", "params", "seed", "lr", "tokens"]
+    part = part.groupby(run, dropna=False).agg(loss=("loss", "mean")).reset_index()
     both = part.merge(own, on=["depth", "params", "seed"], suffixes=("", "_own"))
     with np.errstate(invalid="ignore", divide="ignore"):
         factor = (both["lr"] / both["lr_own"]).to_numpy(dtype=float)

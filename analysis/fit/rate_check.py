@@ -100,7 +100,7 @@ def check_rates(
         shapes = {
             (int(depth), float(n)) for part in near for depth, n in part[["depth", "params"]].to_numpy()
         }
-        pair = PairCheck(item.shallow, item.deep, reason=None if shapes <= main.enclosed else NONE)
+        pair = PairCheck(item.shallow, item.deep, reason=None if shapes <= main.bracketed else NONE)
         if pair.reason and best is not None and item.params is not None:
             pair = _with_runs(pair, item, best, dof, curves, level)
         pairs.append(pair)

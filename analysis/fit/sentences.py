@@ -5,10 +5,10 @@ import math
 from analysis.fit.answer import shape_sentence, use_sentence
 from analysis.fit.document import Fit
 from analysis.intervals import Interval
-from analysis.law.projection import rejected
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.held_out import BASELINE
 from analysis.law.near_optimal import WITHIN, measured_within
+from analysis.law.projection import rejected
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import digits, ends, human, human_range, layers, listed, percent
 

@@ -21,7 +21,14 @@ import pandas as pd
 
 from analysis.curves.budgets import LINE_REACH, SHIFT, budget_of, budgets, common_size
 from analysis.curves.shape_means import ShapeMeans, shape_means
-from analysis.law.loss_surfaces import SurfaceFit, SurfaceForm, fit_surface, fit_surfaces, points_of, supported
+from analysis.law.loss_surfaces import (
+    SurfaceFit,
+    SurfaceForm,
+    fit_surface,
+    fit_surfaces,
+    points_of,
+    supported,
+)
 from analysis.law.shape import Law
 
 #: Rows of a run table (depth, params, seed, loss, and where known budget) -> the law fitted to them.

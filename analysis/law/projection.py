@@ -65,8 +65,9 @@ def project(
     surfaces = [item for item in all_surfaces if not rejected(item.p_value)]
     if lines:
         surfaces = [item for item in surfaces if item.covariance and item.best_depth(params) is not None]
-    decide: dict[str, Law] = {law.form: law for law in [*deciding, *surfaces]}
-    every: dict[str, Law] = {law.form: law for law in [*kept, *surfaces]}
+    by_form: dict[str, Law] = {item.form: item for item in surfaces}
+    decide: dict[str, Law] = {law.form: law for law in deciding} | by_form
+    every: dict[str, Law] = {law.form: law for law in kept} | by_form
     depths = {form: _possible(law.best_depth(params), params) for form, law in decide.items()}
     interval = _envelope([law.interval(params, level) for law in every.values()])
     agree_to: float | None = None

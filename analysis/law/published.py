@@ -128,7 +128,7 @@ class AdditiveLaw:
         return cost - saved
 
     def _log_size(self, depth: float) -> float:
-        """ln N at which this depth is the best: the slope falls with ln N by alpha_m/2 everywhere."""
+        """Ln N at which this depth is the best: the slope falls with ln N by alpha_m/2 everywhere."""
         return math.log(12) + 2 * self._slope(12.0, depth) / self.alpha_m
 
     def _interval(self, log_of: Callable[["AdditiveLaw"], float], level: float) -> tuple[float, float]:

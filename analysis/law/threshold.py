@@ -34,7 +34,7 @@ from scipy.stats import t as student
 from analysis.curves.noise import Floats
 from analysis.intervals import Interval, Region
 from analysis.law.crossings import Crossing, Crossings, Gap
-from analysis.law.threshold_law import LEVINE2020, Form, ThresholdLaw
+from analysis.law.threshold_law import LEVINE2020, SLOPE_VARIANCE, Form, ThresholdLaw
 
 TWO_POINTS = "two crossings: no test of the form, and no interval of the slope"
 
@@ -58,7 +58,7 @@ OWN_SCATTER = 4
 #: Standard deviation of ln d about the published line: the error of its slope is this over the root of the squared
 #: distances of the depths. It includes the errors of those crossings. It is the scatter of one study, so it counts as
 #: one degree of freedom: 95 % lie within 12.7 times it, and a scatter of 0.2 in another study is covered too.
-PRIOR_SCATTER = math.sqrt(LEVINE2020.covariance[1][1] * len(LEVINE2020.depths)) * float(np.std(LEVINE2020.depths))
+PRIOR_SCATTER = math.sqrt(SLOPE_VARIANCE * len(LEVINE2020.depths)) * float(np.std(LEVINE2020.depths))
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class ThresholdLaw:
         if not math.isfinite(params):
             raise InputError(
                 f"The law of {self.source} gives no finite size at which {depth:g} layers are overtaken (it was fitted "
-                f"on depths {min(self.depths):g} to {max(self.depths):g})."
+                f"on depths {self.depth_range[0]:g} to {self.depth_range[1]:g})."
             )
         interval = self._range(lambda a, b: 12 * depth * _exp(2 * (a + b * depth)), self.level)
         return Transition(depth, params, width, interval)
@@ -187,24 +187,30 @@ class ThresholdLaw:
         check_size(params)
         exact = self.best_depth(params)
         if exact is None:
-            raise InputError(
-                f"The law of {self.source} gives no finite depth for N = {params:g}. Use another law (--law levine2020)."
-            )
+            raise InputError(f"The law of {self.source} gives no finite depth for N = {params:g}.")
         found = Shape(params, exact, self.interval(params, level), level, "published", self.source)
         transition = self.transition(found.depth or 1)
         return replace(found, transition=transition, extrapolated=self.extrapolates(exact))
 
+    @property
+    def depth_range(self) -> tuple[float, float]:
+        """Smallest and largest depth of its crossings; NaN if not known."""
+        return min(self.depths, default=math.nan), max(self.depths, default=math.nan)
+
     def extrapolates(self, depth: float) -> bool:
         """Whether this depth lies outside the fitted ones by more than half a layer, or these are not known."""
-        return not self.depths or not min(self.depths) - 0.5 <= depth <= max(self.depths) + 0.5
+        # No comparison with NaN is true.
+        return not self.depth_range[0] - 0.5 <= depth <= self.depth_range[1] + 0.5
 
     def boundary(self, level: float = 0.95) -> Region:
-        """`region`, or if that is empty the ellipse of the covariance: by Student's t, or normal; empty without both."""
+        """`region`, or if that is empty the ellipse of the covariance, by Student's t or normal."""
         if self.region or not self.usable:
             return self.region
         if not 0 < level < 1:
             raise InputError(f"The level is {level:g}; it must lie between 0 and 1, as 0.95.")
-        assert self.a is not None and self.b is not None and self.covariance is not None
+        assert self.a is not None
+        assert self.b is not None
+        assert self.covariance is not None
         (va, cab), (_, vb) = self.covariance
         z = _student4(level) if self.covariance_dof else NormalDist().inv_cdf((1 + level) / 2)
         # The Cholesky factor of the covariance turns a circle into the ellipse.
@@ -244,6 +250,8 @@ def _exp(x: float) -> float:
         return math.inf
 
 
+#: Variance of b in `LEVINE2020`.
+SLOPE_VARIANCE = 1.7e-6
 #: a and b as quoted by BloombergGPT and BigScience; covariance as recalled from the paper's third version and
 #: checked against the errors of N it quotes. Fitted on depths 6-48 of English text, vocabulary 2000: another
 #: regime than a small study's. It is a line through six crossings.
@@ -253,7 +261,7 @@ LEVINE2020 = ThresholdLaw(
     0.95,
     a=5.039,
     b=5.55e-2,
-    covariance=((9.4e-4, -3.74e-5), (-3.74e-5, 1.7e-6)),
+    covariance=((9.4e-4, -3.74e-5), (-3.74e-5, SLOPE_VARIANCE)),
     depths=(6, 12, 18, 24, 30, 36),
     source="Levine et al. 2020 (arXiv 2006.12467)",
     covariance_dof=4,

@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.design.history import SearchInfo, search_data
 from analysis.files import write_json
 from analysis.fit.document import Fit
-from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
+from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence
 from analysis.numbers import counted
 from analysis.report.answers import findings, graded_accuracy, next_steps, shift_sentence
 from analysis.report.figures import best_depth, depth_profile, diagnostics, gaps, loss, palette, transition
@@ -125,7 +125,7 @@ def study_sections(context: Context, ended: str) -> list[Section]:
         Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
         Section(
             "The law and its alternatives",
-            [law_sentence(fit), disagreement_sentence(fit)] if laws else [],
+            [law_sentence(fit)] if laws else [],
             tables=[laws],
         ),
         Section("Shape or tuning", [shift_sentence(fit.shifts)], tables=[shifts_table(fit.shifts)]),

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ def laws_table(fit: Fit) -> Table:
 def _law(
     form: str, status: str, note: str, parameters: str, aicc: float | None, trials: Mapping[str, HeldOut]
 ) -> tuple[str | None, ...]:
-    nothing = HeldOut(form, (), None)
+    nothing = HeldOut(form, ())
     own, base = trials.get(form, nothing), trials.get(BASELINE, nothing)
     asked, outside = len(own.trials), own.outside
     answered = asked - own.unanswered
@@ -243,8 +244,8 @@ def projection_table(runs: RunTable, fit: Fit) -> Table | None:
     more: dict[str, list[str | None]] = {}
     if known := next(filter(None, near), None):
         more = {
-            f"within {WITHIN:g} nats": [item and item.depths_text for item in near],
-            "nats lost by L*": [item and item.lost_text for item in near],
+            f"within {WITHIN:g} nats": [item.depths_text if item else None for item in near],
+            "nats lost by L*": [item.lost_text if item else None for item in near],
         }
     table = shapes_table("projected shapes", rows, fit.level, more)
     note = (

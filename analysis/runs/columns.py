@@ -73,9 +73,11 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
                 f"{shortened(ours)!r} is not a column of a run table; those are {', '.join(_NAMES)}.{hint}"
             )
         if theirs not in frame.columns:
+            there = ours in frame.columns
+            hint = f" Its own column {ours} needs no --column." if there else _nearest(theirs, frame, ours)
             raise InputError(
                 f"{source} has no column {shortened(theirs)!r}, which was given for {ours!r}. "
-                f"Its columns are {_listing(frame)}.{_nearest(theirs, frame, ours)}"
+                f"Its columns are {_listing([str(name) for name in frame.columns])}.{hint}"
             )
     # An explicitly named column replaces one of the same name, or one set aside by an earlier reading.
     beaten = {ours for ours, theirs in columns.items() if ours != theirs}
@@ -87,47 +89,41 @@ def rename(frame: pd.DataFrame, columns: Mapping[str, str], source: str) -> pd.D
     return taken.drop(columns=[name for name in set(columns.values()) if name in taken]).assign(**chosen)
 
 
-def require(frame: pd.DataFrame, source: str) -> None:
-    """Refuse a table that lacks one of `REQUIRED`, with the column that was probably meant."""
-    missing = [name for name in REQUIRED if name not in frame.columns]
-    if missing:
-        fixes = "".join(_nearest(name, frame, name) for name in missing)
-        raise MissingColumnsError(
-            f"{source} has no column {' and no column '.join(repr(name) for name in missing)}. "
-            f"Its columns are {_listing(frame)}. Depth, width and loss are required; "
-            f"name other headings with --column, as in --column loss=final_loss.{fixes}",
-            {name: next(iter(_candidates(name, frame)), "THEIRS") for name in missing},
-        )
+def require(frame: pd.DataFrame, source: str, needed: Iterable[str]) -> None:
+    """Refuse a table that lacks one of `needed`, with the headings that are no column of run tables."""
+    missing = [name for name in needed if name not in frame.columns]
+    if TABLE_PARAMS in frame.columns and "params" in missing:
+        missing.remove("params")
+    if not missing:
+        return
+    own = " Leave out --count table to count N as 12·L·d²." if "params" in missing else ""
+    other = f" Its other headings are {_listing(unknown)}." if (unknown := _unknown(frame)) else ""
+    raise MissingColumnsError(
+        f"{source} has no column {' and no column '.join(map(repr, missing))}.{other} Depth, width and loss are "
+        f"required; name other headings with --column, as in --column loss=final_loss.{own}"
+        + "".join(_nearest(name, frame) for name in missing),
+        {name: next(iter(_candidates(name, frame)), "THEIRS") for name in missing},
+    )
 
 
-def require_params(frame: pd.DataFrame, source: str) -> None:
-    """Refuse a table without the column `params` if N is to be read from it."""
-    if "params" not in frame.columns and TABLE_PARAMS not in frame.columns:
-        raise InputError(
-            f"{source} has no column 'params', so its own count of parameters cannot be used. Its columns are "
-            f"{_listing(frame)}. Name the column with --column params=THEIRS, or leave out --count table to "
-            f"count N as 12·L·d².{_nearest('params', frame, 'params')}"
-        )
-
-
-def _listing(frame: pd.DataFrame) -> str:
-    names = [shortened(str(name), 30) for name in frame.columns]
+def _listing(names: list[str]) -> str:
     more = f" and {len(names) - 30} more" if len(names) > 30 else ""
-    return (", ".join(names[:30]) or "(none)") + more
+    return (", ".join(shortened(name, 30) for name in names[:30]) or "(none)") + more
 
 
-def _nearest(wanted: str, frame: pd.DataFrame, ours: str) -> str:
-    """A sentence with the column that was probably meant, or nothing; never another column of run tables."""
-    names = [str(name) for name in frame.columns]
-    if ours in names:
-        return f" Its own column {ours} needs no --column."
+def _unknown(frame: pd.DataFrame) -> list[str]:
+    return [name for name in map(str, frame.columns) if name not in (*_NAMES, TABLE_PARAMS)]
+
+
+def _nearest(wanted: str, frame: pd.DataFrame, ours: str | None = None) -> str:
+    """A sentence with the heading that was probably meant, or nothing."""
     near = _candidates(wanted, frame)
-    return f" Perhaps --column {ours}={shortened(near[0])}." if near else ""
+    return f" Perhaps --column {ours or wanted}={shortened(near[0])}." if near else ""
 
 
 def _candidates(wanted: str, frame: pd.DataFrame) -> list[str]:
-    """Headings that may mean the column, the likeliest first."""
-    others = [name for name in map(str, frame.columns) if name not in (*_NAMES, TABLE_PARAMS)]
+    """Headings that may mean the column, the likeliest first; never another column of run tables."""
+    others = _unknown(frame)
     common = [name for name in COMMON_NAMES.get(wanted, ()) if name in others]
     return (
         common or near_misses(wanted, others) or [name for name in others if wanted.lower() in name.lower()]

@@ -9,13 +9,15 @@ from analysis.errors import InputError
 from analysis.numbers import counted
 from analysis.runs.columns import OPTIONAL_NUMBERS, OPTIONAL_TEXT, TABLE_PARAMS
 from analysis.runs.learning_rates import RateChoice, choose_rates
-from analysis.runs.table import RunTable
+from analysis.runs.table import RunTable, whole
 from analysis.runs.tokens import TokenRule, choose_tokens
 
 #: Relative difference of the table's count from 12·L·d² above which there is a warning.
 COUNT_DIFFERS = 0.05
 #: Columns that may differ between rows of one shape, seed and learning rate.
 _DETAILS = ("heads", "width", TABLE_PARAMS, *OPTIONAL_NUMBERS, *OPTIONAL_TEXT)
+#: Columns that identify a run.
+_RUN = ["depth", "width", "seed", "lr"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Comparison:
         diverged: shapes with a run that diverged: depth, width, params, number of runs `diverged`, and `of` how many
             runs with an outcome. A run is a seed at a learning rate; it counts as diverged if it has no loss at the
             tokens compared.
-        enclosed: (depth, params) of the shapes whose learning rates enclose the best one.
+        bracketed: (depth, params) of the shapes whose learning rates bracket the best one.
     """
 
     rows: pd.DataFrame
@@ -38,7 +40,7 @@ class Comparison:
     tokens: TokenRule
     diverged: pd.DataFrame
     warnings: tuple[str, ...]
-    enclosed: frozenset[tuple[int, float]] = frozenset()
+    bracketed: frozenset[tuple[int, float]] = frozenset()
 
 
 def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
@@ -64,49 +66,43 @@ def compare(runs: RunTable, *, tokens: float | None = None) -> Comparison:
     # Sorted by loss and not by seed, so that sums do not depend on the names of the seeds.
     used = runs.used.sort_values(["depth", "params", "lr", "loss", "tokens", "seed"], kind="stable")
     level = choose_tokens(used, tokens)
-    single, averaged, differing = _average(level.rows)
+    single, averaged, average_warning = _average(level.rows)
     choice = choose_rates(single)
     rows = choice.rows.sort_values(["depth", "params", "seed"], kind="stable")
-    diverged, lost = _diverged(runs.frame, level.rows)
+    lost = _lost(runs.frame, level.rows)
     warnings = [
         *level.warnings,
-        *_average_warning(averaged, differing),
+        *average_warning,
         *_rate_warning(choice),
         *_survivor_warning(rows, lost),
         *_protocol_warning(rows),
         *_count_warning(rows, runs),
         *_vocabulary_warning(rows),
     ]
-    left_out = level.left_out | averaged | choice.left_out
-    ordered = dict(sorted(left_out.items()))
-    return Comparison(rows, ordered, level.rule, diverged, tuple(warnings), choice.enclosed)
+    left_out = dict(sorted((level.left_out | averaged | choice.left_out).items()))
+    diverged = _outcomes(level.rows, lost, _RUN)
+    return Comparison(rows, left_out, level.rule, diverged, tuple(warnings), choice.bracketed)
 
 
 def _average(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[int, str], list[str]]:
-    """One row per (depth, params, seed, lr), the reason of each row averaged into another, and columns that differ."""
+    """One row per (depth, params, seed, lr), the reason of each row averaged into another, and a warning."""
     key = ["depth", "params", "seed", "lr"]
     again = rows.duplicated(key)
     if not again.any():
         return rows, {}, []
-    group = rows.assign(row=rows.index).groupby(key, dropna=False, sort=False)
-    several = rows[rows.duplicated(key, keep=False)].groupby(key, dropna=False)
-    details = [name for name in _DETAILS if name in rows.columns]
-    differing = [name for name in details if (several[name].nunique(dropna=False) > 1).any()]
+    group = rows.assign(row=rows.index).groupby(key, dropna=False)
     reasons = {
-        int(row): f"averaged with row {stands}: the same depth, N, seed and learning rate; "
+        row: f"averaged with row {first}: the same depth, N, seed and learning rate; "
         "if these are replicates, give each its seed"
-        for row, stands in zip(rows.index[again], group["row"].transform("first")[again], strict=True)
+        for row, first in zip(rows.index[again], group["row"].transform("first")[again], strict=True)
     }
-    return rows.assign(loss=group["loss"].transform("mean"))[~again], reasons, differing
-
-
-def _average_warning(averaged: dict[int, str], differing: list[str]) -> list[str]:
-    if not averaged:
-        return []
+    details = [name for name in _DETAILS if name in rows.columns]
+    differing = [name for name in details if (group[name].nunique(dropna=False) > 1).any()]
     what = f"they differ in {', '.join(differing)}" if differing else "they differ in no other known column"
-    return [
-        f"{len(averaged)} rows are averaged with another of the same depth, N, seed and learning rate; {what}."
-    ]
+    warning = (
+        f"{len(reasons)} rows are averaged with another of the same depth, N, seed and learning rate; {what}."
+    )
+    return rows.assign(loss=group["loss"].transform("mean"))[~again], reasons, [warning]
 
 
 def _rate_warning(choice: RateChoice) -> list[str]:
@@ -122,43 +118,36 @@ def _rate_warning(choice: RateChoice) -> list[str]:
     return [text]
 
 
-def _diverged(frame: pd.DataFrame, rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table of diverged runs by shape, and these runs themselves (depth, width, seed, lr)."""
-    run = ["depth", "width", "seed", "lr"]
-    sizes = frame[["depth", "width"]].to_numpy(dtype=float)
-    with np.errstate(invalid="ignore"):
-        sound = (np.isfinite(sizes) & (sizes > 0) & (sizes % 1 == 0)).all(axis=1)
-    lost = frame[(frame["status"] == "diverged") & sound].sort_values([*run, "params"]).drop_duplicates(run)
-    survivors = rows[run].drop_duplicates()
-    lost = lost.merge(survivors.assign(survived=True), on=run, how="left")
-    lost = lost[lost["survived"].isna()]
-    shape = ["depth", "width"]
-    # A diverged run may lack its size; in the table's own count it then comes from the shape's other rows.
-    known = pd.concat([rows[[*shape, "params"]], lost[[*shape, "params"]]])
-    known = known[np.isfinite(known["params"]) & (known["params"] > 0)]
-    params = known.groupby(shape)["params"].first()
-    count = lost.groupby(shape).size()
-    of = count.add(survivors.groupby(shape).size(), fill_value=0).reindex(count.index)
-    table = pd.DataFrame({"params": params.reindex(count.index), "diverged": count, "of": of})
-    table = table.dropna(subset=["params"]).reset_index()[["depth", "width", "params", "diverged", "of"]]
-    whole = dict.fromkeys(("depth", "width", "diverged", "of"), "int64")
-    return table.astype(whole).sort_values(["depth", "params"], ignore_index=True), lost[run]
+def _lost(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """The diverged runs (depth, width, seed, lr) of a table that have no loss among the rows at the tokens compared."""
+    diverged = frame[(frame["status"] == "diverged") & whole(frame["depth"]) & whole(frame["width"])]
+    runs = pd.concat([rows, diverged.sort_values("params")]).drop_duplicates(_RUN)
+    return runs[runs["status"] == "diverged"]
+
+
+def _outcomes(rows: pd.DataFrame, lost: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """By shape: `params`, the number of runs or seeds `diverged`, and `of` how many; `key` identifies one."""
+    each = pd.concat([rows, lost]).drop_duplicates(key)
+    # In the table's own count a diverged run may lack its size; it is then that of the shape's other rows.
+    size = each["params"].where(np.isfinite(each["params"]) & (each["params"] > 0))
+    each = each.assign(params=size, diverged=each["status"] == "diverged")
+    shapes = each.groupby(["depth", "width"], as_index=False).agg(
+        params=("params", "first"), diverged=("diverged", "sum"), of=("diverged", "size")
+    )
+    shapes = shapes[(shapes["diverged"] > 0) & shapes["params"].notna()].sort_values(["depth", "params"])
+    counts = dict.fromkeys(("depth", "width", "diverged", "of"), "int64")
+    return shapes.astype(counts).reset_index(drop=True)
 
 
 def _survivor_warning(rows: pd.DataFrame, lost: pd.DataFrame) -> list[str]:
     """Shapes with seeds that diverged and have no loss among the rows compared."""
-    shape, one = ["depth", "width"], ["depth", "width", "seed"]
-    kept = rows[one].drop_duplicates()
-    gone = lost[one].drop_duplicates().merge(kept.assign(kept=True), on=one, how="left")
-    gone = gone[gone["kept"].isna()]
-    sizes = {"gone": gone.groupby(shape).size(), "kept": kept.groupby(shape).size()}
-    counts = pd.DataFrame(sizes).dropna().astype("int64").reset_index()
-    if counts.empty:
+    seeds = _outcomes(rows, lost, ["depth", "width", "seed"])
+    seeds = seeds[seeds["diverged"] < seeds["of"]]
+    if seeds.empty:
         return []
-    text = "{:g}×{:g}: {:g} of {:g}"
-    names = [text.format(depth, width, out, out + left) for depth, width, out, left in counts.to_numpy()]
+    names = [f"{row.depth}×{row.width}: {row.diverged} of {row.of}" for row in seeds.itertuples()]
     return [
-        f"Some seeds of {counted(len(counts), 'shape')} diverged (depth×width {_listing(names, '; ')}); such a shape "
+        f"Some seeds of {counted(len(names), 'shape')} diverged (depth×width {_listing(names, '; ')}); such a shape "
         "is compared by its survivors, whose mean loss is biased down."
     ]
 

@@ -1,13 +1,10 @@
 """Read files of runs (CSV, TSV, JSON Lines and Parquet) before any typing."""
 
-import itertools
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.errors import InputError
@@ -18,12 +15,10 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 #: Words for an empty cell of a CSV file; in the column of the loss "nan" is the loss of a diverged run instead.
 _EMPTY = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "None", "null", "NULL", "nan", "NaN", "-nan", "-NaN")
-#: Lines of a JSON Lines file that are parsed at a time.
-_LINES = 20_000
 
 
 def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return the raw rows of a file, in which a loss of NaN differs from a missing one.
+    """Return the raw rows of a file; in CSV and TSV files a loss of nan is text, and differs from a missing one.
 
     Args:
         path: a file with an ending of `SUFFIXES`.
@@ -49,7 +44,11 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     try:
         if suffix in (".csv", ".tsv"):
             return _read_separated(path, "," if suffix == ".csv" else "\t", text, columns)
-        return _read_jsonl(path, columns) if suffix in (".jsonl", ".ndjson") else _read_parquet(path, columns)
+        return (
+            _read_jsonl(path)
+            if suffix in (".jsonl", ".ndjson")
+            else pd.read_parquet(path).reset_index(drop=True)
+        )
     except pd.errors.EmptyDataError as error:
         raise InputError(
             f"{path} is empty. A run table needs a header and one row for every model."
@@ -60,14 +59,9 @@ def read_file(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         raise InputError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}.") from error
 
 
-def _loss(headings: Iterable[object], columns: Mapping[str, str]) -> str:
-    """The heading of the loss."""
-    return columns.get("loss") or common_names(headings, columns).get("loss", "loss")
-
-
 def _read_separated(path: Path, separator: str, text: list[str], columns: Mapping[str, str]) -> pd.DataFrame:
     header = pd.read_csv(path, sep=separator, nrows=0).columns
-    loss = _loss(header, columns)
+    loss = columns.get("loss") or common_names(header, columns).get("loss", "loss")
     # No word is empty in the column of the loss, which becomes text if it has anything but numbers.
     empty = {name: [] if name == loss else list(_EMPTY) for name in header}
     with warnings.catch_warnings():
@@ -86,21 +80,12 @@ def _read_separated(path: Path, separator: str, text: list[str], columns: Mappin
     return frame
 
 
-def _read_jsonl(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
-    frames: list[pd.DataFrame] = []
-    loss = "loss"
+def _read_jsonl(path: Path) -> pd.DataFrame:
     with path.open(encoding="utf-8") as lines:
-        numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
-        # In parts: with a million dictionaries at once the garbage collector takes three times as long as the reading.
-        while rows := [_object(path, *line) for line in itertools.islice(numbered, _LINES)]:
-            frame = pd.DataFrame(rows)
-            loss = loss if frames else _loss(frame.columns, columns)
-            frames.append(keep_missing(frame, loss, rows))
-    if not frames:
+        rows = [_object(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not rows:
         raise InputError(f"{path} is empty. A run table needs one JSON object for every model.")
-    if any(loss in frame.columns for frame in frames):
-        frames = [frame if loss in frame.columns else frame.assign(**{loss: None}) for frame in frames]
-    return pd.concat(frames, ignore_index=True)
+    return pd.DataFrame(rows)
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, object]:
@@ -111,25 +96,3 @@ def _object(path: Path, number: int, line: str) -> dict[str, object]:
     if not isinstance(row, dict):
         raise InputError(f"{path}, line {number}, is not a JSON object. Give one object per line.")
     return row
-
-
-def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
-    frame = pd.read_parquet(path).reset_index(drop=True)
-    loss = _loss(frame.columns, columns)
-    if loss in frame.columns and frame[loss].isna().any():
-        # NumPy has one NaN for both; Arrow distinguishes null from NaN.
-        arrow = pd.read_parquet(path, columns=[loss], dtype_backend="pyarrow")[loss]
-        frame[loss] = _objects([None if value is pd.NA else value for value in arrow])
-    return frame
-
-
-def keep_missing(frame: pd.DataFrame, loss: str, rows: list[dict[str, object]]) -> pd.DataFrame:
-    """Return `frame`, made from `rows`, with None for a missing loss, which pandas makes NaN."""
-    if loss in frame.columns and frame[loss].isna().any():
-        return frame.assign(**{loss: _objects([row.get(loss) for row in rows])})
-    return frame
-
-
-def _objects(values: list[object]) -> "pd.Series[Any]":
-    """A column that keeps None beside NaN."""
-    return pd.Series(np.fromiter(values, dtype=object, count=len(values)))

@@ -7,7 +7,6 @@ import pandas as pd
 
 from analysis.errors import InputError, near_misses
 from analysis.runs.columns import COLUMNS, EPOCHS, OPTIONAL_NUMBERS, TEXT
-from analysis.runs.files import keep_missing
 
 #: Prefix of metrics measured in addition to the loss; the rest of the name is the column.
 MEASURE = "measure."
@@ -42,10 +41,9 @@ def read_experiment(experiment: str, tracking_uri: str | None) -> tuple[pd.DataF
             "have the tag interplay.kind = trial)."
         )
     rows, others = _newest_protocol(rows, ended)
-    rows = [{name: value for name, value in row.items() if name != "run"} for row in rows]
     # The client returns runs newest first; the order of the rows must not depend on when runs ended.
     rows.sort(key=lambda row: (row["depth"] or 0, row["width"] or 0, row["seed"] or 0, row["cell"]))
-    return keep_missing(pd.DataFrame(rows), "loss", rows), [*left_out, *others]
+    return pd.DataFrame(rows).drop(columns="run"), [*left_out, *others]
 
 
 def _runs(experiment: str, tracking_uri: str | None) -> Iterator[Any]:
@@ -82,18 +80,15 @@ def _newest_protocol(rows: list[Record], ended: Mapping[str, int]) -> tuple[list
     """
     done = [row for row in rows if row["status"] == "done"] or rows
     newest = max(done, key=lambda row: (ended[row["run"]], row["run"]))["protocol"]
-    text = "another protocol ({}) than the newest rows ({})"
-    none = "none recorded"
-    others = [
-        {
-            "row": row["run"],
-            "cell": row["cell"],
-            "reason": text.format(row["protocol"] or none, newest or none),
-        }
-        for row in rows
-        if row["protocol"] != newest
-    ]
-    return [row for row in rows if row["protocol"] == newest], others
+    kept, others = [], []
+    for row in rows:
+        if row["protocol"] == newest:
+            kept.append(row)
+        else:
+            here, there = (name or "none recorded" for name in (row["protocol"], newest))
+            reason = f"another protocol ({here}) than the newest rows ({there})"
+            others.append({"row": row["run"], "cell": row["cell"], "reason": reason})
+    return kept, others
 
 
 def _row(run: Any) -> tuple[Record | None, str | None]:
@@ -110,11 +105,8 @@ def _row(run: Any) -> tuple[Record | None, str | None]:
     row |= {name: _number(params[name]) for name in OPTIONAL_NUMBERS if name in params}
     row |= {name: metrics.get(name) for name in ("loss", "train_seconds", EPOCHS)}
     # Measures of single layers would be hundreds of columns.
-    row |= {
-        name.removeprefix(MEASURE): value
-        for name, value in metrics.items()
-        if name.startswith(MEASURE) and "/" not in name
-    }
+    measures = [name for name in metrics if name.startswith(MEASURE) and "/" not in name]
+    row |= {name.removeprefix(MEASURE): metrics[name] for name in measures}
     row |= {name: tags.get(f"interplay.{name}", "") for name in ("cell", "reason", "protocol")}
     row |= {"status": status, "run": run.info.run_id}
     if purpose := tags.get("interplay.purpose"):

@@ -114,7 +114,7 @@ def _sentence(item: Audit) -> Text:
         " is ",
         (item.verdict, f"bold {_COLOURS[item.verdict]}"),
         f": by {_SOURCES[best.source]} of {best.law}, the best depth for this N is {stated} "
-        f"({_level(item)}interval {span(best['depth_interval'])}){flat}.",
+        f"({_level(item)}interval {span(best.depth_interval)}){flat}.",
     )
 
 

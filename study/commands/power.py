@@ -270,7 +270,7 @@ def _default_law(shapes: Sequence[Shape], depths: tuple[int, ...]) -> tuple[floa
         source = f"{DEFAULT}: crossings in the middle half of the sizes, which the grid can resolve"
     log_widths = (places - np.log(12 * middles)) / 2
     rise = statistics.linear_regression(middles, log_widths).slope if len(middles) > 1 else 0.0
-    b = float(rise) if rise > 0 else LEVINE2020.b
+    b = float(rise if rise > 0 else LEVINE2020.b or 0.0)
     return float(np.mean(log_widths - b * middles)), b, source
 
 

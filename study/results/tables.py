@@ -91,7 +91,9 @@ def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType
     if transitions := [shape.transition for shape in shapes if shape.transition]:
         more["overtaken at"] = [span(item.params_interval, short) for item in transitions]
     if any(shape.measured for shape in shapes):
-        more["best measured there"] = [shape.measured and _best_measured(shape.measured) for shape in shapes]
+        more["best measured there"] = [
+            _best_measured(item.measured) if item.measured else None for item in shapes
+        ]
     sentences = [Text(_sentence(shape)) for shape in shapes if shape.source != "published"]
     checks = dict.fromkeys(shape.learning_rate for shape in shapes if shape.learning_rate)
     notes = []
@@ -112,7 +114,9 @@ def _sentence(shape: Shape) -> str:
     if shape.depth is not None:
         return f"{at}: {layers(shape.depth)} × {shape.width:,} wide, by {shape.law}."
     agree = f" The laws agree up to N = {human(shape.agree_to)}." if shape.agree_to else ""
-    return f"{at} no depth is stated: {shape.reason}. The laws give {ends(shape.depth_interval)} layers.{agree}"
+    return (
+        f"{at} no depth is stated: {shape.reason}. The laws give {ends(shape.depth_interval)} layers.{agree}"
+    )
 
 
 def _near_optimal_tables(shapes: Sequence[Shape]) -> list[RenderableType]:

@@ -73,7 +73,7 @@ def law_line(fit: Fit) -> pd.DataFrame:
     inside = np.geomspace(low, high, max(2, 1 + math.ceil(PER_DECADE * math.log10(high / low))))
     beyond = np.geomspace(high, REACH * high, 1 + PER_DECADE)[1:]
     found = [fit.project(float(size)) for size in [*inside, *beyond]]
-    rows = [(item.params, item.depth, *item.interval) for item in found if item.depth is not None]
+    rows = [(item.params, item.depth_exact, *item.depth_interval) for item in found if item.depth is not None]
     return pd.DataFrame(rows, columns=["params", "depth", "low", "high"], dtype=float)
 
 

@@ -9,48 +9,31 @@ from scipy.optimize import brentq
 from analysis.audit.model_config import model_config
 from analysis.audit.verdict import audit, shape_of
 from analysis.errors import InputError
+from analysis.law.shape import Shape
 from analysis.law.threshold_law import LEVINE2020, ThresholdLaw
 
 GPT = hf.GPT2Config
 LLAMA = hf.LlamaConfig
 
 
-def qwen(depth, width, heads, d_ff):
-    return hf.Qwen2Config(
-        num_hidden_layers=depth, hidden_size=width, num_attention_heads=heads, intermediate_size=d_ff
-    )
-
-
-def llama(depth, width, heads, d_ff):
-    return LLAMA(
-        num_hidden_layers=depth, hidden_size=width, num_attention_heads=heads, intermediate_size=d_ff
-    )
+def sized(kind, depth, width, heads, d_ff):
+    return kind(num_hidden_layers=depth, hidden_size=width, num_attention_heads=heads, intermediate_size=d_ff)
 
 
 #: L/L* of known models by N = 12·L·d², computed by hand from the published a and b.
 KNOWN = [
     ("GPT-2 small", GPT(), 0.52),
     ("GPT-2 XL", GPT(n_layer=48, n_embd=1600, n_head=25), 1.11),
-    (
-        "BERT-large",
-        hf.BertConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
-        0.76,
-    ),
+    ("BERT-large", sized(hf.BertConfig, 24, 1024, 16, 4096), 0.76),
     ("Llama-2-7B", LLAMA(), 0.59),
-    ("Llama-2-13B", llama(40, 5120, 40, 13824), 0.67),
-    ("Llama-2-70B", llama(80, 8192, 64, 28672), 1.10),
-    ("Llama-3.1-405B", llama(126, 16384, 128, 53248), 1.44),
+    ("Llama-2-13B", sized(LLAMA, 40, 5120, 40, 13824), 0.67),
+    ("Llama-2-70B", sized(LLAMA, 80, 8192, 64, 28672), 1.10),
+    ("Llama-3.1-405B", sized(LLAMA, 126, 16384, 128, 53248), 1.44),
     ("BLOOM", hf.BloomConfig(n_layer=70, hidden_size=14336, n_head=112), 0.87),
-    (
-        "Gemma-2-9B",
-        hf.Gemma2Config(
-            num_hidden_layers=42, hidden_size=3584, num_attention_heads=16, intermediate_size=14336
-        ),
-        0.77,
-    ),
-    ("Qwen2.5-0.5B", qwen(24, 896, 14, 4864), 0.81),
-    ("Qwen2.5-14B", qwen(48, 5120, 40, 13824), 0.79),
-    ("Qwen2.5-32B", qwen(64, 5120, 40, 27648), 1.01),
+    ("Gemma-2-9B", sized(hf.Gemma2Config, 42, 3584, 16, 14336), 0.77),
+    ("Qwen2.5-0.5B", sized(hf.Qwen2Config, 24, 896, 14, 4864), 0.81),
+    ("Qwen2.5-14B", sized(hf.Qwen2Config, 48, 5120, 40, 13824), 0.79),
+    ("Qwen2.5-32B", sized(hf.Qwen2Config, 64, 5120, 40, 27648), 1.01),
 ]
 #: The same of models without a config class.
 SHAPES = [("PaLM", 118, 18432, 1.33), ("Chinchilla", 80, 8192, 1.10), ("Gopher", 80, 16384, 0.96)]
@@ -83,46 +66,40 @@ def test_the_numbers_agree_with_each_other(depth, width):
     star = independent(depth, width, LEVINE2020)
     assert found.ratio == pytest.approx(depth / star)
     assert found.star == pytest.approx(star)
-    low, high = found.best["depth_interval"]
+    low, high = found.best.depth_interval
     assert found.ratio_interval == pytest.approx((depth / high, depth / low))
     # N above N_transition(L) is too shallow, below too deep.
     assert (found.model.law_params > found.transition.params) == (depth < found.star)
 
 
-@pytest.mark.parametrize("width", [500, 3000, 5600, 5900, 6000, 6150, 6300, 6600, 7000, 20_000])
-def test_both_readings_of_the_rule_give_one_verdict(width):
+def test_both_readings_of_the_rule_give_one_verdict_and_all_occur_in_one_order_as_the_width_grows():
     """L outside the band of L* at this N, and N outside the band of N_transition(L), are the same statement."""
-    found = audit(shape_of(66, width), LEVINE2020)
-    low, high = found.transition.params_interval
-    if found.best["depth"] != 66:
-        by_size = (
-            "too shallow"
-            if found.model.law_params > high
-            else "too deep"
-            if found.model.law_params < low
-            else "within the interval"
-        )
-        assert found.verdict == by_size
-
-
-def test_the_verdicts_all_occur_as_the_width_grows():
-    verdicts = [audit(shape_of(66, width), LEVINE2020).verdict for width in range(4500, 8000, 50)]
-    assert sorted(set(verdicts)) == ["too deep", "too shallow", "within the interval"]
-    # In one order, without going back.
-    assert verdicts == sorted(verdicts, key=["too deep", "within the interval", "too shallow"].index)
+    order = ["too deep", "within the interval", "too shallow"]
+    verdicts = []
+    for width in (500, 3000, *range(4500, 8000, 50), 20_000):
+        found = audit(shape_of(66, width), LEVINE2020)
+        low, high = found.transition.params_interval
+        if found.best.depth != 66:
+            size = found.model.law_params
+            assert found.verdict == order[(size >= low) + (size > high)]
+        verdicts.append(order.index(found.verdict))
+    assert sorted(set(verdicts)) == [0, 1, 2]
+    assert verdicts == sorted(verdicts)
 
 
 def test_the_best_whole_depth_is_never_blamed():
     # The band at this small N is narrower than a layer.
     found = audit(shape_of(32, 887), LEVINE2020)
     sure = audit(shape_of(32, 887), dataclasses.replace(LEVINE2020, covariance=((1e-12, 0.0), (0.0, 1e-12))))
-    assert found.best["depth"] == 32
-    assert sure.best["depth_interval"][1] < 32
+    assert found.best.depth == 32
+    assert sure.best.depth_interval[1] < 32
     assert sure.verdict == found.verdict == "within the interval"
 
 
 def test_an_open_end_blames_nobody_on_that_side():
-    law = Law(2.0, 0.1, ((1e-4, 0.0), (0.0, 0.01)), "a toy", (1, 2))
+    law = ThresholdLaw(
+        "log-linear", "ok", 0.95, 2.0, 0.1, ((1e-4, 0.0), (0.0, 0.01)), depths=(1, 2), source="a toy"
+    )
     deep, shallow = audit(shape_of(500, 8), law), audit(shape_of(1, 500), law)
     assert (deep.verdict, deep.ratio_interval[0]) == ("within the interval", None)
     assert shallow.verdict == "too shallow"
@@ -138,13 +115,7 @@ def test_an_open_end_blames_nobody_on_that_side():
     ],
 )
 def test_without_a_best_depth_an_open_interval_settles_only_what_lies_outside_it(ends, verdict):
-    best = {
-        "depth": None,
-        "depth_exact": None,
-        "depth_interval": list(ends),
-        "extrapolated": False,
-        "law": "fit.json",
-    }
+    best = Shape(12 * 12 * 64**2, None, ends, 0.95, "band", "fit.json")
     assert audit(shape_of(12, 64), lambda params: best).verdict == verdict
 
 
@@ -184,7 +155,9 @@ def test_extrapolation_is_said_of_the_depth_or_of_the_best_depth():
 
 def test_the_document_is_strict_json_and_holds_everything():
     model = model_config(GPT().to_dict(), "gpt2")
-    open_law = Law(2.0, 0.1, ((1e-4, 0.0), (0.0, 0.01)), "a toy", (1, 2))
+    open_law = ThresholdLaw(
+        "log-linear", "ok", 0.95, 2.0, 0.1, ((1e-4, 0.0), (0.0, 0.01)), depths=(1, 2), source="a toy"
+    )
     for law in (LEVINE2020, open_law):
         document = audit(model, law).to_json()
         assert json.loads(json.dumps(document, allow_nan=False)) == document
@@ -194,7 +167,7 @@ def test_the_document_is_strict_json_and_holds_everything():
     assert document["nonembedding_params"] == 12 * 12 * 768**2
     assert document["block_params"] == 12 * 12 * 768**2
     assert document["best"]["depth"] == 23
-    assert document["n_transition"]["depth"] == 12
+    assert document["transition"]["depth"] == 12
     assert document["verdict"] == "too shallow"
     assert document["layers"] == pytest.approx(12 - 23.04, abs=0.01)
 
@@ -202,7 +175,7 @@ def test_the_document_is_strict_json_and_holds_everything():
 @pytest.mark.parametrize(("depth", "width"), [(1, 1), (3, 3)])
 def test_a_share_of_less_than_a_layer_is_not_told(depth, width):
     found = audit(shape_of(depth, width), LEVINE2020)
-    assert found.best["depth_exact"] < 1
+    assert found.best.depth_exact < 1
     assert (found.ratio, found.ratio_interval) == (None, (None, None))
     assert any("no depth of one layer or more" in note for note in found.notes)
     document = found.to_json()

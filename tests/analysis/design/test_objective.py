@@ -97,14 +97,11 @@ def test_too_few_rows_give_no_estimate_but_a_reason(rows):
         assert why in found.words
 
 
-def test_a_diverged_shape_opens_its_crossing_and_a_failed_one_does_not(
-    rows,
-):
+def test_a_diverged_shape_opens_its_crossing_and_a_failed_one_does_not(rows):
     lost = rows.iloc[[0]].assign(depth=4, width=50, params=12 * 4 * 50**2, loss=np.nan)
-    diverged = pd.concat([rows, lost], ignore_index=True)
+    diverged, failed = (pd.concat([rows, lost.assign(status=name)]) for name in ("diverged", "failed"))
     assert math.isinf(estimate(diverged, Objective("crossings")).halfwidth)
-    marked = diverged.assign(status=["done"] * len(rows) + ["failed"])
-    assert estimate(marked, Objective("crossings")) == estimate(rows, Objective("crossings"))
+    assert estimate(failed, Objective("crossings")) == estimate(rows, Objective("crossings"))
 
 
 def test_a_depth_needs_a_size(rows):

@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from analysis.law.advice import Disagreement, DisagreementSpan
 
 from analysis.curves.best_shapes import BestShape, DepthAt
 from analysis.fit.answer import depth_ranges, next_depth, shape_sentence, use_sentence
@@ -17,7 +18,6 @@ from analysis.fit.sentences import (
     noise_sentence,
     surface_sentence,
 )
-from analysis.law.advice import Disagreement, DisagreementSpan
 from analysis.law.crossings import NO_NOISE, Crossing
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import ends, human, human_range, short, span

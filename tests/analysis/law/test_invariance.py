@@ -82,7 +82,7 @@ DEGENERATE = {
     "sizes apart": lambda f: f[(f["depth"] == 1) == (f["budget"] < 1e4)],
     "the same loss everywhere": lambda f: f.assign(loss=2.0),
     "noise only": lambda f: f.assign(loss=2 + 0.01 * np.random.default_rng(0).standard_normal(len(f))),
-    "half of it diverged": lambda f: f.assign(loss=f["loss"].where(f["depth"] < 4, np.nan)),
+    "half of it diverged": lambda f: f.assign(status=np.where(f["depth"] < 4, "done", "diverged")),
     "NaN, infinite and negative among the losses": lambda f: f.assign(
         loss=f["loss"]
         .where(f.index % 5 > 0, np.nan)

@@ -12,8 +12,8 @@ from scipy.stats import t as student
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
 from analysis.files import from_json, to_json
-from analysis.law.projection import project
 from analysis.law.loss_surfaces import SurfaceFit, fit_surface, fit_surfaces, points_of, supported
+from analysis.law.projection import project
 from analysis.law.threshold_law import ThresholdLaw
 
 fit_additive = partial(fit_surface, "additive")
@@ -110,8 +110,8 @@ def test_the_additive_optimum_is_the_minimum_of_the_surface():
         )
         # A minimum is flat: half the digits of the loss is what a search by value can have.
         assert best == pytest.approx(math.exp(plain.x), rel=1e-5)
-        assert surface.best_depth_reason(params) is None
-    with pytest.raises(InputError, match="budget is -5"):
+        assert surface.why_not(params) is None
+    with pytest.raises(InputError, match="size is -5"):
         surface.best_depth(-5)
 
 
@@ -136,8 +136,8 @@ def test_a_ridge_has_no_best_depth():
     frame = shapes(1e4, 1e7, (2, 4, 8, 16, 32))
     found = fit_response(frame.assign(loss=bowl(frame, curvature=-0.03)))
     assert found.best_depth(1e6) is None
-    assert "not convex in ln L" in found.best_depth_reason(1e6)
-    assert found.best_depth_interval(1e6) == (None, None)
+    assert "not convex in ln L" in found.why_not(1e6)
+    assert found.interval(1e6) == (None, None)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -149,7 +149,7 @@ def test_the_interval_is_the_set_of_depths_whose_slope_may_be_zero_and_covers(kn
     for _ in range(draws):
         noisy = frame.assign(loss=clean + sd * generator.standard_normal(len(frame)))
         found = fit_response(noisy.assign(weight=1 / sd**2) if known else noisy)
-        low, high = found.best_depth_interval(params, level)
+        low, high = found.interval(params, level)
         covered += (low or 0) <= truth <= (high or math.inf)
         open_ends += low is None or high is None
     # Two standard deviations of a count of 400; the hull of an open set, and a scale of at least 1, only cover more.
@@ -163,7 +163,7 @@ def test_the_interval_ends_where_the_slope_is_as_large_as_its_error():
     noise = 0.003 * np.random.default_rng(5).standard_normal(len(frame))
     found = fit_response(frame.assign(loss=bowl(frame) + noise))
     params = 1e6
-    low, high = found.best_depth_interval(params, 0.9)
+    low, high = found.interval(params, 0.9)
     u, x = math.log(params) - found.parameters["log_params"], found.parameters["log_depth"]
     design = np.column_stack(
         [
@@ -193,7 +193,7 @@ def test_flat_losses_leave_the_interval_open():
     loss = 3 - 0.02 * np.log(frame["params"]) - 0.05 * depth + 0.002 * depth**2
     found = fit_response(frame.assign(loss=loss + 0.005 * generator.standard_normal(len(frame))))
     assert found.parameters["b_LL"] > 0
-    low, high = found.best_depth_interval(1e6)
+    low, high = found.interval(1e6)
     assert low > 8
     assert high is None
 
@@ -210,7 +210,7 @@ def test_the_interval_of_the_additive_optimum_covers(known):
         noisy = frame.assign(loss=clean + sd * generator.standard_normal(len(frame)))
         found = fit_additive(noisy.assign(weight=1 / sd**2) if known else noisy)
         for place, params in enumerate((1e8, 1e9, 2e10)):
-            low, high = found.best_depth_interval(params, level)
+            low, high = found.interval(params, level)
             covered[place] += (low or 0) <= truth.best_depth(params) <= (high or math.inf)
     # Three standard deviations of a count of 60.
     assert np.all(covered >= level * draws - 3 * math.sqrt(draws * level * (1 - level)))
@@ -229,8 +229,8 @@ def test_in_an_additive_world_the_answer_holds_the_optimum_where_a_quadratic_doe
         answer = surface_answer(fits, params)
         assert answer.laws[0] == "additive"
         for name, (low, high) in {
-            "quadratic": fits[1].best_depth_interval(params),
-            "answer": answer.interval,
+            "quadratic": fits[1].interval(params),
+            "answer": answer.depth_interval,
         }.items():
             held[name] += (low or 0) <= truth <= (high or math.inf)
     assert held["quadratic"] <= 1
@@ -245,20 +245,20 @@ def test_a_surface_that_the_points_do_not_rule_out_widens_the_interval():
     fits = fit_surfaces(frame.assign(loss=loss))
     assert len(supported(fits)) == 2
     answer = surface_answer(fits, 2e8)
-    ends = [item.best_depth_interval(2e8) for item in fits]
+    ends = [item.interval(2e8) for item in fits]
     for place, pick in ((0, min), (1, max)):
         column = [end[place] for end in ends]
-        assert answer.interval[place] == (None if None in column else pick(column))
+        assert answer.depth_interval[place] == (None if None in column else pick(column))
     assert answer.laws == tuple(item.form for item in sorted(fits, key=lambda item: item.aicc))
     # A form without a best depth sets no limit, so no depth is stated.
     flat = replace(fits[0], status="bound_hit", parameters=fits[0].parameters | {"c_l": 0.0}, covariance=None)
     open_answer = surface_answer((flat, fits[1]), 2e8)
-    assert (open_answer.depth, open_answer.interval) == (None, (None, None))
+    assert (open_answer.depth, open_answer.depth_interval) == (None, (None, None))
     assert "c_l" in open_answer.reason
-    assert surface_answer((flat,), 2e8).interval == (None, None)
+    assert surface_answer((flat,), 2e8).depth_interval == (None, None)
     # A form that the points rule out has no say.
     ruled_out = replace(flat, aicc=fits[1].aicc + 20)
-    assert surface_answer((ruled_out, fits[1]), 2e8).interval == fits[1].best_depth_interval(2e8)
+    assert surface_answer((ruled_out, fits[1]), 2e8).depth_interval == fits[1].interval(2e8)
 
 
 def test_the_additive_law_is_fitted_at_equal_tokens_only():
@@ -274,7 +274,7 @@ def test_a_misfit_beyond_the_known_noise_widens_the_interval():
     honest = fit_response(frame.assign(loss=loss))
     bold = fit_response(frame.assign(loss=loss, weight=1 / 0.001**2))
     assert bold.scaled
-    assert bold.best_depth_interval(1e6) == pytest.approx(honest.best_depth_interval(1e6))
+    assert bold.interval(1e6) == pytest.approx(honest.interval(1e6))
     modest = fit_response(frame.assign(loss=loss, weight=1 / 0.02**2))
     assert not modest.scaled
 
@@ -293,7 +293,7 @@ def test_few_or_flat_points_are_insufficient_with_the_reason():
             assert found.status == "insufficient"
             assert words in found.reason
             assert (found.best_depth(1e6), found.parameters) == (None, {})
-            assert found.best_depth_reason(1e6) == found.reason
+            assert found.why_not(1e6) == found.reason
             assert np.isnan(found.loss(1e6, 4))
 
 
@@ -304,7 +304,7 @@ def test_a_term_that_is_not_there_hits_its_bound():
     assert (found.status, found.parameters["c_l"]) == ("bound_hit", 0)
     assert "c_l = 0" in found.reason
     assert found.best_depth(1e6) is None
-    assert "c_l" in found.best_depth_reason(1e6)
+    assert "c_l" in found.why_not(1e6)
     # A logarithm is the power law of exponent zero with an endless coefficient.
     flat = fit_additive(frame.assign(loss=3 - 0.1 * np.log(frame["width"]) + 0.3 / frame["depth"]))
     assert flat.status == "bound_hit"
@@ -323,7 +323,7 @@ def test_an_optimiser_that_gives_up_is_not_hidden(monkeypatch):
     assert "maximum number of function evaluations" in found.message
     assert found.message in found.reason
     assert found.best_depth(1e6) is None
-    assert found.best_depth_reason(1e6) == found.reason
+    assert found.why_not(1e6) == found.reason
 
 
 def test_the_order_of_the_points_and_the_unit_of_the_weights_change_nothing():

@@ -9,8 +9,6 @@ from analysis.errors import InputError
 from analysis.law.loss_surfaces import SurfaceFit
 from analysis.law.near_optimal import (
     check_within,
-    depths_text,
-    lost_text,
     measured_near_optimal,
     near_optimal,
     near_optimal_depths,
@@ -41,8 +39,8 @@ def test_the_range_is_that_of_trying_every_depth(model, params, within):
     best = int(depths[losses.argmin()])
     for depth in (best, best + 3):
         found = near_optimal(model, params, depth, "here", within)
-        assert found["lost"] == pytest.approx(losses[depth - 1] - losses.min(), abs=1e-12)
-        assert (found["within"], found["losses"]) == (within, "here")
+        assert found.lost == pytest.approx(losses[depth - 1] - losses.min(), abs=1e-12)
+        assert (found.within, found.losses) == (within, "here")
 
 
 def test_a_wider_allowance_holds_the_narrower_one():
@@ -55,13 +53,12 @@ def test_without_a_best_depth_there_is_no_range():
     ridge = SurfaceFit("response", "ok", parameters=RESPONSE.parameters | {"b_LL": -0.02})
     assert near_optimal_depths(ridge, 1e8) is None
     assert near_optimal(ridge, 1e8, 12, "here") is None
-    assert depths_text(None) is lost_text(None) is None
 
 
 def test_a_depth_that_the_law_does_not_count_has_no_loss():
     found = near_optimal(LIU2026, 1e8, 2, "here")
-    assert found["lost"] is None
-    assert lost_text(found) is None
+    assert found.lost is None
+    assert found.lost_text is None
     # Where the best width would be below one, one depth is left.
     assert near_optimal_depths(ADDITIVE, 13.0) == (1, 1)
 
@@ -70,9 +67,9 @@ def test_measured_depths_give_the_measured_difference():
     excess = {2: 0.02, 4: 0.004, 8: 0.0, 16: 0.006, 32: 0.03}
     shapes = tuple(DepthAt(depth, 64.0, 3 + value, None, value, None) for depth, value in excess.items())
     best = BestShape(1e6, 1e6, 8, 64.0, 3.0, None, shapes)
-    assert measured_near_optimal(best)["depths"] == [4, 8]
-    assert measured_near_optimal(best, 0.01)["depths"] == [4, 16]
-    assert depths_text(measured_near_optimal(best, 0.001)) == "8"
+    assert measured_near_optimal(best).depths == (4, 8)
+    assert measured_near_optimal(best, 0.01).depths == (4, 16)
+    assert measured_near_optimal(best, 0.001).depths_text == "8"
 
 
 @pytest.mark.parametrize("within", [0, -1, math.nan, math.inf])

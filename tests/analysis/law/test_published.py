@@ -7,14 +7,8 @@ from scipy.optimize import minimize_scalar
 
 from analysis.errors import InputError
 from analysis.law.near_optimal import near_optimal
-from analysis.law.threshold_law import LEVINE2020, recommend
-from analysis.law.published import (
-    LIU2026,
-    best_shapes_by,
-    losses_of,
-    published_law,
-    transition_of,
-)
+from analysis.law.published import LIU2026, losses_of, published_law
+from analysis.law.threshold_law import LEVINE2020
 
 GPT3 = (96, 12288)
 LLAMA_8B, LLAMA_70B = (32, 4096), (80, 8192)
@@ -27,8 +21,8 @@ def test_the_law_of_the_loss_is_asked_and_answers_above_the_depths_that_it_skips
         with pytest.raises(InputError, match=f"a size of {least:,.0f} or more"):
             LIU2026.shape(params)
     else:
-        assert LIU2026.shape(params)["depth_interval"][0] > LIU2026.skipped
-    low, high = LIU2026.shape(least)["depth_interval"]
+        assert LIU2026.shape(params).depth_interval[0] > LIU2026.skipped
+    low, high = LIU2026.shape(least).depth_interval
     assert LIU2026.skipped < low < 3 < high
 
 
@@ -38,13 +32,11 @@ def params_of(shape):
 
 def test_the_law_gives_the_depths_and_stakes_that_are_quoted_for_it():
     """125 layers for GPT-3, 162 for 405B, .008 nats at stake for 8B and .0005 for 70B."""
-    assert LIU2026.shape(params_of(GPT3))["depth"] == 125
-    assert LIU2026.shape(4.05e11)["depth"] == 162
-    stakes = [
-        near_optimal(LIU2026, params_of(shape), shape[0], "")["lost"] for shape in (LLAMA_8B, LLAMA_70B)
-    ]
+    assert LIU2026.shape(params_of(GPT3)).depth == 125
+    assert LIU2026.shape(4.05e11).depth == 162
+    stakes = [near_optimal(LIU2026, params_of(shape), shape[0], "").lost for shape in (LLAMA_8B, LLAMA_70B)]
     assert stakes == pytest.approx([0.008, 0.0005], abs=0.0005)
-    low, high = near_optimal(LIU2026, 7e9, 48, "")["depths"]
+    low, high = near_optimal(LIU2026, 7e9, 48, "").depths
     assert (low, high) == (pytest.approx(35, abs=1), 67)
 
 
@@ -77,34 +69,30 @@ def test_the_intervals_are_those_of_laws_drawn_from_its_covariance():
     for params in (1e9, 7e9):
         depths = np.array([law.best_depth(params) for law in laws])
         shape = LIU2026.shape(params)
-        assert shape["depth_error"] == pytest.approx(np.log(depths).std(), rel=0.1)
         # Farther from the depths of the fit the draws are skewed.
         tolerance = 0.03 if params == 1e9 else 0.1
-        assert shape["depth_interval"] == pytest.approx(np.quantile(depths, [0.025, 0.975]), rel=tolerance)
+        assert shape.depth_interval == pytest.approx(np.quantile(depths, [0.025, 0.975]), rel=tolerance)
     sizes = np.array([law.transition(32).params for law in laws])
-    assert LIU2026.transition(32).relative_error == pytest.approx(np.log(sizes).std(), rel=0.1)
     low, high = LIU2026.transition(32).params_interval
     drawn = np.quantile(sizes, [0.025, 0.975])
     assert math.log(high / low) == pytest.approx(math.log(drawn[1] / drawn[0]), rel=0.1)
 
 
-def test_both_kinds_of_law_give_the_same_document():
-    ours, theirs = (best_shapes_by(law, [1e9, 7e9]) for law in (LIU2026, LEVINE2020))
-    assert theirs == recommend(LEVINE2020, [1e9, 7e9])
-    assert [list(shape) for shape in ours] == [list(shape) for shape in theirs]
-    for shape in ours:
-        low, high = shape["depth_interval"]
-        assert low < shape["depth_exact"] < high
-        assert shape["width_exact"] == pytest.approx(math.sqrt(shape["params"] / (12 * shape["depth_exact"])))
-        assert shape["n_transition"]["depth"] == shape["depth"]
-    assert [shape["extrapolated"] for shape in ours] == [False, True]
-    assert transition_of(LEVINE2020, 32).params != transition_of(LIU2026, 32).params
+def test_both_kinds_of_law_give_the_same_answer():
+    ours, theirs = ([law.shape(params) for params in (1e9, 7e9)] for law in (LIU2026, LEVINE2020))
+    for shape in (*ours, *theirs):
+        low, high = shape.depth_interval
+        assert low < shape.depth_exact < high
+        assert shape.width_exact == pytest.approx(math.sqrt(shape.params / (12 * shape.depth_exact)))
+        assert shape.transition.depth == shape.depth
+    assert [shape.extrapolated for shape in ours] == [False, True]
+    assert theirs[1].transition.params != ours[1].transition.params
     assert losses_of(LEVINE2020) is losses_of(LIU2026) is LIU2026
 
 
 def test_sizes_and_depths_beyond_the_law_are_refused():
     for params in (0.5, -1, math.inf, math.nan):
-        with pytest.raises(InputError, match="budget is"):
+        with pytest.raises(InputError, match="size is"):
             LIU2026.best_depth(params)
     with pytest.raises(InputError, match="above 2 layers"):
         LIU2026.transition(2)

@@ -6,6 +6,7 @@ import pytest
 
 from analysis.errors import InputError, MissingColumnsError
 from analysis.runs.columns import COLUMNS
+from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable, read_runs
 
 
@@ -23,10 +24,10 @@ def test_three_columns_are_enough():
         ({"loss": None}, "loss is missing"),
         ({"loss": "n/a"}, "loss is missing or not a number"),
         ({"loss": [2.0]}, "loss is missing or not a number"),
-        ({"loss": 10**400}, "loss is not finite: diverged"),
-        ({"loss": float("inf")}, "loss is not finite: diverged"),
-        ({"loss": float("nan")}, "loss is not finite: diverged"),
-        ({"loss": "NaN"}, "loss is not finite: diverged"),
+        ({"loss": float("nan")}, "loss is missing"),
+        ({"loss": 10**400}, "diverged: loss is not finite"),
+        ({"loss": float("inf")}, "diverged: loss is not finite"),
+        ({"loss": "NaN"}, "diverged: loss is not finite"),
         ({"loss": -0.5}, "loss is -0.5; a loss in nats per token is positive"),
         ({"loss": 0}, "loss is 0; a loss"),
         ({"loss": 1e200}, "loss is 1e+200, far from any loss"),
@@ -42,15 +43,11 @@ def test_three_columns_are_enough():
         ({"status": "diverged", "loss": float("nan")}, "diverged"),
         ({"status": "failed", "loss": float("nan")}, "failed"),
         ({"status": " Failed "}, "failed"),
-        (
-            {"status": "blue", "reason": "moon"},
-            "status 'blue' is unknown (a finished run has the status done): moon",
-        ),
+        ({"status": "blue", "reason": "moon"}, "blue: moon"),
     ],
 )
 def test_a_row_that_cannot_be_used_says_why(change, reason):
     good = {"depth": 1, "width": 4, "params": 192, "seed": 0, "loss": 2.0, "status": "done", "reason": None}
-    # dtype=object keeps None, which is no loss, from becoming NaN, which is that of a run that diverged.
     runs = RunTable.from_frame(pd.DataFrame([good, {**good, "seed": 1, **change}], dtype=object))
     assert list(runs.used.index) == [1]
     assert [item["row"] for item in runs.left_out] == [2]
@@ -58,9 +55,8 @@ def test_a_row_that_cannot_be_used_says_why(change, reason):
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
-def test_a_loss_that_became_nan_is_told_from_one_that_is_not_there(tmp_path, ending):
+def test_a_loss_that_is_infinite_or_the_text_nan_diverged_and_any_other_is_missing(tmp_path, ending):
     path = tmp_path / f"runs.{ending}"
-    header = ["depth", "width", "lr", "loss"]
     rows = [
         ["1", "8", "", "2.5"],
         ["1", "16", "nan", ""],
@@ -68,33 +64,27 @@ def test_a_loss_that_became_nan_is_told_from_one_that_is_not_there(tmp_path, end
         ["1", "32", "0.1", "-inf"],
     ]
     if ending == "jsonl":
-        values = [2.5, None, float("nan"), float("-inf")]
+        values = [2.5, None, "NaN", float("-inf")]
         lines = [{"depth": 1, "width": 8 * i, "loss": value} for i, value in enumerate(values, start=1)]
-        path.write_text("\n".join(map(json.dumps, lines)))
+        # Rows need not have the same keys.
+        path.write_text("\n\n".join(map(json.dumps, [*lines, {"depth": 1, "width": 40}])))
     elif ending == "parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        loss = pyarrow.array([2.5, None, float("nan"), float("-inf")])
-        parquet.write_table(pyarrow.table({"depth": [1] * 4, "width": [8, 16, 24, 32], "loss": loss}), path)
+        frame = pd.DataFrame({"depth": 1, "width": [8, 16, 24, 32], "loss": ["2.5", None, "nan", "-inf"]})
+        frame.to_parquet(path)
     else:
         separator = "," if ending == "csv" else "\t"
-        path.write_text("\n".join(separator.join(row) for row in [header, *rows]) + "\n")
+        path.write_text(
+            "\n".join(separator.join(row) for row in [["depth", "width", "lr", "loss"], *rows]) + "\n"
+        )
     runs = read_runs(path)
-    assert [item["reason"] for item in runs.left_out] == [
-        "loss is missing or not a number", "loss is not finite: diverged", "loss is not finite: diverged"
+    assert [item["reason"] for item in runs.left_out][:3] == [
+        "loss is missing or not a number", "diverged: loss is not finite", "diverged: loss is not finite"
     ]  # fmt: skip
-    assert runs.frame["status"].tolist() == ["done", "done", "diverged", "diverged"]
-    # What was found is kept: a table that is written and read again says the same of every row.
+    assert runs.frame["status"].tolist()[:4] == ["done", "done", "diverged", "diverged"]
+    # A table that is written and read again has the same statuses.
     again = read_runs(runs.write_csv(tmp_path / "again.csv"))
     assert again.frame["status"].tolist() == runs.frame["status"].tolist()
-    assert [item["row"] for item in again.left_out] == [2, 3, 4]
-
-
-def test_nan_of_a_data_frame_is_a_loss_and_what_pandas_calls_missing_is_none():
-    frame = pd.DataFrame({"depth": 1, "width": [4, 8], "loss": [2.0, np.nan]})
-    assert RunTable.from_frame(frame).left_out[0]["reason"] == "loss is not finite: diverged"
-    missing = frame.assign(loss=pd.array([2.0, None], dtype="Float64"))
-    assert RunTable.from_frame(missing).left_out[0]["reason"] == "loss is missing or not a number"
+    assert [item["row"] for item in again.left_out] == [item["row"] for item in runs.left_out]
 
 
 #: Of the form of the Gemstones table: several checkpoints a shape, sizes that count the embeddings, no seed.
@@ -167,39 +157,28 @@ def test_seeds_are_names(labels, seeds):
         assert runs.used["seed_label"].tolist() == ["" if label is None else str(label) for label in labels]
 
 
-def test_duplicates_are_told_apart_from_replicates():
-    row = {"depth": 1, "width": 4, "loss": 2.0, "seed": 0}
-    runs = RunTable.from_frame(pd.DataFrame([row, row, {**row, "loss": 2.1}, {**row, "seed": 1}]))
-    assert list(runs.used.index) == [1, 4]
-    assert runs.left_out[0]["reason"] == "duplicate of row 1"
-    assert "give each its seed" in runs.left_out[1]["reason"]
-
-
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
 @pytest.mark.parametrize(
-    ("named", "kept"), [({"seed": 0}, 2.1), ({"lr": 0.01}, 2.1), ({}, 2.0), ({"seed": None, "lr": ""}, 2.0)]
+    ("named", "compared"),
+    [
+        ({"seed": 0}, 6.5 / 3),
+        ({"lr": 0.01}, 6.5 / 3),
+        ({"cell": "abc"}, 6.5 / 3),
+        ({}, 2.0),
+        ({"seed": None, "lr": ""}, 2.0),
+    ],
 )
-def test_which_of_several_losses_of_one_run_is_kept_depends_neither_on_order_nor_on_copies(
-    order, named, kept
+def test_copies_are_dropped_and_losses_of_one_run_averaged_or_the_best_of_anonymous_rows_kept(
+    order, named, compared
 ):
-    """The middle one of a run with a name; the best of a shape whose runs have neither seed nor learning rate."""
     losses = [2.4, 2.0, 2.1, 2.0]
     frame = pd.DataFrame({"depth": 1, "width": 4, "loss": [losses[i] for i in order], **named})
     runs = RunTable.from_frame(frame)
-    assert runs.used["loss"].tolist() == [kept]
-    assert len(runs.left_out) == 3
-    assert sum("duplicate of row" in item["reason"] for item in runs.left_out) == 1
-
-
-def test_a_wider_search_of_some_shapes_does_not_make_them_worse():
-    """Three settings of the deep shape, one of the shallow one, and no column for them: the best of each counts."""
-    frame = pd.DataFrame({"depth": [1, 4, 4, 4], "width": [8, 4, 4, 4], "loss": [2.05, 2.4, 2.2, 2.0]})
-    runs = RunTable.from_frame(frame)
-    assert runs.used["loss"].tolist() == [2.05, 2.0]
-    assert all("same shape and tokens as row 4" in item["reason"] for item in runs.left_out)
-    # A cell's key names its run.
-    cells = RunTable.from_frame(frame.assign(cell=["a", "b", "b", "b"]))
-    assert cells.used["loss"].tolist() == [2.05, 2.2]
+    found = compare(runs)
+    assert found.rows["loss"].tolist() == [pytest.approx(compared)]
+    reasons = [item["reason"] for item in runs.left_out] + list(found.left_out.values())
+    assert sum(reason.startswith("duplicate of row") for reason in reasons) == 1
+    assert sum("seed" in reason for reason in reasons) == 2
 
 
 def test_checkpoints_of_one_cell_are_told_apart_by_their_tokens():
@@ -208,47 +187,6 @@ def test_checkpoints_of_one_cell_are_told_apart_by_their_tokens():
     runs = RunTable.from_frame(frame)
     assert runs.used["tokens"].tolist() == [10, 20]
     assert runs.left_out == [{"row": 3, "cell": "abc", "reason": "duplicate of row 2"}]
-
-
-def _reasons_one_by_one(rows):
-    """What becomes of rows (depth, width, seed, lr, tokens, loss, status), by the plainest loops there are."""
-    good, seen = {}, {}
-    for number, (*run, loss, status) in enumerate(rows, start=1):
-        if status == "done" and run[0] > 0 and run[1] > 0 and loss > 0:
-            good.setdefault(tuple(run), {}).setdefault(loss, []).append(number)
-    for losses in good.values():
-        ordered = sorted(losses)
-        kept = ordered[(len(ordered) - 1) // 2]
-        for loss, numbers in losses.items():
-            for copy in numbers[1:]:
-                seen[copy] = f"duplicate of row {numbers[0]}"
-            seen[numbers[0]] = None if loss == kept else f"as row {losses[kept][0]} but another loss"
-    return seen
-
-
-def test_a_messy_table_is_sorted_out_as_by_plain_loops():
-    generator = np.random.default_rng(3)
-    count = 3000
-    frame = pd.DataFrame(
-        {
-            "depth": generator.integers(0, 4, count),
-            "width": generator.choice([-4, 4, 8], count),
-            "seed": generator.integers(0, 2, count),
-            "lr": generator.choice([0.1, 0.2], count),
-            "tokens": generator.choice([10, 20], count),
-            "loss": generator.choice([-1.0, 1.0, 1.5, 2.0, 2.5], count, p=[0.1, 0.6, 0.1, 0.1, 0.1]),
-            "status": generator.choice(["done", "failed"], count, p=[0.9, 0.1]),
-        }
-    )
-    runs = RunTable.from_frame(frame)
-    expected = _reasons_one_by_one(frame.itertuples(index=False, name=None))
-    assert runs.used.index.tolist() == [row for row, reason in sorted(expected.items()) if reason is None]
-    assert len(runs.used) + len(runs.left_out) == count
-    for item in runs.left_out:
-        if item["row"] in expected:
-            assert expected[item["row"]] in item["reason"]
-        else:
-            assert not item["reason"].startswith(("duplicate", "same"))
 
 
 def test_a_failed_attempt_does_not_shadow_the_cell_that_was_done():
@@ -281,47 +219,21 @@ def test_write_csv_round_trips_exactly_and_keeps_keys_as_text(tmp_path, study):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_foreign_names_are_mapped(tmp_path):
-    path = tmp_path / "theirs.csv"
-    path.write_text("n_layer,d_model,final_loss,loss\n1,8,2.5,99\n")
-    runs = read_runs(path, {"depth": "n_layer", "width": "d_model", "loss": "final_loss"})
-    assert runs.used.iloc[0][["depth", "width", "loss"]].tolist() == [1, 8, 2.5]
-
-
 def test_a_column_that_is_there_twice_is_refused():
     frame = pd.DataFrame([[1, 8, 9, 2.0]], columns=["depth", "width", "width", "loss"])
     with pytest.raises(InputError, match="several columns named 'width'"):
         RunTable.from_frame(frame)
 
 
-def test_long_json_lines_are_read_in_parts_that_need_not_have_the_same_keys(tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.runs.files._LINES", 2)
-    rows = [
-        {"depth": 1, "width": 4}, {"depth": 1, "width": 8, "seed": 1},
-        {"depth": 1, "width": 12, "loss": 2.0, "seed": 2}, {"depth": 1, "width": 16, "loss": None},
-        {"loss": float("nan"), "width": 20, "depth": 1},
-    ]  # fmt: skip
-    path = tmp_path / "runs.jsonl"
-    path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
-    runs = read_runs(path)
-    assert runs.used["width"].tolist() == [12]
-    missing = "loss is missing or not a number"
-    assert [(item["row"], item["reason"]) for item in runs.left_out] == [
-        (1, missing), (2, missing), (4, missing), (5, "loss is not finite: diverged")
-    ]  # fmt: skip
-    path.write_text(path.read_text() + "\n{")
-    with pytest.raises(InputError, match="line 11, is not JSON"):
-        read_runs(path)
-
-
 def test_a_missing_column_names_what_is_there_and_the_fix(tmp_path):
     path = tmp_path / "theirs.csv"
-    path.write_text("depth,width,their_loss\n1,8,2.5\n")
+    path.write_text("depth,n_embd,their_loss,foo\n1,8,2.5,0\n")
     with pytest.raises(MissingColumnsError) as caught:
         read_runs(path)
     message = str(caught.value)
     assert "no column 'loss'" in message
-    assert "depth, width, their_loss" in message
+    # Headings that were recognised are no candidates.
+    assert "Its other headings are their_loss, foo." in message
     assert "--column loss=their_loss" in message
     assert str(path) in message
     assert caught.value.columns == {"loss": "their_loss"}
@@ -336,7 +248,7 @@ def test_common_headings_are_taken_with_a_note(tmp_path, suffix):
     if suffix == "csv":
         frame.to_csv(path, index=False, na_rep="nan")
     elif suffix == "jsonl":
-        path.write_text("\n".join(json.dumps(row) for row in frame.to_dict("records")))
+        frame.to_json(path, orient="records", lines=True)
     else:
         frame.to_parquet(path)
     runs = read_runs(path)
@@ -344,8 +256,8 @@ def test_common_headings_are_taken_with_a_note(tmp_path, suffix):
         [1, 8, 2.5, 1e6],
         [2, 16, 2.25, 1e6],
     ]
-    # A NaN in the column that stands for the loss is that of a diverged run; pandas writes it to Parquet as missing.
-    assert runs.frame["status"].tolist() == ["done", "done" if suffix == "parquet" else "diverged", "done"]
+    # A text nan in the column that stands for the loss is that of a diverged run.
+    assert runs.frame["status"].tolist() == ["done", "diverged" if suffix == "csv" else "done", "done"]
     (note,) = runs.notes
     assert "n_layer as depth" in note
     assert "val_loss as loss" in note
@@ -405,7 +317,7 @@ def test_a_wrong_mapping_is_refused(tmp_path, columns, words):
         ("empty.csv", b"", "is empty"),
         ("header.csv", b"depth,width,loss\n", "has no rows"),
         ("empty.jsonl", b"\n\n", "is empty"),
-        ("broken.jsonl", b'{"depth": 1}\n{oops\n', "line 2, is not JSON"),
+        ("broken.jsonl", b'{"depth": 1}\n\n{oops\n', "line 3, is not JSON"),
         ("list.jsonl", b"[1, 2]\n", "line 1, is not a JSON object"),
         ("broken.parquet", b"not parquet", "cannot be read as PARQUET"),
         ("latin.csv", b"depth,width,loss\n1,8,\xff\n", "cannot be read as CSV"),
@@ -430,61 +342,60 @@ def test_missing_file_and_folder(tmp_path):
 
 
 @pytest.fixture
-def mlflow_trials(tmp_path):
-    """Write trials of one experiment: (cell, protocol, status, milliseconds of the end); return the store's URI."""
+def mlflow_store(tmp_path):
+    """The URI of a store, and a function that adds a run to its experiment and returns its id."""
     client_module = pytest.importorskip("mlflow.tracking")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = client_module.MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("toy", artifact_location=str(tmp_path / "artifacts"))
 
-    def write(*trials):
-        client = client_module.MlflowClient(tracking_uri=uri)
-        experiment = client.create_experiment("toy", artifact_location=str(tmp_path / "artifacts"))
-        for cell, protocol, status, end in trials:
-            tags = {"interplay.kind": "trial", "interplay.cell": cell, "interplay.status": status}
-            item = client.create_run(
-                experiment, tags=tags | ({"interplay.protocol": protocol} if protocol else {}), start_time=1
-            )
-            for name, value in {"depth": 2, "width": 8, "seed": 1}.items():
-                client.log_param(item.info.run_id, name, value)
-            if status == "done":
-                for name, value in {
-                    "loss": 1.0,
-                    "measure.accuracy": 0.5,
-                    "measure.rank_residual/1": 0.1,
-                }.items():
-                    client.log_metric(item.info.run_id, name, value)
-            client.set_terminated(item.info.run_id, end_time=end)
-        return uri
+    def add(status=None, cell="a", protocol=None, kind="trial", end=1, reason=None, seed=1, **metrics):
+        tags = {"kind": kind, "cell": cell, "status": status, "protocol": protocol, "reason": reason}
+        tags = {f"interplay.{name}": value for name, value in tags.items() if value}
+        run = client.create_run(experiment, tags=tags, start_time=1).info.run_id
+        for name, value in {"depth": 2, "width": 8, "seed": seed, "lr": 0.04}.items():
+            client.log_param(run, name, value)
+        for name, value in metrics.items():
+            client.log_metric(run, name, value + 1, step=1)
+            client.log_metric(run, name, value, step=2)
+        client.set_terminated(run, end_time=end)
+        return run
 
-    return write
+    return uri, add
 
 
-def test_an_experiment_gives_the_rows_of_its_newest_protocol_and_says_what_became_of_the_others(
-    mlflow_trials,
-):
-    uri = mlflow_trials(
-        ("a", "new", "done", 900), ("b", "new", "diverged", 300), ("c", "old", "done", 800), ("d", "", "done", 500),
-        ("e", "tried", "failed", 999),
-    )  # fmt: skip
+def test_an_experiment_gives_the_rows_of_its_newest_protocol_and_the_reason_of_every_other_run(mlflow_store):
+    uri, add = mlflow_store
+    add(kind="study")
+    add("done", "a", "new", end=900, loss=1.25, **{"measure.accuracy": 0.5, "measure.rank_residual/1": 0.1})
+    add("diverged", "b", "new", end=300, reason="NaN", seed=2)
+    add("done", "c", "old", end=800, loss=1.0)
+    add("done", "d", end=500, loss=1.0)
+    add("failed", "e", "tried", end=999)
+    unfinished, stranger = add(cell="f"), add(kind=None)
     runs = read_runs("mlflow:toy", tracking_uri=uri)
-    assert runs.used["cell"].tolist() == ["a"]
+    (row,) = runs.used[["cell", "depth", "width", "seed", "lr", "loss"]].to_numpy().tolist()
+    assert row == ["a", 2, 8, 1, 0.04, 1.25]
     assert runs.used["accuracy"].tolist() == [0.5], "what was measured beside the loss is a column"
     assert not [name for name in runs.frame if "rank" in name], "but not of single layers"
     assert sorted(runs.frame["cell"]) == ["a", "b"]
-    reasons = {item["cell"]: item["reason"] for item in runs.left_out}
-    assert reasons["c"] == "another protocol (old) than the newest rows (new)"
-    assert reasons["d"] == "another protocol (none recorded) than the newest rows (new)"
-    assert reasons["e"] == "another protocol (tried) than the newest rows (new)"
+    reasons = {item.get("cell", item["row"]): item["reason"] for item in runs.left_out}
+    other = "another protocol ({}) than the newest rows (new)".format
+    assert reasons == {
+        "b": "diverged: NaN", "c": other("old"), "d": other("none recorded"), "e": other("tried"),
+        unfinished: f"MLflow run {unfinished} has no tag interplay.status; it is FINISHED",
+        stranger: f"MLflow run {stranger} has no tag interplay.kind",
+    }  # fmt: skip
+    json.dumps(runs.left_out)
+    with pytest.raises(InputError, match="Did you mean mlflow:toy"):
+        read_runs("mlflow:tot", tracking_uri=uri)
 
 
-def test_an_experiment_without_any_protocol_is_read_as_it_is(mlflow_trials):
-    assert (
-        len(
-            read_runs(
-                "mlflow:toy", tracking_uri=mlflow_trials(("a", "", "done", 5), ("b", "", "done", 9))
-            ).used
-        )
-        == 2
-    )
+def test_an_experiment_without_any_protocol_is_read_as_it_is(mlflow_store):
+    uri, add = mlflow_store
+    add("done", "a", loss=1.0)
+    add("done", "b", loss=1.0)
+    assert len(read_runs("mlflow:toy", tracking_uri=uri).used) == 2
 
 
 def test_a_protocol_is_text_and_a_file_with_several_is_kept_whole(tmp_path):
@@ -494,42 +405,3 @@ def test_a_protocol_is_text_and_a_file_with_several_is_kept_whole(tmp_path):
     ]
     path.write_text("depth,width,seed,loss,protocol\n" + "\n".join(lines) + "\n")
     assert read_runs(path).used["protocol"].tolist() == ["12e4", "0012"] * 2
-
-
-def test_mlflow_trials_become_rows_and_the_rest_says_why(tmp_path):
-    client_module = pytest.importorskip("mlflow.tracking")
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    client = client_module.MlflowClient(tracking_uri=uri)
-    experiment = client.create_experiment("toy", artifact_location=str(tmp_path / "artifacts"))
-
-    def run(tags, params=None, loss=None):
-        item = client.create_run(experiment, tags=tags)
-        for name, value in (params or {}).items():
-            client.log_param(item.info.run_id, name, value)
-        if loss is not None:
-            client.log_metric(item.info.run_id, "loss", loss + 1, step=1)
-            client.log_metric(item.info.run_id, "loss", loss, step=2)
-        return item.info.run_id
-
-    trial = {"interplay.kind": "trial", "interplay.cell": "c1", "interplay.status": "done"}
-    shape = {"depth": 2, "width": 8, "heads": 2, "params": 1536, "seed": 1, "lr": 0.04, "tokens": 1000}
-    run({"interplay.kind": "study"})
-    run(trial, shape, loss=1.25)
-    run(
-        {**trial, "interplay.cell": "c2", "interplay.status": "diverged", "interplay.reason": "NaN"},
-        shape | {"seed": 2},
-    )
-    unfinished = run({"interplay.kind": "trial", "interplay.cell": "c3"}, shape)
-    stranger = run({})
-
-    runs = read_runs("mlflow:toy", tracking_uri=uri)
-    assert len(runs.used) == 1
-    assert runs.used.iloc[0][["cell", "depth", "width", "seed", "loss"]].tolist() == ["c1", 2, 8, 1, 1.25]
-    reasons = {item["row"]: item["reason"] for item in runs.left_out}
-    assert "no tag interplay.status" in reasons[unfinished]
-    assert "no tag interplay.kind" in reasons[stranger]
-    assert "diverged: NaN" in reasons.values()
-    assert len(reasons) == 3
-    with pytest.raises(InputError, match="Did you mean mlflow:toy"):
-        read_runs("mlflow:tot", tracking_uri=uri)
-    json.dumps(runs.left_out)

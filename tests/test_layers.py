@@ -53,7 +53,7 @@ FLOORS = {
         {"law"},
         {"curves"},
         {"runs"},
-        {"groups", "intervals", "tables", "threads"},
+        {"intervals", "tables", "threads"},
         {"files", "numbers"},
         {"errors"},
     ],
@@ -61,7 +61,7 @@ FLOORS = {
         {"study_page", "series_page"},
         {"html", "tables"},
         {"figures"},
-        {"answers"},
+        {"answers", "shapes"},
     ],
     "trainables": [
         {"__main__"},

@@ -14,9 +14,8 @@ from analysis.audit.model_config import ModelConfig
 from analysis.errors import InputError
 from analysis.files import to_json
 from analysis.intervals import Interval
-from analysis.law.near_optimal import NearOptimal
 from analysis.law.published import PublishedLaw
-from analysis.law.shape import Shape, Transition
+from analysis.law.shape import NearOptimal, Shape, Transition
 
 Verdict = Literal["too deep", "too shallow", "within the interval", "not settled"]
 
@@ -27,6 +26,7 @@ class Audit:
 
     Attributes:
         model: its shape and source.
+        law: the source of the law in words.
         verdict: whether the interval of L* at fixed N contains its depth; the best whole depth counts as within. It is
             not settled if no best depth is stated and the interval is open.
         best: the recommendation for the same N.
@@ -37,6 +37,7 @@ class Audit:
     """
 
     model: ModelConfig
+    law: str
     verdict: Verdict
     best: Shape
     transition: Transition | None
@@ -68,7 +69,7 @@ class Audit:
         document: dict[str, Any] = {
             **{name: getattr(model, name) for name in ("depth", "width", "vocabulary", "block_params")},
             **{name: getattr(self, name) for name in _FIELDS},
-            "law": self.best.law,
+            "law": self.law,
             "model": model.name,
             "family": model.family or None,
             "nonembedding_params": model.law_params,
@@ -94,8 +95,13 @@ def shape_of(depth: int, width: int, vocabulary: int | None = None) -> ModelConf
     return ModelConfig(name=f"{depth} × {width}", depth=depth, width=width, vocabulary=vocabulary)
 
 
-def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], Shape]) -> Audit:
-    """Compare a model from `read_model_config` or `shape_of` with a law: published, or N -> `Audit.best` by a fit.
+def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], Shape], source: str = "") -> Audit:
+    """Compare a model from `read_model_config` or `shape_of` with a law.
+
+    Args:
+        model: its shape.
+        law: published, or N -> `Audit.best` by a fit.
+        source: of a fit, in words.
 
     Raises:
         InputError: a depth out of range or not counted by it.
@@ -106,6 +112,7 @@ def audit(model: ModelConfig, law: PublishedLaw | Callable[[float], Shape]) -> A
     low, high = best.depth_interval
     return Audit(
         model=model,
+        law=source or best.law,
         verdict=_verdict(model.depth, best.depth, low, high),
         best=best,
         transition=None if published is None else published.transition(model.depth),

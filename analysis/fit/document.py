@@ -18,9 +18,9 @@ from analysis.fit.study import Study, estimates_of, study_of
 from analysis.law.crossings import Crossing, Crossings
 from analysis.law.held_out import HeldOut, Trainer, held_out, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.near_optimal import WITHIN, NearOptimal, near_optimal
+from analysis.law.near_optimal import WITHIN, near_optimal
 from analysis.law.projection import project
-from analysis.law.shape import Law, Shape
+from analysis.law.shape import Law, NearOptimal, Shape
 from analysis.law.threshold import REGRESSORS, fit_threshold
 from analysis.law.threshold_law import Form, ThresholdLaw
 from analysis.runs.epochs import Epochs, epochs_of

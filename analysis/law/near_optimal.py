@@ -6,48 +6,19 @@ uses `math` only, so that an answer from a published law loads no numerical libr
 """
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analysis.errors import InputError
+from analysis.law.shape import Law, NearOptimal
 
 if TYPE_CHECKING:
     from analysis.curves.best_shapes import BestShape
-    from analysis.law.shape import Law
 
 #: Nats per token below which the loss of a shape counts as that of the best. Seeds of one cell differ by about as much.
 WITHIN = 0.005
 
 
-@dataclass(frozen=True)
-class NearOptimal:
-    """The depths that lose next to nothing at one N, and what one depth loses.
-
-    Attributes:
-        within: nats per token up to which a depth counts as near-optimal.
-        depths: the shallowest and the deepest of them.
-        lost: nats per token by which the depth in question exceeds the best whole depth; None if not known.
-        losses: the source of the losses, in words.
-    """
-
-    within: float
-    depths: tuple[int, int]
-    lost: float | None
-    losses: str
-
-    @property
-    def depths_text(self) -> str:
-        """`36–67`, for a table."""
-        low, high = self.depths
-        return f"{low}–{high}" if high > low else str(low)
-
-    @property
-    def lost_text(self) -> str | None:
-        """`0.0077`, to a tenth of a millinat."""
-        return None if self.lost is None else f"{self.lost:.4f}"
-
-
-def near_optimal_depths(law: "Law", params: float, within: float = WITHIN) -> tuple[int, int] | None:
+def near_optimal_depths(law: Law, params: float, within: float = WITHIN) -> tuple[int, int] | None:
     """The shallowest and the deepest model whose loss exceeds that of the best whole depth by at most `within`.
 
     Args:
@@ -82,7 +53,7 @@ def near_optimal_depths(law: "Law", params: float, within: float = WITHIN) -> tu
 
 
 def near_optimal(
-    law: "Law", params: float, depth: float | None, source: str, within: float = WITHIN
+    law: Law, params: float, depth: float | None, source: str, within: float = WITHIN
 ) -> NearOptimal | None:
     """The near-optimal depths at N and what `depth` loses by a law of the loss; None if it has no best depth there."""
     depths = near_optimal_depths(law, params, within)
@@ -116,7 +87,7 @@ def _deepest(params: float) -> int:
     return max(1, math.floor(params / 12))
 
 
-def _best_whole(law: "Law", params: float) -> int | None:
+def _best_whole(law: Law, params: float) -> int | None:
     best = law.best_depth(params)
     if best is None or not math.isfinite(best):
         return None

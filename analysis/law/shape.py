@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from analysis.errors import InputError
 from analysis.intervals import Interval, width_of
-from analysis.law.near_optimal import NearOptimal
 
 #: What a shape rests on: the laws of a study, its lowest measured loss, only the interval of its laws, a published law.
 Source = Literal["law", "measured", "band", "published"]
@@ -29,6 +28,34 @@ class Law(Protocol):
 
     def loss(self, params: Any, depth: Any) -> Any:
         """Nats per token of a shape, up to a constant at fixed N; None from a law that predicts no loss."""
+
+
+@dataclass(frozen=True)
+class NearOptimal:
+    """The depths that lose next to nothing at one N, and what one depth loses.
+
+    Attributes:
+        within: nats per token up to which a depth counts as near-optimal.
+        depths: the shallowest and the deepest of them.
+        lost: nats per token by which the depth in question exceeds the best whole depth; None if not known.
+        losses: the source of the losses, in words.
+    """
+
+    within: float
+    depths: tuple[int, int]
+    lost: float | None
+    losses: str
+
+    @property
+    def depths_text(self) -> str:
+        """`36–67`, for a table."""
+        low, high = self.depths
+        return f"{low}–{high}" if high > low else str(low)
+
+    @property
+    def lost_text(self) -> str | None:
+        """`0.0077`, to a tenth of a millinat."""
+        return None if self.lost is None else f"{self.lost:.4f}"
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from analysis.law.near_optimal import WITHIN
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import counted, digits, duration, ends, human, percent, short, span
 from analysis.report.answers import condition, factors
+from analysis.report.shapes import shapes_table
 from analysis.runs.table import RunTable
-from analysis.tables import Column, Table, shapes_table
+from analysis.tables import Column, Table
 
 #: Projected sizes, as multiples of the largest measured one.
 MULTIPLES = (3.0, REACH)

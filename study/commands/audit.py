@@ -10,9 +10,9 @@ from rich.text import Text
 from analysis.audit.model_config import read_model_config
 from analysis.audit.verdict import Audit, audit, shape_of
 from analysis.errors import InputError
-from analysis.law.near_optimal import WITHIN, NearOptimal, check_within, near_optimal
+from analysis.law.near_optimal import WITHIN, check_within, near_optimal
 from analysis.law.published import PublishedLaw, losses_of, published_law
-from analysis.law.shape import Shape
+from analysis.law.shape import NearOptimal, Shape
 from analysis.numbers import short, span
 from analysis.tables import Column, Table
 from study.results.recommend import read_fit, shapes_by
@@ -65,7 +65,7 @@ def audit_models(
         )
     check_within(within)
     chosen, losses = _law(law, fit_file, within)
-    audits = [audit(model, chosen) for model in models]
+    audits = [audit(model, chosen, str(fit_file or "")) for model in models]
     return [replace(item, near_optimal=losses(item.model.law_params, item.model.depth)) for item in audits]
 
 
@@ -84,7 +84,7 @@ def _law(name: str | None, fit_file: Path | None, within: float) -> tuple[_Best,
     result = read_fit(fit_file)
 
     def best(params: float) -> Shape:
-        return replace(shapes_by(result, fit_file, [params], within)[0], law=str(fit_file))
+        return shapes_by(result, fit_file, [params], within)[0]
 
     return best, lambda params, depth: result.near_optimal(params, depth, within)
 
@@ -113,7 +113,7 @@ def _sentence(item: Audit) -> Text:
         (model.name, "bold"),
         " is ",
         (item.verdict, f"bold {_COLOURS[item.verdict]}"),
-        f": by {_SOURCES[best.source]} of {best.law}, the best depth for this N is {stated} "
+        f": by {_SOURCES[best.source]} of {item.law}, the best depth for this N is {stated} "
         f"({_level(item)}interval {span(best.depth_interval)}){flat}.",
     )
 

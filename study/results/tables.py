@@ -11,7 +11,8 @@ from rich.text import Text
 
 from analysis.law.shape import Measured, Shape
 from analysis.numbers import counted, ends, human, layers, percent, short, span
-from analysis.tables import EMPTY, Column, Table, shapes_table
+from analysis.report.shapes import shapes_table
+from analysis.tables import EMPTY, Column, Table
 from study.results.recommend import LEAST_TRIALS
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType
     notes = []
     if transitions and level is not None:
         notes = [
-            f"Intervals: {percent(level)} at fixed N. Overtaken at: the N from which deeper models win, as a "
-            f"{percent(level)} interval."
+            f"Intervals: {percent(level)}, of depth and width at fixed N. Overtaken at: the N from which deeper models win."
         ]
     if any(shape.unbounded and shape.source != "measured" for shape in shapes):
         notes.append("The laws set no limit on the open side of an interval.")

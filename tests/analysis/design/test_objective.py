@@ -33,8 +33,8 @@ def fitted(rows):
 def test_the_depth_is_that_of_the_fit_of_the_same_rows(rows, fitted):
     found = estimate(rows, Objective("depth", AHEAD))
     projected = fitted.project(AHEAD)
-    assert found.value == pytest.approx(projected.depth)
-    assert (found.low, found.high) == pytest.approx(projected.interval)
+    assert found.value == pytest.approx(projected.depth_exact)
+    assert (found.low, found.high) == pytest.approx(projected.depth_interval)
     assert found.halfwidth == pytest.approx((found.high - found.low) / (2 * found.value))
     assert found.low < solve_depth(TRUTH.a, TRUTH.b, AHEAD) < found.high
     assert "N = 4e+05" in found.words
@@ -48,7 +48,7 @@ def test_a_depth_that_the_laws_do_not_agree_on_has_an_interval_only(rows):
     projected = fit(RunTable.from_frame(rough)).project(far)
     found = estimate(rough, Objective("depth", far))
     assert (found.value, projected.depth) == (None, None)
-    assert (found.low, found.high) == pytest.approx(projected.interval)
+    assert (found.low, found.high) == pytest.approx(projected.depth_interval)
     assert "disagree" in found.words
     # Three depths have two crossings, which do not settle a depth however narrow their interval is.
     two = estimate(rows[rows["depth"] < 4], Objective("depth", AHEAD))

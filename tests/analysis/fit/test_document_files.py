@@ -173,4 +173,4 @@ def test_a_law_of_less_than_a_layer_is_answered_with_one(a, b, depth):
     found = Fit.from_json(with_law(a=a, b=b)).project(1e9)
     assert found.extrapolated
     # A depth of zero to all digits is none.
-    assert found.shape()["depth"] == depth
+    assert found.depth == depth

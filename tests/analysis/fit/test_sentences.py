@@ -2,7 +2,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from analysis.law.advice import Disagreement, DisagreementSpan
 
 from analysis.curves.best_shapes import BestShape, DepthAt
 from analysis.fit.answer import depth_ranges, next_depth, shape_sentence, use_sentence
@@ -12,7 +11,6 @@ from analysis.fit.sentences import (
     beyond_sentence,
     count_phrase,
     crossing_sentence,
-    disagreement_sentence,
     headlines,
     law_sentence,
     noise_sentence,
@@ -214,33 +212,6 @@ def test_few_of_many_undecided_pairs_are_listed(line_frame):
     assert sum(item.status == "ambiguous" for item in found.crossings) > 2
     lines = headlines(found)
     assert sum("is not settled" in line for line in lines) == 2
-
-
-def test_where_rivals_part_for_good(found):
-    params = (1e3, 1e4, 1e5, 1e6)
-
-    def part(law, depths, *spans):
-        return Disagreement(law, params, depths, spans, None)
-
-    rivals = (
-        part("log-linear", (1.0, 2.0, 3.0, 4.0)),
-        # Apart at the smallest sizes, together, and apart again up to the end.
-        part(
-            "power",
-            (9.0, 2.0, 9.0, 9.0),
-            DisagreementSpan(1e3, 2e3, "shallower"),
-            DisagreementSpan(4e4, 1e6, "deeper"),
-        ),
-        part("additive", (9.0, 2.0, 3.0, 4.0), DisagreementSpan(1e3, 2e3, "deeper")),
-        part("response", (None,) * 4),
-    )
-    told = dataclasses.replace(with_law(found), disagreements=rivals)
-    assert disagreement_sentence(told) == (
-        "Against the threshold law, the power law is deeper by more than a factor of 1.25 from N ≈ 40 thousand on. "
-        "The additive loss is within a factor of 1.25 of it at N ≈ 1.0 million. "
-        "The response surface names no finite depth at N ≈ 1.0 million."
-    )
-    assert "Without a threshold law" in disagreement_sentence(dataclasses.replace(told, disagreements=()))
 
 
 def test_the_counting_rule_is_said():

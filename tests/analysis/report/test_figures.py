@@ -9,8 +9,7 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit.document import Fit, fit
-from analysis.law.advice import law_of
-from analysis.law.projection import Law
+from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import layers, short
 from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, transition
 from analysis.report.figures.best_depth import best_depths, law_line, measured_sizes
@@ -127,7 +126,7 @@ def test_the_profile_has_the_near_optimal_set_the_aspect_ratio_and_the_increase(
 
 def test_an_open_end_of_the_region_is_no_end():
     region = ((1.0, 0.1, False), (1.0, 0.3, True), (1.2, 0.2, False))
-    law = Law(1.1, 0.2, ((1, 0), (0, 1)), "test", (1, 4), region=region)
+    law = ThresholdLaw("log-linear", "ok", 0.95, 1.1, 0.2, ((1, 0), (0, 1)), region=region)
     low, high = law_widths(law, 1.0, 5.0).iloc[[0, -1]][["low", "high"]].to_numpy().T
     assert low == pytest.approx(np.exp([1.1, 1.5]))
     # At one layer the closed point is the highest, at five the open one.
@@ -167,8 +166,8 @@ def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(foun
     assert (line["params"] == high).sum() == 1
     for row in line.iloc[[0, -1]].to_dict("records"):
         projected = found.project(row["params"])
-        assert row["depth"] == projected.depth
-        ends = [math.nan if end is None else end for end in projected.interval]
+        assert row["depth"] == projected.depth_exact
+        ends = [math.nan if end is None else end for end in projected.depth_interval]
         assert [row["low"], row["high"]] == pytest.approx(ends, nan_ok=True)
 
 
@@ -180,7 +179,7 @@ def test_no_line_is_drawn_where_no_law_is_determined(study, pilot_fit):
 
 def test_transition_data_hold_the_crossings_and_the_law(found):
     rows = crossing_widths(found)
-    line = law_widths(law_of(found.law), 0.5, 6)
+    line = law_widths(found.law, 0.5, 6)
     np.testing.assert_allclose(np.log(line["width"]), found.law.a + found.law.b * line["depth"])
     assert list(rows["status"]) == ["bracketed"] * 3
     np.testing.assert_allclose(rows["depth"], np.sqrt(rows["shallow"] * rows["deep"]))

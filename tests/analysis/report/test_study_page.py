@@ -192,14 +192,14 @@ def test_pairs_of_which_nothing_is_known_are_counted(tmp_path, line_frame):
 
 
 def trial(budget, regret):
-    return Trial(budget, budget, 1e3, 2, None if regret is None else 2.0, regret, None, None, None)
+    return Trial(budget, budget, 1e3, 2, None if regret is None else 2.0, regret, None, None)
 
 
 def test_regret_is_compared_in_the_same_trials():
-    law = HeldOut("power", (trial(1e4, 0.3), trial(2e4, None), trial(3e4, 0.1)), None)
-    base = HeldOut(BASELINE, (trial(1e4, 0.5), trial(2e4, 9.0), trial(3e4, 0.2)), None)
+    law = HeldOut("power", (trial(1e4, 0.3), trial(2e4, None), trial(3e4, 0.1)))
+    base = HeldOut(BASELINE, (trial(1e4, 0.5), trial(2e4, 9.0), trial(3e4, 0.2)))
     assert paired_regret(law, base) == pytest.approx((0.2, 0.35))
-    assert paired_regret(HeldOut("power", (trial(2e4, None),), None), base) == (None, None)
+    assert paired_regret(HeldOut("power", (trial(2e4, None),)), base) == (None, None)
 
 
 def test_the_table_of_rivals_has_every_law_with_its_numbers(found):
@@ -393,4 +393,4 @@ def test_no_shape_is_projected_beyond_ten_times_the_data(pilot_frame):
     largest = max(item.params for item in result.best)
     rows = projection_table(runs, result).records()
     assert [row["N"] for row in rows] == [short(3 * largest), short(10 * largest)]
-    assert rows[0]["depth L*"] == str(result.project(3 * largest).shape()["depth"])
+    assert rows[0]["depth L*"] == str(result.project(3 * largest).depth)

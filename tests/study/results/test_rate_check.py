@@ -13,7 +13,7 @@ from analysis.files import write_json
 from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from study.plan.plan import make_plan
-from study.results.rate_check import planned_check, study_fit, with_check
+from study.results.rate_check import planned_check, study_fit
 from study.results.recommend import recommend
 from study.results.tables import fit_table, recommendation_table
 from study.search.sensitivity_runs import sensitivity_cells
@@ -107,10 +107,8 @@ def test_fit_and_recommendation_state_the_check(tmp_path):
     write_json(tmp_path / "fit.json", fit.to_json())
     assert json.loads((tmp_path / "fit.json").read_text())["learning_rate"]["checked"] is False
     source, shapes = recommend(tmp_path / "fit.json", None, [2e4])
-    shapes = with_check(tmp_path / "fit.json", shapes)
-    assert [shape["learning_rate"] for shape in shapes] == [fit.learning_rate.sentence]
+    assert [shape.learning_rate for shape in shapes] == [fit.learning_rate.sentence]
     for view in (recommendation_table(source, shapes), fit_table(fit)):
         console = Console(file=io.StringIO(), width=2000)
         console.print(view)
         assert fit.learning_rate.sentence in console.file.getvalue()
-    assert with_check(None, [{"depth": 1}]) == [{"depth": 1}]

@@ -99,9 +99,7 @@ def recommendation_table(source: str, shapes: Sequence[Shape]) -> RenderableType
     checks = dict.fromkeys(shape.learning_rate for shape in shapes if shape.learning_rate)
     notes = []
     if transitions and level is not None:
-        notes = [
-            f"Intervals: {percent(level)}, of depth and width at fixed N. Overtaken at: the N from which deeper models win."
-        ]
+        notes = [f"Intervals: {percent(level)} at fixed N. Overtaken at: the N from which deeper models win."]
     if any(shape.unbounded and shape.source != "measured" for shape in shapes):
         notes.append("The laws set no limit on the open side of an interval.")
     table = rich_table(shapes_table(source, shapes, level, more))

@@ -20,6 +20,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from analysis.curves.noise import Floats
@@ -87,13 +88,17 @@ class Combination(NamedTuple):
         return np.asarray(inverse - self.solved @ self.covariance @ self.solved.T)
 
 
-def points_of(means: ShapeMeans) -> Points:
-    """The points of a fit; of more than `MOST_POINTS`, neighbours in ln N are averaged."""
+def points_of(means: ShapeMeans, extra: npt.ArrayLike = 0.0) -> Points:
+    """The points of a fit; of more than `MOST_POINTS`, neighbours in ln N are averaged.
+
+    `extra` is added to the variance of each point's own noise, if that is known.
+    """
     rank = np.searchsorted(means.depths, means.depth)
     known = means.noise.known
     single = means.noise.sd_at(means.mean) ** 2 if known else np.maximum(means.mean**2, np.finfo(float).tiny)
     shared, own = means.errors if known else (np.zeros((len(rank), 0)), np.sqrt(single))
-    points = Points(rank, means.x, means.mean, shared, own**2, single, known)
+    own = own**2 + (extra if known else 0.0)
+    points = Points(rank, means.x, means.mean, shared, own, single, known)
     if len(rank) <= MOST_POINTS:
         return points
     groups = []

@@ -1,10 +1,13 @@
-"""Rivals of the threshold law: two surfaces that give the loss as a function of size N and depth L.
+"""Alternatives to the threshold law: two surfaces that give the loss as a function of size N and depth L.
 
 - `additive` (Liu et al. 2026, arXiv 2602.05970): loss = E + c_m·d^-α_m + c_l·L^-α_l, with d = sqrt(N/(12·L)).
 - `response`: a quadratic in ln N and ln L, without theory; the reference for what the points themselves support.
 
 Liu et al. add a term in the training tokens D. Losses are compared here at equal tokens, where B·D^-β is a constant
 that cannot be separated from E. The E below is their sum, not the entropy of the data.
+
+The errors of the points are those of the curves: seed noise, with what the shapes of one seed or of one depth share,
+and the misfit of each point. Both surfaces are fitted by generalised least squares.
 """
 
 import math
@@ -14,13 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+from scipy.linalg import solve_triangular
 from scipy.ndimage import minimum_filter
-from scipy.optimize import least_squares, nnls
+from scipy.optimize import minimize, nnls
 from scipy.stats import f as fisher
 from scipy.stats import norm
 from scipy.stats import t as student
 
+from analysis.curves import posterior
 from analysis.curves.noise import Floats
 from analysis.curves.shape_means import ShapeMeans
 from analysis.intervals import Interval
@@ -31,13 +35,12 @@ SurfaceStatus = Literal["ok", "bound_hit", "not_converged", "insufficient"]
 
 #: Range of α_m and α_l. Below it a power is nearly a logarithm, above it nearly a step.
 EXPONENT = (0.01, 10.0)
-#: Most local minima of the grid that are refined.
-STARTS = 6
-#: Relative tolerance of the optimiser for the sum of squares, the exponents and the gradient.
-TOLERANCE = 1e-12
+#: Most local minima of the grid of exponents that are refined.
+STARTS = 4
+#: Tolerance of the refinement in ln α, and in the norm of the residuals over its lowest on the grid; most of its steps.
+TOLERANCE, MOST_STEPS = 1e-9, 1000
 #: Smallest ratio of the singular values of centred (ln N, ln L): below it depth and size move together.
 COLLINEAR = 1e-4
-
 #: Smallest ratio of the singular values of a scaled Jacobian whose inverse has correct digits.
 SINGULAR = 1e-8
 #: A surface whose AIC exceeds the lowest by more has essentially no support (Burnham and Anderson 2002, section 2.6).
@@ -58,11 +61,10 @@ class SurfaceFit:
         reason: of any status but `ok`.
         parameters: name -> value. `additive`: E, c_m, alpha_m, c_l, alpha_l. `response`: b, b_N, b_L, b_NN, b_NL, b_LL
             of u = ln N - log_params and v = ln L - log_depth, and these two centres.
-        rmse: weighted root mean square of the residuals, nats per token.
+        rmse: root mean square of the residuals, nats per token.
         points, dof: number of points, and of points less parameters.
         aicc: Akaike's criterion corrected for few points, with an estimated variance; comparable between surfaces of
             the same points only; None with too few points.
-        message: of the optimiser, how many starts reached the same minimum, and the size of the grid.
         covariance: of the six coefficients of `response`; of (ln c_m, alpha_m, ln c_l, alpha_l) of `additive`, None if
             the points do not determine them.
         scaled: the covariance is scaled by the residuals (Student's t), because the noise is not known or the residuals
@@ -79,7 +81,6 @@ class SurfaceFit:
     points: int = 0
     dof: int = 0
     aicc: float | None = None
-    message: str | None = None
     covariance: tuple[tuple[float, ...], ...] | None = None
     scaled: bool = False
     params_range: tuple[float, float] | None = None
@@ -191,142 +192,167 @@ def _aic(item: SurfaceFit) -> float | None:
     return item.aicc - 2 * k * (k + 1) / (item.points - k - 1)
 
 
-def points_of(means: ShapeMeans, misfit_sd: npt.ArrayLike = 0.0) -> pd.DataFrame:
-    """One row per shape, for the fits here: depth, params, loss, and if the noise is known weight and noise_dof.
+@dataclass(frozen=True)
+class SurfacePoints:
+    """The shapes of a study for the fits here, in any order.
+
+    Attributes:
+        depth, x, loss: layers, ln N, nats per token.
+        covariance: (points, points) of the losses; None if the noise is not known.
+        noise_dof: degrees of freedom of the noise.
+    """
+
+    depth: Floats
+    x: Floats
+    loss: Floats
+    covariance: Floats | None = None
+    noise_dof: float = math.inf
+
+    def whitened(self, columns: Floats) -> Floats:
+        """`columns` (points, any) in coordinates in which the errors are independent and of unit size."""
+        if self.covariance is None:
+            return columns
+        root = np.linalg.cholesky(self.covariance)
+        return np.asarray(solve_triangular(root, columns, lower=True, check_finite=False))
+
+    def lacking(self, form: SurfaceForm) -> str | None:
+        """Why the points cannot determine the surface."""
+        count, needed = len(self.loss), _PARAMETERS[form] + 1
+        if count < needed:
+            return f"{needed} shapes are needed for {_PARAMETERS[form]} parameters; there are {count}"
+        depths, sizes = (len(np.unique(np.round(v, 6))) for v in (np.log(self.depth), self.x))
+        if depths < 3 or sizes < 3:
+            return f"three depths and three sizes are needed; there are {depths} and {sizes}"
+        centred = np.column_stack([self.x - self.x.mean(), np.log(self.depth) - np.log(self.depth).mean()])
+        singular = np.linalg.svd(centred / np.linalg.norm(centred, axis=0), compute_uv=False)
+        if singular[1] < COLLINEAR * singular[0]:
+            return "depth and size move together, so their effects cannot be separated"
+        return None
+
+    def summary(self, form: SurfaceForm, whitened: Floats, residual: Floats) -> dict[str, Any]:
+        """The attributes of `SurfaceFit` that follow from the residuals: whitened, and in nats per token."""
+        count, k = len(self.loss), _PARAMETERS[form] + 1
+        rss, dof, known = float(whitened @ whitened), count - _PARAMETERS[form], self.covariance is not None
+        # The logarithm of a perfect fit would be minus infinity, so the mean square is at least that of rounding.
+        rounding = (1e-15 * float(np.abs(self.loss).max())) ** 2
+        mean = max(
+            rss / count, rounding if self.covariance is None else rounding / np.diag(self.covariance).mean()
+        )
+        spare = count - k - 1
+        return {
+            "rmse": float(np.sqrt(np.mean(residual**2))),
+            "points": count,
+            "dof": dof,
+            "aicc": count * math.log(mean) + 2 * k + 2 * k * (k + 1) / spare
+            if spare > 0 and mean > 0
+            else None,
+            # With known noise a misfit beyond it must not make an interval too short; a smaller one is chance.
+            "scaled": not known or rss > dof,
+            "params_range": (float(np.exp(self.x.min())), float(np.exp(self.x.max()))),
+            "p_value": float(fisher.sf(rss / dof, dof, min(self.noise_dof, 1e9))) if known else None,
+        }
+
+
+def points_of(means: ShapeMeans, misfit_sd: npt.ArrayLike = 0.0) -> SurfacePoints:
+    """The shapes of a study; of very many, neighbours in ln N are averaged as for the curves.
 
     Args:
         means: of the study.
-        misfit_sd: scatter of the shapes beyond the seed noise, nats per token; it is part of the weights.
+        misfit_sd: scatter of the shapes beyond the seed noise, nats per token; it is part of the covariance.
     """
-    frame = pd.DataFrame({"depth": means.depth, "params": np.exp(means.x), "loss": means.mean})
-    if not means.noise.known:
-        return frame
-    return frame.assign(weight=1 / (means.se**2 + np.square(misfit_sd)), noise_dof=means.noise.dof)
+    points = posterior.points_of(means, np.square(misfit_sd))
+    covariance = points.shared @ points.shared.T + np.diag(points.own) if points.known else None
+    depth = np.array(means.depths, dtype=float)[points.rank]
+    return SurfacePoints(
+        depth, points.x, points.loss, covariance, means.noise.dof if points.known else math.inf
+    )
 
 
-def fit_surfaces(points: pd.DataFrame, *, equal_tokens: bool = True) -> tuple[SurfaceFit, ...]:
+def fit_surfaces(points: SurfacePoints, *, equal_tokens: bool = True) -> tuple[SurfaceFit, ...]:
     """Both surfaces through the same points: additive, response."""
     forms: tuple[SurfaceForm, ...] = ("additive", "response")
     return tuple(fit_surface(form, points, equal_tokens=equal_tokens) for form in forms)
 
 
-def fit_surface(form: SurfaceForm, points: pd.DataFrame, *, equal_tokens: bool = True) -> SurfaceFit:
-    """Fit one surface by weighted least squares to points as of `points_of`, in any order.
+def fit_surface(form: SurfaceForm, points: SurfacePoints, *, equal_tokens: bool = True) -> SurfaceFit:
+    """Fit one surface by generalised least squares.
 
     The additive law holds at equal training tokens. Where they differ, its two terms would absorb that of the tokens,
     so it is not fitted; the quadratic absorbs it, if tokens follow N.
     """
-    data = _Points.read(points)
-    reason = data.lacking(form)
+    reason = points.lacking(form)
     if form == "additive" and not equal_tokens:
         reason = "shapes differ in training tokens, and the additive law holds at equal tokens"
     if reason is not None:
-        return SurfaceFit(form, "insufficient", reason, points=len(data.loss))
-    return _fit_additive(data) if form == "additive" else _fit_response(data)
+        return SurfaceFit(form, "insufficient", reason, points=len(points.loss))
+    return _fit_additive(points) if form == "additive" else _fit_response(points)
 
 
-def _fit_additive(data: "_Points") -> SurfaceFit:
+def _fit_additive(points: SurfacePoints) -> SurfaceFit:
     """Loss = E + c_m·d^-α_m + c_l·L^-α_l with E, c >= 0 and α > 0, by variable projection (Golub and Pereyra 1973).
 
     For given exponents the coefficients solve a linear problem with non-negative unknowns, so only the exponents are
     searched, from the minima of a grid. A search in all five parameters is badly conditioned and stops early.
     """
-    logs = np.column_stack([(data.x - np.log(12 * data.depth)) / 2, np.log(data.depth)])
+    logs = np.column_stack([(points.x - np.log(12 * points.depth)) / 2, np.log(points.depth)])
     # Relative to the smallest width and depth every column lies in [0, 1], whatever the exponent.
     reference = logs.min(axis=0)
-    logs = logs - reference
-    root = np.sqrt(data.weight)
-    target = root * data.loss
-    # Sums of squares in units of the spread of the losses: the optimiser's gradient test is absolute.
-    centred = data.loss - np.average(data.loss, weights=data.weight)
-    unit = math.sqrt(float(np.mean(data.weight)) * max(float(np.mean(centred**2)), 1e-30))
+    one, target = points.whitened(np.column_stack([np.ones(len(logs)), points.loss])).T
+    root = points.whitened(np.eye(len(logs)))
 
-    def columns(theta: Floats) -> Floats:
-        return np.asarray(root[:, None] * np.column_stack([np.ones(len(logs)), np.exp(-theta * logs)]))
+    def solve(exponents: Floats) -> tuple[Floats, float]:
+        """Coefficients and the norm of the residuals."""
+        design = np.column_stack([one, root @ np.exp(-exponents * (logs - reference))])
+        lengths = np.linalg.norm(design, axis=0)
+        coefficients, rest = nnls(design / lengths, target)
+        return coefficients / lengths, float(rest)
 
-    def solve(theta: Floats) -> tuple[Floats, Floats, Floats]:
-        design = columns(theta)
-        norms = np.linalg.norm(design, axis=0)
-        q, r = np.linalg.qr(design / norms)
-        coefficients = nnls(r, q.T @ target)[0]
-        return design, coefficients / norms, (design @ (coefficients / norms) - target) / unit
-
-    def jacobian(theta: Floats) -> Floats:
-        # Kaufman 1975: exact gradient, and for small residuals the full step; held coefficients have no column.
-        design, coefficients, _ = solve(theta)
-        q = np.linalg.qr(design[:, coefficients > 0])[0]
-        slope = root[:, None] * np.asarray(-logs * np.exp(-theta * logs) * coefficients[1:]) / unit
-        return np.asarray(slope - q @ (q.T @ slope))
-
-    axis = np.geomspace(EXPONENT[0] * 2, EXPONENT[1] / 2, 24)
-    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1)
-    cost = np.empty(grid.shape[:-1])
-    for index in np.ndindex(cost.shape):
-        design = columns(grid[index])
-        q, r = np.linalg.qr(design / np.linalg.norm(design, axis=0))
-        along = q.T @ target
-        cost[index] = nnls(r, along)[1] ** 2 - along @ along
+    axis = np.geomspace(EXPONENT[0] * 2, EXPONENT[1] / 2, 20)
+    cost = np.array([[solve(np.array([m, d]))[1] for d in axis] for m in axis])
     lowest = np.argwhere(cost == minimum_filter(cost, size=3, mode="nearest")).tolist()
     starts = sorted(lowest, key=lambda index: float(cost[tuple(index)]))[:STARTS]
     results = [
-        least_squares(
-            lambda theta: solve(theta)[2],
-            grid[tuple(start)],
-            jac=jacobian,
-            bounds=EXPONENT,
-            x_scale=np.maximum(np.abs(grid[tuple(start)]), 1e-3),
-            ftol=TOLERANCE,
-            xtol=TOLERANCE,
-            gtol=TOLERANCE,
-            max_nfev=400,
+        minimize(
+            lambda log: solve(np.exp(log))[1],
+            np.log(axis[start]),
+            method="Nelder-Mead",
+            bounds=[tuple(np.log(EXPONENT))] * 2,
+            options={"xatol": TOLERANCE, "fatol": TOLERANCE * cost.min(), "maxiter": MOST_STEPS},
         )
         for start in starts
     ]
-    least = min(found.cost for found in results)
-    same = [found for found in results if found.cost <= least * (1 + 1e-6) + 1e-18]
-    # Prefer a start that also converged among those that reached the same minimum.
-    best = min(same, key=lambda found: (found.status <= 0, found.cost))
-    _, coefficients, misfit = solve(best.x)
-    scale = np.exp(best.x * reference)
+    best = min(results, key=lambda found: float(found.fun))
+    exponents = np.exp(best.x)
+    coefficients, _ = solve(exponents)
+    scale = np.exp(exponents * reference)
     values = {
         "E": float(coefficients[0]),
         "c_m": float(coefficients[1] * scale[0]),
-        "alpha_m": float(best.x[0]),
+        "alpha_m": float(exponents[0]),
         "c_l": float(coefficients[2] * scale[1]),
-        "alpha_l": float(best.x[1]),
+        "alpha_l": float(exponents[1]),
     }
     hits = [f"{name} = 0" for name in ("E", "c_m", "c_l") if values[name] == 0]
     for name in ("alpha_m", "alpha_l"):
         hits += [f"{name} = {end:g}" for end in EXPONENT if abs(values[name] - end) <= 1e-6 * max(end, 1e-2)]
-    message = (
-        f"{best.message} {len(same)} of {len(results)} starts, the local minima of a grid of {cost.size}, reached this "
-        "minimum."
-    )
     status: SurfaceStatus = "ok"
     reason = None
-    if best.status <= 0:
-        status, reason = "not_converged", f"the optimiser stopped early: {message}"
+    if not best.success:
+        status, reason = "not_converged", f"the optimiser stopped early: {best.message}"
     elif hits:
         status, reason = "bound_hit", f"the best fit lies on a bound: {', '.join(hits)}"
-    rss = float(misfit @ misfit) * unit**2
-    scaled = data.scaled(rss, "additive")
-    spread = rss / (len(logs) - _PARAMETERS["additive"]) if scaled else 1.0
-    covariance = _additive_covariance(data, values, spread)
-    summary = data.summary("additive", rss)
-    return SurfaceFit(
-        "additive", status, reason, values, message=message, covariance=covariance, scaled=scaled, **summary
-    )
+    by_width, by_depth = coefficients[1:, None] * np.exp(-exponents * (logs - reference)).T
+    residual = points.loss - coefficients[0] - by_width - by_depth
+    summary = points.summary("additive", root @ residual, residual)
+    width, depth = logs.T
+    # Derivatives of the loss by ln c_m, α_m, ln c_l, α_l and E.
+    columns = np.column_stack([by_width, -width * by_width, by_depth, -depth * by_depth, np.ones_like(depth)])
+    covariance = _covariance(root @ columns, root @ residual, summary)
+    return SurfaceFit("additive", status, reason, values, covariance=_rows(covariance, 4), **summary)
 
 
-def _additive_covariance(
-    data: "_Points", values: dict[str, float], spread: float
-) -> tuple[tuple[float, ...], ...] | None:
-    """Of (ln c_m, alpha_m, ln c_l, alpha_l), by the Jacobian at the minimum; None if it is singular."""
-    width, depth = (data.x - np.log(12 * data.depth)) / 2, np.log(data.depth)
-    by_width = values["c_m"] * np.exp(-values["alpha_m"] * width)
-    by_depth = values["c_l"] * np.exp(-values["alpha_l"] * depth)
-    columns = (by_width, -width * by_width, by_depth, -depth * by_depth, np.ones_like(depth))
-    jacobian = np.sqrt(data.weight)[:, None] * np.column_stack(columns)
+def _covariance(jacobian: Floats, residual: Floats, summary: dict[str, Any]) -> Floats | None:
+    """Covariance of the parameters by the whitened Jacobian at the minimum; None if it is singular."""
     norms = np.linalg.norm(jacobian, axis=0)
     if not np.all(norms > 0):
         return None
@@ -335,39 +361,37 @@ def _additive_covariance(
     if singular[-1] < SINGULAR * singular[0]:
         return None
     inverse = np.linalg.inv(r) / norms[:, None]
-    return tuple(tuple(float(value) for value in row[:4]) for row in (inverse @ inverse.T * spread)[:4])
+    spread = float(residual @ residual) / summary["dof"] if summary["scaled"] else 1.0
+    return np.asarray(inverse @ inverse.T * spread)
 
 
-def _fit_response(data: "_Points") -> SurfaceFit:
+def _rows(covariance: Floats | None, count: int) -> tuple[tuple[float, ...], ...] | None:
+    return None if covariance is None else tuple(map(tuple, covariance[:count, :count].tolist()))
+
+
+def _fit_response(points: SurfacePoints) -> SurfaceFit:
     """Loss quadratic in ln N and ln L, by linear least squares.
 
     L*(N) = exp(-(b_L + b_NL·ln N)/(2·b_LL)) where b_LL > 0: a power law of N.
     """
-    centre_x, centre_v = float(data.x.mean()), float(np.log(data.depth).mean())
-    design = _quadratic(data.x - centre_x, np.log(data.depth) - centre_v)
-    root = np.sqrt(data.weight)
-    q, r = np.linalg.qr(design * root[:, None])
-    singular = np.linalg.svd(r / np.linalg.norm(r, axis=0), compute_uv=False)
+    centre_x, centre_v = float(points.x.mean()), float(np.log(points.depth).mean())
+    design = _quadratic(points.x - centre_x, np.log(points.depth) - centre_v)
+    both = points.whitened(np.column_stack([design, points.loss]))
+    whitened, target = both[:, :-1], both[:, -1]
+    norms = np.linalg.norm(whitened, axis=0)
+    singular = np.linalg.svd(whitened / norms, compute_uv=False)
     if singular[-1] < COLLINEAR * singular[0]:
         reason = "the shapes do not determine all six coefficients of a quadratic"
-        return SurfaceFit("response", "insufficient", reason, points=len(data.loss))
-    beta = np.linalg.solve(r, q.T @ (root * data.loss))
-    residual = root * (data.loss - design @ beta)
-    rss, dof = float(residual @ residual), len(data.loss) - 6
-    inverse = np.linalg.inv(r)
-    scaled = data.scaled(rss, "response")
-    covariance = inverse @ inverse.T * (rss / dof if scaled else 1.0)
-    values = dict(zip(_RESPONSE, (float(value) for value in beta), strict=True))
-    values |= {"log_params": centre_x, "log_depth": centre_v}
-    return SurfaceFit(
-        form="response",
-        status="ok",
-        parameters=values,
-        message="linear least squares",
-        covariance=tuple(tuple(float(value) for value in row) for row in covariance),
-        scaled=scaled,
-        **data.summary("response", rss),
-    )
+        return SurfaceFit("response", "insufficient", reason, points=len(points.loss))
+    beta = np.linalg.lstsq(whitened / norms, target, rcond=None)[0] / norms
+    residual = target - whitened @ beta
+    summary = points.summary("response", residual, points.loss - design @ beta)
+    values = dict(zip(_RESPONSE, beta.tolist(), strict=True)) | {
+        "log_params": centre_x,
+        "log_depth": centre_v,
+    }
+    covariance = _rows(_covariance(whitened, residual, summary), 6)
+    return SurfaceFit("response", "ok", None, values, covariance=covariance, **summary)
 
 
 def _quadratic(u: Floats, v: Floats) -> Floats:
@@ -397,64 +421,3 @@ def _fieller(
 def _depth(v: float, centre: float) -> float | None:
     """exp(v + centre), None where it is no positive finite number."""
     return math.exp(v + centre) if abs(v + centre) < 700 else None
-
-
-@dataclass(frozen=True)
-class _Points:
-    """Points as arrays, ordered, so that a fit does not depend on the order of the rows."""
-
-    depth: Floats
-    x: Floats
-    loss: Floats
-    weight: Floats
-    known: bool
-    noise_dof: float
-
-    @classmethod
-    def read(cls, points: pd.DataFrame) -> "_Points":
-        depth, params, loss = (points[name].to_numpy(dtype=float) for name in ("depth", "params", "loss"))
-        weight = points["weight"].to_numpy(dtype=float) if "weight" in points else np.ones(len(points))
-        order = np.lexsort((weight, loss, depth, params))
-        known = bool(np.any(weight != 1))
-        noise_dof = float(points["noise_dof"].iloc[0]) if "noise_dof" in points else math.inf
-        return cls(depth[order], np.log(params[order]), loss[order], weight[order], known, noise_dof)
-
-    def lacking(self, form: SurfaceForm) -> str | None:
-        """Why the points cannot determine the surface."""
-        count, needed = len(self.loss), _PARAMETERS[form] + 1
-        if count < needed:
-            return f"{needed} shapes are needed for {_PARAMETERS[form]} parameters; there are {count}"
-        depths, sizes = (len(np.unique(np.round(v, 6))) for v in (np.log(self.depth), self.x))
-        if depths < 3 or sizes < 3:
-            return f"three depths and three sizes are needed; there are {depths} and {sizes}"
-        centred = np.column_stack([self.x - self.x.mean(), np.log(self.depth) - np.log(self.depth).mean()])
-        singular = np.linalg.svd(centred / np.linalg.norm(centred, axis=0), compute_uv=False)
-        if singular[1] < COLLINEAR * singular[0]:
-            return "depth and size move together, so their effects cannot be separated"
-        return None
-
-    def scaled(self, rss: float, form: SurfaceForm) -> bool:
-        """Whether errors are scaled by the residuals.
-
-        With known noise a misfit beyond it must not make an interval too short; a smaller one is chance.
-        """
-        return not self.known or rss > len(self.loss) - _PARAMETERS[form]
-
-    def summary(self, form: SurfaceForm, rss: float) -> dict[str, Any]:
-        """The attributes of `SurfaceFit` that follow from the sum of squares."""
-        count, k = len(self.loss), _PARAMETERS[form] + 1
-        # The logarithm of a perfect fit would be minus infinity, so the mean square is at least that of rounding.
-        mean = max(rss / count, float(np.mean(self.weight)) * (1e-15 * float(np.abs(self.loss).max())) ** 2)
-        spare = count - k - 1
-        return {
-            "rmse": math.sqrt(rss / float(self.weight.sum())),
-            "points": count,
-            "dof": count - _PARAMETERS[form],
-            "aicc": count * math.log(mean) + 2 * k + 2 * k * (k + 1) / spare
-            if spare > 0 and mean > 0
-            else None,
-            "params_range": (float(np.exp(self.x.min())), float(np.exp(self.x.max()))),
-            "p_value": float(fisher.sf(rss / (count - k + 1), count - k + 1, min(self.noise_dof, 1e9)))
-            if self.known
-            else None,
-        }

@@ -185,6 +185,6 @@ def _vocabulary_warning(rows: pd.DataFrame) -> list[str]:
         return []
     return [
         f"{len(wide)} of {len(rows)} runs have widths up to {wide['width'].max():g}, above the vocabulary of "
-        f"{wide['vocabulary'].min():g}: the rank of the embedding is a bottleneck there (Wies et al. 2021), and a crossing "
-        "among them is unreliable."
+        f"{wide['vocabulary'].min():g}: the rank of the embedding is a bottleneck there (Wies et al. 2021), and a "
+        "crossing among them is unreliable."
     ]

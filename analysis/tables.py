@@ -1,7 +1,7 @@
 """A table of text, built once and rendered by the terminal and by the pages."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from analysis.numbers import percent, short, span
@@ -84,39 +84,40 @@ class Table:
         return [dict(zip((column.name for column in self.columns), row, strict=True)) for row in self.rows]
 
 
+#: Columns, and the text of an item in each of them.
+Columns = dict[Column, Callable[[Any], str | None]]
+
+
+def table_of(title: str, items: Iterable[Any], columns: Columns, note: str = "") -> Table:
+    """A table with one row per item."""
+    rows = [tuple(text(item) for text in columns.values()) for item in items]
+    return Table(title, tuple(columns), rows, note)
+
+
 def shapes_table(
     title: str,
     shapes: Sequence[Mapping[str, Any]],
     level: float | None,
     more: Mapping[str, Sequence[str | None]] | None = None,
+    note: str = "",
 ) -> Table:
     """Shapes as `analysis.law.projection.recommend` returns them, with `more` columns by name.
 
     `level` is that of the intervals, None if unknown; `projection_table` adds `outside` to a shape.
     """
     interval = "interval" if level is None else percent(level)
-    columns = (
-        Column("N"),
-        Column("depth L*", f"and {interval} interval" if level else "", look="strong"),
-        Column(interval, under="depth L*"),
-        Column("width d*", f"and {interval} interval" if level else "", look="strong"),
-        Column(interval, under="width d*"),
-        Column("measured range", right=False, look="tag"),
-        *(Column(name) for name in more or {}),
-    )
-    rows = [
-        (
-            short(shape["params"]),
-            None if shape["depth"] is None else str(shape["depth"]),
-            span(shape["depth_interval"]),
-            None if shape["width"] is None else str(shape["width"]),
-            span(shape["width_interval"]),
-            _place(shape),
-            *others,
-        )
-        for shape, *others in zip(shapes, *(more or {}).values(), strict=True)
-    ]
-    return Table(title, columns, rows)
+    detail = f"and {interval} interval" if level else ""
+    columns: Columns = {
+        Column("N"): lambda shape: short(shape["params"]),
+        Column("depth L*", detail, look="strong"): lambda shape: shape["depth"] and str(shape["depth"]),
+        Column(interval, under="depth L*"): lambda shape: span(shape["depth_interval"]),
+        Column("width d*", detail, look="strong"): lambda shape: shape["width"] and str(shape["width"]),
+        Column(interval, under="width d*"): lambda shape: span(shape["width_interval"]),
+        Column("measured range", right=False, look="tag"): _place,
+    }
+    table = table_of(title, shapes, columns, note)
+    rows = [(*row, *others) for row, *others in zip(table.rows, *(more or {}).values(), strict=True)]
+    return replace(table, columns=(*table.columns, *map(Column, more or {})), rows=rows)
 
 
 def _place(shape: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from analysis.fit.document import Fit
 from analysis.fit.sentences import count_phrase, disagreement_sentence, law_sentence, noise_sentence
 from analysis.numbers import counted
 from analysis.report.answers import findings, graded_accuracy, next_steps, shift_sentence
-from analysis.report.figures import best_depth, depth_profile, diagnostics, gaps, loss, palette, transition
+from analysis.report.figures import best_depth, diagnostics, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 from analysis.report.figures.search import search_figure, search_sentence
@@ -85,7 +85,7 @@ def write_report(
         title=title,
         answers=findings(fit),
         confidence=confidence(fit),
-        figures=_made(context, depth_profile.figure, best_depth.figure),
+        figures=_made(context, best_depth.profile_figure, best_depth.figure),
         next_steps=next_steps(fit),
         warnings=fit.warnings,
         sections=[
@@ -114,7 +114,7 @@ def study_sections(context: Context, ended: str) -> list[Section]:
     return [
         Section(
             "What was measured",
-            [_about(fit), diagnostics.rank_sentence(context)],
+            [_about(fit)],
             _made(context, *measured),
             folded=False,
         ),
@@ -137,7 +137,7 @@ def study_sections(context: Context, ended: str) -> list[Section]:
         Section(
             "Runs and cost",
             [] if fit.left_out else ["Every row of the run table is used."],
-            _made(context, loss.training_figure),
+            _made(context, diagnostics.training_figure),
             [cost_table(runs), diverged_table(fit), reasons_table(fit)],
         ),
     ]

@@ -1,6 +1,5 @@
 """Figures by the value of a key: a measure against depth, crossings and best depths of a series."""
 
-import itertools
 import math
 
 import numpy as np
@@ -13,7 +12,6 @@ from analysis.fit.series import BestData, CrossingData
 from analysis.numbers import layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
-    MARKS,
     WIDTH,
     Axes,
     by_depth,
@@ -22,6 +20,7 @@ from analysis.report.figures.canvas import (
     draw_bound,
     draw_crossing,
     finish,
+    looks,
     new_canvas,
     outside_legend,
     plot_values,
@@ -54,13 +53,10 @@ def measure_figure(data: MeasureData, key: str, name: str, title: str) -> Figure
 def draw_measure(data: MeasureData, key: str) -> Canvas:
     """Draw the measure against depth, one line per value, and with a target the depth it needs below."""
     aimed = len(data.needed) > 0
-    canvas = Canvas(figsize=(WIDTH, 5.8 if aimed else 3.9), dpi=100, layout="constrained")
-    grid = canvas.subplots(2 if aimed else 1, 1, squeeze=False)[:, 0]
-    axes = grid[0]
+    canvas, grid = new_canvas(5.8 if aimed else 3.9, 1 + aimed, squeeze=False)
+    axes = grid[0, 0]
     axes.set_xscale("log")
-    colours = [light for light, _ in palette.sequence(len(data.axis.labels))]
-    looks = zip(data.axis.places, data.axis.labels, colours, itertools.cycle(MARKS), strict=False)
-    for place, name, colour, mark in looks:
+    for (place, name), colour, mark in looks([*zip(data.axis.places, data.axis.labels, strict=True)]):
         rows = data.shapes[data.shapes["place"] == place]
         best = rows[rows["best"]].sort_values("depth")
         rest = rows[~rows["best"]]
@@ -79,7 +75,7 @@ def draw_measure(data: MeasureData, key: str) -> Canvas:
     axes.set_title(f"{data.name}, best over the widths")
     outside_legend(canvas, title=key)
     if aimed:
-        _draw_needed(grid[1], data, key)
+        _draw_needed(grid[1, 0], data, key)
     return canvas
 
 
@@ -143,9 +139,7 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)
     set_values(axes, data.axis)
-    colours = [light for light, _ in palette.sequence(len(pairs))]
-    looks = zip(pairs, colours, itertools.cycle(MARKS), strict=False)
-    for rank, (((shallow, deep), found), colour, mark) in enumerate(looks):
+    for rank, (((shallow, deep), found), colour, mark) in enumerate(looks(pairs)):
         # The open bound of a censored crossing is at the end of the measured sizes.
         low = found["low"].fillna(found["measured_high"].where(found["status"] == "right_censored"))
         high = found["high"].fillna(found["measured_low"].where(found["status"] == "left_censored"))
@@ -179,10 +173,9 @@ def draw_best(data: BestData, key: str) -> Canvas:
     """Draw the best depth of each budget against the value; bars span the depths statistically tied with it."""
     canvas, axes = new_canvas(4.0)
     budgets = list(data.rows.groupby("budget", sort=True))
-    colours = [light for light, _ in palette.sequence(len(budgets), "budget")]
     axes.set_yscale("log")
     set_values(axes, data.axis)
-    for rank, ((_, rows), colour) in enumerate(zip(budgets, colours, strict=True)):
+    for rank, ((_, rows), colour, _) in enumerate(looks(budgets, "budget")):
         x = _beside(data.axis, rows["place"].to_numpy(dtype=float), rank, len(budgets))
         axes.vlines(x, rows["near_low"], rows["near_high"], color=colour, linewidth=1.4)
         name = f"N = {short(float(rows['params'].iloc[0]))}"

@@ -124,10 +124,16 @@ def points_of_depths(
         plot_values(axes, rows["params"], rows[column], texts, label=layers(depth), **style)
 
 
-def new_canvas(height: float) -> tuple[Canvas, Axes]:
-    """A drawing of one panel, `height` in inches."""
+def new_canvas(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Canvas, Any]:
+    """A drawing, `height` in inches, and its axes; several are an array, `options` are those of `subplots`."""
     canvas = Canvas(figsize=(WIDTH, height), dpi=100, layout="constrained")
-    return canvas, canvas.subplots()
+    return canvas, canvas.subplots(rows, columns, **options)
+
+
+def looks(items: Sequence[Any], kind: str = "depth") -> list[tuple[Any, str, str]]:
+    """(item, colour, mark) of ordered items; `kind` as in `palette.sequence`."""
+    colours = [light for light, _ in palette.sequence(len(items), kind)]
+    return list(zip(items, colours, itertools.cycle(MARKS), strict=False))
 
 
 def size_axis(axes: Axes, *, small: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""Figure and sentence of the diagnostics inside the models, layer by layer."""
+"""Figures by cell: loss during training, and diagnostics inside the models, layer by layer."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,16 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from analysis.errors import InputError
 from analysis.numbers import digits, layers, short
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, WIDTH, Axes, by_depth, outside_legend, plot_values
+from analysis.report.figures.canvas import (
+    MARKS,
+    MOST_POINTS,
+    Axes,
+    by_depth,
+    finish,
+    new_canvas,
+    outside_legend,
+    plot_values,
+)
 from analysis.report.figures.figure import Context, Figure
 from analysis.runs.table import RunTable
 
@@ -29,13 +38,6 @@ WORDS = {
     "induction_score": "induction, best head",
     "induction_score_shifted": "… at its best distance",
     "induction_shift": "… the distance in tokens",
-}
-#: Paths of the distance from rank one -> words in a sentence.
-PATHS = {
-    "rank_residual_attention": "by attention alone",
-    "rank_residual_noskip": "without skip connections",
-    "rank_residual_noffn": "without feed-forward networks",
-    "rank_residual": "as the models are",
 }
 #: The distance from rank one, on every path.
 DISTANCE = "rank_residual"
@@ -67,18 +69,9 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame | None) -> pd.DataFr
     Raises:
         InputError: a column is missing.
     """
-    if measures is None:
+    if measures is None or not len(measures) or "cell" not in runs.frame:
         return None
-    missing = [name for name in COLUMNS if name not in measures.columns]
-    if missing:
-        raise InputError(
-            f"The measures of layers lack the column {', '.join(missing)}; they need {', '.join(COLUMNS)}, and have "
-            f"{', '.join(map(str, measures.columns))}."
-        )
-    if not len(measures) or "cell" not in runs.frame:
-        return None
-    merged = measures[list(COLUMNS)].merge(runs.frame[["cell", "depth", "status"]], on="cell", how="inner")
-    merged = merged[np.isfinite(merged["value"].to_numpy(dtype=float))]
+    merged = _of_cells("measures of layers", measures, COLUMNS, runs.frame[["cell", "depth", "status"]])
     last = merged.groupby("cell")["step"].transform("max")
     is_start = merged["step"] == 0
     merged = merged.assign(when=np.where(is_start, "start", "end"))
@@ -96,8 +89,8 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame | None) -> pd.DataFr
 def draw_diagnostics(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
     """Draw one line per depth over its layers; the panels of a row share one scale."""
     names = list(dict.fromkeys(table["name"]))
-    canvas = Canvas(figsize=(WIDTH, 0.9 + 1.45 * len(names)), dpi=100, layout="constrained")
-    grid = canvas.subplots(len(names), 2, sharex=True, sharey="row", squeeze=False)
+    height = 0.9 + 1.45 * len(names)
+    canvas, grid = new_canvas(height, len(names), 2, sharex=True, sharey="row", squeeze=False)
     distances = table.loc[table["name"].str.startswith(DISTANCE), "low"]
     floor = min(0.1, distances[distances > 0].min()) / 2
     for name, row in zip(names, grid, strict=True):
@@ -143,22 +136,51 @@ def _draw(axes: Axes, rows: pd.DataFrame, name: str, colours: Mapping[int, str])
         axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def rank_sentence(context: Context) -> str:
-    """The tokens' distance from rank one behind the last layer of the deepest models; empty if not measured."""
-    table = diagnostics_data(context.runs, context.measures)
-    if table is None or DISTANCE not in set(table["name"]):
-        return ""
-    depth = int(table.loc[table["name"] == DISTANCE, "depth"].max())
-    last = table[(table["depth"] == depth) & (table["layer"] == depth)]
-    found = last.set_index(["when", "name"])["value"]
-    parts = []
-    for when, words in (("start", "before training"), ("end", "at the end of training")):
-        if all((when, name) in found.index for name in PATHS):
-            values = ", ".join(f"{_small(found[when, name])} {path}" for name, path in PATHS.items())
-            parts.append(f"{words} {values}")
-    which = "the only layer" if depth == 1 else f"the last of {depth} layers"
-    return f"Distance of the tokens from rank one behind {which}: {'; '.join(parts)}." if parts else ""
-
-
 def _small(value: float) -> str:
     return f"{value:.0e}" if 0 < value < 1e-4 else digits(value)
+
+
+def training_figure(context: Context) -> Figure | None:
+    """Loss during training; None without curves of used cells."""
+    table = None if context.curves is None else training_data(context.runs, context.curves)
+    if table is None or table.empty:
+        return None
+    caption = f"One line per finished run ({table['cell'].nunique()} runs), coloured by depth."
+    return Figure(
+        "training", "Loss during training", caption, table, lambda: draw_training(table, context.colours)
+    )
+
+
+def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:
+    """Curves (cell, step, loss) of the used cells, with depth, width, seed; rows of other cells are dropped.
+
+    Raises:
+        InputError: a column is missing.
+    """
+    shapes = runs.used[["cell", "depth", "width", "seed"]]
+    merged = _of_cells("training curves", curves, ("cell", "step", "loss"), shapes)
+    return merged.sort_values(["depth", "width", "seed", "step"])
+
+
+def draw_training(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
+    """Draw loss against step, one thin line per cell, with one label per depth."""
+    canvas, axes = new_canvas(3.8)
+    for depth, rows in by_depth(table):
+        style = {"linewidth": 0.8, "rasterized": len(table) > MOST_POINTS}
+        for _, cell in rows.groupby("cell", sort=True):
+            axes.plot(cell["step"], cell["loss"], color=colours[depth], **style)
+        axes.plot([], [], color=colours[depth], label=layers(depth))
+    finish(canvas, axes, "optimizer step", "loss (nats per token)")
+    return canvas
+
+
+def _of_cells(what: str, table: pd.DataFrame, columns: Sequence[str], cells: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a table, the last of them finite, joined with `cells`; InputError if a column is missing."""
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise InputError(
+            f"The {what} lack the column {', '.join(missing)}; they need {', '.join(columns)}, and have "
+            f"{', '.join(map(str, table.columns))}."
+        )
+    rows: pd.DataFrame = table[np.isfinite(table[columns[-1]].to_numpy(dtype=float))]
+    return rows[list(columns)].merge(cells, on="cell")

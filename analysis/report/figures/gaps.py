@@ -13,7 +13,7 @@ from analysis.fit.document import Fit
 from analysis.law.crossings import Crossing, gap_of
 from analysis.numbers import percent, short, span
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import WIDTH, Axes, plot_values, size_axis
+from analysis.report.figures.canvas import Axes, new_canvas, plot_values, size_axis
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 
 #: Panels; more would be too small to read.
@@ -70,12 +70,12 @@ def draw_gaps(panels: Sequence[Panel], quantile: float) -> Canvas:
     """Draw a panel per pair: gap ± `quantile` standard errors, zero line, and the crossing with its interval."""
     columns = min(len(panels), 2)
     rows = math.ceil(len(panels) / columns)
-    canvas = Canvas(figsize=(WIDTH, 0.35 + 2.1 * rows), dpi=100, layout="constrained")
-    flat = canvas.subplots(rows, columns, squeeze=False, sharex=True).ravel()
-    for axes, panel in zip(flat, panels, strict=False):
-        _draw_gap(axes, panel, quantile)
+    canvas, grid = new_canvas(0.35 + 2.1 * rows, rows, columns, squeeze=False, sharex=True)
+    flat = grid.ravel()
     for axes in flat[len(panels) :]:
         axes.set_visible(False)
+    for axes, panel in zip(flat, panels, strict=False):
+        _draw_gap(axes, panel, quantile)
     for index, axes in enumerate(flat[: len(panels)]):
         # After all panels are drawn, because they share one axis of N.
         size_axis(axes, small=True)

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from analysis.design.history import SearchData
 from analysis.numbers import counted, digits, scientific
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import WIDTH, Axes, plot_values, set_ticks
+from analysis.report.figures.canvas import Axes, new_canvas, plot_values, set_ticks
 from analysis.report.figures.figure import Context, Figure
 
 #: Kind of objective -> title of its axis.
@@ -32,8 +32,7 @@ def search_figure(context: Context) -> Figure | None:
 
 def draw_search(data: SearchData) -> Canvas:
     """Draw the estimate (above) and its half-width (below) over the training FLOPs."""
-    canvas = Canvas(figsize=(WIDTH, 5.4), dpi=100, layout="constrained")
-    top, bottom = canvas.subplots(2, 1)
+    canvas, (top, bottom) = new_canvas(5.4, 2)
     # A depth that is not settled has no value, but may have an interval.
     steps = data.steps[data.steps[["value", "low", "high"]].notna().any(axis=1)]
     # Where an end is open, and so NaN, nothing is shaded.

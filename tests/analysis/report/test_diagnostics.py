@@ -5,7 +5,7 @@ import pytest
 
 from analysis.errors import InputError
 from analysis.fit.document import fit
-from analysis.report.figures.diagnostics import diagnostics_data, draw_diagnostics, figure, rank_sentence
+from analysis.report.figures.diagnostics import diagnostics_data, draw_diagnostics, figure
 from analysis.report.figures.figure import Context
 from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
@@ -99,17 +99,3 @@ def test_the_report_has_the_figure_and_its_numbers_where_there_are_measures(tmp_
     assert '<figure id="diagnostics"' in page
     written = pd.read_csv(tmp_path / "figures" / "diagnostics.csv")
     pd.testing.assert_frame_equal(written, diagnostics_data(runs, given))
-
-
-def test_the_sentence_tells_of_the_last_layer_of_the_deepest_nets(runs, found):
-    names = ("rank_residual", "rank_residual_noskip", "rank_residual_noffn", "rank_residual_attention")
-    given = measures(runs.__class__.from_frame(runs.frame.assign(seed=0)), names)
-    given.loc[(given["name"] == names[3]) & (given["step"] == 0), "value"] = 2e-6
-    assert rank_sentence(Context(runs, found, measures=given)) == (
-        "Distance of the tokens from rank one behind the last of 4 layers: before training 2e-06 by attention alone, "
-        "0.062 without skip connections, 0.062 without feed-forward networks, 0.062 as the models are; at the end of "
-        "training 0.60 by attention alone, 0.60 without skip connections, 0.60 without feed-forward networks, 0.60 as "
-        "the models are."
-    )
-    for other in (None, measures(runs, ("grad_norm",))):
-        assert rank_sentence(Context(runs, found, measures=other)) == ""

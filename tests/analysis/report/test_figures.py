@@ -12,13 +12,19 @@ from analysis.fit.document import Fit, fit
 from analysis.law.advice import law_of
 from analysis.law.projection import Law
 from analysis.numbers import layers, short
-from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, transition
-from analysis.report.figures.best_depth import best_depths, law_line, measured_sizes
+from analysis.report.figures import best_depth, gaps, loss, palette, transition
+from analysis.report.figures.best_depth import (
+    best_depths,
+    law_line,
+    measured_sizes,
+    profile_data,
+    profile_figure,
+)
 from analysis.report.figures.canvas import MOST_POINTS, MOST_VALUES, new_canvas, plot_values
-from analysis.report.figures.depth_profile import profile_data
+from analysis.report.figures.diagnostics import draw_training, training_data
 from analysis.report.figures.figure import Context, Figure, inline_svg
 from analysis.report.figures.gaps import draw_gaps, gap_data
-from analysis.report.figures.loss import draw_training, loss_data, training_data
+from analysis.report.figures.loss import loss_data
 from analysis.report.figures.transition import crossing_widths, law_widths
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -29,8 +35,8 @@ TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))
 def figures_of(runs, result, **known):
     """The drawn figures by name."""
     made = [
-        module.figure(Context(runs, result, **known))
-        for module in (depth_profile, best_depth, loss, transition, gaps)
+        figure(Context(runs, result, **known))
+        for figure in (profile_figure, best_depth.figure, loss.figure, transition.figure, gaps.figure)
     ]
     return {figure.name: figure for figure in made if figure is not None}
 

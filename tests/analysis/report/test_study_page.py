@@ -14,7 +14,7 @@ from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import duration, short
 from analysis.report.answers import next_steps
-from analysis.report.figures import best_depth, depth_profile, gaps, loss
+from analysis.report.figures import best_depth, gaps, loss
 from analysis.report.figures.figure import Context
 from analysis.report.html import MOST_ANSWERS, Section
 from analysis.report.study_page import confidence, study_sections, write_report
@@ -90,7 +90,8 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
 
 def test_each_csv_is_what_its_figure_shows(page, study, found):
     for figure in (
-        module.figure(Context(study, found, 0.7365)) for module in (depth_profile, best_depth, loss, gaps)
+        draw(Context(study, found, 0.7365))
+        for draw in (best_depth.profile_figure, best_depth.figure, loss.figure, gaps.figure)
     ):
         table = pd.read_csv(page.parent / "figures" / f"{figure.name}.csv")
         own = figure.table

@@ -17,7 +17,6 @@ from analysis.report.figures.canvas import (
     finish,
     looks,
     new_canvas,
-    outside_legend,
     plot_values,
     set_ticks,
     shape_text,
@@ -190,8 +189,5 @@ def draw_profile(table: pd.DataFrame) -> Canvas:
     axes.margins(y=0.1)
     depth_axis(axes, depths)
     axes.grid(axis="x", visible=False)
-    axes.set_xlabel("depth L (layers)")
-    axes.set_ylabel("validation loss (nats per token)")
-    handles, labels = axes.get_legend_handles_labels()
-    outside_legend(canvas, handles=handles[::-1], labels=labels[::-1])
+    finish(canvas, axes, "depth L (layers)", "validation loss (nats per token)", reverse=True)
     return canvas

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, NullLocator
 
+from analysis.curves.noise import Floats
 from analysis.numbers import layers, short
 from analysis.report.figures import palette
 
@@ -68,7 +69,7 @@ STYLE: dict[str, Any] = {
 
 def by_depth(frame: pd.DataFrame) -> list[tuple[int, pd.DataFrame]]:
     """(depth, its rows) from shallow to deep."""
-    return [(int(depth), frame[frame["depth"] == depth]) for depth in sorted(set(frame["depth"]))]
+    return [(int(rows["depth"].iloc[0]), rows) for _, rows in frame.groupby("depth", sort=True)]
 
 
 def stack(**parts: pd.DataFrame) -> pd.DataFrame:
@@ -79,19 +80,16 @@ def stack(**parts: pd.DataFrame) -> pd.DataFrame:
 
 
 def outside_legend(canvas: Canvas, **options: Any) -> None:
-    """A legend below the axes, with as many columns as the width has room for."""
-    found = options.get("labels") or [
-        label for axes in canvas.axes for label in axes.get_legend_handles_labels()[1]
-    ]
-    room = LETTER * max((len(label) for label in found), default=1) + HANDLE
-    columns = max(1, min(len(found), int(0.95 * WIDTH * 72 / room)))
-    canvas.legend(loc="outside lower center", ncols=columns, columnspacing=1.2, **options)
+    """A legend of the first axes below all of them, with as many columns as the width has room for."""
+    handles, labels = canvas.axes[0].get_legend_handles_labels()
+    room = LETTER * max(map(len, labels), default=1) + HANDLE
+    columns = max(1, min(len(labels), int(0.95 * WIDTH * 72 / room)))
+    canvas.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.2, **options)
 
 
 def finish(canvas: Canvas, axes: Axes, x: str, y: str, **legend: Any) -> None:
     """Label both axes of a drawing of one panel and put the legend below."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
     outside_legend(canvas, **legend)
 
 
@@ -114,14 +112,15 @@ def points_of_depths(
 ) -> None:
     """Draw `column` of the points (with depth, params, low, high) against N: a mark per shape, bars over its seeds."""
     for (depth, rows), mark in zip(by_depth(points), itertools.cycle(MARKS), strict=False):
-        colour = colours[depth]
-        axes.vlines(rows["params"], rows["low"], rows["high"], color=colour, linewidth=1.1)
-        style = {"color": colour, "marker": mark, "markersize": 5, "linestyle": linestyle, "linewidth": 1.5}
+        style = {"color": colours[depth], "marker": mark, "markersize": 5, "linewidth": 1.5}
+        axes.vlines(rows["params"], rows["low"], rows["high"], color=colours[depth], linewidth=1.1)
         texts = [
             f"{shape_text(row)}: {row[column]:.4f} ({row['low']:.4f} to {row['high']:.4f})"
             for row in rows.to_dict("records")
         ]
-        plot_values(axes, rows["params"], rows[column], texts, label=layers(depth), **style)
+        plot_values(
+            axes, rows["params"], rows[column], texts, label=layers(depth), linestyle=linestyle, **style
+        )
 
 
 def new_canvas(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Canvas, Any]:
@@ -144,15 +143,12 @@ def size_axis(axes: Axes, *, small: bool = False) -> None:
         # Sizes so close would have tick labels that round to the same words.
         low, high = math.sqrt(low * high) / 2, math.sqrt(low * high) * 2
         axes.set_xlim(low, high)
-    decades = math.log10(high / low)
-    dense, medium = (0.9, 1.8) if small else (1.7, 3)
-    steps = (1, 2, 5) if decades < dense else (1, 3) if decades < medium else (1,)
-    set_ticks(axes.xaxis, LogLocator(subs=steps))
+    count_axis(axes.xaxis, math.log10(high / low), *((0.9, 1.8) if small else (1.7, 3)))
 
 
-def count_axis(axis: Any, decades: float) -> None:
-    """Ticks of a log axis of widths or depths: 1, 2, 5, 10, and fewer over many decades."""
-    set_ticks(axis, LogLocator(subs=(1, 2, 5) if decades < 3 else (1, 3) if decades < 5 else (1,)))
+def count_axis(axis: Any, decades: float, dense: float = 3, medium: float = 5) -> None:
+    """Ticks of a log axis at 1, 2, 5, 10 below `dense` decades, at 1, 3, 10 below `medium`, else at powers of ten."""
+    set_ticks(axis, LogLocator(subs=(1, 2, 5) if decades < dense else (1, 3) if decades < medium else (1,)))
 
 
 def set_ticks(axis: Any, major: Locator, text: Callable[[float], str] = short) -> None:
@@ -165,15 +161,15 @@ def set_ticks(axis: Any, major: Locator, text: Callable[[float], str] = short) -
 def depth_axis(axes: Axes, depths: Sequence[int], room: float = 26) -> None:
     """Ticks at the measured depths of a log axis, without those nearer than `room` points to the one before."""
     low, high = (math.log(end) for end in axes.get_xlim())
-    kept = thinned([math.log(depth) * WIDTH * 72 * 0.85 / (high - low) for depth in depths], room)
+    kept = thinned(np.log(depths) * WIDTH * 72 * 0.85 / (high - low), room)
     set_ticks(axes.xaxis, FixedLocator([depths[index] for index in kept]), "{:.0f}".format)
 
 
-def thinned(places: Sequence[float], room: float) -> list[int]:
+def thinned(places: Floats, room: float) -> list[int]:
     """Indices of ascending places, without those nearer than `room` to the one kept before."""
-    kept: list[int] = []
+    kept = [0]
     for index, place in enumerate(places):
-        if not kept or place - places[kept[-1]] >= room:
+        if place - places[kept[-1]] >= room:
             kept.append(index)
     return kept
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from analysis.errors import InputError
-from analysis.numbers import digits, layers, short
+from analysis.numbers import layers, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     MARKS,
@@ -20,6 +20,7 @@ from analysis.report.figures.canvas import (
     new_canvas,
     outside_legend,
     plot_values,
+    set_ticks,
 )
 from analysis.report.figures.figure import Context, Figure
 from analysis.runs.table import RunTable
@@ -94,50 +95,33 @@ def draw_diagnostics(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
     distances = table.loc[table["name"].str.startswith(DISTANCE), "low"]
     floor = min(0.1, distances[distances > 0].min()) / 2
     for name, row in zip(names, grid, strict=True):
+        is_log = name.startswith(DISTANCE)
         for when, axes in zip(_TITLES, row, strict=True):
-            _draw(axes, table[(table["name"] == name) & (table["when"] == when)], name, colours)
+            rows = table[(table["name"] == name) & (table["when"] == when)]
+            _draw(axes, rows, colours, lowest=0 if is_log else -np.inf)
         row[0].set_title(WORDS.get(name, name))
-        if name.startswith(DISTANCE):
+        row[0].yaxis.set_major_locator(MaxNLocator(4))
+        if is_log:
             # One scale for all paths.
-            row[0].set_ylim(floor, 1.5)
-            low, high = row[0].get_ylim()
-            subs = (1, 2, 5) if high / low < 100 else (1,)
-            row[0].yaxis.set_major_locator(LogLocator(subs=subs, numticks=6))
-    for when, axes in zip(_TITLES, grid[-1], strict=True):
-        axes.set_xlabel(f"layer, {_TITLES[when]}")
+            row[0].set(yscale="log", ylim=(floor, 1.5))
+            locator = LogLocator(subs=(1, 2, 5) if 1.5 / floor < 100 else (1,), numticks=6)
+            set_ticks(row[0].yaxis, locator, lambda y: f"{y:.0e}" if y < 1e-3 else short(y))
+    for title, axes in zip(_TITLES.values(), grid[-1], strict=True):
+        axes.set_xlabel(f"layer, {title}")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    # One entry per depth, the same in every panel.
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    outside_legend(canvas, handles=handles, labels=labels)
+    outside_legend(canvas)
     return canvas
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, name: str, colours: Mapping[int, str]) -> None:
-    is_log = name.startswith(DISTANCE)
+def _draw(axes: Axes, rows: pd.DataFrame, colours: Mapping[int, str], lowest: float) -> None:
+    """Draw the values above `lowest`: a distance may round to zero, which a log axis lacks."""
     for (depth, part), mark in zip(by_depth(rows), itertools.cycle(MARKS), strict=False):
-        colour = colours.get(depth, palette.MUTED)
-        value, low, high = (part[column].to_numpy(dtype=float) for column in ("value", "low", "high"))
-        if is_log:
-            # A distance may round to zero.
-            value, low, high = (np.where(y > 0, y, np.nan) for y in (value, low, high))
-        axes.fill_between(part["layer"], low, high, color=colour, alpha=0.15, linewidth=0)
-        style = {"marker": mark, "markersize": 4, "linewidth": 1.5}
-        texts = [
-            f"layer {layer} of {depth}: {_small(mean)}"
-            for layer, mean in zip(part["layer"], part["value"], strict=True)
-        ]
-        plot_values(axes, part["layer"], value, texts, color=colour, label=layers(depth), **style)
-    if is_log:
-        axes.set_yscale("log")
-        text = FuncFormatter(lambda value, _: f"{value:.0e}" if value < 1e-3 else short(value))
-        axes.yaxis.set_major_formatter(text)
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-
-
-def _small(value: float) -> str:
-    return f"{value:.0e}" if 0 < value < 1e-4 else digits(value)
+        x, colour = part["layer"], colours.get(depth, palette.MUTED)
+        value, low, high = (part[name].where(part[name] > lowest) for name in ("value", "low", "high"))
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        style = {"color": colour, "marker": mark, "markersize": 4, "linewidth": 1.5}
+        texts = [f"layer {layer} of {depth}: {mean:.2g}" for layer, mean in zip(x, value, strict=True)]
+        plot_values(axes, x, value, texts, label=layers(depth), **style)
 
 
 def training_figure(context: Context) -> Figure | None:

@@ -10,9 +10,8 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 
-from analysis.curves.noise import Floats
 from analysis.numbers import layers, short
 from analysis.report.figures import palette
 
@@ -107,20 +106,23 @@ def shape_text(row: Mapping[Any, Any]) -> str:
     return f"{layers(int(row['depth']))} × {row['width']:.0f} wide, N = {short(float(row['params']))}"
 
 
-def points_of_depths(
-    axes: Axes, points: pd.DataFrame, column: str, colours: Mapping[int, str], linestyle: str = "none"
+def plot_shapes(
+    axes: Axes, rows: pd.DataFrame, x: str, y: str, spec: str = ".4f", prefix: str = "", **style: Any
 ) -> None:
-    """Draw `column` of the points (with depth, params, low, high) against N: a mark per shape, bars over its seeds."""
+    """Plot `y` of shapes (depth, width, params, low, high) against `x`, with a bar over the seeds of each."""
+    axes.vlines(rows[x], rows["low"], rows["high"], color=style["color"], linewidth=1.1)
+    texts = [
+        f"{prefix}{shape_text(row)}: {row[y]:{spec}} ({row['low']:{spec}} to {row['high']:{spec}})"
+        for row in rows.to_dict("records")
+    ]
+    plot_values(axes, rows[x], rows[y], texts, markersize=5, **style)
+
+
+def points_of_depths(axes: Axes, points: pd.DataFrame, y: str, colours: Mapping[int, str], line: str) -> None:
+    """Plot `y` of shapes against N by depth; `line` is the line style."""
     for (depth, rows), mark in zip(by_depth(points), itertools.cycle(MARKS), strict=False):
-        style = {"color": colours[depth], "marker": mark, "markersize": 5, "linewidth": 1.5}
-        axes.vlines(rows["params"], rows["low"], rows["high"], color=colours[depth], linewidth=1.1)
-        texts = [
-            f"{shape_text(row)}: {row[column]:.4f} ({row['low']:.4f} to {row['high']:.4f})"
-            for row in rows.to_dict("records")
-        ]
-        plot_values(
-            axes, rows["params"], rows[column], texts, label=layers(depth), linestyle=linestyle, **style
-        )
+        style: dict[str, Any] = {"color": colours[depth], "marker": mark, "linestyle": line}
+        plot_shapes(axes, rows, "params", y, label=layers(depth), linewidth=1.5, **style)
 
 
 def new_canvas(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Canvas, Any]:
@@ -158,20 +160,21 @@ def set_ticks(axis: Any, major: Locator, text: Callable[[float], str] = short) -
     axis.set_minor_locator(NullLocator())
 
 
-def depth_axis(axes: Axes, depths: Sequence[int], room: float = 26) -> None:
-    """Ticks at the measured depths of a log axis, without those nearer than `room` points to the one before."""
-    low, high = (math.log(end) for end in axes.get_xlim())
-    kept = thinned(np.log(depths) * WIDTH * 72 * 0.85 / (high - low), room)
-    set_ticks(axes.xaxis, FixedLocator([depths[index] for index in kept]), "{:.0f}".format)
+def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
+    """Ticks at the measured depths of a log axis where there is room."""
+    ticks_at(axes, depths, list(map(str, depths)), 0.85 * WIDTH, 26)
 
 
-def thinned(places: Floats, room: float) -> list[int]:
-    """Indices of ascending places, without those nearer than `room` to the one kept before."""
+def ticks_at(axes: Axes, places: Sequence[float], labels: Sequence[str], reach: float, room: float) -> None:
+    """Ticks at ascending places of an x axis of `reach` inches, at least `room` points apart."""
+    is_log = axes.get_xscale() == "log"
+    low, high, *at = np.log([*axes.get_xlim(), *places]) if is_log else [*axes.get_xlim(), *places]
     kept = [0]
-    for index, place in enumerate(places):
-        if place - places[kept[-1]] >= room:
+    for index, place in enumerate(at):
+        if (place - at[kept[-1]]) / (high - low) * reach * 72 >= room:
             kept.append(index)
-    return kept
+    axes.set_xticks([places[index] for index in kept], [labels[index] for index in kept])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def draw_bound(axes: Axes, place: float, bound: float, end: float, colour: str) -> None:

@@ -33,7 +33,7 @@ def figure(context: Context) -> Figure:
 
     def draw() -> Canvas:
         canvas, axes = new_canvas(4.4)
-        points_of_depths(axes, points, "loss", context.colours)
+        points_of_depths(axes, points, "loss", context.colours, "none")
         for depth, line in by_depth(lines):
             axes.plot(line["params"], line["loss"], color=context.colours[depth], linewidth=1.5)
         size_axis(axes)

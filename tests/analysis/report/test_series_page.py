@@ -8,8 +8,7 @@ import pytest
 
 from analysis.fit.series import best_data, crossing_data, measure_data
 from analysis.numbers import digits, ends, short
-from analysis.report.figures.by_value import draw_crossings
-from analysis.report.figures.figure import Figure
+from analysis.report.figures.by_value import crossings_figure
 from analysis.report.series_page import slope_sentence, write_series
 from analysis.runs.table import RunTable
 from tests.analysis.fit.test_series import task, worlds
@@ -157,9 +156,7 @@ def test_crossings_without_an_estimate_have_a_bound_or_no_mark(members):
         rows.loc[first, "status"] = status
         if bound:
             rows.loc[first, bound] = float("nan")
-        figure = Figure(
-            "crossings", "", "", rows, lambda rows=rows: draw_crossings(replace(data, rows=rows), "key")
-        )
+        figure = crossings_figure(replace(data, rows=rows), "key", 0.95)
         titles = re.findall(r"<title>([^<]*N =[^<]*)</title>", figure.render()[0].decode())
         assert len(titles) == int(rows["params"].notna().sum())
         assert any(short(float(data.rows.loc[first, "params"])) in title for title in titles) or not marks

@@ -78,15 +78,15 @@ def _draw_needed(axes: Axes, data: MeasureData, key: str) -> None:
     set_values(axes, data.axis)
     low, high = data.shapes["depth"].min(), data.shapes["depth"].max()
     room = max(high - low, 1)
-    texts = []
-    for row in data.needed.to_dict("records"):
-        texts.append(f"{label(row['value'])}: {row['depth']:.0f} layers reach {data.target:g}")
+    rows = data.needed.to_dict("records")
+    texts = [f"{label(row['value'])}: {row['depth']:.0f} layers reach {data.target:g}" for row in rows]
+    style = {"color": palette.ACCENT, "marker": "o", "markersize": 6.5, "linewidth": 1.3}
+    plot_values(axes, data.needed["place"], data.needed["depth"], texts, **style)
+    for row in rows:
         if math.isnan(row["depth"]):
             # The deepest model of this value does not reach the target.
             bound = float(row["deepest"])
             draw_bound(axes, float(row["place"]), bound, bound + 0.12 * room, palette.MUTED)
-    style = {"color": palette.ACCENT, "marker": "o", "markersize": 6.5, "linewidth": 1.3}
-    plot_values(axes, data.needed["place"], data.needed["depth"], texts, **style)
     axes.set_ylim(low - 0.08 * room, high + 0.18 * room)
     axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set(xlabel=key, title=f"layers for {data.name} ≥ {data.target:g}")

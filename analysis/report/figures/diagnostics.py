@@ -130,9 +130,8 @@ def training_figure(context: Context) -> Figure | None:
     if table is None or table.empty:
         return None
     caption = f"One line per finished run ({table['cell'].nunique()} runs), coloured by depth."
-    return Figure(
-        "training", "Loss during training", caption, table, lambda: draw_training(table, context.colours)
-    )
+    title = "Loss during training"
+    return Figure("training", title, caption, table, lambda: draw_training(table, context.colours))
 
 
 def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from analysis.report.figures.best_depth import (
 from analysis.report.figures.canvas import MOST_POINTS, MOST_VALUES, new_canvas, plot_values
 from analysis.report.figures.diagnostics import draw_training, training_data
 from analysis.report.figures.figure import Context, Figure, inline_svg
-from analysis.report.figures.gaps import draw_gaps, gap_data
+from analysis.report.figures.gaps import gap_data
 from analysis.report.figures.loss import loss_data
 from analysis.report.figures.transition import crossing_widths, law_widths
 from analysis.runs.table import RunTable
@@ -111,9 +111,9 @@ def test_the_panels_of_the_gaps_show_the_whole_range_of_every_pair(line_frame):
     frame = line_frame({1: (1.0, -0.05), 2: (0.99, -0.1), 4: (0.95, -0.2)}, sizes=(1e3, 1.1e3, 1e4, 3e4))
     frame = frame[(frame["depth"] > 1) | (frame["params"] < 2e3)]
     runs = RunTable.from_frame(frame, count="table")
-    panels = gap_data(fit(runs))
-    assert [line["params"].max() for _, line, _ in panels] == pytest.approx([1.1e3, 3e4])
-    for axes in draw_gaps(panels, 2.0).axes:
+    result = fit(runs)
+    assert [line["params"].max() for _, line, _ in gap_data(result)] == pytest.approx([1.1e3, 3e4])
+    for axes in gaps.figure(Context(runs, result)).draw().axes:
         low, high = axes.get_xlim()
         assert low < 1e3
         assert high > 3e4

@@ -24,8 +24,6 @@ from analysis.report.figures.by_value import best_figure, crossings_figure, meas
 from analysis.report.html import Page, Section, provenance, write_page
 from analysis.report.tables import crossings_by_value, finite_ends, members_table, needed_table, shifts_table
 
-#: Confidence of the intervals if no member has a fit.
-LEVEL = 0.95
 #: Maximum number of pairs of depths with a sentence.
 MOST_PAIRS = 3
 #: Text for an inconclusive number.
@@ -70,7 +68,7 @@ def write_series(
     folder = Path(out)
     members = in_order(members)
     fits = [member.fit for member in members if member.fit is not None]
-    level = fits[0].level if fits else LEVEL
+    level = next((fit.level for fit in fits), 0.95)
     crossings, best, shifts = crossing_data(members), best_data(members), shifts_by_value(key, members)
     found = [measure_data(members, name, TARGETS.get(name)) for name in measures_of(members)]
     measures = [data for data in found if data is not None]
@@ -116,16 +114,14 @@ def write_series(
     figures += [] if best is None else [best_figure(best, key)]
     by_value = Section("Crossings and best depths", figures=figures, folded=False)
     numbers = None if crossings is None else crossings_by_value(key, crossings, level)
+    same = COMPARED if comparable else APART
     sections = [
         # Measures with a target are what a task is about, so they come first.
         *((by_depth, by_value) if aimed else (by_value, by_depth)),
         Section("Crossings in numbers", tables=[numbers, shifts_table(shifts)]),
         Section(
             "The members",
-            [
-                f"The members differ in {key} only; nothing is fitted across them.",
-                COMPARED if comparable else APART,
-            ],
+            [f"The members differ in {key} only; nothing is fitted across them.", same],
             tables=[members_table(key, members, about)],
             links={f"{key} {label(item.value)}": item.report for item in members if item.report},
         ),
@@ -133,7 +129,7 @@ def write_series(
     ]
     pairs = 0 if crossings is None else len(crossings.rows[["shallow", "deep"]].drop_duplicates())
     budgets = 0 if best is None else best.rows["budget"].nunique()
-    colours = palette.variables(pairs, budgets, len(members))
+    colours = palette.variables(depth=pairs, budget=budgets, value=len(members))
     return write_page(folder, Page(title, words, sections), ("crossings", "best_depth", "measure_*"), colours)
 
 

@@ -91,19 +91,18 @@ def laws_table(fit: Fit) -> Table:
     trials = {item.law: item for item in fit.held_out}
     base = trials.get(BASELINE)
     lines = (fit.law, *fit.rivals)
-    rows = [_law(item.form, item.status, _line_note(item), _line(item), None, trials) for item in lines]
+    rows = [_law(item.form, item.status, _line_note(item), _line(item), trials) for item in lines]
     for item in fit.surfaces:
         values = ", ".join(f"{name} = {value:.3g}" for name, value in item.parameters.items())
-        rows.append(_law(item.form, item.status, _surface_note(item), values, item.aicc, trials))
+        rows.append(_law(item.form, item.status, _surface_note(item), values, trials))
     if base is not None:
-        rows.append(_law(BASELINE, "rule", "every law should beat it", "", None, trials))
+        rows.append(_law(BASELINE, "rule", "every law should beat it", "", trials))
     columns = (
         Column("law", right=False),
         Column("formula", under="law", where="page"),
         Column("status", right=False, look="tag"),
         Column("note", under="status", where="page"),
         Column("parameters", right=False, where="page"),
-        Column("AICc", where="page"),
         Column("held-out regret", "nats per token"),
         Column("baseline", under="held-out regret", small="baseline {}"),
         Column("answered", under="held-out regret", small="{} answered"),
@@ -113,17 +112,15 @@ def laws_table(fit: Fit) -> Table:
         "Held-out regret: each law is fitted to the smaller budgets and gives a depth for a larger one; the regret is "
         "the loss measured there minus the lowest loss measured there (mean, nats per token). The baseline is the best "
         "depth of the largest budget seen, in the same trials. Beyond the measured depths the regret is a lower bound."
-        f"{'' if fit.held_out else ' There are too few budgets here to hold one out.'} AICc compares the loss surfaces "
-        "only."
+        f"{'' if fit.held_out else ' There are too few budgets here to hold one out.'}"
     )
     return Table("laws", columns, rows, note)
 
 
 def _law(
-    form: str, status: str, note: str, parameters: str, aicc: float | None, trials: Mapping[str, HeldOut]
+    form: str, status: str, note: str, parameters: str, trials: Mapping[str, HeldOut]
 ) -> tuple[str | None, ...]:
-    nothing = HeldOut(form, (), None)
-    own, base = trials.get(form, nothing), trials.get(BASELINE, nothing)
+    own, base = (trials.get(name, HeldOut(name, (), None)) for name in (form, BASELINE))
     asked, outside = len(own.trials), own.outside
     answered = asked - own.unanswered
     if own.reasons and not answered:
@@ -137,7 +134,6 @@ def _law(
         status.replace("_", " "),
         note,
         parameters or None,
-        None if aicc is None else f"{aicc:.1f}",
         # An answer beyond the depths is charged the nearest depth: a lower bound, and zero if that depth is the best.
         None if regret is None or outside == answered else f"{at_least}{regret:.4f}",
         None if baseline is None or form == BASELINE else f"{baseline:.4f}",
@@ -166,9 +162,8 @@ def _line(item: ThresholdFit) -> str:
 
 def _line_note(item: ThresholdFit) -> str:
     parts = [item.reason, item.note]
-    if item.chi2 is not None and item.dof and item.p_value is not None:
-        freedom = f"{counted(item.dof, 'degree')} of freedom"
-        parts.append(f"χ² = {item.chi2:.2f} with {freedom}, p = {item.p_value:.2g} by an F test")
+    if item.dof and item.p_value is not None:
+        parts.append(f"p = {item.p_value:.2g} by an F test")
     if item.scatter:
         parts.append(f"scatter of ln d ±{digits(item.scatter)}")
     return "; ".join(part for part in parts if part)
@@ -348,14 +343,9 @@ def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
         return None
     first = studies[0]
     paired = first.key == LEARNING_RATE
-    unit = " ×" if paired else ""
     columns: Columns = {
         Column("pair", right=False): lambda row: f"{row[1].shallow} → {row[1].deep}",
-        Column(first.key, right=False): lambda row: f"{label(row[0].value)}{unit}",
-        Column(f"N at {label(first.base)}{unit}", where="page"): lambda row: _size(
-            row[1].params, row[1].status
-        ),
-        Column("N, changed", where="page"): lambda row: _size(row[1].changed_params, row[1].changed_status),
+        Column(first.key, right=False): lambda row: f"{label(row[0].value)}{' ×' * paired}",
         Column("factor of N", f"{percent(first.level)} interval"): lambda row: (
             None if row[1].shift is None else f"× {digits(math.exp(row[1].shift), 3)}"
         ),
@@ -372,7 +362,3 @@ def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
                 note += f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}."
     title = f"shifts of the crossings against {condition(first.key, first.base)}"
     return table_of(title, pairs, columns, note)
-
-
-def _size(params: float | None, status: str) -> str:
-    return status.replace("_", "-") if params is None else short(params)

@@ -39,7 +39,6 @@ STYLE: dict[str, Any] = {
     "text.color": palette.INK,
     "axes.labelcolor": palette.INK,
     "axes.edgecolor": palette.MUTED,
-    "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -50,7 +49,6 @@ STYLE: dict[str, Any] = {
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "grid.color": palette.GRID,
-    "grid.linewidth": 0.8,
     "xtick.color": palette.MUTED,
     "ytick.color": palette.MUTED,
     "xtick.labelcolor": palette.INK,
@@ -62,7 +60,6 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "svg.fonttype": "none",
-    "path.simplify": True,
 }
 
 

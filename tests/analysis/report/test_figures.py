@@ -267,9 +267,9 @@ def test_inlined_drawings_follow_the_page(study, pilot_fit):
     named = ("loss", "depth_profile", "gaps")
     figures = figures_of(study, pilot_fit)
     drawn = {name: figures[name].render()[0] for name in named}
-    colours = palette.variables(3, 5)
+    colours = palette.variables(depth=3, budget=5)
     text = inline_svg(drawn["loss"], 'a "<b>" label', colours)
-    assert text.startswith('<svg role="img" aria-label="a &quot;&lt;b>&quot; label"')
+    assert text.startswith('<svg role="img" aria-label="a &quot;&lt;b&gt;&quot; label"')
     assert "viewBox" in text[:400]
     assert not re.search(r'<svg[^>]*\swidth="', text)
     for name in ("ink", "grid", "depth-0", "depth-2"):
@@ -305,7 +305,7 @@ def contrast(one, other):
 
 @pytest.mark.parametrize("edition", [0, 1])
 def test_text_and_lines_can_be_told_from_the_paper(edition):
-    table = {name: pair[edition] for name, pair in (palette.variables(12, 9, 12)).items()}
+    table = {name: pair[edition] for name, pair in (palette.variables(depth=12, budget=9, value=12)).items()}
     paper = table["paper"]
     # The backgrounds of style.css.j2: --page and --tint.
     page, tint = (("#f6f7f8", "#fbf1ec"), ("#0f1215", "#2a1f1a"))[edition]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
-from analysis.fit.document import Fit, fit
+from analysis.fit.document import fit
 from analysis.law.advice import law_of
 from analysis.law.projection import Law
 from analysis.numbers import layers, short
@@ -83,8 +83,7 @@ def test_loss_data_are_the_means_and_ranges_and_the_curves(study, pilot_fit):
         assert line["params"].iloc[-1] == pytest.approx(points["params"].max())
         expected = (points["loss"] - points["residual"]).iloc[[0, -1]]
         assert line["loss"].iloc[[0, -1]].to_numpy() == pytest.approx(expected.to_numpy())
-    table = loss.figure(Context(study, pilot_fit, 0.7365)).table
-    assert (table["entropy"] == 0.7365).all()
+    table = loss.figure(Context(study, pilot_fit)).table
     assert table["what"].value_counts().to_dict() == {"curve": len(lines), "point": 15}
 
 
@@ -149,19 +148,6 @@ def test_training_curves_keep_used_cells_and_refuse_other_tables(study):
         training_data(study, curves.drop(columns="loss"))
 
 
-def test_a_figure_has_the_same_bytes_each_time(study):
-    first, again = (figures_of(study, fit(study)) for _ in range(2))
-    for name in ("depth_profile", "best_depth"):
-        svg, png = first[name].render()
-        assert again[name].render() == (svg, png)
-        assert png.startswith(b"\x89PNG")
-
-
-def test_a_fit_from_a_file_cannot_be_drawn(runs, found):
-    with pytest.raises(ValueError, match="read from a file"):
-        figures_of(runs, Fit.from_json(found.to_json()))
-
-
 def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(found):
     best, line = best_depths(found), law_line(found)
     assert best["depth"].tolist() == [item.depth for item in found.best]
@@ -176,12 +162,6 @@ def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(foun
         assert row["depth"] == projected.depth
         ends = [math.nan if end is None else end for end in projected.interval]
         assert [row["low"], row["high"]] == pytest.approx(ends, nan_ok=True)
-
-
-def test_no_line_is_drawn_where_no_law_is_determined(study, pilot_fit):
-    assert pilot_fit.project(1e4).depth is None
-    assert law_line(pilot_fit).empty
-    assert transition.figure(Context(study, pilot_fit)) is None
 
 
 def test_transition_data_hold_the_crossings_and_the_law(found):
@@ -257,6 +237,7 @@ def test_no_figure_of_poor_data_is_empty(pilot_frame, line_frame, case):
     runs = RunTable.from_frame(POOR[case](pilot_frame, line_frame), count=count)
     drawn = figures_of(runs, fit(runs))
     assert "loss" in drawn
+    assert "transition" not in drawn
     assert ("depth_profile" in drawn) == ("best_depth" in drawn) == (case not in ("one depth", "two points"))
     for figure in drawn.values():
         assert len(figure.table)
@@ -286,7 +267,11 @@ def test_inlined_drawings_follow_the_page(study, pilot_fit):
         assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(re.findall(r'\bid="([^"]+)"', page))
 
 
-def test_the_caption_explains_the_dotted_line_also_where_the_entropy_is_nothing(study, pilot_fit):
+def test_captions_name_what_is_drawn(study, pilot_fit):
+    assert pilot_fit.project(1e4).depth is None
+    assert law_line(pilot_fit).empty
+    assert "No line" in best_depth.figure(Context(study, pilot_fit)).caption
+    # An entropy of zero is one.
     contexts = [Context(study, pilot_fit, entropy) for entropy in (None, 0.0, 0.7)]
     assert ["dotted line" in loss.figure(context).caption for context in contexts] == [False, True, True]
 

@@ -1,8 +1,8 @@
 """A table of text, built once and rendered by the terminal and by the pages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 #: Text of an empty cell.
 EMPTY = "–"
@@ -80,3 +80,13 @@ class Table:
     def records(self) -> list[dict[str, str | None]]:
         """One dictionary per row, by the names of the columns."""
         return [dict(zip((column.name for column in self.columns), row, strict=True)) for row in self.rows]
+
+
+#: Columns, and the text of an item in each of them.
+Columns = dict[Column, Callable[[Any], str | None]]
+
+
+def table_of(title: str, items: Iterable[Any], columns: Columns, note: str = "") -> Table:
+    """A table with one row per item."""
+    rows = [tuple(text(item) for text in columns.values()) for item in items]
+    return Table(title, tuple(columns), rows, note)

@@ -159,7 +159,10 @@ def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
     together = any(pair.p_value is not None for pair in pairs)
     if not found:
         how = percent(first.level) + (f", {len(bounded)} comparisons together" if together else "")
-        limit = _excluded([end for pair in bounded for end in pair.shift_interval or ()])
+        limits = [end for pair in bounded for end in pair.shift_interval or ()]
+        most = math.exp(max(abs(end or 0.0) for end in limits))
+        limit = f"; a shift by more than a factor {digits(most)} of N is excluded"
+        limit = ", but the size of a shift is not bounded" if None in limits else limit
         return f"No crossing moves beyond the noise between {start} and {changed} ({how}){limit}."
     parts = [
         f"{pair.shallow} → {pair.deep} at {condition(study.key, study.value)} to {factor_phrase(pair, study.level)}"
@@ -172,11 +175,3 @@ def shift_sentence(studies: Sequence[ChangedStudy]) -> str:
         return sentence
     chance = f"{100 * (1 - first.level ** len(bounded)):.0f} %"
     return f"{sentence} (By chance alone one of {len(bounded)} stands out in up to {chance} of studies.)"
-
-
-def _excluded(limits: Sequence[float | None]) -> str:
-    """The largest shift that the ends of the intervals, in ln N, leave possible."""
-    if None in limits:
-        return ", but the size of a shift is not bounded"
-    most = max(abs(end or 0.0) for end in limits)
-    return f"; a shift by more than a factor {digits(math.exp(most))} of N is excluded"

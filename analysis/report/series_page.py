@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis.files import write_json
-from analysis.fit.crossing_shift import ChangedStudy
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.series import (
     BestData,
@@ -25,8 +24,6 @@ from analysis.report.figures.by_value import best_figure, crossings_figure, meas
 from analysis.report.html import Page, Section, provenance, write_page
 from analysis.report.tables import crossings_by_value, finite_ends, members_table, needed_table, shifts_table
 
-#: Confidence of the intervals if no member has a fit.
-LEVEL = 0.95
 #: Maximum number of pairs of depths with a sentence.
 MOST_PAIRS = 3
 #: Text for an inconclusive number.
@@ -35,6 +32,7 @@ COMPARED = (
     "All members have the same data and number of tokens, so their losses may be compared; each shape has the best of "
     "its learning rates."
 )
+NOTHING = "No member of this series has two depths that can be compared, and none has a measure to show by"
 APART = "Members have different data or tokens, so their losses are not compared."
 BOUND = (
     "The fewest layers that reach a target are those of the models trained here, with this recipe, these tokens and "
@@ -67,35 +65,40 @@ def write_series(
         ValueError: there is no member, or two have one value.
         OSError: the folder cannot be written.
     """
-    folder, facts = Path(out), dict(facts or {})
-    ordered = in_order(members)
-    fits = [member.fit for member in ordered if member.fit is not None]
-    level = fits[0].level if fits else LEVEL
-    crossings, best = crossing_data(ordered), best_data(ordered)
-    shifts = shifts_by_value(key, ordered)
-    found = [measure_data(ordered, name, TARGETS.get(name)) for name in measures_of(ordered)]
+    folder = Path(out)
+    members = in_order(members)
+    fits = [member.fit for member in members if member.fit is not None]
+    level = next((fit.level for fit in fits), 0.95)
+    crossings, best, shifts = crossing_data(members), best_data(members), shifts_by_value(key, members)
+    found = [measure_data(members, name, TARGETS.get(name)) for name in measures_of(members)]
     measures = [data for data in found if data is not None]
-    words = series_sentences(key, ordered, crossings, best, shifts, measures, level, comparable=comparable)
+    words = [slope_sentence(key, members, level), *(needed_sentence(key, data) for data in measures)]
+    if comparable:
+        words += [compared_sentence(key, data) for data in measures if data.name == "loss"]
+    crossed, depths = crossing_sentences(key, crossings, level), [best_sentence(key, best)]
+    # Inconclusive crossings come last.
+    is_settled = crossings is not None and (crossings.rows["status"] == "bracketed").any()
+    first, last = (crossed, depths) if is_settled else (depths, crossed)
+    words = list(filter(None, [*words, *first, shift_sentence(shifts), *last])) or [f"{NOTHING} {key}."]
     unchecked = [fit.learning_rate for fit in fits if fit.learning_rate and not fit.learning_rate.checked]
     if unchecked:
         words.append(f"In {counted(len(unchecked), 'member')}: {unchecked[-1].sentence}")
     epochs = [fit.epochs for fit in fits if fit.epochs is not None]
     if epochs and (repeated := max(epochs, key=lambda item: item.high).warning):
         words.append(repeated)
-    about = [_about(member) for member in ordered]
+    about = [_about(member) for member in members]
     document = {
         "title": title,
         "key": key,
         "members": about,
-        "crossings": _records(crossings),
+        "crossings": [] if crossings is None else crossings.table().to_dict("records"),
         "shifts": shifts,
-        "best": _records(best),
+        "best": [] if best is None else best.table().to_dict("records"),
         "measures": {data.name: _measure_json(data) for data in measures},
-        "facts": facts,
+        "facts": dict(facts or {}),
         "answers": words,
     }
     write_json(folder / "series.json", document)
-    # Measures with a target are what a task is about, so they come first.
     aimed = any(data.target is not None for data in measures)
     by_depth = Section(
         "Measures against depth",
@@ -109,23 +112,24 @@ def write_series(
     )
     figures = [] if crossings is None else [crossings_figure(crossings, key, level)]
     figures += [] if best is None else [best_figure(best, key)]
-    crossed = Section("Crossings and best depths", figures=figures, folded=False)
+    by_value = Section("Crossings and best depths", figures=figures, folded=False)
     numbers = None if crossings is None else crossings_by_value(key, crossings, level)
     same = COMPARED if comparable else APART
     sections = [
-        *((by_depth, crossed) if aimed else (crossed, by_depth)),
+        # Measures with a target are what a task is about, so they come first.
+        *((by_depth, by_value) if aimed else (by_value, by_depth)),
         Section("Crossings in numbers", tables=[numbers, shifts_table(shifts)]),
         Section(
             "The members",
-            [f"The members differ in {key} only; nothing is fitted across them. {same}"],
-            tables=[members_table(key, ordered, about)],
-            links={f"{key} {label(item.value)}": item.report for item in ordered if item.report},
+            [f"The members differ in {key} only; nothing is fitted across them.", same],
+            tables=[members_table(key, members, about)],
+            links={f"{key} {label(item.value)}": item.report for item in members if item.report},
         ),
-        provenance(facts, {"series.json: every number above": "series.json"}),
+        provenance(facts or {}, {"series.json: every number above": "series.json"}),
     ]
     pairs = 0 if crossings is None else len(crossings.rows[["shallow", "deep"]].drop_duplicates())
     budgets = 0 if best is None else best.rows["budget"].nunique()
-    colours = palette.variables(pairs, budgets, len(ordered))
+    colours = palette.variables(depth=pairs, budget=budgets, value=len(members))
     return write_page(folder, Page(title, words, sections), ("crossings", "best_depth", "measure_*"), colours)
 
 
@@ -136,10 +140,6 @@ def _measure_json(data: MeasureData) -> dict[str, Any]:
         "shapes": data.shapes.drop(columns="place").to_dict("records"),
         "needed": data.needed.drop(columns="place", errors="ignore").to_dict("records"),
     }
-
-
-def _records(data: CrossingData | BestData | None) -> list[dict[Any, Any]]:
-    return [] if data is None else data.table().to_dict("records")
 
 
 def _about(member: Member) -> dict[str, Any]:
@@ -155,33 +155,6 @@ def _about(member: Member) -> dict[str, Any]:
         "seeds": int(used["seed"].nunique()) if len(used) else 0,
         "law": None if fit is None else {name: getattr(fit.law, name) for name in law},
     }
-
-
-def series_sentences(
-    key: str,
-    members: Sequence[Member],
-    crossings: CrossingData | None,
-    best: BestData | None,
-    shifts: Sequence[ChangedStudy],
-    measures: Sequence[MeasureData],
-    level: float,
-    *,
-    comparable: bool = False,
-) -> list[str]:
-    """The answer of a series, most important sentence first; `comparable` as in `write_series`."""
-    measured = [needed_sentence(key, data) for data in measures]
-    if comparable:
-        measured += [compared_sentence(key, data) for data in measures if data.name == "loss"]
-    crossed = [] if crossings is None else crossing_sentences(key, crossings, level)
-    depths = [best_sentence(key, best)]
-    if crossings is None or not (crossings.rows["status"] == "bracketed").any():
-        # Inconclusive crossings come last.
-        crossed, depths = depths, crossed
-    found = [slope_sentence(key, members, level), *measured, *crossed, shift_sentence(shifts), *depths]
-    nothing = (
-        "No member of this series has two depths that can be compared, and none has a measure to show by "
-    )
-    return list(filter(None, found)) or [f"{nothing}{key}."]
 
 
 def compared_sentence(key: str, data: MeasureData) -> str:
@@ -204,56 +177,42 @@ def compared_sentence(key: str, data: MeasureData) -> str:
 
 def slope_sentence(key: str, members: Sequence[Member], level: float) -> str:
     """The slope of the threshold law at each value; empty if no value has one with an interval."""
-    slopes = [_slope(member, level) for member in members]
+    slopes = []
+    for member in members:
+        b, interval = (member.fit.law.b, member.fit.law.b_interval) if member.fit else (None, None)
+        if b is None or interval is None or None in interval:
+            slopes.append(UNSETTLED)
+        else:
+            slopes.append(f"{digits(b)} ({percent(level)}: {ends(interval)})")
     if set(slopes) == {UNSETTLED}:
         return ""
     parts = grouped(slopes, [member.value for member in members])
     return f"Slope b of the threshold law ln d = a + b·L, by {key}: {'; '.join(parts)}."
 
 
-def _slope(member: Member, level: float) -> str:
-    law = None if member.fit is None else member.fit.law
-    if law is None or law.b is None or law.b_interval is None or None in law.b_interval:
-        return UNSETTLED
-    return f"{digits(law.b)} ({percent(level)}: {ends(law.b_interval)})"
-
-
-def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
-    """One sentence per pair of neighbouring depths that is settled at some value: its crossing at each value."""
-    pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
-    settled = [pair for pair in pairs if (pair[1]["status"] == "bracketed").any()][:MOST_PAIRS]
-    if not settled:
-        return ["At no value does a crossing lie between two measured sizes; the table lists the bounds."]
+def crossing_sentences(key: str, data: CrossingData | None, level: float) -> list[str]:
+    """The crossing at each value, for the first `MOST_PAIRS` pairs of depths that are settled at some value."""
+    if data is None:
+        return []
+    bounds = {"left_censored": "below all sizes measured", "right_censored": "nowhere up to the largest size"}
     sentences = []
-    for _, rows in settled:
-        shallow, deep = rows[["shallow", "deep"]].iloc[0]
-        parts = grouped([_where(row, level) for row in rows.to_dict("records")], rows["value"])
-        sentences.append(f"{deep} layers overtake {layers(int(shallow))}, by {key}: {'; '.join(parts)}.")
-    if rest := len(pairs) - len(settled):
-        sentences.append(
-            f"{counted(rest, 'more pair')} of depths {'is' if rest == 1 else 'are'} in the table."
-        )
-    return sentences
-
-
-def _where(row: Mapping[Any, Any], level: float) -> str:
-    match row["status"]:
-        case "bracketed":
-            return f"N ≈ {human(row['params'])} ({percent(level)}: {human_range(finite_ends(row))})"
-        case "left_censored":
-            return "below all sizes measured"
-        case "right_censored":
-            return "nowhere up to the largest size"
-        case _:
-            return UNSETTLED
+    for (_, deep), rows in data.rows.groupby(["shallow", "deep"], sort=True):
+        if (rows["status"] == "bracketed").any():
+            places = [
+                f"N ≈ {human(row['params'])} ({percent(level)}: {human_range(finite_ends(row))})"
+                if row["status"] == "bracketed"
+                else bounds.get(row["status"], UNSETTLED)
+                for row in rows.to_dict("records")
+            ]
+            parts = "; ".join(grouped(places, rows["value"]))
+            sentences.append(f"{deep} layers overtake {layers(rows['shallow'].iloc[0])}, by {key}: {parts}.")
+    nothing = "At no value does a crossing lie between two measured sizes; the table lists the bounds."
+    return sentences[:MOST_PAIRS] or [nothing]
 
 
 def best_sentence(key: str, data: BestData | None) -> str:
     """The best depth by value, at the largest budget that most values have; empty if no two values share one."""
-    if data is None:
-        return ""
-    counts = data.rows.groupby("budget").size()
-    if counts.max() < 2:
+    if data is None or (counts := data.rows.groupby("budget").size()).max() < 2:
         return ""
     budget = float(counts[counts == counts.max()].index.max())
     rows = data.rows[data.rows["budget"] == budget].sort_values("place")

@@ -10,8 +10,8 @@ from analysis.files import write_json
 from analysis.fit.document import Fit
 from analysis.fit.sentences import count_phrase, law_sentence, noise_sentence
 from analysis.numbers import counted
-from analysis.report.answers import findings, graded_accuracy, next_steps, shift_sentence
-from analysis.report.figures import best_depth, depth_profile, diagnostics, gaps, loss, palette, transition
+from analysis.report.answers import findings, next_steps, shift_sentence
+from analysis.report.figures import best_depth, diagnostics, gaps, loss, palette, transition
 from analysis.report.figures.by_value import measure_figure
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 from analysis.report.figures.search import search_figure, search_sentence
@@ -81,25 +81,22 @@ def write_report(
     folder = Path(out)
     history = None if search is None else search_data(runs, search, level=fit.level)
     context = Context(runs, fit, entropy, curves, history, measures)
+    links = {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"}
+    sections = study_sections(context, search.ended if search else "")
     page = Page(
         title=title,
         answers=findings(fit),
         confidence=confidence(fit),
-        figures=_made(context, depth_profile.figure, best_depth.figure),
+        figures=_made(context, best_depth.profile_figure, best_depth.figure),
         next_steps=next_steps(fit),
         warnings=fit.warnings,
-        sections=[
-            *study_sections(context, search.ended if search else ""),
-            provenance(
-                facts or {},
-                {"fit.json: every number above": "fit.json", "runs.csv: every row": "runs.csv"},
-                spec_text,
-            ),
-        ],
+        sections=[*sections, provenance(facts or {}, links, spec_text)],
     )
-    graded = graded_accuracy(fit)
-    values = len(graded[1].axis.labels) if graded else 0
-    colours = palette.variables(len(context.colours), len({item.budget for item in fit.best}), values)
+    colours = palette.variables(
+        depth=len(context.colours),
+        budget=len({item.budget for item in fit.best}),
+        value=len(context.graded[1].axis.labels) if context.graded else 0,
+    )
     write_json(folder / "fit.json", fit.to_json())
     runs.write_csv(folder / "runs.csv")
     return write_page(folder, page, NAMES, colours)
@@ -107,39 +104,22 @@ def write_report(
 
 def study_sections(context: Context, ended: str) -> list[Section]:
     """The sections below the answer; `ended` is why a search ended. The page leaves out those without content."""
-    runs, fit, history = context.runs, context.fit, context.search
-    graded = graded_accuracy(fit)
+    runs, fit, history, graded = context.runs, context.fit, context.search, context.graded
     measured = (loss.figure, loss.accuracy_figure, _graded_figure, transition.figure, diagnostics.figure)
+    needed = needed_table(*graded) if graded else None
     crossings, laws = (crossings_table(fit), laws_table(fit)) if fit.crossings else (None, None)
+    about_laws = [law_sentence(fit)] if laws else []
+    searched = [search_sentence(history, ended)] if history else []
+    used = [] if fit.left_out else ["Every row of the run table is used."]
+    costs = [cost_table(runs), diverged_table(fit), reasons_table(fit)]
     return [
-        Section(
-            "What was measured",
-            [_about(fit), diagnostics.rank_sentence(context)],
-            _made(context, *measured),
-            folded=False,
-        ),
-        Section(
-            "Shapes in numbers",
-            tables=[needed_table(*graded) if graded else None, best_table(fit), projection_table(runs, fit)],
-        ),
+        Section("What was measured", [_about(fit)], _made(context, *measured), folded=False),
+        Section("Shapes in numbers", tables=[needed, best_table(fit), projection_table(runs, fit)]),
         Section("Crossings", [STATUS_WORDS] if crossings else [], _made(context, gaps.figure), [crossings]),
-        Section(
-            "The law and its alternatives",
-            [law_sentence(fit)] if laws else [],
-            tables=[laws],
-        ),
+        Section("The law and its alternatives", about_laws, tables=[laws]),
         Section("Shape or tuning", [shift_sentence(fit.shifts)], tables=[shifts_table(fit.shifts)]),
-        Section(
-            "The search",
-            [search_sentence(history, ended)] if history else [],
-            _made(context, search_figure),
-        ),
-        Section(
-            "Runs and cost",
-            [] if fit.left_out else ["Every row of the run table is used."],
-            _made(context, loss.training_figure),
-            [cost_table(runs), diverged_table(fit), reasons_table(fit)],
-        ),
+        Section("The search", searched, _made(context, search_figure)),
+        Section("Runs and cost", used, _made(context, diagnostics.training_figure), costs),
     ]
 
 
@@ -165,10 +145,11 @@ def _about(fit: Fit) -> str:
 
 def _graded_figure(context: Context) -> Figure | None:
     """Accuracy against depth by difficulty; None with fewer than two difficulties."""
-    if (graded := graded_accuracy(context.fit)) is None:
+    title = "Accuracy against depth, one line per difficulty"
+    if context.graded is None:
         return None
-    key, data = graded
-    return measure_figure(data, key, "accuracy_graded", "Accuracy against depth, one line per difficulty")
+    key, data = context.graded
+    return measure_figure(data, key, "accuracy_graded", title)
 
 
 def _made(context: Context, *makers: Callable[[Context], Figure | None]) -> list[Figure]:

@@ -2,12 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from analysis.curves.best_shapes import BestShape
 from analysis.fit.answer import FLOPS
 from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy
 from analysis.fit.document import Fit
@@ -23,7 +24,7 @@ from analysis.numbers import counted, digits, duration, ends, human, percent, sh
 from analysis.report.answers import condition, factors
 from analysis.report.shapes import shapes_table
 from analysis.runs.table import RunTable
-from analysis.tables import Column, Table
+from analysis.tables import Column, Columns, Table, table_of
 
 #: Projected sizes, as multiples of the largest measured one.
 MULTIPLES = (3.0, REACH)
@@ -49,44 +50,32 @@ def crossings_table(fit: Fit) -> Table | None:
     missing = [item for item in fit.crossings if item.status == "insufficient"]
     hidden = missing[MOST_MISSING:]
     rows = [crossing_row(item) for item in fit.crossings if item not in hidden]
-    note = (
-        f"{counted(len(hidden), 'more pair')} with too few sizes in common: see fit.json." if hidden else ""
-    )
-    return _crossings("crossings", rows, fit.level, note=note)
+    more = counted(len(hidden), "more pair")
+    note = f"{more} with too few sizes in common: see fit.json." if hidden else ""
+    return table_of("crossings", rows, _crossing_columns(fit.level), note)
 
 
 def crossings_by_value(key: str, data: CrossingData, level: float) -> Table:
     """The crossings of a series by pair and value."""
-    rows = data.rows.sort_values(["shallow", "deep"], kind="stable")
-    return _crossings("crossings by value", rows.to_dict("records"), level, key)
+    rows = data.rows.sort_values(["shallow", "deep"], kind="stable").to_dict("records")
+    return table_of("crossings by value", rows, _crossing_columns(level, key))
 
 
-def _crossings(
-    title: str, rows: Sequence[Mapping[Any, Any]], level: float, key: str = "", note: str = ""
-) -> Table:
-    """A table of `crossing_row`s; with a key each has its `value`."""
-    columns = (
-        Column("pair", right=False),
-        *([Column(key, right=False)] if key else []),
-        Column("status", right=False, look="tag"),
-        Column("N", f"and {percent(level)} interval"),
-        Column(percent(level), under="N"),
-        Column("width", "of the shallower model"),
-        Column("why", right=False, under="status"),
-    )
-    cells = [
-        (
-            f"{row['shallow']} → {row['deep']}",
-            *([label(row["value"])] if key else []),
-            row["status"].replace("_", "-"),
-            None if math.isnan(row["params"]) else short(row["params"]),
-            span(finite_ends(row), short),
-            None if math.isnan(row["width"]) else digits(row["width"]),
-            row["reason"],
-        )
-        for row in rows
-    ]
-    return Table(title, columns, cells, note)
+def _crossing_columns(level: float, key: str = "") -> Columns:
+    """The columns of a table of `crossing_row`s; with a key each row has its `value`."""
+    return {
+        Column("pair", right=False): lambda row: f"{row['shallow']} → {row['deep']}",
+        **({Column(key, right=False): lambda row: label(row["value"])} if key else {}),
+        Column("status", right=False, look="tag"): lambda row: row["status"].replace("_", "-"),
+        Column("N", f"and {percent(level)} interval"): lambda row: _number(row["params"], short),
+        Column(percent(level), under="N"): lambda row: span(finite_ends(row), short),
+        Column("width", "of the shallower model"): lambda row: _number(row["width"], digits),
+        Column("why", right=False, under="status"): lambda row: row["reason"],
+    }
+
+
+def _number(value: float, text: Callable[[float], str]) -> str | None:
+    return None if math.isnan(value) else text(value)
 
 
 def finite_ends(row: Mapping[Any, Any]) -> Interval | None:
@@ -103,19 +92,18 @@ def laws_table(fit: Fit) -> Table:
     trials = {item.law: item for item in fit.held_out}
     base = trials.get(BASELINE)
     lines = (fit.law, *fit.rivals)
-    rows = [_law(item.form, item.status, _line_note(item), _line(item), None, trials) for item in lines]
+    rows = [_law(item.form, item.status, _line_note(item), _line(item), trials) for item in lines]
     for item in fit.surfaces:
         values = ", ".join(f"{name} = {value:.3g}" for name, value in item.parameters.items())
-        rows.append(_law(item.form, item.status, _surface_note(item), values, item.aicc, trials))
+        rows.append(_law(item.form, item.status, _surface_note(item), values, trials))
     if base is not None:
-        rows.append(_law(BASELINE, "rule", "every law should beat it", "", None, trials))
+        rows.append(_law(BASELINE, "rule", "every law should beat it", "", trials))
     columns = (
         Column("law", right=False),
         Column("formula", under="law", where="page"),
         Column("status", right=False, look="tag"),
         Column("note", under="status", where="page"),
         Column("parameters", right=False, where="page"),
-        Column("AICc", where="page"),
         Column("held-out regret", "nats per token"),
         Column("baseline", under="held-out regret", small="baseline {}"),
         Column("answered", under="held-out regret", small="{} answered"),
@@ -125,17 +113,15 @@ def laws_table(fit: Fit) -> Table:
         "Held-out regret: each law is fitted to the smaller budgets and gives a depth for a larger one; the regret is "
         "the loss measured there minus the lowest loss measured there (mean, nats per token). The baseline is the best "
         "depth of the largest budget seen, in the same trials. Beyond the measured depths the regret is a lower bound."
-        f"{'' if fit.held_out else ' There are too few budgets here to hold one out.'} AICc compares the loss surfaces "
-        "only."
+        f"{'' if fit.held_out else ' There are too few budgets here to hold one out.'}"
     )
     return Table("laws", columns, rows, note)
 
 
 def _law(
-    form: str, status: str, note: str, parameters: str, aicc: float | None, trials: Mapping[str, HeldOut]
+    form: str, status: str, note: str, parameters: str, trials: Mapping[str, HeldOut]
 ) -> tuple[str | None, ...]:
-    nothing = HeldOut(form, ())
-    own, base = trials.get(form, nothing), trials.get(BASELINE, nothing)
+    own, base = (trials.get(name, HeldOut(name, ())) for name in (form, BASELINE))
     asked, outside = len(own.trials), own.outside
     answered = asked - own.unanswered
     if own.reasons and not answered:
@@ -149,7 +135,6 @@ def _law(
         status.replace("_", " "),
         note,
         parameters or None,
-        None if aicc is None else f"{aicc:.1f}",
         # An answer beyond the depths is charged the nearest depth: a lower bound, and zero if that depth is the best.
         None if regret is None or outside == answered else f"{at_least}{regret:.4f}",
         None if baseline is None or form == BASELINE else f"{baseline:.4f}",
@@ -178,9 +163,8 @@ def _line(item: ThresholdLaw) -> str:
 
 def _line_note(item: ThresholdLaw) -> str:
     parts = [item.reason, item.note]
-    if item.chi2 is not None and item.dof and item.p_value is not None:
-        freedom = f"{counted(item.dof, 'degree')} of freedom"
-        parts.append(f"χ² = {item.chi2:.2f} with {freedom}, p = {item.p_value:.2g} by an F test")
+    if item.dof and item.p_value is not None:
+        parts.append(f"p = {item.p_value:.2g} by an F test")
     if item.scatter:
         parts.append(f"scatter of ln d ±{digits(item.scatter)}")
     return "; ".join(part for part in parts if part)
@@ -197,37 +181,29 @@ def best_table(fit: Fit) -> Table | None:
     """The best measured shape of each budget; None if no budget has two depths."""
     if not fit.best:
         return None
-    columns = (
-        Column("N"),
-        Column("best depth", look="strong"),
-        Column("width", look="strong"),
-        Column("loss"),
-        Column("statistically tied", right=False),
-        Column(f"within {WITHIN:g} nats", "of the lowest loss", right=False),
-    )
-    rows = [
-        (
-            short(item.params),
-            str(item.depth),
-            digits(item.width),
-            f"{item.loss:.4f}",
-            "no noise estimate"
-            if item.near is None
-            else ", ".join(str(depth) for depth in item.near if depth != item.depth) or "none",
-            ", ".join(
-                f"{shape.depth} (+{shape.excess:.4f})"
-                for shape in item.shapes
-                if shape.excess <= WITHIN and shape.depth != item.depth
-            )
-            or "none",
-        )
-        for item in fit.best
-    ]
+    columns: Columns = {
+        Column("N"): lambda best: short(best.params),
+        Column("best depth", look="strong"): lambda best: str(best.depth),
+        Column("width", look="strong"): lambda best: digits(best.width),
+        Column("loss"): lambda best: f"{best.loss:.4f}",
+        Column("statistically tied", right=False): lambda best: (
+            "no noise estimate" if best.near is None else _others(best, best.near, "{}")
+        ),
+        Column(f"within {WITHIN:g} nats", "of the lowest loss", right=False): lambda best: _others(
+            best, [shape.depth for shape in best.shapes if shape.excess <= WITHIN], "{} (+{:.4f})"
+        ),
+    }
     note = (
         "Lowest loss of each budget, read off the curves at one N, and the other depths that lose less than "
         f"{WITHIN:g} nats per token, with what they lose."
     )
-    return Table("best measured shapes", columns, rows, note)
+    return table_of("best measured shapes", fit.best, columns, note)
+
+
+def _others(best: BestShape, depths: Collection[int], text: str) -> str:
+    """The depths but the best one; `text` formats a depth and its excess over the lowest loss."""
+    shapes = [shape for shape in best.shapes if shape.depth in depths and shape.depth != best.depth]
+    return ", ".join(text.format(shape.depth, shape.excess) for shape in shapes) or "none"
 
 
 def projection_table(runs: RunTable, fit: Fit) -> Table | None:
@@ -248,7 +224,6 @@ def projection_table(runs: RunTable, fit: Fit) -> Table | None:
             f"within {WITHIN:g} nats": [item.depths_text if item else None for item in near],
             "nats lost by L*": [item.lost_text if item else None for item in near],
         }
-    table = shapes_table("projected shapes", rows, fit.level, more)
     note = (
         "The depth that all laws which the data do not reject agree on within a factor of 1.25, and the width that "
         "gives N; else only the interval, which covers noise and the choice among these laws."
@@ -259,7 +234,7 @@ def projection_table(runs: RunTable, fit: Fit) -> Table | None:
         note += f" No depth at N ≈ {human(doubt.params)}: {doubt.reason}{agree}."
     if known:
         note += f" Depths within {WITHIN:g} nats of the lowest loss and nats lost are those of the {known.losses}."
-    return Table(table.title, table.columns, table.rows, note)
+    return shapes_table("projected shapes", rows, fit.level, more, note)
 
 
 def cost_table(runs: RunTable) -> Table:
@@ -296,12 +271,13 @@ def diverged_table(fit: Fit) -> Table | None:
     """The shapes with rows that diverged; None without any."""
     if not fit.diverged:
         return None
-    columns = (Column("depth"), Column("width"), Column("N"), Column("rows that diverged"))
-    rows = [
-        (str(item["depth"]), str(item["width"]), short(item["params"]), f"{item['diverged']} of {item['of']}")
-        for item in fit.diverged
-    ]
-    return Table("diverged shapes", columns, rows)
+    columns: Columns = {
+        Column("depth"): lambda item: str(item["depth"]),
+        Column("width"): lambda item: str(item["width"]),
+        Column("N"): lambda item: short(item["params"]),
+        Column("rows that diverged"): lambda item: f"{item['diverged']} of {item['of']}",
+    }
+    return table_of("diverged shapes", fit.diverged, columns)
 
 
 def reasons_table(fit: Fit) -> Table | None:
@@ -318,62 +294,47 @@ def needed_table(key: str, data: MeasureData) -> Table | None:
     """The fewest layers of each value that reach the target; None without a target."""
     if data.needed.empty:
         return None
-    columns = (
-        Column(key, right=False),
-        Column("depth L", look="strong"),
-        Column("heads H"),
-        Column("head width m"),
-        Column("width", "m·H"),
-        Column("N"),
-        Column("mean"),
-        Column("range", under="mean"),
-        Column("best", "of any depth"),
-    )
-    rows: list[tuple[str | None, ...]] = []
-    for row in data.needed.to_dict("records"):
-        shape: tuple[str | None, ...] = (f"above {row['deepest']}", *[None] * 4, "not reached", None)
-        if not math.isnan(row["depth"]):
-            known = not math.isnan(row["heads"])
-            shape = (
-                f"{row['depth']:.0f}",
-                f"{row['heads']:.0f}" if known else None,
-                f"{row['head_width']:g}" if known else None,
-                f"{row['width']:.0f}",
-                short(row["params"]),
-                f"{row['mean']:.4g}",
-                f"{row['low']:.3g} to {row['high']:.3g} ({counted(int(row['seeds']), 'seed')})",
-            )
-        rows.append((label(row["value"]), *shape, f"{row['best']:.4g}"))
-    return Table(f"The fewest layers for {data.name} of at least {data.target:g}", columns, rows)
+
+    def seeds(row: Any) -> str:
+        return f"{row['low']:.3g} to {row['high']:.3g} ({counted(int(row['seeds']), 'seed')})"
+
+    columns: Columns = {
+        Column(key, right=False): lambda row: label(row["value"]),
+        Column("depth L", look="strong"): lambda row: (
+            _number(row["depth"], "{:.0f}".format) or f"above {row['deepest']}"
+        ),
+        Column("heads H"): lambda row: _number(row["heads"], "{:.0f}".format),
+        Column("head width m"): lambda row: _number(row["head_width"], "{:g}".format),
+        Column("width", "m·H"): lambda row: _number(row["width"], "{:.0f}".format),
+        Column("N"): lambda row: _number(row["params"], short),
+        Column("mean"): lambda row: _number(row["mean"], "{:.4g}".format) or "not reached",
+        Column("range", under="mean"): lambda row: None if math.isnan(row["low"]) else seeds(row),
+        Column("best", "of any depth"): lambda row: f"{row['best']:.4g}",
+    }
+    title = f"The fewest layers for {data.name} of at least {data.target:g}"
+    return table_of(title, data.needed.to_dict("records"), columns)
 
 
 def members_table(key: str, members: Sequence[Member], about: Sequence[Mapping[str, Any]]) -> Table:
     """Rows, depths, sizes and the law of each member; `about` is `members` of `series.json`."""
-    columns = (
-        Column(key, right=False),
-        Column("rows used"),
-        Column("depths"),
-        Column("N"),
-        Column("seeds"),
-        Column("threshold law", right=False),
-    )
-    rows = []
-    for member, item in zip(members, about, strict=True):
-        law = None if member.fit is None else member.fit.law
-        words = "no fit" if law is None else f"none: {law.reason}"
-        if law is not None and law.a is not None and law.b is not None:
-            words = law_formula(law.a, law.b)
-        rows.append(
-            (
-                label(member.value),
-                f"{item['used']} of {item['rows']}",
-                ", ".join(map(str, item["depths"])) or None,
-                span(item["params"], short) if item["params"] else None,
-                str(item["seeds"]),
-                words,
-            )
-        )
-    return Table("members", columns, rows)
+
+    def law_words(law: ThresholdFit | None) -> str:
+        if law is None:
+            return "no fit"
+        return f"none: {law.reason}" if law.a is None or law.b is None else law_formula(law.a, law.b)
+
+    columns: Columns = {
+        Column(key, right=False): lambda item: label(item["value"]),
+        Column("rows used"): lambda item: f"{item['used']} of {item['rows']}",
+        Column("depths"): lambda item: ", ".join(map(str, item["depths"])) or None,
+        Column("N"): lambda item: span(item["params"], short) if item["params"] else None,
+        Column("seeds"): lambda item: str(item["seeds"]),
+        Column("threshold law", right=False): lambda item: law_words(item["law"]),
+    }
+    rows = [
+        {**item, "law": member.fit and member.fit.law} for member, item in zip(members, about, strict=True)
+    ]
+    return table_of("members", rows, columns)
 
 
 def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
@@ -383,40 +344,22 @@ def shifts_table(studies: Sequence[ChangedStudy]) -> Table | None:
         return None
     first = studies[0]
     paired = first.key == LEARNING_RATE
-    unit = " ×" if paired else ""
-    columns = (
-        Column("pair", right=False),
-        Column(first.key, right=False),
-        Column(f"N at {label(first.base)}{unit}", where="page"),
-        Column("N, changed", where="page"),
-        Column("factor of N", f"{percent(first.level)} interval"),
-        Column(percent(first.level), under="factor of N"),
-        Column("runs"),
-        Column("diverged", under="runs", small="{} diverged"),
-        Column("why", right=False, under=first.key),
-    )
-    rows = [
-        (
-            f"{pair.shallow} → {pair.deep}",
-            f"{label(study.value)}{unit}",
-            _size(pair.params, pair.status),
-            _size(pair.changed_params, pair.changed_status),
-            None if pair.shift is None else f"× {digits(math.exp(pair.shift), 3)}",
-            factors(pair.shift_interval),
-            str(pair.runs or study.runs),
-            str(pair.diverged) if pair.diverged else None,
-            pair.reason,
-        )
-        for study, pair in pairs
-    ]
+    columns: Columns = {
+        Column("pair", right=False): lambda row: f"{row[1].shallow} → {row[1].deep}",
+        Column(first.key, right=False): lambda row: f"{label(row[0].value)}{' ×' * paired}",
+        Column("factor of N", f"{percent(first.level)} interval"): lambda row: (
+            None if row[1].shift is None else f"× {digits(math.exp(row[1].shift), 3)}"
+        ),
+        Column(percent(first.level), under="factor of N"): lambda row: factors(row[1].shift_interval),
+        Column("runs"): lambda row: str(row[1].runs or row[0].runs),
+        Column("diverged", under="runs", small="{} diverged"): lambda row: str(row[1].diverged or "") or None,
+        Column("why", right=False, under=first.key): lambda row: row[1].reason,
+    }
     note = PAIRED_NOTE
     if not paired:
         note = "The estimate assumes independent studies; shared seeds and data make the true error smaller."
         for study in studies:
             if study.slope_change is not None:
                 note += f" The slope of the law changes by {study.slope_change:+.3g} at {label(study.value)}."
-    return Table(f"shifts of the crossings against {condition(first.key, first.base)}", columns, rows, note)
-
-
-def _size(params: float | None, status: str) -> str:
-    return status.replace("_", "-") if params is None else short(params)
+    title = f"shifts of the crossings against {condition(first.key, first.base)}"
+    return table_of(title, pairs, columns, note)

@@ -1,4 +1,4 @@
-"""Figure: the best depth against N, measured and by the laws of the study."""
+"""Figures: loss against depth at fixed N, and the best depth against N, measured and by the laws of the study."""
 
 import math
 
@@ -9,14 +9,17 @@ from matplotlib.ticker import FixedLocator
 
 from analysis.fit.document import Fit
 from analysis.fit.sentences import REACH
-from analysis.numbers import layers, percent, short
+from analysis.numbers import digits, layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     count_axis,
+    depth_axis,
     finish,
+    looks,
     new_canvas,
     plot_values,
     set_ticks,
+    shape_text,
     size_axis,
     stack,
 )
@@ -39,13 +42,43 @@ def figure(context: Context) -> Figure | None:
         if len(line)
         else "No line is drawn, because the data do not determine a law."
     )
-    return Figure(
-        "best_depth",
-        "Best depth against size",
-        caption,
-        stack(measured=best, law=line),
-        lambda: draw_best_depth(best, line, low, high),
-    )
+
+    def draw() -> Canvas:
+        canvas, axes = new_canvas(3.9)
+        axes.set_yscale("log")
+        drawn = np.concatenate([best["near_low"], best["near_high"], line["depth"]])
+        bottom, top = max(0.8, float(drawn.min()) / 1.4), float(drawn.max()) * 1.5
+        axes.axvspan(low, high, color=palette.MUTED, alpha=0.12, linewidth=0, label="measured sizes")
+        if len(line):
+            ends = line["low"].fillna(bottom), line["high"].fillna(top)
+            axes.fill_between(line["params"], *ends, color=palette.ACCENT, alpha=0.14, linewidth=0)
+            for rows, dashes, label in (
+                (line[line["params"] <= high], "-", "law"),
+                (line[line["params"] >= high], (0, (4, 2)), "extrapolated"),
+            ):
+                axes.plot(rows["params"], rows["depth"], color=palette.ACCENT, linestyle=dashes, label=label)
+        axes.vlines(best["params"], best["near_low"], best["near_high"], color=palette.MUTED, linewidth=3)
+        texts = [
+            f"N = {short(row['params'])}: {layers(int(row['depth']))} best, tied from {row['near_low']:.0f} to "
+            f"{layers(int(row['near_high']))}"
+            for row in best.to_dict("records")
+        ]
+        style = {"marker": "o", "color": palette.INK, "markersize": 6, "linestyle": "none", "zorder": 5}
+        plot_values(axes, best["params"], best["depth"], texts, label="best measured", **style)
+        axes.set_ylim(bottom, top)
+        axes.set_xlim(low / 1.3, float(max(high, line["params"].max() if len(line) else 0)) * 1.3)
+        size_axis(axes)
+        if len(line):
+            count_axis(axes.yaxis, math.log10(top / bottom))
+        else:
+            set_ticks(
+                axes.yaxis, FixedLocator(sorted({*best["depth"], *best["near_low"], *best["near_high"]}))
+            )
+        finish(canvas, axes, "parameters N", "best depth L (layers)")
+        return canvas
+
+    table = stack(measured=best, law=line)
+    return Figure("best_depth", "Best depth against size", caption, table, draw)
 
 
 def measured_sizes(fit: Fit) -> tuple[float, float]:
@@ -56,9 +89,9 @@ def measured_sizes(fit: Fit) -> tuple[float, float]:
 
 def best_depths(fit: Fit) -> pd.DataFrame:
     """params, depth, near_low, near_high (range of the depths statistically tied with it) of each budget."""
+    near = [item.near or (item.depth,) for item in fit.best]
     rows = [
-        (item.params, item.depth, min(item.near or (item.depth,)), max(item.near or (item.depth,)))
-        for item in fit.best
+        (item.params, item.depth, min(tied), max(tied)) for item, tied in zip(fit.best, near, strict=True)
     ]
     return pd.DataFrame(rows, columns=["params", "depth", "near_low", "near_high"])
 
@@ -77,35 +110,79 @@ def law_line(fit: Fit) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["params", "depth", "low", "high"], dtype=float)
 
 
-def draw_best_depth(best: pd.DataFrame, line: pd.DataFrame, low: float, high: float) -> Canvas:
-    """Draw the best depths, and the law with its interval: solid from N = `low` to `high`, dashed beyond."""
-    canvas, axes = new_canvas(3.9)
-    axes.set_yscale("log")
-    drawn = np.concatenate([best["near_low"], best["near_high"], line["depth"]])
-    bottom, top = max(0.8, float(drawn.min()) / 1.4), float(drawn.max()) * 1.5
-    axes.axvspan(low, high, color=palette.MUTED, alpha=0.12, linewidth=0, label="measured sizes")
-    if len(line):
-        ends = line["low"].fillna(bottom), line["high"].fillna(top)
-        axes.fill_between(line["params"], *ends, color=palette.ACCENT, alpha=0.14, linewidth=0)
-        for rows, dashes, label in (
-            (line[line["params"] <= high], "-", "law"),
-            (line[line["params"] >= high], (0, (4, 2)), "extrapolated"),
-        ):
-            axes.plot(rows["params"], rows["depth"], color=palette.ACCENT, linestyle=dashes, label=label)
-    axes.vlines(best["params"], best["near_low"], best["near_high"], color=palette.MUTED, linewidth=3)
-    texts = [
-        f"N = {short(row['params'])}: {layers(int(row['depth']))} best, tied from {row['near_low']:.0f} to "
-        f"{layers(int(row['near_high']))}"
-        for row in best.to_dict("records")
+def profile_figure(context: Context) -> Figure | None:
+    """Loss against depth, one line per size; None if no size has two depths."""
+    table = profile_data(context.fit)
+    if table is None:
+        return None
+    tied = "; rings mark depths that are statistically tied with it" if table["near"].any() else ""
+    caption = (
+        f"The filled mark is the lowest loss at each size, with its width d and aspect ratio d/L{tied}. An arrow marks "
+        "a best depth that is the deepest tried."
+    )
+
+    def draw() -> Canvas:
+        canvas, axes = new_canvas(3.9)
+        depths = sorted(set(table["depth"]))
+        axes.set_xscale("log")
+        # Room for the labels of the best depths and the arrows.
+        axes.set_xlim(depths[0] / 1.2, depths[-1] * (depths[-1] / depths[0]) ** 0.35 * 1.15)
+        labelled: list[float] = []
+        # From the largest size, whose label matters most.
+        for (_, rows), colour, _ in looks(list(table.groupby("budget", sort=True)), "budget")[::-1]:
+            x, y = (rows[name].to_numpy(dtype=float) for name in ("depth", "loss"))
+            near, best = rows["near"].to_numpy(dtype=bool), rows["best"].to_numpy(dtype=bool)
+            name = f"N = {short(float(rows['params'].iloc[0]))}"
+            if near.sum() > 1:
+                axes.scatter(
+                    x[near], y[near], s=110, color="none", edgecolors=colour, linewidths=1.1, zorder=3
+                )
+            texts = [
+                f"{shape_text(row)}, d/L = {digits(row['aspect'])}: loss {row['loss']:.4f} (+{row['increase']:.2f} %)"
+                for row in rows.to_dict("records")
+            ]
+            style = {"color": colour, "linewidth": 1.5, "marker": "o", "markersize": 4.5, "zorder": 3}
+            plot_values(axes, x, y, texts, label=name, markerfacecolor=palette.PAPER, **style)
+            at = int(best.argmax())
+            filled = {"color": colour, "marker": "o", "markersize": 7, "zorder": 4}
+            plot_values(axes, x[best], y[best], texts[at : at + 1], **filled)
+            # Of labels at nearly the same height only the first.
+            if all(abs(y[at] - other) > 0.08 * np.ptp(table["loss"]) for other in labelled):
+                labelled.append(y[at])
+                text = f"d = {digits(rows['width'].iloc[at])}, d/L = {digits(rows['aspect'].iloc[at])}"
+                box = {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
+                place = {"xytext": (6, -5), "textcoords": "offset points", "va": "top", "bbox": box}
+                axes.annotate(text, (x[at], y[at]), fontsize=8, **place)
+            if x[at] == depths[-1]:
+                arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.6}
+                axes.annotate("", (x[at] * 1.3, y[at]), xytext=(x[at], y[at]), arrowprops=arrow)
+        axes.margins(y=0.1)
+        depth_axis(axes, depths)
+        axes.grid(axis="x", visible=False)
+        finish(canvas, axes, "depth L (layers)", "validation loss (nats per token)", reverse=True)
+        return canvas
+
+    return Figure("depth_profile", "Loss against depth at each size", caption, table, draw)
+
+
+def profile_data(fit: Fit) -> pd.DataFrame | None:
+    """The depths of each size; None if no size has two depths.
+
+    Returns:
+        budget, params, depth, width, loss, se, excess (over the best depth, nats), z, aspect (d/L), increase (over the
+        best depth, percent), best, near (statistically tied with it).
+    """
+    rows = [
+        {
+            "budget": best.budget,
+            "params": best.params,
+            **{name: getattr(shape, name) for name in ("depth", "width", "loss", "se", "excess", "z")},
+            "aspect": shape.width / shape.depth,
+            "increase": 100 * shape.excess / best.loss,
+            "best": shape.depth == best.depth,
+            "near": best.near is not None and shape.depth in best.near,
+        }
+        for best in fit.best
+        for shape in best.shapes
     ]
-    style = {"marker": "o", "color": palette.INK, "markersize": 6, "linestyle": "none", "zorder": 5}
-    plot_values(axes, best["params"], best["depth"], texts, label="best measured", **style)
-    axes.set_ylim(bottom, top)
-    axes.set_xlim(low / 1.3, float(max(high, line["params"].max() if len(line) else 0)) * 1.3)
-    size_axis(axes)
-    if len(line):
-        count_axis(axes.yaxis, math.log10(top / bottom))
-    else:
-        set_ticks(axes.yaxis, FixedLocator(sorted({*best["depth"], *best["near_low"], *best["near_high"]})))
-    finish(canvas, axes, "parameters N", "best depth L (layers)")
-    return canvas
+    return pd.DataFrame(rows) if rows else None

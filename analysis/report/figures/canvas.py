@@ -10,7 +10,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 
 from analysis.numbers import layers, short
 from analysis.report.figures import palette
@@ -39,7 +39,6 @@ STYLE: dict[str, Any] = {
     "text.color": palette.INK,
     "axes.labelcolor": palette.INK,
     "axes.edgecolor": palette.MUTED,
-    "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -50,7 +49,6 @@ STYLE: dict[str, Any] = {
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "grid.color": palette.GRID,
-    "grid.linewidth": 0.8,
     "xtick.color": palette.MUTED,
     "ytick.color": palette.MUTED,
     "xtick.labelcolor": palette.INK,
@@ -62,13 +60,12 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "svg.fonttype": "none",
-    "path.simplify": True,
 }
 
 
 def by_depth(frame: pd.DataFrame) -> list[tuple[int, pd.DataFrame]]:
     """(depth, its rows) from shallow to deep."""
-    return [(int(depth), frame[frame["depth"] == depth]) for depth in sorted(set(frame["depth"]))]
+    return [(int(rows["depth"].iloc[0]), rows) for _, rows in frame.groupby("depth", sort=True)]
 
 
 def stack(**parts: pd.DataFrame) -> pd.DataFrame:
@@ -79,19 +76,16 @@ def stack(**parts: pd.DataFrame) -> pd.DataFrame:
 
 
 def outside_legend(canvas: Canvas, **options: Any) -> None:
-    """A legend below the axes, with as many columns as the width has room for."""
-    found = options.get("labels") or [
-        label for axes in canvas.axes for label in axes.get_legend_handles_labels()[1]
-    ]
-    room = LETTER * max((len(label) for label in found), default=1) + HANDLE
-    columns = max(1, min(len(found), int(0.95 * WIDTH * 72 / room)))
-    canvas.legend(loc="outside lower center", ncols=columns, columnspacing=1.2, **options)
+    """A legend of the first axes below all of them, with as many columns as the width has room for."""
+    handles, labels = canvas.axes[0].get_legend_handles_labels()
+    room = LETTER * max(map(len, labels), default=1) + HANDLE
+    columns = max(1, min(len(labels), int(0.95 * WIDTH * 72 / room)))
+    canvas.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.2, **options)
 
 
 def finish(canvas: Canvas, axes: Axes, x: str, y: str, **legend: Any) -> None:
     """Label both axes of a drawing of one panel and put the legend below."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
     outside_legend(canvas, **legend)
 
 
@@ -109,25 +103,35 @@ def shape_text(row: Mapping[Any, Any]) -> str:
     return f"{layers(int(row['depth']))} × {row['width']:.0f} wide, N = {short(float(row['params']))}"
 
 
-def points_of_depths(
-    axes: Axes, points: pd.DataFrame, column: str, colours: Mapping[int, str], linestyle: str = "none"
+def plot_shapes(
+    axes: Axes, rows: pd.DataFrame, x: str, y: str, spec: str = ".4f", prefix: str = "", **style: Any
 ) -> None:
-    """Draw `column` of the points (with depth, params, low, high) against N: a mark per shape, bars over its seeds."""
+    """Plot `y` of shapes (depth, width, params, low, high) against `x`, with a bar over the seeds of each."""
+    axes.vlines(rows[x], rows["low"], rows["high"], color=style["color"], linewidth=1.1)
+    texts = [
+        f"{prefix}{shape_text(row)}: {row[y]:{spec}} ({row['low']:{spec}} to {row['high']:{spec}})"
+        for row in rows.to_dict("records")
+    ]
+    plot_values(axes, rows[x], rows[y], texts, markersize=5, **style)
+
+
+def points_of_depths(axes: Axes, points: pd.DataFrame, y: str, colours: Mapping[int, str], line: str) -> None:
+    """Plot `y` of shapes against N by depth; `line` is the line style."""
     for (depth, rows), mark in zip(by_depth(points), itertools.cycle(MARKS), strict=False):
-        colour = colours[depth]
-        axes.vlines(rows["params"], rows["low"], rows["high"], color=colour, linewidth=1.1)
-        style = {"color": colour, "marker": mark, "markersize": 5, "linestyle": linestyle, "linewidth": 1.5}
-        texts = [
-            f"{shape_text(row)}: {row[column]:.4f} ({row['low']:.4f} to {row['high']:.4f})"
-            for row in rows.to_dict("records")
-        ]
-        plot_values(axes, rows["params"], rows[column], texts, label=layers(depth), **style)
+        style: dict[str, Any] = {"color": colours[depth], "marker": mark, "linestyle": line}
+        plot_shapes(axes, rows, "params", y, label=layers(depth), linewidth=1.5, **style)
 
 
-def new_canvas(height: float) -> tuple[Canvas, Axes]:
-    """A drawing of one panel, `height` in inches."""
+def new_canvas(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Canvas, Any]:
+    """A drawing, `height` in inches, and its axes; several are an array, `options` are those of `subplots`."""
     canvas = Canvas(figsize=(WIDTH, height), dpi=100, layout="constrained")
-    return canvas, canvas.subplots()
+    return canvas, canvas.subplots(rows, columns, **options)
+
+
+def looks(items: Sequence[Any], kind: str = "depth") -> list[tuple[Any, str, str]]:
+    """(item, colour, mark) of ordered items; `kind` as in `palette.sequence`."""
+    colours = [light for light, _ in palette.sequence(len(items), kind)]
+    return list(zip(items, colours, itertools.cycle(MARKS), strict=False))
 
 
 def size_axis(axes: Axes, *, small: bool = False) -> None:
@@ -138,15 +142,12 @@ def size_axis(axes: Axes, *, small: bool = False) -> None:
         # Sizes so close would have tick labels that round to the same words.
         low, high = math.sqrt(low * high) / 2, math.sqrt(low * high) * 2
         axes.set_xlim(low, high)
-    decades = math.log10(high / low)
-    dense, medium = (0.9, 1.8) if small else (1.7, 3)
-    steps = (1, 2, 5) if decades < dense else (1, 3) if decades < medium else (1,)
-    set_ticks(axes.xaxis, LogLocator(subs=steps))
+    count_axis(axes.xaxis, math.log10(high / low), *((0.9, 1.8) if small else (1.7, 3)))
 
 
-def count_axis(axis: Any, decades: float) -> None:
-    """Ticks of a log axis of widths or depths: 1, 2, 5, 10, and fewer over many decades."""
-    set_ticks(axis, LogLocator(subs=(1, 2, 5) if decades < 3 else (1, 3) if decades < 5 else (1,)))
+def count_axis(axis: Any, decades: float, dense: float = 3, medium: float = 5) -> None:
+    """Ticks of a log axis at 1, 2, 5, 10 below `dense` decades, at 1, 3, 10 below `medium`, else at powers of ten."""
+    set_ticks(axis, LogLocator(subs=(1, 2, 5) if decades < dense else (1, 3) if decades < medium else (1,)))
 
 
 def set_ticks(axis: Any, major: Locator, text: Callable[[float], str] = short) -> None:
@@ -156,20 +157,21 @@ def set_ticks(axis: Any, major: Locator, text: Callable[[float], str] = short) -
     axis.set_minor_locator(NullLocator())
 
 
-def depth_axis(axes: Axes, depths: Sequence[int], room: float = 26) -> None:
-    """Ticks at the measured depths of a log axis, without those nearer than `room` points to the one before."""
-    low, high = (math.log(end) for end in axes.get_xlim())
-    kept = thinned([math.log(depth) * WIDTH * 72 * 0.85 / (high - low) for depth in depths], room)
-    set_ticks(axes.xaxis, FixedLocator([depths[index] for index in kept]), "{:.0f}".format)
+def depth_axis(axes: Axes, depths: Sequence[int]) -> None:
+    """Ticks at the measured depths of a log axis where there is room."""
+    ticks_at(axes, depths, list(map(str, depths)), 0.85 * WIDTH, 26)
 
 
-def thinned(places: Sequence[float], room: float) -> list[int]:
-    """Indices of ascending places, without those nearer than `room` to the one kept before."""
-    kept: list[int] = []
-    for index, place in enumerate(places):
-        if not kept or place - places[kept[-1]] >= room:
+def ticks_at(axes: Axes, places: Sequence[float], labels: Sequence[str], reach: float, room: float) -> None:
+    """Ticks at ascending places of an x axis of `reach` inches, at least `room` points apart."""
+    is_log = axes.get_xscale() == "log"
+    low, high, *at = np.log([*axes.get_xlim(), *places]) if is_log else [*axes.get_xlim(), *places]
+    kept = [0]
+    for index, place in enumerate(at):
+        if (place - at[kept[-1]]) / (high - low) * reach * 72 >= room:
             kept.append(index)
-    return kept
+    axes.set_xticks([places[index] for index in kept], [labels[index] for index in kept])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def draw_bound(axes: Axes, place: float, bound: float, end: float, colour: str) -> None:

@@ -1,17 +1,27 @@
-"""Figure and sentence of the diagnostics inside the models, layer by layer."""
+"""Figures by cell: loss during training, and diagnostics inside the models, layer by layer."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from analysis.errors import InputError
-from analysis.numbers import digits, layers, short
+from analysis.numbers import layers, short
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import MARKS, WIDTH, Axes, by_depth, outside_legend, plot_values
+from analysis.report.figures.canvas import (
+    MARKS,
+    MOST_POINTS,
+    Axes,
+    by_depth,
+    finish,
+    new_canvas,
+    outside_legend,
+    plot_values,
+    set_ticks,
+)
 from analysis.report.figures.figure import Context, Figure
 from analysis.runs.table import RunTable
 
@@ -29,13 +39,6 @@ WORDS = {
     "induction_score": "induction, best head",
     "induction_score_shifted": "… at its best distance",
     "induction_shift": "… the distance in tokens",
-}
-#: Paths of the distance from rank one -> words in a sentence.
-PATHS = {
-    "rank_residual_attention": "by attention alone",
-    "rank_residual_noskip": "without skip connections",
-    "rank_residual_noffn": "without feed-forward networks",
-    "rank_residual": "as the models are",
 }
 #: The distance from rank one, on every path.
 DISTANCE = "rank_residual"
@@ -67,18 +70,9 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame | None) -> pd.DataFr
     Raises:
         InputError: a column is missing.
     """
-    if measures is None:
+    if measures is None or not len(measures) or "cell" not in runs.frame:
         return None
-    missing = [name for name in COLUMNS if name not in measures.columns]
-    if missing:
-        raise InputError(
-            f"The measures of layers lack the column {', '.join(missing)}; they need {', '.join(COLUMNS)}, and have "
-            f"{', '.join(map(str, measures.columns))}."
-        )
-    if not len(measures) or "cell" not in runs.frame:
-        return None
-    merged = measures[list(COLUMNS)].merge(runs.frame[["cell", "depth", "status"]], on="cell", how="inner")
-    merged = merged[np.isfinite(merged["value"].to_numpy(dtype=float))]
+    merged = _of_cells("measures of layers", measures, COLUMNS, runs.frame[["cell", "depth", "status"]])
     last = merged.groupby("cell")["step"].transform("max")
     is_start = merged["step"] == 0
     merged = merged.assign(when=np.where(is_start, "start", "end"))
@@ -96,69 +90,80 @@ def diagnostics_data(runs: RunTable, measures: pd.DataFrame | None) -> pd.DataFr
 def draw_diagnostics(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
     """Draw one line per depth over its layers; the panels of a row share one scale."""
     names = list(dict.fromkeys(table["name"]))
-    canvas = Canvas(figsize=(WIDTH, 0.9 + 1.45 * len(names)), dpi=100, layout="constrained")
-    grid = canvas.subplots(len(names), 2, sharex=True, sharey="row", squeeze=False)
+    height = 0.9 + 1.45 * len(names)
+    canvas, grid = new_canvas(height, len(names), 2, sharex=True, sharey="row", squeeze=False)
     distances = table.loc[table["name"].str.startswith(DISTANCE), "low"]
     floor = min(0.1, distances[distances > 0].min()) / 2
     for name, row in zip(names, grid, strict=True):
+        is_log = name.startswith(DISTANCE)
         for when, axes in zip(_TITLES, row, strict=True):
-            _draw(axes, table[(table["name"] == name) & (table["when"] == when)], name, colours)
+            rows = table[(table["name"] == name) & (table["when"] == when)]
+            _draw(axes, rows, colours, lowest=0 if is_log else -np.inf)
         row[0].set_title(WORDS.get(name, name))
-        if name.startswith(DISTANCE):
+        row[0].yaxis.set_major_locator(MaxNLocator(4))
+        if is_log:
             # One scale for all paths.
-            row[0].set_ylim(floor, 1.5)
-            low, high = row[0].get_ylim()
-            subs = (1, 2, 5) if high / low < 100 else (1,)
-            row[0].yaxis.set_major_locator(LogLocator(subs=subs, numticks=6))
-    for when, axes in zip(_TITLES, grid[-1], strict=True):
-        axes.set_xlabel(f"layer, {_TITLES[when]}")
+            row[0].set(yscale="log", ylim=(floor, 1.5))
+            locator = LogLocator(subs=(1, 2, 5) if 1.5 / floor < 100 else (1,), numticks=6)
+            set_ticks(row[0].yaxis, locator, lambda y: f"{y:.0e}" if y < 1e-3 else short(y))
+    for title, axes in zip(_TITLES.values(), grid[-1], strict=True):
+        axes.set_xlabel(f"layer, {title}")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    # One entry per depth, the same in every panel.
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    outside_legend(canvas, handles=handles, labels=labels)
+    outside_legend(canvas)
     return canvas
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, name: str, colours: Mapping[int, str]) -> None:
-    is_log = name.startswith(DISTANCE)
+def _draw(axes: Axes, rows: pd.DataFrame, colours: Mapping[int, str], lowest: float) -> None:
+    """Draw the values above `lowest`: a distance may round to zero, which a log axis lacks."""
     for (depth, part), mark in zip(by_depth(rows), itertools.cycle(MARKS), strict=False):
-        colour = colours.get(depth, palette.MUTED)
-        value, low, high = (part[column].to_numpy(dtype=float) for column in ("value", "low", "high"))
-        if is_log:
-            # A distance may round to zero.
-            value, low, high = (np.where(y > 0, y, np.nan) for y in (value, low, high))
-        axes.fill_between(part["layer"], low, high, color=colour, alpha=0.15, linewidth=0)
-        style = {"marker": mark, "markersize": 4, "linewidth": 1.5}
-        texts = [
-            f"layer {layer} of {depth}: {_small(mean)}"
-            for layer, mean in zip(part["layer"], part["value"], strict=True)
-        ]
-        plot_values(axes, part["layer"], value, texts, color=colour, label=layers(depth), **style)
-    if is_log:
-        axes.set_yscale("log")
-        text = FuncFormatter(lambda value, _: f"{value:.0e}" if value < 1e-3 else short(value))
-        axes.yaxis.set_major_formatter(text)
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+        x, colour = part["layer"], colours.get(depth, palette.MUTED)
+        value, low, high = (part[name].where(part[name] > lowest) for name in ("value", "low", "high"))
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        style = {"color": colour, "marker": mark, "markersize": 4, "linewidth": 1.5}
+        texts = [f"layer {layer} of {depth}: {mean:.2g}" for layer, mean in zip(x, value, strict=True)]
+        plot_values(axes, x, value, texts, label=layers(depth), **style)
 
 
-def rank_sentence(context: Context) -> str:
-    """The tokens' distance from rank one behind the last layer of the deepest models; empty if not measured."""
-    table = diagnostics_data(context.runs, context.measures)
-    if table is None or DISTANCE not in set(table["name"]):
-        return ""
-    depth = int(table.loc[table["name"] == DISTANCE, "depth"].max())
-    last = table[(table["depth"] == depth) & (table["layer"] == depth)]
-    found = last.set_index(["when", "name"])["value"]
-    parts = []
-    for when, words in (("start", "before training"), ("end", "at the end of training")):
-        if all((when, name) in found.index for name in PATHS):
-            values = ", ".join(f"{_small(found[when, name])} {path}" for name, path in PATHS.items())
-            parts.append(f"{words} {values}")
-    which = "the only layer" if depth == 1 else f"the last of {depth} layers"
-    return f"Distance of the tokens from rank one behind {which}: {'; '.join(parts)}." if parts else ""
+def training_figure(context: Context) -> Figure | None:
+    """Loss during training; None without curves of used cells."""
+    table = None if context.curves is None else training_data(context.runs, context.curves)
+    if table is None or table.empty:
+        return None
+    caption = f"One line per finished run ({table['cell'].nunique()} runs), coloured by depth."
+    title = "Loss during training"
+    return Figure("training", title, caption, table, lambda: draw_training(table, context.colours))
 
 
-def _small(value: float) -> str:
-    return f"{value:.0e}" if 0 < value < 1e-4 else digits(value)
+def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:
+    """Curves (cell, step, loss) of the used cells, with depth, width, seed; rows of other cells are dropped.
+
+    Raises:
+        InputError: a column is missing.
+    """
+    shapes = runs.used[["cell", "depth", "width", "seed"]]
+    merged = _of_cells("training curves", curves, ("cell", "step", "loss"), shapes)
+    return merged.sort_values(["depth", "width", "seed", "step"])
+
+
+def draw_training(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
+    """Draw loss against step, one thin line per cell, with one label per depth."""
+    canvas, axes = new_canvas(3.8)
+    for depth, rows in by_depth(table):
+        style = {"linewidth": 0.8, "rasterized": len(table) > MOST_POINTS}
+        for _, cell in rows.groupby("cell", sort=True):
+            axes.plot(cell["step"], cell["loss"], color=colours[depth], **style)
+        axes.plot([], [], color=colours[depth], label=layers(depth))
+    finish(canvas, axes, "optimizer step", "loss (nats per token)")
+    return canvas
+
+
+def _of_cells(what: str, table: pd.DataFrame, columns: Sequence[str], cells: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a table, the last of them finite, joined with `cells`; InputError if a column is missing."""
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise InputError(
+            f"The {what} lack the column {', '.join(missing)}; they need {', '.join(columns)}, and have "
+            f"{', '.join(map(str, table.columns))}."
+        )
+    rows: pd.DataFrame = table[np.isfinite(table[columns[-1]].to_numpy(dtype=float))]
+    return rows[list(columns)].merge(cells, on="cell")

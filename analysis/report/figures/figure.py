@@ -16,7 +16,9 @@ from matplotlib.figure import Figure as Canvas
 
 from analysis.design.history import SearchData
 from analysis.fit.document import Fit
+from analysis.fit.measures import MeasureData
 from analysis.fit.study import Study
+from analysis.report.answers import graded_accuracy
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import STYLE, VALUES
 from analysis.runs.table import RunTable
@@ -93,11 +95,16 @@ class Context:
         depths = sorted(set(self.runs.used["depth"]))
         return {int(d): light for d, (light, _) in zip(depths, palette.sequence(len(depths)), strict=True)}
 
+    @cached_property
+    def graded(self) -> tuple[str, MeasureData] | None:
+        """The key that makes a task harder, and the accuracy by its value; see `graded_accuracy`."""
+        return graded_accuracy(self.fit)
+
     @property
     def size_label(self) -> str:
         """Label of an axis of N."""
-        table = self.fit.count == "table"
-        return "parameters N, the table's count" if table else "non-embedding parameters N = 12·L·d²"
+        own = self.fit.count == "table"
+        return "parameters N, the table's count" if own else "non-embedding parameters N = 12·L·d²"
 
 
 def _with_titles(svg: str) -> str:
@@ -121,12 +128,10 @@ def _with_titles(svg: str) -> str:
 
 def inline_svg(svg: bytes, label: str, colours: Mapping[str, tuple[str, str]]) -> str:
     """The `<svg>` element for an HTML page, with a label for screen readers: no header, no fixed size, CSS colours."""
-    text = svg.decode("utf-8")
-    text = text[text.index("<svg") :]
-    head, body = text[: text.index(">") + 1], text[text.index(">") + 1 :]
+    text = svg.decode()
+    head, _, body = text[text.index("<svg") :].partition(">")
     head = re.sub(r'\s(width|height)="[^"]*"', "", head)
-    escaped = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    head = head.replace("<svg", f'<svg role="img" aria-label="{escaped}"', 1)
+    head = head.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
     # matplotlib's metadata block contains web addresses; the page must contain none.
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     # Several drawings share a page, so only ids that are referred to (and are hashes) may stay.
@@ -135,4 +140,4 @@ def inline_svg(svg: bytes, label: str, colours: Mapping[str, tuple[str, str]]) -
     for name, (light, _) in colours.items():
         body = body.replace(light, f"var(--{name})")
     body = body.replace("fill: #ffffff", "fill: var(--paper)").replace("'DejaVu Sans'", "inherit")
-    return head + body
+    return f"{head}>{body}"

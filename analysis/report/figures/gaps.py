@@ -1,7 +1,6 @@
 """Figure: the loss gap of each pair of depths against N, with the crossing and its interval."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,13 +12,11 @@ from analysis.fit.document import Fit
 from analysis.law.crossings import Crossing, gap_of
 from analysis.numbers import percent, short, span
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import WIDTH, Axes, plot_values, size_axis
+from analysis.report.figures.canvas import Axes, new_canvas, plot_values, size_axis
 from analysis.report.figures.figure import Context, Figure, study_of_fit
 
 #: Panels; more would be too small to read.
 MAX_PANELS = 9
-
-
 #: A crossing, its gap against N, and the sizes measured, see `gap_data`.
 Panel = tuple[Crossing, pd.DataFrame, Floats]
 
@@ -40,9 +37,26 @@ def figure(context: Context) -> Figure | None:
     )
     table = pd.concat([line for _, line, _ in panels], ignore_index=True)
     quantile = study_of_fit(fit).crossings.quantile
-    return Figure(
-        "gaps", "Where the deeper model takes the lead", caption, table, lambda: draw_gaps(panels, quantile)
-    )
+
+    def draw() -> Canvas:
+        columns = min(len(panels), 2)
+        rows = math.ceil(len(panels) / columns)
+        canvas, grid = new_canvas(0.35 + 2.1 * rows, rows, columns, squeeze=False, sharex=True)
+        drawn, rest = grid.flat[: len(panels)], grid.flat[len(panels) :]
+        for axes, panel in zip(drawn, panels, strict=True):
+            _draw_gap(axes, panel, quantile)
+        for axes in rest:
+            axes.set_visible(False)
+        # After all panels are drawn, because they share one axis of N.
+        for axes in drawn:
+            size_axis(axes, small=True)
+        for axes in drawn[-columns:]:
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("N")
+        canvas.supylabel("loss gap (nats per token)", fontsize=9.5)
+        return canvas
+
+    return Figure("gaps", "Where the deeper model takes the lead", caption, table, draw)
 
 
 def gap_data(fit: Fit) -> list[Panel]:
@@ -64,26 +78,6 @@ def gap_data(fit: Fit) -> list[Panel]:
         inside = (x >= gap.x[0] - 1e-9) & (x <= gap.x[-1] + 1e-9)
         panels.append((item, line, np.exp(x[inside])))
     return panels[:MAX_PANELS]
-
-
-def draw_gaps(panels: Sequence[Panel], quantile: float) -> Canvas:
-    """Draw a panel per pair: gap ± `quantile` standard errors, zero line, and the crossing with its interval."""
-    columns = min(len(panels), 2)
-    rows = math.ceil(len(panels) / columns)
-    canvas = Canvas(figsize=(WIDTH, 0.35 + 2.1 * rows), dpi=100, layout="constrained")
-    flat = canvas.subplots(rows, columns, squeeze=False, sharex=True).ravel()
-    for axes, panel in zip(flat, panels, strict=False):
-        _draw_gap(axes, panel, quantile)
-    for axes in flat[len(panels) :]:
-        axes.set_visible(False)
-    for index, axes in enumerate(flat[: len(panels)]):
-        # After all panels are drawn, because they share one axis of N.
-        size_axis(axes, small=True)
-        if index + columns >= len(panels):
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel("N")
-    canvas.supylabel("loss gap (nats per token)", fontsize=9.5)
-    return canvas
 
 
 def _draw_gap(axes: Axes, panel: Panel, quantile: float) -> None:

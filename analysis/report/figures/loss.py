@@ -1,19 +1,14 @@
-"""Figures: loss and accuracy against N, and loss during training, by depth."""
-
-from collections.abc import Mapping
+"""Figures: loss and accuracy against N, by depth."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from analysis.errors import InputError
 from analysis.fit.document import Fit
-from analysis.numbers import layers
 from analysis.report.answers import accuracy_data
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
     LINE,
-    MOST_POINTS,
     by_depth,
     finish,
     new_canvas,
@@ -22,7 +17,6 @@ from analysis.report.figures.canvas import (
     stack,
 )
 from analysis.report.figures.figure import Context, Figure, study_of_fit
-from analysis.runs.table import RunTable
 
 
 def figure(context: Context) -> Figure:
@@ -39,7 +33,7 @@ def figure(context: Context) -> Figure:
 
     def draw() -> Canvas:
         canvas, axes = new_canvas(4.4)
-        points_of_depths(axes, points, "loss", context.colours)
+        points_of_depths(axes, points, "loss", context.colours, "none")
         for depth, line in by_depth(lines):
             axes.plot(line["params"], line["loss"], color=context.colours[depth], linewidth=1.5)
         size_axis(axes)
@@ -96,44 +90,3 @@ def accuracy_figure(context: Context) -> Figure | None:
         "the highest seed."
     )
     return Figure("accuracy", "Accuracy against size, one line per depth", caption, data, draw)
-
-
-def training_figure(context: Context) -> Figure | None:
-    """Loss during training; None without curves of used cells."""
-    table = None if context.curves is None else training_data(context.runs, context.curves)
-    if table is None or table.empty:
-        return None
-    caption = f"One line per finished run ({table['cell'].nunique()} runs), coloured by depth."
-    return Figure(
-        "training", "Loss during training", caption, table, lambda: draw_training(table, context.colours)
-    )
-
-
-def training_data(runs: RunTable, curves: pd.DataFrame) -> pd.DataFrame:
-    """Curves (cell, step, loss) of the used cells, with depth, width, seed; rows of other cells are dropped.
-
-    Raises:
-        InputError: a column is missing.
-    """
-    missing = [name for name in ("cell", "step", "loss") if name not in curves.columns]
-    if missing:
-        raise InputError(
-            f"The training curves lack the column {', '.join(missing)}; they need cell, step and loss, "
-            f"and have {', '.join(map(str, curves.columns))}."
-        )
-    shapes = runs.used[["cell", "depth", "width", "seed"]]
-    merged: pd.DataFrame = curves[["cell", "step", "loss"]].merge(shapes, on="cell", how="inner")
-    merged = merged[np.isfinite(merged["loss"].to_numpy(dtype=float))]
-    return merged.sort_values(["depth", "width", "seed", "step"])
-
-
-def draw_training(table: pd.DataFrame, colours: Mapping[int, str]) -> Canvas:
-    """Draw loss against step, one thin line per cell, with one label per depth."""
-    canvas, axes = new_canvas(3.8)
-    for depth, rows in by_depth(table):
-        style = {"linewidth": 0.8, "rasterized": len(table) > MOST_POINTS}
-        for _, cell in rows.groupby("cell", sort=True):
-            axes.plot(cell["step"], cell["loss"], color=colours[depth], **style)
-        axes.plot([], [], color=colours[depth], label=layers(depth))
-    finish(canvas, axes, "optimizer step", "loss (nats per token)")
-    return canvas

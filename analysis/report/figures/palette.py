@@ -20,14 +20,8 @@ BASE = {
     "paper": (PAPER, "#16191d"),
     "good": (GOOD, "#6cc495"),
 }
-
-
-#: kind -> colour map, and its first and last place in the light and in the dark edition.
-_MAPS = {
-    "depth": ("viridis", (0.56, 0.04), (0.92, 0.38)),
-    "value": ("viridis", (0.56, 0.04), (0.92, 0.38)),
-    "budget": ("magma", (0.65, 0.2), (0.86, 0.52)),
-}
+#: Colour map of budgets and of all else, and its first and last place in the light and in the dark edition.
+_BUDGETS, _OTHERS = ("magma", (0.65, 0.2), (0.86, 0.52)), ("viridis", (0.56, 0.04), (0.92, 0.38))
 
 
 def sequence(count: int, kind: str = "depth") -> list[tuple[str, str]]:
@@ -35,16 +29,12 @@ def sequence(count: int, kind: str = "depth") -> list[tuple[str, str]]:
 
     Each has a contrast of at least 3:1 against the paper of its edition.
     """
-    name, *editions = _MAPS[kind]
+    name, *editions = _BUDGETS if kind == "budget" else _OTHERS
     places = [np.linspace(first, last, count) for first, last in editions]
     return [(to_hex(light), to_hex(dark)) for light, dark in zip(*map(colormaps[name], places), strict=True)]
 
 
-def variables(depths: int, budgets: int, values: int = 0) -> dict[str, tuple[str, str]]:
-    """CSS name -> (light, dark) of everything a report draws; `values` counts the values of a key."""
-    counts = {"depth": depths, "budget": budgets, "value": values}
-    return BASE | {
-        f"{kind}-{index}": pair
-        for kind, count in counts.items()
-        for index, pair in enumerate(sequence(count, kind))
-    }
+def variables(**counts: int) -> dict[str, tuple[str, str]]:
+    """CSS name -> (light, dark) of everything a page draws; `counts` are those of each kind: depth, budget, value."""
+    parts = [(kind, *item) for kind, count in counts.items() for item in enumerate(sequence(count, kind))]
+    return BASE | {f"{kind}-{index}": pair for kind, index, pair in parts}

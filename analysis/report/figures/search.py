@@ -4,12 +4,12 @@ import math
 
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from analysis.design.history import SearchData
 from analysis.numbers import counted, digits, scientific
 from analysis.report.figures import palette
-from analysis.report.figures.canvas import WIDTH, Axes, plot_values, set_ticks
+from analysis.report.figures.canvas import Axes, new_canvas, plot_values, set_ticks
 from analysis.report.figures.figure import Context, Figure
 
 #: Kind of objective -> title of its axis.
@@ -27,36 +27,32 @@ def search_figure(context: Context) -> Figure | None:
         return None
     target = "; the dotted line is the target" if data.stop_when is not None else ""
     caption = f"Above: the estimate with its closed interval. Below: its half-width (of the value, or in ln N){target}."
-    return Figure("search", "How the search went", caption, data.table(), lambda: draw_search(data))
 
+    def draw() -> Canvas:
+        canvas, (top, bottom) = new_canvas(5.4, 2)
+        # A depth that is not settled has no value, but may have an interval.
+        steps = data.steps[data.steps[["value", "low", "high"]].notna().any(axis=1)]
+        # Where an end is open, and so NaN, nothing is shaded.
+        shade = {"color": palette.ACCENT, "alpha": 0.18, "linewidth": 0}
+        top.fill_between(steps["flops"], steps["low"], steps["high"], **shade)
+        _draw_steps(top, steps, "value")
+        if data.objective.kind != "b" and len(steps):
+            top.set_yscale("log")
+            set_ticks(top.yaxis, LogLocator(subs=(1, 2, 5)))
+        top.set_title(OBJECTIVES[data.objective.kind])
+        _draw_steps(bottom, data.steps, "halfwidth")
+        if data.stop_when is not None:
+            bottom.axhline(data.stop_when, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2)
+        bottom.set_yscale("log")
+        set_ticks(bottom.yaxis, LogLocator(subs=(1, 2, 5)), digits)
+        bottom.set_title("half-width of its interval")
+        for axes in (top, bottom):
+            axes.set_xlim(left=0)
+            set_ticks(axes.xaxis, MaxNLocator(5), lambda value: f"{value:.2g}".replace("e+", "e"))
+            axes.set_xlabel("training FLOPs")
+        return canvas
 
-def draw_search(data: SearchData) -> Canvas:
-    """Draw the estimate (above) and its half-width (below) over the training FLOPs."""
-    canvas = Canvas(figsize=(WIDTH, 5.4), dpi=100, layout="constrained")
-    top, bottom = canvas.subplots(2, 1)
-    # A depth that is not settled has no value, but may have an interval.
-    steps = data.steps[data.steps[["value", "low", "high"]].notna().any(axis=1)]
-    # Where an end is open, and so NaN, nothing is shaded.
-    top.fill_between(
-        steps["flops"], steps["low"], steps["high"], color=palette.ACCENT, alpha=0.18, linewidth=0
-    )
-    _draw_steps(top, steps, "value")
-    if data.objective.kind != "b" and len(steps):
-        top.set_yscale("log")
-        set_ticks(top.yaxis, LogLocator(subs=(1, 2, 5)))
-    top.set_title(OBJECTIVES[data.objective.kind])
-    _draw_steps(bottom, data.steps, "halfwidth")
-    if data.stop_when is not None:
-        bottom.axhline(data.stop_when, color=palette.INK, linestyle=(0, (1, 2)), linewidth=1.2)
-    bottom.set_yscale("log")
-    set_ticks(bottom.yaxis, LogLocator(subs=(1, 2, 5)), digits)
-    bottom.set_title("half-width of its interval")
-    for axes in (top, bottom):
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}".replace("e+", "e")))
-        axes.set_xlabel("training FLOPs")
-    return canvas
+    return Figure("search", "How the search went", caption, data.table(), draw)
 
 
 def _draw_steps(axes: Axes, steps: pd.DataFrame, column: str) -> None:
@@ -73,6 +69,5 @@ def search_sentence(data: SearchData, ended: str) -> str:
     halfwidth = data.steps.iloc[-1]["halfwidth"]
     start = f"The search trained {counted(cells, 'cell')} for {scientific(spent)} training FLOPs"
     why = f" {ended[:1].upper()}{ended[1:]}" if ended else ""
-    if not math.isfinite(halfwidth):
-        return f"{start}, and has no closed interval yet.{why}"
-    return f"{start}; the half-width of its interval is {digits(halfwidth)}.{why}"
+    known = f"; the half-width of its interval is {digits(halfwidth)}" if math.isfinite(halfwidth) else ""
+    return f"{start}{known or ', and has no closed interval yet'}.{why}"

@@ -18,7 +18,7 @@ from analysis.fit.series import (
     measures_of,
     shifts_by_value,
 )
-from analysis.report.figures.by_value import draw_best, draw_crossings, draw_measure, set_values
+from analysis.report.figures.by_value import best_figure, crossings_figure, measure_figure, set_values
 from analysis.report.figures.canvas import new_canvas
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -197,7 +197,7 @@ def study_paths_of(axes):
 
 def test_the_crossings_are_drawn_where_the_table_has_them(members):
     data = crossing_data(members)
-    axes = draw_crossings(data, "vocabulary").axes[0]
+    axes = crossings_figure(data, "vocabulary", 0.95).draw().axes[0]
     drawn = study_paths_of(axes)
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     for row in data.rows.to_dict("records"):
@@ -207,13 +207,13 @@ def test_the_crossings_are_drawn_where_the_table_has_them(members):
             assert any(abs(math.log(x / row["place"])) < 0.1 for x in near)
     assert [text.get_text() for text in axes.get_xticklabels()] == ["8", "64", "512"]
     best = best_data(members)
-    drawn = study_paths_of(draw_best(best, "vocabulary").axes[0])
+    drawn = study_paths_of(best_figure(best, "vocabulary").draw().axes[0])
     assert {depth for _, depth in drawn} == set(best.rows["depth"])
 
 
 def test_the_measure_and_the_depth_needed_are_drawn_where_the_table_has_them():
     data = measure_data([task(value, need) for value, need in ((1, 1), (2, 2), (8, 5))], "accuracy", 0.9)
-    left, right = draw_measure(data, "hops").axes
+    left, right = measure_figure(data, "hops", "x", "x").draw().axes
     best = data.shapes[data.shapes["best"]]
     assert {tuple(pair) for pair in np.round(best[["depth", "mean"]].to_numpy(), 9)} <= study_paths_of(left)
     assert {(1, 1), (2, 2), (8, 4)} <= study_paths_of(right)
@@ -221,7 +221,7 @@ def test_the_measure_and_the_depth_needed_are_drawn_where_the_table_has_them():
     assert np.isnan(right.lines[0].get_ydata()[-1])
     assert right.get_yscale() == "linear"
     alone = measure_data([task("pre", 1)], "loss")
-    assert len(draw_measure(alone, "norm").axes) == 1
+    assert len(measure_figure(alone, "norm", "x", "x").draw().axes) == 1
 
 
 def test_values_whose_labels_would_touch_are_left_out():

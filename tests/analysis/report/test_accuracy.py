@@ -25,12 +25,16 @@ def table(**columns):
     return RunTable.from_frame(pd.DataFrame(rows).assign(**columns))
 
 
-def test_the_mean_and_range_of_every_shape_are_those_of_its_seeds():
-    points = accuracy_data(fit(table())).set_index(["depth", "width"])
+def test_the_mean_and_range_of_every_shape_are_those_of_its_seeds_and_are_drawn(tmp_path):
+    result = fit(table())
+    points = accuracy_data(result).set_index(["depth", "width"])
     assert points.loc[(2, 32), "mean"] == pytest.approx(0.937)
     assert points.loc[(2, 32), ["low", "high"]].tolist() == pytest.approx([0.932, 0.942])
     assert points.loc[(1, 32), "mean"] == pytest.approx(0.221)
     assert (points["seeds"] == 2).all()
+    assert 'id="accuracy"' in write_report(table(), result, tmp_path).read_text()
+    drawn = pd.read_csv(tmp_path / "figures" / "accuracy.csv")
+    pd.testing.assert_frame_equal(drawn, accuracy_data(result), check_dtype=False)
 
 
 def test_the_answer_of_a_task_begins_with_what_each_depth_can_do():
@@ -55,14 +59,6 @@ def test_rows_without_an_accuracy_do_not_count_and_a_table_without_has_no_figure
     assert not (tmp_path / "figures" / "accuracy.csv").exists()
 
 
-def test_the_report_draws_it_and_its_csv_is_what_was_drawn(tmp_path):
-    result = fit(table())
-    page = write_report(table(), result, tmp_path)
-    assert 'id="accuracy"' in page.read_text()
-    drawn = pd.read_csv(tmp_path / "figures" / "accuracy.csv")
-    pd.testing.assert_frame_equal(drawn, accuracy_data(result), check_dtype=False)
-
-
 def graded(**columns):
     """Depth 1 does easy sequences, depth 2 middling ones, and nothing here hard ones."""
     runs = table()
@@ -76,8 +72,11 @@ def graded(**columns):
 
 
 def test_each_difficulty_has_its_own_accuracy_and_the_depth_that_it_takes():
-    key, data = graded_accuracy(fit(graded()))
+    result = fit(graded())
+    key, data = graded_accuracy(result)
     assert key == "hops"
+    told = "For a mean accuracy of at least 0.9: 1 layer at hops 1, 2 layers at hops 4, no depth up to 2 at hops 16."
+    assert answers(result)[0] == told
     assert data.axis.labels == ("1", "4", "16")
     needed = data.needed.set_index("value")
     assert needed["depth"].fillna(0).to_dict() == {1: 1, 4: 2, 16: 0}
@@ -85,11 +84,6 @@ def test_each_difficulty_has_its_own_accuracy_and_the_depth_that_it_takes():
     assert shapes.loc[(4, 2), "mean"] == pytest.approx(0.95)
     assert shapes.loc[(16, 1), "mean"] == pytest.approx(0.25)
     assert shapes.loc[(4, 2), "head_width"] * shapes.loc[(4, 2), "heads"] == shapes.loc[(4, 2), "width"]
-
-
-def test_the_answer_begins_with_the_depth_that_each_difficulty_takes():
-    told = "For a mean accuracy of at least 0.9: 1 layer at hops 1, 2 layers at hops 4, no depth up to 2 at hops 16."
-    assert answers(fit(graded()))[0] == told
 
 
 @pytest.mark.slow

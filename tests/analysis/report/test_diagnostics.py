@@ -4,21 +4,14 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
-from analysis.fit.document import fit
-from analysis.report.figures.diagnostics import diagnostics_data, draw_diagnostics, figure, rank_sentence
+from analysis.report.figures.diagnostics import diagnostics_data, draw_diagnostics, figure
 from analysis.report.figures.figure import Context
-from analysis.report.study_page import write_report
 from analysis.runs.table import RunTable
 
 
 @pytest.fixture
 def runs(pilot_frame):
     return RunTable.from_frame(pilot_frame())
-
-
-@pytest.fixture
-def found(runs):
-    return fit(runs)
 
 
 def measures(runs, names=("rank_residual", "rank_residual_attention", "token_cosine")):
@@ -46,9 +39,7 @@ def test_a_line_is_the_mean_over_the_cells_of_a_depth(runs):
                 assert (row["low"], row["high"]) == pytest.approx((value, value + 0.02))
                 assert row["cells"] == cells
     assert len(table) == 3 * 2 * (1 + 2 + 4)
-
-
-def test_names_have_an_order_and_what_is_unknown_comes_last(runs):
+    # Names that are not known come last.
     data = diagnostics_data(runs, measures(runs, ("zeal", "grad_norm", "layer_drop", "rank_residual")))
     assert list(data["name"].unique()) == ["rank_residual", "layer_drop", "grad_norm", "zeal"]
 
@@ -66,12 +57,12 @@ def test_of_a_diverged_cell_the_start_counts_and_nothing_beyond_numbers(pilot_fr
     draw_diagnostics(data, Context(runs, None).colours)
 
 
-def test_no_measures_are_no_figure_and_a_wrong_table_is_refused(runs, found):
+def test_no_measures_are_no_figure_and_a_wrong_table_is_refused(runs):
     empty = measures(runs).iloc[:0]
     assert diagnostics_data(runs, empty) is None
     assert diagnostics_data(runs, measures(runs).assign(cell="another")) is None
     for none in (None, empty):
-        assert figure(Context(runs, found, measures=none)) is None
+        assert figure(Context(runs, None, measures=none)) is None
     with pytest.raises(InputError, match="lack the column layer; they need cell, step, name, layer, value"):
         diagnostics_data(runs, measures(runs).drop(columns="layer"))
 
@@ -90,26 +81,3 @@ def test_the_distances_share_one_scale_and_zeros_are_left_out(runs):
     assert deepest[2] > 0.5**3 - 1e-9
     (legend,) = canvas.legends
     assert [text.get_text() for text in legend.get_texts()] == ["1 layer", "2 layers", "4 layers"]
-
-
-@pytest.mark.slow
-def test_the_report_has_the_figure_and_its_numbers_where_there_are_measures(tmp_path, runs, found):
-    given = measures(runs)
-    page = write_report(runs, found, tmp_path, measures=given).read_text()
-    assert '<figure id="diagnostics"' in page
-    written = pd.read_csv(tmp_path / "figures" / "diagnostics.csv")
-    pd.testing.assert_frame_equal(written, diagnostics_data(runs, given))
-
-
-def test_the_sentence_tells_of_the_last_layer_of_the_deepest_nets(runs, found):
-    names = ("rank_residual", "rank_residual_noskip", "rank_residual_noffn", "rank_residual_attention")
-    given = measures(runs.__class__.from_frame(runs.frame.assign(seed=0)), names)
-    given.loc[(given["name"] == names[3]) & (given["step"] == 0), "value"] = 2e-6
-    assert rank_sentence(Context(runs, found, measures=given)) == (
-        "Distance of the tokens from rank one behind the last of 4 layers: before training 2e-06 by attention alone, "
-        "0.062 without skip connections, 0.062 without feed-forward networks, 0.062 as the models are; at the end of "
-        "training 0.60 by attention alone, 0.60 without skip connections, 0.60 without feed-forward networks, 0.60 as "
-        "the models are."
-    )
-    for other in (None, measures(runs, ("grad_norm",))):
-        assert rank_sentence(Context(runs, found, measures=other)) == ""

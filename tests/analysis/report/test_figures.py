@@ -8,16 +8,22 @@ import pandas as pd
 import pytest
 
 from analysis.errors import InputError
-from analysis.fit.document import Fit, fit
+from analysis.fit.document import fit
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.numbers import layers, short
-from analysis.report.figures import best_depth, depth_profile, gaps, loss, palette, transition
-from analysis.report.figures.best_depth import best_depths, law_line, measured_sizes
+from analysis.report.figures import best_depth, gaps, loss, palette, transition
+from analysis.report.figures.best_depth import (
+    best_depths,
+    law_line,
+    measured_sizes,
+    profile_data,
+    profile_figure,
+)
 from analysis.report.figures.canvas import MOST_POINTS, MOST_VALUES, new_canvas, plot_values
-from analysis.report.figures.depth_profile import profile_data
+from analysis.report.figures.diagnostics import draw_training, training_data
 from analysis.report.figures.figure import Context, Figure, inline_svg
-from analysis.report.figures.gaps import draw_gaps, gap_data
-from analysis.report.figures.loss import draw_training, loss_data, training_data
+from analysis.report.figures.gaps import gap_data
+from analysis.report.figures.loss import loss_data
 from analysis.report.figures.transition import crossing_widths, law_widths
 from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
@@ -28,8 +34,8 @@ TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))
 def figures_of(runs, result, **known):
     """The drawn figures by name."""
     made = [
-        module.figure(Context(runs, result, **known))
-        for module in (depth_profile, best_depth, loss, transition, gaps)
+        figure(Context(runs, result, **known))
+        for figure in (profile_figure, best_depth.figure, loss.figure, transition.figure, gaps.figure)
     ]
     return {figure.name: figure for figure in made if figure is not None}
 
@@ -76,8 +82,7 @@ def test_loss_data_are_the_means_and_ranges_and_the_curves(study, pilot_fit):
         assert line["params"].iloc[-1] == pytest.approx(points["params"].max())
         expected = (points["loss"] - points["residual"]).iloc[[0, -1]]
         assert line["loss"].iloc[[0, -1]].to_numpy() == pytest.approx(expected.to_numpy())
-    table = loss.figure(Context(study, pilot_fit, 0.7365)).table
-    assert (table["entropy"] == 0.7365).all()
+    table = loss.figure(Context(study, pilot_fit)).table
     assert table["what"].value_counts().to_dict() == {"curve": len(lines), "point": 15}
 
 
@@ -104,9 +109,9 @@ def test_the_panels_of_the_gaps_show_the_whole_range_of_every_pair(line_frame):
     frame = line_frame({1: (1.0, -0.05), 2: (0.99, -0.1), 4: (0.95, -0.2)}, sizes=(1e3, 1.1e3, 1e4, 3e4))
     frame = frame[(frame["depth"] > 1) | (frame["params"] < 2e3)]
     runs = RunTable.from_frame(frame, count="table")
-    panels = gap_data(fit(runs))
-    assert [line["params"].max() for _, line, _ in panels] == pytest.approx([1.1e3, 3e4])
-    for axes in draw_gaps(panels, 2.0).axes:
+    result = fit(runs)
+    assert [line["params"].max() for _, line, _ in gap_data(result)] == pytest.approx([1.1e3, 3e4])
+    for axes in gaps.figure(Context(runs, result)).draw().axes:
         low, high = axes.get_xlim()
         assert low < 1e3
         assert high > 3e4
@@ -142,19 +147,6 @@ def test_training_curves_keep_used_cells_and_refuse_other_tables(study):
         training_data(study, curves.drop(columns="loss"))
 
 
-def test_a_figure_has_the_same_bytes_each_time(study):
-    first, again = (figures_of(study, fit(study)) for _ in range(2))
-    for name in ("depth_profile", "best_depth"):
-        svg, png = first[name].render()
-        assert again[name].render() == (svg, png)
-        assert png.startswith(b"\x89PNG")
-
-
-def test_a_fit_from_a_file_cannot_be_drawn(runs, found):
-    with pytest.raises(ValueError, match="read from a file"):
-        figures_of(runs, Fit.from_json(found.to_json()))
-
-
 def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(found):
     best, line = best_depths(found), law_line(found)
     assert best["depth"].tolist() == [item.depth for item in found.best]
@@ -169,12 +161,6 @@ def test_the_best_depth_is_measured_and_by_the_law_up_to_ten_times_the_data(foun
         assert row["depth"] == projected.depth_exact
         ends = [math.nan if end is None else end for end in projected.depth_interval]
         assert [row["low"], row["high"]] == pytest.approx(ends, nan_ok=True)
-
-
-def test_no_line_is_drawn_where_no_law_is_determined(study, pilot_fit):
-    assert pilot_fit.project(1e4).depth is None
-    assert law_line(pilot_fit).empty
-    assert transition.figure(Context(study, pilot_fit)) is None
 
 
 def test_transition_data_hold_the_crossings_and_the_law(found):
@@ -250,6 +236,7 @@ def test_no_figure_of_poor_data_is_empty(pilot_frame, line_frame, case):
     runs = RunTable.from_frame(POOR[case](pilot_frame, line_frame), count=count)
     drawn = figures_of(runs, fit(runs))
     assert "loss" in drawn
+    assert "transition" not in drawn
     assert ("depth_profile" in drawn) == ("best_depth" in drawn) == (case not in ("one depth", "two points"))
     for figure in drawn.values():
         assert len(figure.table)
@@ -260,9 +247,9 @@ def test_inlined_drawings_follow_the_page(study, pilot_fit):
     named = ("loss", "depth_profile", "gaps")
     figures = figures_of(study, pilot_fit)
     drawn = {name: figures[name].render()[0] for name in named}
-    colours = palette.variables(3, 5)
+    colours = palette.variables(depth=3, budget=5)
     text = inline_svg(drawn["loss"], 'a "<b>" label', colours)
-    assert text.startswith('<svg role="img" aria-label="a &quot;&lt;b>&quot; label"')
+    assert text.startswith('<svg role="img" aria-label="a &quot;&lt;b&gt;&quot; label"')
     assert "viewBox" in text[:400]
     assert not re.search(r'<svg[^>]*\swidth="', text)
     for name in ("ink", "grid", "depth-0", "depth-2"):
@@ -279,7 +266,11 @@ def test_inlined_drawings_follow_the_page(study, pilot_fit):
         assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(re.findall(r'\bid="([^"]+)"', page))
 
 
-def test_the_caption_explains_the_dotted_line_also_where_the_entropy_is_nothing(study, pilot_fit):
+def test_captions_name_what_is_drawn(study, pilot_fit):
+    assert pilot_fit.project(1e4).depth is None
+    assert law_line(pilot_fit).empty
+    assert "No line" in best_depth.figure(Context(study, pilot_fit)).caption
+    # An entropy of zero is one.
     contexts = [Context(study, pilot_fit, entropy) for entropy in (None, 0.0, 0.7)]
     assert ["dotted line" in loss.figure(context).caption for context in contexts] == [False, True, True]
 
@@ -298,7 +289,7 @@ def contrast(one, other):
 
 @pytest.mark.parametrize("edition", [0, 1])
 def test_text_and_lines_can_be_told_from_the_paper(edition):
-    table = {name: pair[edition] for name, pair in (palette.variables(12, 9, 12)).items()}
+    table = {name: pair[edition] for name, pair in (palette.variables(depth=12, budget=9, value=12)).items()}
     paper = table["paper"]
     # The backgrounds of style.css.j2: --page and --tint.
     page, tint = (("#f6f7f8", "#fbf1ec"), ("#0f1215", "#2a1f1a"))[edition]

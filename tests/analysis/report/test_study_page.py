@@ -13,8 +13,8 @@ from analysis.fit.sentences import headlines
 from analysis.law.held_out import BASELINE, HeldOut, Trial
 from analysis.law.threshold import TWO_POINTS
 from analysis.numbers import duration, short
-from analysis.report.answers import next_steps
-from analysis.report.figures import best_depth, depth_profile, gaps, loss
+from analysis.report.answers import next_steps, shift_sentence
+from analysis.report.figures import best_depth, gaps, loss
 from analysis.report.figures.figure import Context
 from analysis.report.html import MOST_ANSWERS, Section
 from analysis.report.study_page import confidence, study_sections, write_report
@@ -26,6 +26,7 @@ from analysis.report.tables import (
     training_flops,
 )
 from analysis.runs.table import RunTable, read_runs
+from tests.analysis import searched
 from tests.simulated_study import Truth, shapes_of, simulate
 
 
@@ -90,7 +91,8 @@ def test_the_report_says_the_answer_and_has_every_file(page, study, found):
 
 def test_each_csv_is_what_its_figure_shows(page, study, found):
     for figure in (
-        module.figure(Context(study, found, 0.7365)) for module in (depth_profile, best_depth, loss, gaps)
+        draw(Context(study, found, 0.7365))
+        for draw in (best_depth.profile_figure, best_depth.figure, loss.figure, gaps.figure)
     ):
         table = pd.read_csv(page.parent / "figures" / f"{figure.name}.csv")
         own = figure.table
@@ -144,6 +146,12 @@ def test_the_page_has_a_dark_a_small_and_a_printed_edition(page):
     printed = html[html.index("@media print") : html.index("</style>")]
     assert "break-inside: avoid" in printed
     assert "details-content" in printed
+    style = html[html.index("<style>") : html.index("</style>")]
+    widths = re.findall(r"(?:^|[;{ ])(?:min-)?width: *(\d+)px", style)
+    assert all(int(width) < 350 for width in widths)
+    assert "minmax(min(100%, 400px), 1fr)" in style
+    assert "attr(data-name)" in style
+    assert all("data-name" in attributes for tag, attributes in read(page).tags if tag == "td")
 
 
 @pytest.fixture
@@ -153,10 +161,12 @@ def shallow(pilot_frame):
     return RunTable.from_frame(frame[frame["depth"] == 1])
 
 
-def test_the_same_study_gives_the_same_page(tmp_path, shallow):
-    first, again = (write_report(shallow, fit(shallow), tmp_path / name) for name in ("a", "b"))
+def test_the_same_study_gives_the_same_page(tmp_path, pilot_frame):
+    frame = pilot_frame()
+    runs = RunTable.from_frame(frame[frame["depth"] < 4])
+    first, again = (write_report(runs, fit(runs), tmp_path / name) for name in ("a", "b"))
     names = [item.relative_to(first.parent) for item in first.parent.rglob("*.*")]
-    assert len(names) == 6
+    assert len(names) == 3 + 3 * len(FIGURES)
     for name in names:
         assert (first.parent / name).read_bytes() == (again.parent / name).read_bytes()
 
@@ -167,14 +177,19 @@ def test_a_fit_from_a_file_is_refused_before_anything_is_written(tmp_path, study
     assert not (tmp_path / "out").exists()
 
 
-def test_an_earlier_figure_that_is_not_drawn_any_more_goes(tmp_path, shallow):
+def test_curves_and_diagnostics_are_shown_and_earlier_figures_that_are_not_drawn_any_more_go(
+    tmp_path, shallow
+):
     old = [tmp_path / "figures" / f"{name}.svg" for name in ("transition", "search")]
-    old[0].parent.mkdir()
-    for path in old:
-        path.write_text("<svg/>")
     mine = tmp_path / "figures" / "notes.txt"
-    mine.write_text("a reader's own")
-    write_report(shallow, fit(shallow), tmp_path)
+    mine.parent.mkdir()
+    for path in (*old, mine):
+        path.write_text("old")
+    curves = pd.DataFrame([{"cell": shallow.used["cell"].iloc[0], "step": s, "loss": 2 / s} for s in (1, 2)])
+    layer = {"cell": curves["cell"][0], "step": 0, "name": "rank_residual", "layer": 1, "value": 0.5}
+    write_report(shallow, fit(shallow), tmp_path, curves=curves, measures=pd.DataFrame([layer]))
+    assert pd.read_csv(tmp_path / "figures" / "diagnostics.csv")["value"].tolist() == [0.5]
+    assert len(pd.read_csv(tmp_path / "figures" / "training.csv")) == 2
     assert not any(path.exists() for path in old)
     assert mine.exists()
 
@@ -204,18 +219,12 @@ def test_regret_is_compared_in_the_same_trials():
 
 def test_the_table_of_rivals_has_every_law_with_its_numbers(found):
     rows = {row["law"]: row for row in laws_table(found).records()}
-    assert list(rows) == [
-        "threshold law",
-        "power law",
-        "root law",
-        "additive loss",
-        "response surface",
-        "nearest measured",
-    ]
+    laws = ["threshold law", "power law", "root law", "additive loss", "response surface", "nearest measured"]
+    assert list(rows) == laws
     assert rows["threshold law"]["parameters"].startswith(f"a = {found.law.a:.3f} (")
     assert rows["threshold law"]["status"] == "open"
     surface = next(item for item in found.surfaces if item.form == "response")
-    assert rows["response surface"]["AICc"] == f"{surface.aicc:.1f}"
+    assert f"{next(iter(surface.parameters.values())):.3g}" in rows["response surface"]["parameters"]
     held = next(item for item in found.held_out if item.law == BASELINE)
     baseline = rows["nearest measured"]
     assert baseline["held-out regret"] == f"{held.mean_regret:.4f}"
@@ -240,44 +249,35 @@ def test_cost_counts_a_model_once_and_says_what_is_not_known(pilot_frame):
     assert duration(36_000_000) == "10,000.0 h"
 
 
-def test_hostile_words_are_shown_not_run(tmp_path, pilot_frame):
+def test_left_out_rows_warnings_and_hostile_words_are_shown_not_run(tmp_path, pilot_frame):
     evil = "<script>alert(1)</script>"
-    frame = pilot_frame()[lambda rows: rows["depth"] == 1]
+    frame = pilot_frame()[lambda rows: rows["depth"] == 1].assign(vocabulary=9)
     frame.loc[0, ["status", "reason", "cell"]] = ["failed", evil, evil]
+    frame.loc[3, ["status", "reason"]] = ["diverged", "loss above 20 at step 40"]
     runs = RunTable.from_frame(frame)
     path = write_report(runs, fit(runs), tmp_path, title=evil, facts={evil: evil}, spec_text=f"</pre>{evil}")
     page = read(path)
     assert "script" not in {tag for tag, _ in page.tags}
     # Title, heading, reason, two facts, specification.
     assert page.text.count(evil) >= 6
+    for words in (
+        "diverged: loss above 20 at step 40",
+        "13 of 15",
+        "diverged shapes",
+        "1 of 3",
+        "than the vocabulary",
+    ):
+        assert words in page.text
 
 
-def test_left_out_rows_and_warnings_are_on_the_page(tmp_path, pilot_frame):
-    frame = pilot_frame()[lambda rows: rows["depth"] == 1].assign(vocabulary=9)
-    frame.loc[3, ["status", "reason"]] = ["diverged", "loss above 20 at step 40"]
-    runs = RunTable.from_frame(frame)
-    page = read(write_report(runs, fit(runs), tmp_path, facts={"git revision": "abc123"}))
-    assert "diverged: loss above 20 at step 40" in page.text
-    assert "14 of 15" in page.text
-    assert "diverged shapes" in page.text
-    assert "1 of 3" in page.text
-    assert "than the vocabulary" in page.text
-    assert "abc123" in page.text
-
-
-def test_one_seed_reports_where_its_noise_comes_from(tmp_path, pilot_frame):
-    runs = RunTable.from_frame(pilot_frame(seeds=1)[lambda rows: rows["depth"] < 4])
-    page = read(write_report(runs, fit(runs), tmp_path))
-    assert "One seed per shape: the noise" in page.text
-    assert "estimated from the residuals of the curves" in page.text
-
-
-def test_without_noise_there_is_no_number_without_an_interval(tmp_path, pilot_frame):
+def test_one_seed_reports_where_its_noise_comes_from_or_that_there_is_no_estimate(tmp_path, pilot_frame):
     frame = pilot_frame(seeds=1)
+    runs = RunTable.from_frame(frame[frame["depth"] < 4])
+    assert "One seed per shape: the noise" in (text := read(write_report(runs, fit(runs), tmp_path)).text)
+    assert "estimated from the residuals of the curves" in text
     runs = RunTable.from_frame(frame[frame.groupby("depth").cumcount() < 2])
-    page = read(write_report(runs, fit(runs), tmp_path))
-    assert "no noise estimate" in page.text
-    assert "projected shapes" not in page.text
+    assert "no noise estimate" in (text := read(write_report(runs, fit(runs), tmp_path)).text)
+    assert "projected shapes" not in text
 
 
 @pytest.mark.parametrize(
@@ -313,12 +313,6 @@ def test_odd_studies_still_have_a_page(tmp_path, pilot_frame, line_frame, case):
     assert ("The law and its alternatives" in text) == (case != "one depth")
 
 
-def test_training_curves_are_shown(tmp_path, shallow):
-    curves = pd.DataFrame([{"cell": shallow.used["cell"].iloc[0], "step": s, "loss": 2 / s} for s in (1, 2)])
-    write_report(shallow, fit(shallow), tmp_path, curves=curves)
-    assert len(pd.read_csv(tmp_path / "figures" / "training.csv")) == 2
-
-
 def test_a_report_that_fails_keeps_the_old_page(tmp_path, shallow, monkeypatch):
     path = write_report(shallow, fit(shallow), tmp_path, title="first")
 
@@ -352,17 +346,6 @@ def test_the_answer_and_two_figures_come_before_all_else(page, found):
         assert 1 <= len(re.findall(r"[.](?:\s|$)", caption.strip())) <= 2, caption
 
 
-def test_nothing_has_a_width_that_a_phone_lacks(page):
-    style = page.read_text()
-    style = style[style.index("<style>") : style.index("</style>")]
-    widths = re.findall(r"(?:^|[;{ ])(?:min-)?width: *(\d+)px", style)
-    assert all(int(width) < 350 for width in widths)
-    assert "minmax(min(100%, 400px), 1fr)" in style
-    assert "attr(data-name)" in style
-    tags = read(page).tags
-    assert all("data-name" in attributes for tag, attributes in tags if tag == "td")
-
-
 def test_the_badge_follows_from_crossings_and_the_learning_rate(found):
     def with_statuses(*statuses, checked):
         items = [replace(found.crossings[0], status=status, reason=None) for status in statuses]
@@ -394,3 +377,19 @@ def test_no_shape_is_projected_beyond_ten_times_the_data(pilot_frame):
     rows = projection_table(runs, result).records()
     assert [row["N"] for row in rows] == [short(3 * largest), short(10 * largest)]
     assert rows[0]["depth L*"] == str(result.project(3 * largest).depth)
+
+
+def test_the_page_has_the_search_and_the_shifts(tmp_path):
+    runs = searched.table(searched.with_sensitivity_runs(searched.searched(seeds=2)))
+    found = fit(runs)
+    page = write_report(runs, found, tmp_path, search=searched.search(ended="the limit was reached."))
+    text, html = read(page).text, page.read_text()
+    for words in (shift_sentence(found.shifts), "The search trained 42 cells", "The limit was reached."):
+        assert words in text
+    assert {"search.svg", "search.png", "search.csv"} <= {path.name for path in tmp_path.glob("figures/*")}
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert {"section-shape-or-tuning", "section-the-search", "search"} <= set(ids)
+    # A colour of a drawing is a variable of the page.
+    drawing = html[html.index('<figure id="search"') :]
+    assert not set(re.findall(r"(?:fill|stroke): (#\w{6})", drawing[: drawing.index("</svg>")]))

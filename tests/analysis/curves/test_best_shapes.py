@@ -2,9 +2,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curves.best_shapes import BestShape, best_shapes
+from analysis.curves.best_shapes import best_shapes
 from analysis.curves.curves import build_curves
-from analysis.files import from_json, to_json
 from analysis.runs.table import RunTable
 
 
@@ -68,11 +67,6 @@ def test_a_wide_gap_is_not_bridged(line_frame):
     frame = frame[(frame["depth"] == 1) | frame["params"].isin([1e3, 32e3])]
     # Depth 2 has only the two ends, a factor of 32 apart: nothing between may be read off a straight line.
     assert [item.params for item in best_of(frame)] == [pytest.approx(1e3), pytest.approx(32e3)]
-
-
-def test_json_round_trip(pilot_frame):
-    for item in best_of(pilot_frame()):
-        assert from_json(BestShape, to_json(item), "shape") == item
 
 
 def test_a_budget_is_compared_where_all_its_depths_meet_not_where_one_is_far_from_its_next_size():

@@ -1,4 +1,3 @@
-import json
 import math
 
 import numpy as np
@@ -7,8 +6,7 @@ import pytest
 
 from analysis.curves.budgets import budget_of, budgets, common_size
 from analysis.curves.curves import build_curves
-from analysis.files import from_json, to_json
-from analysis.law.held_out import BASELINE, HeldOut, Measured, held_out, measured_losses, surface_trainers
+from analysis.law.held_out import BASELINE, Measured, held_out, measured_losses, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -140,16 +138,6 @@ def test_a_depth_beyond_the_measured_ones_is_flagged():
             assert trial.regret == pytest.approx(float(TRUTH.loss(trial.params, end)) - lowest)
 
 
-def test_the_order_of_the_rows_changes_nothing():
-    rows = table(sd=0.005, seeds=2)
-    first = held_out(rows, surface_trainers())
-    mixed = held_out(rows.sample(frac=1, random_state=0), surface_trainers())
-    for one, other in zip(first, mixed, strict=True):
-        for mine, its in zip(one.trials, other.trials, strict=True):
-            assert mine.regret == pytest.approx(its.regret, abs=1e-9)
-        assert [trial.depth for trial in one.trials] == pytest.approx([trial.depth for trial in other.trials])
-
-
 def test_too_few_budgets():
     assert held_out(table(sizes=SIZES[:3]), surface_trainers()) == ()
     assert len(held_out(table(sizes=SIZES[:4]), {})[0].trials) == 1
@@ -214,12 +202,3 @@ def test_budgets_are_those_planned_or_groups_of_near_sizes():
     assert budget_of(chain[:8]).tolist() == budget_of(chain)[:8].tolist()
     curves = build_curves(table())
     assert common_size(curves, math.log(1e4), list(DEPTHS)) == (pytest.approx(math.log(1e4)), list(DEPTHS))
-
-
-def test_json_round_trips():
-    for item in held_out(
-        table(sd=0.01, seeds=2), {**surface_trainers(), "no": lambda rows: Rule(lambda params: None)}
-    ):
-        document = json.loads(json.dumps(to_json(item), allow_nan=False))
-        assert from_json(HeldOut, document, "law") == item
-        assert document["unanswered"] == item.unanswered

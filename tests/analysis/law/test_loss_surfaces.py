@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ from scipy.stats import t as student
 
 from analysis.curves.curves import build_curves
 from analysis.errors import InputError
-from analysis.files import from_json, to_json
 from analysis.law import loss_surfaces
 from analysis.law.loss_surfaces import SurfaceFit, SurfacePoints, points_of, supported
 from analysis.law.projection import project
@@ -397,11 +395,3 @@ def test_what_the_shapes_of_a_depth_share_makes_the_interval_of_the_best_depth_l
             held[name] += (low or 0) <= truth <= (high or math.inf)
     assert held["whole"] >= 184, "95 % of 200 less two standard deviations"
     assert held["diagonal"] < held["whole"]
-
-
-def test_json_round_trip():
-    frame = shapes(*SMALL)
-    frame = frame.assign(loss=additive(frame) + 0.01 * np.random.default_rng(1).standard_normal(len(frame)))
-    for found in (*fit_surfaces(frame), *fit_surfaces(frame.head(3))):
-        text = json.dumps(to_json(found), allow_nan=False)
-        assert from_json(SurfaceFit, json.loads(text), "surface") == found

@@ -9,17 +9,9 @@ from scipy.stats import chi2, norm
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
-from analysis.files import from_json, to_json
 from analysis.intervals import between
 from analysis.law.crossings import Crossing, Crossings, Gap
-from analysis.law.threshold import (
-    PRIOR_SCATTER,
-    TWO_POINTS,
-    ThresholdLaw,
-    _least_square,
-    _Likelihood,
-    fit_threshold,
-)
+from analysis.law.threshold import PRIOR_SCATTER, TWO_POINTS, _least_square, _Likelihood, fit_threshold
 
 Z = float(norm.ppf(0.975))
 
@@ -250,9 +242,3 @@ def test_an_optimiser_that_gives_up_is_told_apart(monkeypatch):
     monkeypatch.setattr(threshold, "minimize", lambda *_, **__: Stopped())
     found = fit_threshold(made(2.0, 0.3, [1, 2, 4], 0.05), "log-linear")
     assert (found.status, found.reason) == ("not_converged", "too many evaluations")
-
-
-def test_json_round_trip():
-    for crossings in (made(2.0, 0.3, [1, 2, 4, 6], 0.05), made(2.0, 0.3, [1, 2, 3], [0.02, 3.0], reach=1.0)):
-        found = fit_threshold(crossings, "log-linear")
-        assert from_json(ThresholdLaw, to_json(found), "law") == found

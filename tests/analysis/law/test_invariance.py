@@ -82,10 +82,7 @@ DEGENERATE = {
     "noise only": lambda f: f.assign(loss=2 + 0.01 * np.random.default_rng(0).standard_normal(len(f))),
     "half of it diverged": lambda f: f.assign(status=np.where(f["depth"] < 4, "done", "diverged")),
     "NaN, infinite and negative among the losses": lambda f: f.assign(
-        loss=f["loss"]
-        .where(f.index % 5 > 0, np.nan)
-        .where(f.index % 7 > 0, np.inf)
-        .where(f.index % 11 > 0, -1.0)
+        loss=np.select([f.index % k == 0 for k in (11, 7, 5)], [-1.0, np.inf, np.nan], f["loss"])
     ),
     "a loss of a millionth": lambda f: f.assign(loss=f["loss"] * 1e-6),
     "widths of one": lambda f: f.assign(width=1),

@@ -14,9 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coverage.md"
 #: Measurements of the page: before and after intervals contained misfit and the error of the law's form, and of the
 #: worlds that have the form which is fitted.
-BEFORE, AFTER, LAW = (
-    ROOT / "tests" / "data" / f"coverage_{name}.json" for name in ("before", "after", "law")
-)
+BEFORE, AFTER, LAW = (ROOT / f"tests/data/coverage_{name}.json" for name in ("before", "after", "law"))
 
 Result = dict[str, Any]
 
@@ -41,9 +39,7 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "L*": lambda found: _share(found["depths"]),
     "as attributed": lambda found: _share(found["depths_own"]),
     "projected": lambda found: _share([found["projections"], found["studies"]]),
-    "false claims": lambda found: (
-        f"{found['claims_false']} ({found['claims_own_false']}) of {found['claims']}"
-    ),
+    "false claims": "{claims_false} ({claims_own_false}) of {claims}".format_map,
     "half-width": lambda found: _ratio(found["halfwidth"]),
 }
 

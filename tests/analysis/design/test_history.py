@@ -61,7 +61,6 @@ def test_the_table_of_the_figure_has_cells_without_sensitivity_runs_and_steps(da
     assert np.flatnonzero(found["loss"].isna()).tolist() == [4]
     table = data.table()
     assert set(table["what"]) == {"cell", "step"}
-    assert len(data.cells) == 63
     assert data.cells["outcome"].value_counts().to_dict() == {"done": 62, "diverged": 1}
     assert not np.isinf(data.steps["halfwidth"]).any()
     assert data.steps["flops"].is_monotonic_increasing

@@ -108,6 +108,7 @@ def test_two_sizes_bracket_nothing_and_bound_only_from_size_to_size(line_frame):
     few = frame[(frame["depth"] != 2) | frame["params"].isin([1e3, 32e3])]
     found = find_crossings(build_curves(few))
     one, other = found.items
+    assert [(item.shallow, item.deep) for item in found.items] == [(1, 2), (2, 4)]
     assert (one.status, one.params) == ("ambiguous", None)
     assert "depth 2 has only 2 sizes" in one.reason
     assert one.params_interval == (pytest.approx(1e3), pytest.approx(32e3))

@@ -136,10 +136,8 @@ def test_the_tables_own_count_must_be_there():
     ],
 )
 def test_seeds_are_names(labels, seeds):
-    frame = pd.DataFrame(
-        {"depth": 1, "width": [4, 8, 16], "seed": pd.Series(labels, dtype=object), "loss": 2.0}
-    )
-    runs = RunTable.from_frame(frame)
+    seed = pd.Series(labels, dtype=object)
+    runs = RunTable.from_frame(pd.DataFrame({"depth": 1, "width": [4, 8, 16], "seed": seed, "loss": 2.0}))
     assert runs.used["seed"].tolist() == seeds
     assert runs.used["seed"].dtype == np.int64
     if "seed_label" in runs.used:
@@ -170,19 +168,20 @@ def test_copies_are_dropped_and_losses_of_one_run_averaged_or_the_best_of_anonym
     assert sum("seed" in reason for reason in reasons) == 2
 
 
-def test_checkpoints_of_one_cell_are_told_apart_by_their_tokens():
-    row = {"cell": "abc", "depth": 1, "width": 4}
-    frame = pd.DataFrame([{**row, "tokens": tokens, "loss": 3 - tokens / 100} for tokens in (10, 20, 20)])
-    runs = RunTable.from_frame(frame)
-    assert runs.used["tokens"].tolist() == [10, 20]
-    assert runs.left_out == [{"row": 3, "cell": "abc", "reason": "duplicate of row 2"}]
-
-
-def test_a_failed_attempt_does_not_shadow_the_cell_that_was_done():
-    row = {"cell": "abc", "depth": 1, "width": 4, "loss": None, "status": "failed"}
-    runs = RunTable.from_frame(pd.DataFrame([row, {**row, "loss": 2.0, "status": "done"}]))
-    assert list(runs.used["loss"]) == [2.0]
-    assert runs.left_out == [{"row": 1, "cell": "abc", "reason": "failed"}]
+@pytest.mark.parametrize(
+    ("different", "left", "reason"),
+    [
+        ([{"tokens": tokens, "loss": 3 - tokens / 100} for tokens in (10, 20, 20)], 3, "duplicate of row 2"),
+        ([{"loss": None, "status": "failed"}, {"loss": 2.0, "status": "done"}], 1, "failed"),
+    ],
+    ids=["checkpoints with their tokens", "a failed attempt and a later one"],
+)
+def test_rows_of_one_cell_are_told_apart(different, left, reason):
+    rows = [{"cell": "abc", "depth": 1, "width": 4, **item} for item in different]
+    runs = RunTable.from_frame(pd.DataFrame(rows))
+    kept = [item["loss"] for number, item in enumerate(rows, start=1) if number != left]
+    assert runs.used["loss"].tolist() == kept
+    assert runs.left_out == [{"row": left, "cell": "abc", "reason": reason}]
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet", "tsv"])
@@ -360,8 +359,5 @@ def test_an_experiment_without_any_protocol_is_read_as_it_is(mlflow_store):
 
 def test_a_protocol_is_text_and_a_file_with_several_is_kept_whole(tmp_path):
     path = tmp_path / "runs.csv"
-    lines = [
-        f"1,{w},{s},{2 - w / 100 + s / 1000},{p}" for w in (8, 16) for s, p in ((0, "12e4"), (1, "0012"))
-    ]
-    path.write_text("depth,width,seed,loss,protocol\n" + "\n".join(lines) + "\n")
-    assert read_runs(path).used["protocol"].tolist() == ["12e4", "0012"] * 2
+    path.write_text("depth,width,seed,loss,protocol\n1,8,0,1.9,12e4\n1,8,1,1.8,0012\n1,16,0,1.7,12e4\n")
+    assert read_runs(path).used["protocol"].tolist() == ["12e4", "0012", "12e4"]

@@ -318,7 +318,7 @@ def needed_table(key: str, data: MeasureData) -> Table | None:
 def members_table(key: str, members: Sequence[Member], about: Sequence[Mapping[str, Any]]) -> Table:
     """Rows, depths, sizes and the law of each member; `about` is `members` of `series.json`."""
 
-    def law_words(law: ThresholdFit | None) -> str:
+    def law_words(law: ThresholdLaw | None) -> str:
         if law is None:
             return "no fit"
         return f"none: {law.reason}" if law.a is None or law.b is None else law_formula(law.a, law.b)

@@ -89,14 +89,6 @@ def test_the_bounds_are_the_formulas():
     assert covered > 800
 
 
-def test_theorem_2_as_garbled_in_the_stored_text_contradicts_itself():
-    depth, width = 12, 1000
-    factor = math.sqrt(2 * math.sqrt(2 * math.e))
-    garbled = 2 * width * depth + depth - 2 * width * log3(width / 2) * factor + log3(width)
-    assert garbled == pytest.approx(-413, abs=0.5)
-    assert garbled < bounds(depth, width, 16).lower
-
-
 def test_the_example_of_corollary_1_is_not_what_the_earlier_revision_prints():
     widths = [matching_width(shallow) for shallow in range(1, 6)]
     assert widths == pytest.approx([2.9e63, 7.34e15, 7.61e4, 22.6, 0], rel=5e-3)

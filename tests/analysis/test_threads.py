@@ -17,20 +17,11 @@ def counted(factor, *, more=0):
     return [factor * number + more for number in threads()]
 
 
-def test_linear_algebra_has_one_thread_inside_and_as_many_as_before_outside():
+def test_linear_algebra_has_one_thread_inside_and_as_many_as_before_outside_also_after_an_error():
     before = threads()
     assert counted(2, more=1) == [3] * len(before)
     assert threads() == before
     assert counted.__doc__ == "Its words."
-
-
-def test_also_after_an_error():
-    before = threads()
-
-    @single_threaded
-    def fails():
-        raise ValueError("no")
-
     with pytest.raises(ValueError, match="no"):
-        fails()
+        single_threaded(int)("no")
     assert threads() == before

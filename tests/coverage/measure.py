@@ -1,5 +1,6 @@
 """Score the intervals of simulated studies against their truth."""
 
+import itertools
 import math
 import multiprocessing
 import statistics
@@ -9,7 +10,7 @@ from typing import Any
 
 from analysis.design.objective import Estimate, Objective, estimate_from
 from analysis.fit.study import study_of
-from analysis.intervals import Interval
+from analysis.intervals import Interval, between
 from analysis.law.crossings import Crossing
 from analysis.law.threshold_law import ThresholdLaw
 from analysis.runs.table import RunTable
@@ -79,9 +80,8 @@ def _attributed(items: Sequence[Crossing], law: ThresholdLaw) -> dict[int, float
 
 def _true_slope(world: World, attributed: dict[int, float]) -> float:
     """Slope of the straight line through the true crossings, attributed as the law attributes them."""
-    log_widths = [
-        math.log(world.truth.crossing(shallow) / (12 * depth)) / 2 for shallow, depth in attributed.items()
-    ]
+    sizes = [world.truth.crossing(shallow) for shallow in attributed]
+    log_widths = [math.log(size / (12 * L)) / 2 for size, L in zip(sizes, attributed.values(), strict=True)]
     return statistics.linear_regression(list(attributed.values()), log_widths).slope
 
 
@@ -90,11 +90,8 @@ def _projection(world: World, params: float, found: Estimate, attributed: dict[i
     if found.value is None and found.low is None and found.high is None:
         return None
     truth = world.truth.best_depth(params) if "depth" in world.asks else math.nan
-    depths = world.truth.depths
-    ratios = [
-        math.log(math.sqrt(shallow * depths[depths.index(shallow) + 1]) / depth)
-        for shallow, depth in attributed.items()
-    ]
+    pairs = itertools.pairwise(world.truth.depths)
+    ratios = [math.log(between(*pair) / attributed[pair[0]]) for pair in pairs if pair[0] in attributed]
     own = truth / math.exp(statistics.fmean(ratios)) if ratios else truth
     return {
         "stated": found.value is not None,
@@ -110,10 +107,11 @@ def summary(world: World, records: Sequence[Record]) -> Record:
     closed = [pair for pair in pairs if pair["length"] is not None]
     bracketed = [pair for pair in pairs if pair["status"] == "bracketed"]
     intervals = [pair for pair in pairs if pair["interval"]] if "crossing" in world.asks else []
-    intercepts = [
-        record["a_held"] for record in records if record["a_held"] is not None and "a" in world.asks
-    ]
-    slopes = [record["b_held"] for record in records if record["b_held"] is not None and "b" in world.asks]
+    law = {
+        name: [{"held": record[f"{name}_held"]} for record in records if record[f"{name}_held"] is not None]
+        for name in ("a", "b")
+        if name in world.asks
+    }
     projections = [record["projection"] for record in records if record["projection"] is not None]
     claims = [item for item in projections if item["halfwidth"] is not None and item["halfwidth"] <= CLAIM]
     if world.asks and "depth" not in world.asks:
@@ -129,8 +127,8 @@ def summary(world: World, records: Sequence[Record]) -> Record:
         "bracketed": _count(bracketed, "held"),
         "closed": len(closed),
         "length": _median(pair["length"] for pair in closed),
-        "intercepts": [sum(intercepts), len(intercepts)],
-        "slopes": [sum(slopes), len(slopes)],
+        "intercepts": _count(law.get("a", []), "held"),
+        "slopes": _count(law.get("b", []), "held"),
         "slopes_significant": sum(record["b_significant"] for record in records),
         "projections": sum(item["stated"] for item in projections),
         "depths": _count(asked, "held"),

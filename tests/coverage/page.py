@@ -38,9 +38,7 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "L*": lambda found: _share(found["depths"]),
     "as attributed": lambda found: _share(found["depths_own"]),
     "projected": lambda found: _share([found["projections"], found["studies"]]),
-    "false claims": lambda found: (
-        f"{found['claims_false']} ({found['claims_own_false']}) of {found['claims']}"
-    ),
+    "false claims": "{claims_false} ({claims_own_false}) of {claims}".format_map,
     "half-width": lambda found: _ratio(found["halfwidth"]),
 }
 

@@ -20,8 +20,10 @@ from tests.simulated_study import DeviatingCurves, Deviation, Truth, draw_curves
 
 Group = Literal["noise", "misfit", "form", "own", "law"]
 Generator = np.random.Generator
-#: Draws deviations of a study; also given the smallest and largest ln N.
-DrawDeviations = Callable[[tuple[int, ...], tuple[float, float], Generator], tuple[Deviation, ...]]
+Depths, Deviations = tuple[int, ...], tuple[Deviation, ...]
+#: Smallest and largest ln N.
+Span = tuple[float, float]
+DrawDeviations = Callable[[Depths, Span, Generator], Deviations]
 ChangeRows = Callable[[pd.DataFrame, DeviatingCurves, Generator], pd.DataFrame]
 #: Sizes beyond the measured ones, as a factor, in which the crossing of two curves is still searched.
 BEYOND = 20.0
@@ -57,7 +59,7 @@ class World:
     multiple: int = 2
     rates: tuple[float, ...] = (1.0,)
     deviations: DrawDeviations | None = None
-    error: Callable[[tuple[float, float], float], Deviation] | None = None
+    error: Callable[[Span, float], Deviation] | None = None
     change: ChangeRows | None = None
     asks: frozenset[str] = frozenset({"crossing", "b", "depth"})
 
@@ -69,7 +71,7 @@ class World:
         return list({shape[:2]: shape for shape in found}.values())
 
     @property
-    def span(self) -> tuple[float, float]:
+    def span(self) -> Span:
         """Smallest and largest ln N."""
         params = [12.0 * depth * width**2 for depth, width, _ in self.shapes]
         return math.log(min(params)), math.log(max(params))
@@ -133,32 +135,26 @@ class Undertrained:
         return self.nats * math.log2(depth / self.reference) * np.maximum(x - self.start, 0) ** 2
 
 
-def ripple(depths: tuple[int, ...], span: tuple[float, float], generator: Generator) -> tuple[Deviation, ...]:
+def ripple(depths: Depths, span: Span, generator: Generator) -> Deviations:
     """Waves of 0.02 nats with a period of 3 e-folds, the phase of each depth at random."""
     phase = dict(zip(depths, generator.uniform(0, 2 * math.pi, len(depths)), strict=True))
     return (lambda depth, x: 0.02 * np.cos(2 * math.pi * x / 3 + phase[depth]),)
 
 
-def broken(depths: tuple[int, ...], span: tuple[float, float], generator: Generator) -> tuple[Deviation, ...]:
+def broken(depths: Depths, span: Span, generator: Generator) -> Deviations:
     """A curve flattens by 0.02 nats per e-fold beyond a size of its own."""
     start = dict(zip(depths, generator.uniform(*span, len(depths)), strict=True))
     return (lambda depth, x: 0.02 * 0.3 * np.logaddexp(0, (x - start[depth]) / 0.3),)
 
 
-def ability(
-    depths: tuple[int, ...], span: tuple[float, float], generator: Generator
-) -> tuple[Deviation, ...]:
+def ability(depths: Depths, span: Span, generator: Generator) -> Deviations:
     """A fall of 0.05 nats at a size of each depth, at smaller sizes for deeper models."""
     middle = sum(span) / 2
-    place = {
-        depth: middle - 0.5 * math.log(depth / 5.66) + 0.5 * generator.standard_normal() for depth in depths
-    }
+    place = {L: middle - 0.5 * math.log(L / 5.66) + 0.5 * generator.standard_normal() for L in depths}
     return (lambda depth, x: -0.05 / (1 + np.exp(-(x - place[depth]) / 0.4)),)
 
 
-def overfitted(
-    depths: tuple[int, ...], span: tuple[float, float], generator: Generator
-) -> tuple[Deviation, ...]:
+def overfitted(depths: Depths, span: Span, generator: Generator) -> Deviations:
     """All depths lose the same from the middle of the sizes on."""
     middle = sum(span) / 2
     return (lambda depth, x: 0.01 * np.maximum(x - middle, 0) ** 2,)
@@ -171,9 +167,7 @@ def _share_unlucky(depth: int) -> float:
     return 0.04 * math.log2(depth)
 
 
-def unlucky_mean(
-    depths: tuple[int, ...], span: tuple[float, float], generator: Generator
-) -> tuple[Deviation, ...]:
+def unlucky_mean(depths: Depths, span: Span, generator: Generator) -> Deviations:
     """The mean loss of runs of which some end higher; `unlucky` then draws which."""
     return (lambda depth, x: np.full_like(x, UNLUCKY_NATS * _share_unlucky(depth)),)
 
@@ -229,12 +223,9 @@ NO_SLOPE = frozenset({"crossing", "depth"})
 
 def _misfit(sd: float, length: float, sizes: int, seeds: int) -> tuple[str, World]:
     """A smooth misfit of the curves and its name."""
-    spread = f"{sd:.3f}".lstrip("0")
-    name = (
-        f"smooth misfit {spread} nats, {_counted(length, 'e-fold')}, {sizes} sizes, {_counted(seeds, 'seed')}"
-    )
-    truth = replace(BASE, misfit_sd=sd, misfit_length=length)
-    return name, World("misfit", truth, seeds=seeds, sizes=sizes)
+    grid = f"{_counted(length, 'e-fold')}, {sizes} sizes, {_counted(seeds, 'seed')}"
+    world = World("misfit", replace(BASE, misfit_sd=sd, misfit_length=length), seeds=seeds, sizes=sizes)
+    return f"smooth misfit {f'{sd:.3f}'.lstrip('0')} nats, {grid}", world
 
 
 def _correlated(share: float, seeds: int) -> tuple[str, World]:
@@ -255,12 +246,9 @@ def _rate_off(nats: float, rates: tuple[float, ...] = (1.0,)) -> World:
     return World("form", BASE, rates=rates, error=lambda span, factor: RateOff(nats, factor))
 
 
-def _lawful(
-    truth: Truth, seeds: int, sizes: int, low: float = 4.0, high: float = 4.0, last: int = -2
-) -> World:
+def _lawful(truth: Truth, seeds: int, sizes: int, **ends: float) -> World:
     """A world in which curves, law and noise have the form that is fitted."""
-    asks = frozenset({"crossing", "a", "b", "depth"})
-    return World("law", truth, seeds, sizes, low, high, last, asks=asks)
+    return World("law", truth, seeds, sizes, asks=frozenset({"crossing", "a", "b", "depth"}), **ends)
 
 
 WORLDS = {

@@ -16,7 +16,7 @@ def study(seeds=3, seed=0, truth=TRUTH):
     return simulate(truth, SHAPES, seeds, np.random.default_rng(seed))
 
 
-def test_means_do_not_depend_on_the_order_of_rows(pilot_frame):
+def test_the_order_and_repeats_of_rows_and_the_names_of_seeds_change_nothing(pilot_frame):
     frame = pilot_frame()
     frame["params"] = 12.0 * frame["depth"] * frame["width"] ** 2
     one, other = build_curves(frame), build_curves(frame.sample(frac=1, random_state=3))
@@ -24,15 +24,10 @@ def test_means_do_not_depend_on_the_order_of_rows(pilot_frame):
     assert one.noise == other.noise
     expected = frame[(frame["depth"] == 2) & (frame["width"] == 16)]["loss"].mean()
     assert one.mean[one.at(2)][2] == pytest.approx(expected)
-
-
-def test_names_of_seeds_and_rows_of_one_run_twice_change_nothing():
-    frame = study()
     renamed = frame.assign(seed=frame["seed"].map({0: 41, 1: 7, 2: 9}))
-    doubled = pd.concat([renamed, renamed.iloc[:5]])
-    one, other = build_curves(frame), build_curves(doubled)
-    np.testing.assert_allclose(one.mean, other.mean, rtol=1e-12)
-    np.testing.assert_allclose(one.covariance, other.covariance, rtol=1e-6, atol=1e-15)
+    doubled = build_curves(pd.concat([renamed, renamed.iloc[:5]]))
+    np.testing.assert_allclose(one.mean, doubled.mean, rtol=1e-12)
+    np.testing.assert_allclose(one.covariance, doubled.covariance, rtol=1e-6, atol=1e-15)
 
 
 def test_curves_never_extrapolate():
@@ -63,10 +58,8 @@ def test_the_covariance_is_that_of_curves_of_repeated_studies():
 def test_losses_off_any_smooth_curve_widen_every_error():
     frame = study(seeds=5, truth=Truth(2.5, 0.3, (1, 2, 4), noise=0.002))
     generator = np.random.default_rng(1)
-    bumps = {shape: 0.03 * generator.standard_normal() for shape in frame.groupby(["depth", "params"]).groups}
-    bent = frame.assign(
-        loss=frame["loss"] + [bumps[shape] for shape in zip(frame["depth"], frame["params"], strict=True)]
-    )
+    bumps = 0.03 * generator.standard_normal(len(SHAPES))
+    bent = frame.assign(loss=frame["loss"] + bumps[frame.groupby(["depth", "params"]).ngroup()])
     clean, rough = build_curves(frame), build_curves(bent)
     assert clean.misfit_rms < 0.002
     assert rough.misfit_rms == pytest.approx(0.03, rel=0.5)
@@ -142,17 +135,13 @@ def test_several_combinations_give_the_mean_and_the_covariance_of_their_mixture(
     points, _, design, wide, kernel, item, across, along = small_fit()
     other = module.combine(points, design, kernel, (0, 1e-2, 0.0, 0.0))
     plain = module.combine(points, design, None, (0, 0.0, 0.0, 0.0))
-    alone = [
-        module.posterior(points, wide, [across], [along], [one], np.ones(1)) for one in (item, other, plain)
-    ]
-    weight = np.array([0.5, 0.3, 0.2])
-    mean, joint, _ = module.posterior(points, wide, [across], [along], [item, other, plain], weight)
-    np.testing.assert_allclose(mean, sum(w * one[0] for w, one in zip(weight, alone, strict=True)))
-    size = len(mean)
-    expected = sum(w * one[1] for w, one in zip(weight, alone, strict=True))
-    expected[:size, :size] += sum(
-        w * np.outer(one[0] - mean, one[0] - mean) for w, one in zip(weight, alone, strict=True)
-    )
+    items, weight = [item, other, plain], np.array([0.5, 0.3, 0.2])
+    alone = [module.posterior(points, wide, [across], [along], [one], np.ones(1)) for one in items]
+    mean, joint, _ = module.posterior(points, wide, [across], [along], items, weight)
+    means, covariances = (np.array([one[part] for one in alone]) for part in (0, 1))
+    np.testing.assert_allclose(mean, weight @ means)
+    expected, size = np.tensordot(weight, covariances, 1), len(mean)
+    expected[:size, :size] += (weight * (means - mean).T) @ (means - mean)
     np.testing.assert_allclose(joint, expected, atol=1e-14)
 
 
@@ -175,21 +164,13 @@ def bent_study(tau, noise, key):
     """Straight lines with smooth deviations, three seeds, and the exact losses: a frame and (depths, sizes)."""
     generator, x = np.random.default_rng(key), np.linspace(7, 11, 12)
     root = np.linalg.cholesky(matern(x, x, 1.0) + 1e-12 * np.eye(len(x)))
-    exact = np.array(
-        [4 - 0.1 * x - 0.02 * depth + tau * root @ generator.standard_normal(12) for depth in (1, 2, 4)]
+    waves = [tau * root @ generator.standard_normal(12) for _ in range(3)]
+    exact = 4 - 0.1 * x - 0.02 * np.array([[1], [2], [4]]) + waves
+    depth, params, seed = (
+        item.ravel() for item in np.meshgrid((1, 2, 4), np.exp(x), range(3), indexing="ij")
     )
-    table = [
-        {
-            "depth": depth,
-            "params": np.exp(place),
-            "seed": seed,
-            "loss": loss + noise * generator.standard_normal(),
-        }
-        for depth, line in zip((1, 2, 4), exact, strict=True)
-        for place, loss in zip(x, line, strict=True)
-        for seed in range(3)
-    ]
-    return pd.DataFrame(table), x, exact
+    loss = exact.repeat(3) + noise * generator.standard_normal(len(seed))
+    return pd.DataFrame({"depth": depth, "params": params, "seed": seed, "loss": loss}), x, exact
 
 
 def plain_power_law(x, loss):

@@ -25,16 +25,7 @@ def test_rows_come_in_the_order_they_ended_whatever_that_of_the_table():
     assert mixed["order"].tolist() == list(range(1, len(frame) + 1))
     assert mixed["flops"].tolist() == frame["flops"].tolist()
     unordered = RunTable.from_frame(frame.drop(columns="order"))
-    assert rows_in_order(unordered) is None
-    assert search_data(unordered, searched.search()) is None
-
-
-def test_sensitivity_runs_are_left_out_and_a_diverged_cell_has_no_loss():
-    frame = searched.with_sensitivity_runs(searched.searched())
-    frame.loc[4, ["status", "loss"]] = ["diverged", np.nan]
-    found = rows_in_order(RunTable.from_frame(frame))
-    assert len(found) == (frame["purpose"] == "").sum()
-    assert np.flatnonzero(found["loss"].isna()).tolist() == [4]
+    assert rows_in_order(unordered) is search_data(unordered, searched.search()) is None
 
 
 def test_a_history_has_the_estimates_of_the_rows_so_far_and_ends_with_all(rows):
@@ -52,16 +43,24 @@ def test_a_history_has_the_estimates_of_the_rows_so_far_and_ends_with_all(rows):
 
 
 @pytest.fixture(scope="module")
-def data():
+def disturbed():
+    """With sensitivity runs and a cell that diverged."""
     frame = searched.with_sensitivity_runs(searched.searched())
     frame.loc[4, ["status", "loss"]] = ["diverged", np.nan]
-    return search_data(searched.table(frame), searched.search(), points=10)
+    return RunTable.from_frame(frame)
 
 
-def test_the_table_of_the_figure_has_cells_and_steps(data):
+@pytest.fixture(scope="module")
+def data(disturbed):
+    return search_data(disturbed, searched.search(), points=10)
+
+
+def test_the_table_of_the_figure_has_cells_without_sensitivity_runs_and_steps(data, disturbed):
+    found = rows_in_order(disturbed)
+    assert len(found) == len(data.cells)
+    assert np.flatnonzero(found["loss"].isna()).tolist() == [4]
     table = data.table()
     assert set(table["what"]) == {"cell", "step"}
-    assert len(data.cells) == 63
     assert data.cells["outcome"].value_counts().to_dict() == {"done": 62, "diverged": 1}
     assert not np.isinf(data.steps["halfwidth"]).any()
     assert data.steps["flops"].is_monotonic_increasing

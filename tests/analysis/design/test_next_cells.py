@@ -1,6 +1,8 @@
 """Proposed cells in simulated studies where it is clear what is missing."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -32,8 +34,12 @@ def options_of(shapes, seeds):
 
 
 def trained(truth, shapes, seeds, key=0):
-    frame = simulate(truth, shapes, seeds, np.random.default_rng(key))
-    return frame.assign(lr=0.01)
+    return simulate(truth, shapes, seeds, np.random.default_rng(key)).assign(lr=0.01)
+
+
+def lost(options, **columns):
+    """Rows of these cells without a loss."""
+    return pd.DataFrame([{**vars(item), "lr": 0.01, "loss": math.nan, **columns} for item in options])
 
 
 def left(options, rows):
@@ -60,9 +66,7 @@ def test_the_first_design_is_small_cheap_and_has_pairs_of_every_depth():
         own = [item for item in cells if item.depth == depth]
         sizes = {item.params for item in own}
         assert len(sizes) == 3
-        assert {(item.params, item.seed) for item in own} == {
-            (size, seed) for size in sizes for seed in (0, 1)
-        }
+        assert {(item.params, item.seed) for item in own} == set(itertools.product(sizes, (0, 1)))
     assert sum(item.cost for item in cells) < 0.1 * sum(item.cost for item in options)
     assert all(math.isnan(choice.gain) and choice.reason.startswith("first design") for choice in chosen)
 
@@ -84,10 +88,8 @@ def test_no_more_cells_than_options(rows, options):
 
 def test_seeds_are_proposed_where_noise_dominates():
     rows = trained(TRUTH, SHAPES, 3)
-    known = set(rows["params"])
-    few = left(options_of(SHAPES, 8), rows)
-    chosen = propose(rows, [], few, OBJECTIVES[0], 10)
-    assert {choice.option.params for choice in chosen} <= known
+    chosen = propose(rows, [], left(options_of(SHAPES, 8), rows), OBJECTIVES[0], 10)
+    assert {choice.option.params for choice in chosen} <= set(rows["params"])
     assert all("another seed" in choice.reason for choice in chosen)
 
 
@@ -95,10 +97,8 @@ def test_sizes_are_proposed_where_shapes_deviate_from_the_curves():
     """A misfit of eight times the noise of a mean, which no seed averages out."""
     rough = Truth(2.327, 0.212, (1, 2, 4), noise=0.0005, misfit_sd=0.008)
     rows = trained(rough, SHAPES, 3)
-    options = left(options_of([*SHAPES, *BETWEEN], 6), rows)
-    chosen = propose(rows, [], options, OBJECTIVES[0], 10)
-    known = set(rows["params"])
-    assert all(choice.option.params not in known for choice in chosen)
+    chosen = propose(rows, [], left(options_of([*SHAPES, *BETWEEN], 6), rows), OBJECTIVES[0], 10)
+    assert not {choice.option.params for choice in chosen} & set(rows["params"])
 
 
 def test_a_crossing_beyond_the_measured_sizes_gets_its_missing_side():
@@ -112,10 +112,8 @@ def test_a_crossing_beyond_the_measured_sizes_gets_its_missing_side():
 
 def test_diverged_shapes_are_not_proposed_again(rows, options):
     best = propose(rows, [], options, OBJECTIVES[0], 1)[0].option
-    lost = pd.DataFrame([{**vars(best), "lr": 0.01, "loss": math.nan, "seed": seed} for seed in range(2)])[
-        COLUMNS
-    ]
-    gone = pd.concat([rows[(rows["depth"] != best.depth) | (rows["params"] != best.params)], lost])
+    other = rows[(rows["depth"] != best.depth) | (rows["params"] != best.params)]
+    gone = pd.concat([other, *(lost([best], seed=seed)[COLUMNS] for seed in range(2))])
     rest = left(options, gone)
     assert any((item.depth, item.params) == (best.depth, best.params) for item in rest)
     chosen = propose(gone, [], rest, OBJECTIVES[0], 40)
@@ -149,12 +147,8 @@ def test_curves_without_a_common_exponent_or_with_a_sharp_bend_work(line_frame):
         places = tuple(np.geomspace(1e3, 32e3, sizes))
         rows = line_frame({1: (2.0, -0.05), 2: (2.0, -0.15)}, sd=0.002, sizes=places).assign(lr=0.01)
         rows["loss"] -= bend * np.clip(np.log(rows["params"] / 6e3), 0, 1)
-        options = [
-            Option(depth, 10, size * 1.2, 1.0, seed, size)
-            for depth in (1, 2)
-            for size in places
-            for seed in (0, 1)
-        ]
+        cells = itertools.product((1, 2), places, (0, 1))
+        options = [Option(depth, 10, size * 1.2, 1.0, seed, size) for depth, size, seed in cells]
         assert len(propose(rows, [], options, Objective("crossings"), 5)) == 5
 
 
@@ -193,15 +187,9 @@ def test_one_diverged_cell_or_any_failed_ones_do_not_give_up_a_shape():
     first = propose(NOTHING, [], options, OBJECTIVES[0], 1)[0].option
 
     def after(runs, status):
-        lost = [
-            {**vars(first), "lr": 0.01, "loss": math.nan, "seed": seed, "status": status}
-            for seed in range(runs)
-        ]
-        rows = pd.DataFrame(lost)[[*COLUMNS, "status"]]
-        return {
-            (c.option.depth, c.option.params)
-            for c in propose(rows, [], left(options, rows), OBJECTIVES[0], 18)
-        }
+        rows = lost([replace(first, seed=seed) for seed in range(runs)], status=status)[[*COLUMNS, "status"]]
+        chosen = propose(rows, [], left(options, rows), OBJECTIVES[0], 18)
+        return {(choice.option.depth, choice.option.params) for choice in chosen}
 
     shape = (first.depth, first.params)
     assert shape in after(1, "diverged")
@@ -214,8 +202,7 @@ def test_a_depth_without_a_loss_delays_the_search_but_not_forever():
     free = left(options_of(SHAPES, 8), rows)
     assert [choice.option.depth for choice in propose(rows, [], free, OBJECTIVES[2], 6)] == [4] * 6
     cells = [item for item in free if item.depth == 4]
-    vain = pd.DataFrame([{**vars(item), "lr": 0.01, "loss": math.nan, "status": "failed"} for item in cells])
-    many = pd.concat([rows.assign(status="done"), vain[: len(cells) // 2]])
+    many = pd.concat([rows.assign(status="done"), lost(cells[: len(cells) // 2], status="failed")])
     chosen = propose(many, [], left(free, many), OBJECTIVES[2], 6)
     assert {choice.option.depth for choice in chosen} == {1, 2}
 

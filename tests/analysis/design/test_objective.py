@@ -56,13 +56,10 @@ def test_a_depth_that_the_laws_do_not_agree_on_has_an_interval_only(rows):
     assert "two crossings" in two.words
 
 
-def test_the_slope_is_that_of_the_fit(rows, fitted):
+def test_the_slope_is_that_of_the_fit_and_ends_no_search_if_the_law_is_rejected(rows, fitted):
     found = estimate(rows, Objective("b"))
     assert found.value == pytest.approx(fitted.law.b)
     assert (found.low, found.high) == pytest.approx(fitted.law.b_interval)
-
-
-def test_a_slope_of_a_law_that_is_rejected_ends_no_search(rows):
     bent = rows.assign(loss=rows["loss"] - 0.02 * (rows["depth"] == 3))
     law = fit(RunTable.from_frame(bent)).law
     assert law.p_value < 0.05

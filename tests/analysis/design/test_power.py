@@ -99,12 +99,11 @@ def test_a_crossing_beyond_the_grid_is_censored():
     second = found.crossings[1]
     assert second.params == pytest.approx(12 * math.sqrt(8) * math.exp(2 * (2.3 + 0.3 * math.sqrt(8))))
     assert second.statuses["right_censored"] > 0.9
-    assert (second.closed, second.ratio) == (0, None)
+    assert (second.closed, second.ratio, found.b_width) == (0, None, None)
     # An interval that is open above holds a crossing above.
     assert second.coverage > 0.8
     assert found.statuses["insufficient"] > 0.9
     assert math.isinf(np.median(found.b_widths))
-    assert found.b_width is None
     late = shapes_of(THREE.depths, np.geomspace(9000, 150_000, 5))
     first, second = simulate_power(THREE, late, 3, studies=12).crossings
     assert first.statuses["left_censored"] > 0.9
@@ -125,15 +124,11 @@ def test_changes_cost_what_their_cells_cost(plain):
     assert (now.cost, now.seeds, now.shapes, now.closed) == (1, 4, len(SHAPES), 1)
     assert (seeds.cost, seeds.seeds, seeds.shapes) == (2, 8, len(SHAPES))
     assert seeds.width / now.width == pytest.approx(1 / math.sqrt(2), abs=0.2)
-    between = [
-        (depth, even)
-        for depth in TRUTH.depths
-        for low, high in itertools.pairwise(sorted(width for other, width, _ in SHAPES if other == depth))
-        if (even := 2 * round(math.sqrt(low * high) / 2)) not in (low, high)
-    ]
+    pairs = [pair for pair in itertools.pairwise(sorted(SHAPES)) if pair[0][0] == pair[1][0]]
+    evens = [2 * round(math.sqrt(low[1] * high[1]) / 2) not in (low[1], high[1]) for low, high in pairs]
     # Between the smallest widths there is no even one.
-    assert 15 < len(between) < 25
-    assert sizes.shapes == len(SHAPES) + len(between)
+    assert 15 < sum(evens) < 25
+    assert sizes.shapes == len(SHAPES) + sum(evens)
     assert 1.5 < sizes.cost < 2
     assert sizes.width < now.width
 

@@ -5,6 +5,7 @@ benchmark, for which it was made, and in settings of other truths, noise and dep
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,21 +15,17 @@ from analysis.fit.study import study_of
 from analysis.runs.table import RunTable
 from tests.bench import search
 from tests.bench.search import ASKED, CAP, SETTINGS, Setting, crossing, grid, losses_of, race
+from tests.coverage.measure import holds
 from tests.simulated_study import Truth, draw_curves
 
+NOISE = Truth(3.2, 0.1, (1, 2, 3, 4, 6, 8), noise=0.002)
 OTHER = {
     "smooth misfit": Setting(Truth(3, 0.12, (2, 4, 6, 8, 12, 16), misfit_sd=0.003, misfit_length=1.5), 9),
     "heavy tails, flat gaps, little shared": Setting(
-        Truth(
-            2.8, 0.2, (1, 2, 3, 4, 6, 8), noise=0.002, noise_kind="t3", slope=0.025, exponent=0.2, shared=0.1
-        ),
-        9,
+        replace(NOISE, a=2.8, b=0.2, noise_kind="t3", slope=0.025, exponent=0.2, shared=0.1), 9
     ),
-    "errors common to a depth": Setting(
-        Truth(3.2, 0.1, (3, 6, 9, 12, 15, 18), noise=0.002, depth_shared=0.3), 8
-    ),
+    "errors common to a depth": Setting(replace(NOISE, depths=(3, 6, 9, 12, 15, 18), depth_shared=0.3), 8),
 }
-
 
 #: Studies of each; one takes 6 to 37 s of a core. The benchmark has a hundred of its settings, and races the grid too.
 RACED = dict.fromkeys(SETTINGS, 1) | dict.fromkeys(OTHER, 2)
@@ -45,9 +42,8 @@ def crossings_held(setting, rows, number):
     """Whether each interval of a crossing holds that of the study's own curves."""
     curves = draw_curves(setting.truth, (0, number))
     for item in study_of(RunTable.from_frame(rows)).crossings.items:
-        low, high = item.params_interval or (None, None)
         true = curves.last_crossing(item.shallow, setting.budgets[0] / 20, setting.budgets[-1] * 20)
-        yield (low is None or low <= true) and (high is None or true <= high)
+        yield holds(item.params_interval, true)
 
 
 @pytest.mark.extended
@@ -57,16 +53,12 @@ def test_its_intervals_cover_the_truth_although_it_stops_when_they_are_narrow():
     Of 51 crossings 95 % are held but for a standard error of 3.1 points; three of these below. An interval of the
     depth is scored where the depth is stated.
     """
-    runs = [
-        (name, number, raced(name, number)) for name, studies in RACED.items() for number in range(studies)
-    ]
-    held = [run.held for _, _, run in runs if run.held is not None]
-    crossings = [
-        found
-        for name, number, run in runs
-        for found in crossings_held((SETTINGS | OTHER)[name], run.rows, number)
-    ]
-    assert len(held) >= 0.8 * len(runs)
+    held, crossings, races = [], [], sum(RACED.values())
+    for name, number in ((name, number) for name, studies in RACED.items() for number in range(studies)):
+        run = raced(name, number)
+        held += [run.held] if run.held is not None else []
+        crossings += crossings_held((SETTINGS | OTHER)[name], run.rows, number)
+    assert len(held) >= 0.8 * races
     assert np.mean(held) >= 0.7, np.mean(crossings)
     assert np.mean(crossings) >= 0.858, np.mean(held)
 

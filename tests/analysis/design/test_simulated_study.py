@@ -36,11 +36,8 @@ def test_neighbours_cross_on_the_law_with_the_given_slope():
 def test_noise_has_the_given_size_and_share_by_seed(matched):
     seeds = 4000
     truth = Truth(2.0, 0.3, (1, 2, 4), noise=0.01, shared=0.4)
-    frame = (
-        simulate_matched(truth, SHAPES, seeds, (7, 0))
-        if matched
-        else simulate(truth, SHAPES, seeds, np.random.default_rng(7))
-    )
+    draw, key = (simulate_matched, (7, 0)) if matched else (simulate, np.random.default_rng(7))
+    frame = draw(truth, SHAPES, seeds, key)
     table = frame.pivot_table(index="seed", columns=["depth", "width"], values="loss")
     relative = table / table.mean() - 1
     assert relative.std().to_numpy() == pytest.approx(0.01, rel=0.06)
@@ -137,9 +134,8 @@ def test_errors_common_to_a_depth_are_not_common_to_all():
 
 
 def test_kinds_of_noise_have_their_tails():
-    found = {
-        kind: relative_noise(noise_kind=kind)[0].ravel() for kind in ("normal", "t3", "spikes", "log-normal")
-    }
+    kinds = ("normal", "t3", "spikes", "log-normal")
+    found = {kind: relative_noise(noise_kind=kind)[0].ravel() for kind in kinds}
     assert abs(kurtosis(found["normal"])) < 0.2
     # 5 % of Student's t with 3 degrees of freedom lie beyond 3.18.
     assert np.mean(np.abs(found["t3"]) > 3.182) == pytest.approx(0.05, abs=0.004)

@@ -1,4 +1,3 @@
-import json
 import math
 
 import numpy as np
@@ -7,17 +6,14 @@ import pytest
 
 from analysis.curves.budgets import budget_of, budgets, common_size
 from analysis.curves.curves import build_curves
-from analysis.files import from_json, to_json
-from analysis.law.held_out import BASELINE, HeldOut, Measured, held_out, measured_losses, surface_trainers
+from analysis.law.held_out import BASELINE, Measured, held_out, measured_losses, surface_trainers
 from analysis.law.loss_surfaces import SurfaceFit
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 SIZES = (1e4, 4e4, 1.6e5, 6.4e5, 2.56e6)
 #: An additive surface whose best depth goes from 2.2 to 12 over these sizes.
 TRUTH = SurfaceFit(
-    "additive",
-    "ok",
-    parameters={"E": 1.5, "c_m": 6.0, "alpha_m": 0.8, "c_l": 0.5, "alpha_l": 0.9},
+    "additive", "ok", parameters={"E": 1.5, "c_m": 6.0, "alpha_m": 0.8, "c_l": 0.5, "alpha_l": 0.9}
 )
 
 
@@ -87,12 +83,9 @@ def test_the_loss_between_two_depths_is_straight_in_log_depth_and_held_beyond():
 
 def test_the_baseline_is_the_best_depth_of_the_largest_budget_seen():
     (baseline,) = held_out(table(), {})
-    assert baseline.law == BASELINE
-    assert [trial.depth for trial in baseline.trials] == [
-        min(DEPTHS, key=lambda depth, size=size: float(TRUTH.loss(size, depth)))
-        for size in (6.4e5, 1.6e5, 1.6e5)
-    ]
-    assert baseline.mean_regret > 0
+    best = {size: DEPTHS[int(np.argmin(TRUTH.loss(size, np.array(DEPTHS))))] for size in (6.4e5, 1.6e5)}
+    assert [trial.depth for trial in baseline.trials] == [best[6.4e5], best[1.6e5], best[1.6e5]]
+    assert (baseline.law, baseline.mean_regret > 0) == (BASELINE, True)
 
 
 def test_no_law_sees_a_size_that_is_held_out():
@@ -140,16 +133,6 @@ def test_a_depth_beyond_the_measured_ones_is_flagged():
             assert trial.regret == pytest.approx(float(TRUTH.loss(trial.params, end)) - lowest)
 
 
-def test_the_order_of_the_rows_changes_nothing():
-    rows = table(sd=0.005, seeds=2)
-    first = held_out(rows, surface_trainers())
-    mixed = held_out(rows.sample(frac=1, random_state=0), surface_trainers())
-    for one, other in zip(first, mixed, strict=True):
-        for mine, its in zip(one.trials, other.trials, strict=True):
-            assert mine.regret == pytest.approx(its.regret, abs=1e-9)
-        assert [trial.depth for trial in one.trials] == pytest.approx([trial.depth for trial in other.trials])
-
-
 def test_too_few_budgets():
     assert held_out(table(sizes=SIZES[:3]), surface_trainers()) == ()
     assert len(held_out(table(sizes=SIZES[:4]), {})[0].trials) == 1
@@ -181,27 +164,20 @@ def test_a_depth_inside_its_sizes_is_interpolated_not_moved():
     rows = table()
     rows = rows[~((rows["depth"] == 4) & (rows["params"] == SIZES[3]))]
     near = pd.DataFrame({"depth": 4, "params": [5.8e5, 7e5], "seed": 0, "loss": [2.0, 1.9]})
-    found = measured_losses(pd.concat([rows, near]).assign(budget=lambda f: _named(f["params"])), 6.4e5)
+    rows = pd.concat([rows, near])
+    named = [min(SIZES, key=lambda size, n=n: abs(math.log(size / n))) for n in rows["params"]]
+    found = measured_losses(rows.assign(budget=named), 6.4e5)
     share = math.log(6.4e5 / 5.8e5) / math.log(7e5 / 5.8e5)
     assert found.params == pytest.approx(6.4e5)
     assert found.losses[found.depths.index(4)] == pytest.approx(2.0 - 0.1 * share)
 
 
-def _named(params):
-    return params.map(lambda value: min(SIZES, key=lambda size: abs(math.log(size / value))))
-
-
 def test_budgets_are_those_planned_or_groups_of_near_sizes():
-    rows = pd.DataFrame(
-        {"depth": [8, 2, 4, 2, 4], "params": [410.0, 100, 130, 400, 101]}, index=[9, 3, 5, 7, 1]
-    )
-    groups = budget_of(rows)
+    columns = {"depth": [8, 2, 4, 2, 4], "params": [410.0, 100, 130, 400, 101]}
+    rows = pd.DataFrame(columns, index=[9, 3, 5, 7, 1])
     small, large = (100 * 130 * 101) ** (1 / 3), math.sqrt(410 * 400)
-    assert groups.to_dict() == pytest.approx({9: large, 3: small, 5: small, 7: large, 1: small})
-    assert [(pytest.approx(name), depths) for name, depths in budgets(rows)] == [
-        (small, [2, 4]),
-        (large, [2, 8]),
-    ]
+    assert budget_of(rows).to_dict() == pytest.approx({9: large, 3: small, 5: small, 7: large, 1: small})
+    assert budgets(rows) == [(pytest.approx(small), [2, 4]), (pytest.approx(large), [2, 8])]
     planned = rows.assign(budget=[400.0, 100, 100, 400, 100])
     assert budgets(planned) == [(100.0, [2, 4]), (400.0, [2, 8])]
     for wrong in (-np.inf, np.inf, np.nan, 0.0, -5.0):
@@ -214,12 +190,3 @@ def test_budgets_are_those_planned_or_groups_of_near_sizes():
     assert budget_of(chain[:8]).tolist() == budget_of(chain)[:8].tolist()
     curves = build_curves(table())
     assert common_size(curves, math.log(1e4), list(DEPTHS)) == (pytest.approx(math.log(1e4)), list(DEPTHS))
-
-
-def test_json_round_trips():
-    for item in held_out(
-        table(sd=0.01, seeds=2), {**surface_trainers(), "no": lambda rows: Rule(lambda params: None)}
-    ):
-        document = json.loads(json.dumps(to_json(item), allow_nan=False))
-        assert from_json(HeldOut, document, "law") == item
-        assert document["unanswered"] == item.unanswered

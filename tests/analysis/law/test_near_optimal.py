@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import numpy as np
@@ -7,12 +6,7 @@ import pytest
 from analysis.curves.best_shapes import BestShape, DepthAt
 from analysis.errors import InputError
 from analysis.law.loss_surfaces import SurfaceFit
-from analysis.law.near_optimal import (
-    check_within,
-    measured_near_optimal,
-    near_optimal,
-    near_optimal_depths,
-)
+from analysis.law.near_optimal import check_within, measured_near_optimal, near_optimal, near_optimal_depths
 from analysis.law.published import LIU2026
 
 ADDITIVE = SurfaceFit(
@@ -43,12 +37,6 @@ def test_the_range_is_that_of_trying_every_depth(model, params, within):
         assert (found.within, found.losses) == (within, "here")
 
 
-def test_a_wider_allowance_holds_the_narrower_one():
-    ranges = [near_optimal_depths(LIU2026, 7e9, within) for within in (0.001, 0.005, 0.02)]
-    for (low, high), (lower, higher) in itertools.pairwise(ranges):
-        assert lower < low < high < higher
-
-
 def test_without_a_best_depth_there_is_no_range():
     ridge = SurfaceFit("response", "ok", parameters=RESPONSE.parameters | {"b_LL": -0.02})
     assert near_optimal_depths(ridge, 1e8) is None
@@ -57,8 +45,7 @@ def test_without_a_best_depth_there_is_no_range():
 
 def test_a_depth_that_the_law_does_not_count_has_no_loss():
     found = near_optimal(LIU2026, 1e8, 2, "here")
-    assert found.lost is None
-    assert found.lost_text is None
+    assert found.lost is found.lost_text is None
     # Where the best width would be below one, one depth is left.
     assert near_optimal_depths(ADDITIVE, 13.0) == (1, 1)
 

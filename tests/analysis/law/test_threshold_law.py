@@ -89,15 +89,11 @@ def test_golden_values_of_the_published_law():
     assert LEVINE2020.width(70) == pytest.approx(7510.07, abs=0.005)
     for depth, params in ((70, 4.74e10), (80, 1.643e11), (95, 1.031e12), (96, 1.164e12)):
         assert LEVINE2020.transition(depth).params == pytest.approx(params, rel=6e-4)
-    assert error_of(LEVINE2020.transition(96)) == pytest.approx(0.194, abs=5e-4)
-    assert error_of(LEVINE2020.transition(80)) == pytest.approx(0.153, abs=5e-4)
-    assert error_of(LEVINE2020.transition(100)) == pytest.approx(0.205, abs=5e-4)
-
-
-def test_without_the_covariance_the_error_would_be_wrong():
+    for depth, error in ((80, 0.153), (96, 0.194), (100, 0.205)):
+        assert error_of(LEVINE2020.transition(depth)) == pytest.approx(error, abs=5e-4)
+    # Without the covariance it is 25.7 % with the rounded standard errors 0.030 and 1.3e-3, 25.8 % with the exact ones.
     (va, _), (_, vb) = LEVINE2020.covariance
     diagonal = dataclasses.replace(LEVINE2020, covariance=((va, 0.0), (0.0, vb)))
-    # 25.7 % with the rounded standard errors 0.030 and 1.3e-3, 25.8 % with those of the covariance.
     assert error_of(diagonal.transition(96)) == pytest.approx(0.2577, abs=5e-4)
 
 
@@ -157,34 +153,25 @@ def test_the_band_always_holds_the_best_fit():
     assert row.depth_interval[1] == row.depth_exact
 
 
-@pytest.mark.parametrize(("cut", "end"), [((5.0, 0.03), 1), ((5.0, 0.2), 0)])
-def test_an_end_met_where_the_region_was_cut_off_is_open(cut, end):
-    region = ((4.9, 0.05, False), (5.1, 0.06, False), (*cut, True))
-    (row,) = recommend(dataclasses.replace(LEVINE2020, region=region), [1e10])
-    assert row.depth_interval[end] is None
-    assert row.depth_interval[1 - end] is not None
-    # At fixed N the deepest shape is the narrowest.
-    assert row.width_interval[1 - end] is None
-    assert row.width_interval[end] is not None
-    assert row.unbounded
-    # A small slope means that less N is needed to be overtaken.
-    interval = dataclasses.replace(LEVINE2020, region=region).transition(50).params_interval
-    assert interval[1 - end] is None
-    assert interval[end] is not None
-
-
-def test_an_open_point_inside_the_range_opens_nothing():
-    region = ((4.9, 0.05, False), (5.1, 0.06, False), (5.0, 0.055, True))
-    (row,) = recommend(dataclasses.replace(LEVINE2020, region=region), [1e10])
-    assert None not in row.depth_interval
-
-
-def test_an_open_point_that_ties_with_a_closed_one_opens_the_end():
-    for order in (1, -1):
-        tied = ((4.9, 0.04, False), (4.9, 0.04, True))[::order]
-        region = (*tied, (5.1, 0.06, False))
-        (row,) = recommend(dataclasses.replace(LEVINE2020, region=region), [1e10])
-        assert row.depth_interval[1] is None
+@pytest.mark.parametrize(
+    ("points", "opened"),
+    [
+        ([(5.0, 0.03, True)], (False, True)),
+        ([(5.0, 0.2, True)], (True, False)),
+        ([(5.0, 0.055, True)], (False, False)),
+        ([(4.9, 0.04, False), (4.9, 0.04, True)], (False, True)),
+        ([(4.9, 0.04, True), (4.9, 0.04, False)], (False, True)),
+    ],
+    ids=["a small slope", "a large slope", "inside the range", "a tie", "a tie, the other order"],
+)
+def test_an_end_met_where_the_region_was_cut_off_is_open(points, opened):
+    law = dataclasses.replace(LEVINE2020, region=((4.9, 0.05, False), (5.1, 0.06, False), *points))
+    (row,) = recommend(law, [1e10])
+    assert tuple(end is None for end in row.depth_interval) == opened
+    # At fixed N the deepest shape is the narrowest; a small slope means that less N is needed to be overtaken.
+    for interval in (row.width_interval, law.transition(50).params_interval):
+        assert tuple(end is None for end in interval) == opened[::-1]
+    assert row.unbounded == any(opened)
 
 
 def test_a_region_that_reaches_falling_slopes_has_no_upper_end():
@@ -203,11 +190,6 @@ def test_a_region_that_reaches_falling_slopes_has_no_upper_end():
 def test_a_law_without_uncertainty_has_a_band_of_no_width():
     (row,) = recommend(toy(0.1, ((0.0, 0.0), (0.0, 0.0))), [1e4])
     assert row.depth_interval == (row.depth_exact, row.depth_exact)
-
-
-def test_a_level_lies_between_zero_and_one():
-    with pytest.raises(InputError, match="between 0 and 1"):
-        recommend(LEVINE2020, [1e9], level=1.0)
 
 
 def test_the_solution_is_the_wright_omega_function():
@@ -229,58 +211,36 @@ def test_the_solution_solves_the_equation_also_where_naive_code_overflows(a, b, 
 
 
 def test_a_slope_that_is_not_positive_has_no_finite_depth():
-    assert solve_depth(5.0, 0.0, 1e6) == math.inf
-    assert solve_depth(5.0, -0.1, 1e6) == math.inf
+    assert solve_depth(5.0, 0.0, 1e6) == solve_depth(5.0, -0.1, 1e6) == math.inf
 
 
-def test_extrapolation_is_flagged_by_depth():
+def test_extrapolation_is_flagged_by_depth_which_is_never_below_one_layer():
     law = toy(0.4, ((1e-4, 0.0), (0.0, 1e-4)))
     inside, outside = recommend(law, [12 * 1.5 * law.width(1.5) ** 2, 12 * 3 * law.width(3) ** 2])
-    assert not inside.extrapolated
-    assert outside.extrapolated
-
-
-def test_depth_is_never_below_one_layer():
+    assert (inside.extrapolated, outside.extrapolated) == (False, True)
     (row,) = recommend(LEVINE2020, [1e3])
-    assert row.depth == 1
-    assert row.width == round(math.sqrt(1e3 / 12))
-    assert row.extrapolated
-
-
-@pytest.mark.parametrize("params", [0.0, -1.0, 0.5, float("nan"), float("inf")])
-def test_a_budget_must_be_positive(params):
-    with pytest.raises(InputError, match="must be a positive number"):
-        recommend(LEVINE2020, [params])
+    assert (row.depth, row.width, row.extrapolated) == (1, round(math.sqrt(1e3 / 12)), True)
 
 
 @pytest.mark.parametrize("depth", [0, -3, float("nan"), 10_000])
-def test_a_transition_is_of_a_depth_that_can_be(depth):
+def test_a_transition_is_of_a_depth_that_can_be_and_a_level_lies_between_zero_and_one(depth):
     with pytest.raises(InputError):
         LEVINE2020.transition(depth)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        recommend(LEVINE2020, [1e9], level=1.0)
 
 
 def test_a_published_recommendation_loads_no_numerical_library():
     """It answers in a fraction of a second; loading any one of these alone takes longer."""
-    heavy = {
-        "numpy",
-        "pandas",
-        "matplotlib",
-        "mlflow",
-        "ray",
-        "torch",
-        "scipy",
-        "analysis.fit.document",
-        "study.plan.plan",
-    }
+    heavy = {"numpy", "pandas", "matplotlib", "mlflow", "ray", "torch", "scipy"}
+    heavy |= {"analysis.fit.document", "study.plan.plan"}
     program = (
         "import sys; sys.argv = ['interplay', 'recommend', '--law', 'levine2020', '--params', '7e9', '--json']\n"
         "from study.cli import main\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         f"print(*sorted(set(sys.modules) & {heavy!r}), file=sys.stderr)"
     )
-    root = Path(__file__).parent.parent.parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert '"depth": 55' in done.stdout
     assert done.stderr.split() == []

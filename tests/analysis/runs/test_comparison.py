@@ -45,9 +45,7 @@ def test_checkpoints_are_compared_at_the_most_tokens_that_all_shapes_have():
     frame = checkpoints([10, 20, 30], seeds=(0, 1))
     frame = frame[~((frame["depth"] == 4) & (frame["width"] == 16) & (frame["tokens"] == 30))]
     found = of(frame)
-    assert found.tokens.rule == "level"
-    assert found.tokens.compared == 20
-    assert found.tokens.levels == (10, 20, 30)
+    assert (found.tokens.rule, found.tokens.compared, found.tokens.levels) == ("level", 20, (10, 20, 30))
     assert "all shapes" in found.tokens.sentence
     assert found.rows["tokens"].unique().tolist() == [20]
     assert len(found.rows) == 12
@@ -108,9 +106,7 @@ def test_equal_and_unknown_tokens():
 
 
 def test_tokens_that_follow_n_are_comparable_at_equal_n():
-    frame = table()
-    frame["tokens"] = 20 * 12 * frame["depth"] * frame["width"] ** 2
-    found = of(frame)
+    found = of(table().assign(tokens=lambda rows: 20 * 12 * rows["depth"] * rows["width"] ** 2))
     assert found.tokens.rule == "with_params"
     assert "equal at equal N" in found.tokens.sentence
     assert "grow together (correlation of their logarithms 1.00)" in found.tokens.no_projection
@@ -118,22 +114,16 @@ def test_tokens_that_follow_n_are_comparable_at_equal_n():
     assert not found.warnings
     assert len(found.rows) == 6
     # A number of tokens a budget, which no smooth function of N would give.
-    budgets = pd.DataFrame(
-        {"depth": [1, 1, 2, 2], "width": [20, 63, 14, 45], "loss": 2.0, "tokens": [1, 90, 1, 90]}
-    )
+    budgets = table([(1, 20), (1, 63), (2, 14), (2, 45)], tokens=[1, 90, 1, 90])
     assert of(budgets).tokens.rule == "with_params"
 
 
 def test_tokens_that_differ_at_equal_n_are_warned_of():
-    frame = table()
-    frame["tokens"] = 1e6 * frame["depth"]
-    found = of(frame)
-    assert found.tokens.rule == "unequal"
-    assert found.tokens.no_projection == "tokens differ at similar N"
+    found = of(table().assign(tokens=lambda rows: 1e6 * rows["depth"]))
+    assert (found.tokens.rule, found.tokens.no_projection) == ("unequal", "tokens differ at similar N")
     assert any("differ in training tokens (1e+06 to 4e+06)" in warning for warning in found.warnings)
     # No size is shared, so nothing shows that the tokens follow N rather than the depth.
-    apart = table([(1, 8), (1, 9), (4, 64), (4, 80)])
-    apart["tokens"] = 1e6 * apart["depth"]
+    apart = table([(1, 8), (1, 9), (4, 64), (4, 80)], tokens=[1e6, 1e6, 4e6, 4e6])
     assert of(apart).tokens.rule == "unequal"
 
 
@@ -157,8 +147,7 @@ def test_the_ends_of_runs_whose_tokens_follow_n_are_compared_where_checkpoints_s
     found = of(frame)
     assert found.tokens.rule == "with_params"
     assert (found.rows["tokens"] == 20 * found.rows["params"]).all()
-    assert len(found.left_out) == 12
-    assert len(set(found.left_out.values())) == 1
+    assert (len(found.left_out), len(set(found.left_out.values()))) == (12, 1)
 
 
 def test_a_table_of_the_form_of_gemstones_is_read_and_compared_by_options_alone(tmp_path):
@@ -228,7 +217,7 @@ def test_the_minimum_of_the_parabola_is_far_less_biased_than_the_lowest_of_sever
 def test_rates_far_from_the_best_do_not_bend_the_bowl():
     rates = [1e-3, 2e-3, 4e-3, 8e-3]
     frame = bowl(rates, np.log(3e-3), 0.02, [2.5])
-    far = pd.DataFrame([{"depth": 2, "width": 16, "seed": 0, "lr": 6.4e-2, "loss": 9.0}])
+    far = bowl([6.4e-2], 0, 0, [9.0])
     found = of(pd.concat([frame, far], ignore_index=True))
     np.testing.assert_allclose(found.rows["loss"], 2.5, rtol=1e-12)
     assert "too far from the best" in found.left_out[5]
@@ -258,21 +247,17 @@ def test_without_a_minimum_inside_the_rate_with_the_lowest_mean_is_taken_with_a_
 
 def test_a_lucky_seed_of_a_rate_with_fewer_seeds_does_not_win():
     frame = bowl([1e-3, 2e-3], np.log(1e-3), 0.02, [2.5, 2.6])
-    lucky = pd.DataFrame([{"depth": 2, "width": 16, "seed": 0, "lr": 4e-3, "loss": 2.0}])
-    found = of(
-        pd.concat([frame, lucky], ignore_index=True).assign(lr=lambda f: f["lr"].replace(4e-3, np.nan))
-    )
+    lucky = bowl([np.nan], 0, 0, [2.0]).assign(loss=2.0)
+    found = of(pd.concat([frame, lucky], ignore_index=True))
     assert found.rows["lr"].tolist() == [1e-3, 1e-3]
     assert sorted(found.rows["loss"]) == pytest.approx([2.5, 2.6])
 
 
 def test_one_rate_a_shape_is_left_alone():
-    frame = table(seeds=(0, 1))
-    frame["lr"] = 0.4 / frame["width"]
+    frame = table(seeds=(0, 1)).assign(lr=lambda rows: 0.4 / rows["width"])
     found = of(frame)
     assert found.rows["loss"].tolist() == frame["loss"].tolist()
-    assert not found.left_out
-    assert not found.warnings
+    assert (found.left_out, list(found.warnings)) == ({}, [])
 
 
 # Divergence
@@ -303,15 +288,10 @@ def test_a_rate_at_which_every_seed_diverged_biases_nothing():
 
 def test_a_run_that_diverged_after_the_tokens_compared_has_not_diverged():
     frame = checkpoints([10, 20], [(1, 16), (2, 12)]).assign(status="done")
-    end = pd.DataFrame(
-        [{"depth": 2, "width": 12, "seed": 0, "tokens": 30, "loss": np.nan, "status": "diverged"}]
-    )
-    runs = RunTable.from_frame(pd.concat([frame, end], ignore_index=True))
-    assert compare(runs).diverged.empty
-    early = RunTable.from_frame(pd.concat([frame.drop(index=3), end], ignore_index=True))
-    found = compare(early, tokens=20)
-    assert found.diverged["depth"].tolist() == [2]
-    assert found.rows["depth"].tolist() == [1]
+    end = table([(2, 12)]).assign(tokens=30, loss=np.nan, status="diverged")
+    assert of(pd.concat([frame, end], ignore_index=True)).diverged.empty
+    found = of(pd.concat([frame.drop(index=3), end], ignore_index=True), tokens=20)
+    assert (found.diverged["depth"].tolist(), found.rows["depth"].tolist()) == ([2], [1])
 
 
 def test_a_table_of_which_all_runs_diverged_is_one_clear_paragraph():
@@ -330,8 +310,8 @@ def study(seed):
     frames = []
     for depth, width in SHAPES:
         for tokens in (1e9, 2e9):
-            part = bowl([1e-3, 2e-3, 4e-3], np.log(2e-3) + generator.normal(), 0.02, [2.5, 2.6, 2.4], (depth, width),
-                        0.005, generator)  # fmt: skip
+            best, levels = np.log(2e-3) + generator.normal(), [2.5, 2.6, 2.4]
+            part = bowl([1e-3, 2e-3, 4e-3], best, 0.02, levels, (depth, width), 0.005, generator)
             frames.append(part.assign(tokens=tokens, status="done"))
     frame = pd.concat(frames, ignore_index=True)
     frame.loc[generator.choice(len(frame), 9, replace=False), "status"] = "diverged"
@@ -371,8 +351,9 @@ def test_rows_of_one_shape_seed_and_rate_are_averaged_and_it_is_said():
     found = of(pd.concat([frame.assign(heads=2), other], ignore_index=True))
     mean = {(depth, width): loss + 0.1 for depth, width, loss in frame[["depth", "width", "loss"]].to_numpy()}
     assert len(found.rows) == 6
-    for row in found.rows.itertuples():
-        assert row.loss == pytest.approx(mean[row.depth, row.width], rel=1e-14)
+    assert {(row.depth, row.width): row.loss for row in found.rows.itertuples()} == pytest.approx(
+        mean, rel=1e-14
+    )
     assert len(found.left_out) == 6
     (warning,) = found.warnings
     assert "6 rows are averaged" in warning

@@ -57,12 +57,6 @@ def test_a_row_that_cannot_be_used_says_why(change, reason):
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
 def test_a_loss_that_is_infinite_or_the_text_nan_diverged_and_any_other_is_missing(tmp_path, ending):
     path = tmp_path / f"runs.{ending}"
-    rows = [
-        ["1", "8", "", "2.5"],
-        ["1", "16", "nan", ""],
-        ["1", "24", "0.1", "nan"],
-        ["1", "32", "0.1", "-inf"],
-    ]
     if ending == "jsonl":
         values = [2.5, None, "NaN", float("-inf")]
         lines = [{"depth": 1, "width": 8 * i, "loss": value} for i, value in enumerate(values, start=1)]
@@ -72,10 +66,8 @@ def test_a_loss_that_is_infinite_or_the_text_nan_diverged_and_any_other_is_missi
         frame = pd.DataFrame({"depth": 1, "width": [8, 16, 24, 32], "loss": ["2.5", None, "nan", "-inf"]})
         frame.to_parquet(path)
     else:
-        separator = "," if ending == "csv" else "\t"
-        path.write_text(
-            "\n".join(separator.join(row) for row in [["depth", "width", "lr", "loss"], *rows]) + "\n"
-        )
+        text = "depth,width,lr,loss\n1,8,,2.5\n1,16,nan,\n1,24,0.1,nan\n1,32,0.1,-inf\n"
+        path.write_text(text if ending == "csv" else text.replace(",", "\t"))
     runs = read_runs(path)
     assert [item["reason"] for item in runs.left_out][:3] == [
         "loss is missing or not a number", "diverged: loss is not finite", "diverged: loss is not finite"
@@ -104,12 +96,9 @@ def test_n_is_counted_as_asked_and_the_other_count_is_kept(tmp_path, count):
     assert not runs.left_out
     counted = (12 * runs.used["depth"] * runs.used["width"] ** 2).tolist()
     theirs = [row["params_active_precise"] for row in GEMSTONES]
-    if count == "table":
-        assert runs.used["params"].tolist() == theirs
-        assert "table_params" not in runs.frame
-    else:
-        assert runs.used["params"].tolist() == counted
-        assert runs.used["table_params"].tolist() == theirs
+    assert runs.used["params"].tolist() == (theirs if count == "table" else counted)
+    assert count == "table" or runs.used["table_params"].tolist() == theirs
+    assert ("table_params" in runs.frame) == (count != "table")
     # Either count can be asked for of the table that is written.
     written = runs.write_csv(tmp_path / "runs.csv")
     assert read_runs(written).used["params"].tolist() == counted
@@ -147,10 +136,8 @@ def test_the_tables_own_count_must_be_there():
     ],
 )
 def test_seeds_are_names(labels, seeds):
-    frame = pd.DataFrame(
-        {"depth": 1, "width": [4, 8, 16], "seed": pd.Series(labels, dtype=object), "loss": 2.0}
-    )
-    runs = RunTable.from_frame(frame)
+    seed = pd.Series(labels, dtype=object)
+    runs = RunTable.from_frame(pd.DataFrame({"depth": 1, "width": [4, 8, 16], "seed": seed, "loss": 2.0}))
     assert runs.used["seed"].tolist() == seeds
     assert runs.used["seed"].dtype == np.int64
     if "seed_label" in runs.used:
@@ -181,32 +168,27 @@ def test_copies_are_dropped_and_losses_of_one_run_averaged_or_the_best_of_anonym
     assert sum("seed" in reason for reason in reasons) == 2
 
 
-def test_checkpoints_of_one_cell_are_told_apart_by_their_tokens():
-    row = {"cell": "abc", "depth": 1, "width": 4}
-    frame = pd.DataFrame([{**row, "tokens": tokens, "loss": 3 - tokens / 100} for tokens in (10, 20, 20)])
-    runs = RunTable.from_frame(frame)
-    assert runs.used["tokens"].tolist() == [10, 20]
-    assert runs.left_out == [{"row": 3, "cell": "abc", "reason": "duplicate of row 2"}]
-
-
-def test_a_failed_attempt_does_not_shadow_the_cell_that_was_done():
-    row = {"cell": "abc", "depth": 1, "width": 4, "loss": None, "status": "failed"}
-    runs = RunTable.from_frame(pd.DataFrame([row, {**row, "loss": 2.0, "status": "done"}]))
-    assert list(runs.used["loss"]) == [2.0]
-    assert runs.left_out == [{"row": 1, "cell": "abc", "reason": "failed"}]
+@pytest.mark.parametrize(
+    ("different", "left", "reason"),
+    [
+        ([{"tokens": tokens, "loss": 3 - tokens / 100} for tokens in (10, 20, 20)], 3, "duplicate of row 2"),
+        ([{"loss": None, "status": "failed"}, {"loss": 2.0, "status": "done"}], 1, "failed"),
+    ],
+    ids=["checkpoints with their tokens", "a failed attempt and a later one"],
+)
+def test_rows_of_one_cell_are_told_apart(different, left, reason):
+    rows = [{"cell": "abc", "depth": 1, "width": 4, **item} for item in different]
+    runs = RunTable.from_frame(pd.DataFrame(rows))
+    kept = [item["loss"] for number, item in enumerate(rows, start=1) if number != left]
+    assert runs.used["loss"].tolist() == kept
+    assert runs.left_out == [{"row": left, "cell": "abc", "reason": reason}]
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet", "tsv"])
 def test_every_format_gives_the_same_table(tmp_path, pilot_frame, ending):
     frame = pilot_frame()
-    path = tmp_path / f"runs.{ending}"
-    {
-        "csv": lambda: frame.to_csv(path, index=False),
-        "tsv": lambda: frame.to_csv(path, index=False, sep="\t"),
-        "jsonl": lambda: frame.to_json(path, orient="records", lines=True, double_precision=15),
-        "parquet": lambda: frame.to_parquet(path),
-    }[ending]()
-    runs = read_runs(path)
+    write(frame, tmp_path / f"runs.{ending}")
+    runs = read_runs(tmp_path / f"runs.{ending}")
     pd.testing.assert_frame_equal(runs.used, RunTable.from_frame(frame).used, check_dtype=False, atol=1e-12)
 
 
@@ -219,24 +201,44 @@ def test_write_csv_round_trips_exactly_and_keeps_keys_as_text(tmp_path, study):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_column_that_is_there_twice_is_refused():
-    frame = pd.DataFrame([[1, 8, 9, 2.0]], columns=["depth", "width", "width", "loss"])
-    with pytest.raises(InputError, match="several columns named 'width'"):
-        RunTable.from_frame(frame)
-
-
-def test_a_missing_column_names_what_is_there_and_the_fix(tmp_path):
+@pytest.mark.parametrize(
+    ("headings", "options", "words"),
+    [
+        # Headings that were recognised are no candidates.
+        (
+            "depth,n_embd,their_loss,foo",
+            {},
+            ["no column 'loss'", "Its other headings are their_loss, foo.", "--column loss=their_loss"],
+        ),
+        ("depth", {}, ["no column 'width' and no column 'loss'"]),
+        # total_params is a count of its own, and not the missing one.
+        ("depth,width,loss,total_params", {"count": "table"}, ["no column 'params'"]),
+        ("depth,Width,loss", {}, ["Perhaps --column width=Width."]),
+        ("depth,width,loss", {"columns": {"loss": "los"}}, ["Its own column loss needs no --column"]),
+        ("depth,width,final_loss", {"columns": {"loss": "fnal_loss"}}, ["Perhaps --column loss=final_loss"]),
+        ("depth,width,final_loss", {"columns": {"los": "final_loss"}}, ["Did you mean 'loss'?"]),
+    ],
+)
+def test_a_missing_or_wrongly_named_column_is_refused_with_the_fix(tmp_path, headings, options, words):
     path = tmp_path / "theirs.csv"
-    path.write_text("depth,n_embd,their_loss,foo\n1,8,2.5,0\n")
-    with pytest.raises(MissingColumnsError) as caught:
-        read_runs(path)
+    path.write_text(f"{headings}\n{','.join('1' for _ in headings.split(','))}\n")
+    with pytest.raises(InputError) as caught:
+        read_runs(path, **options)
     message = str(caught.value)
-    assert "no column 'loss'" in message
-    # Headings that were recognised are no candidates.
-    assert "Its other headings are their_loss, foo." in message
-    assert "--column loss=their_loss" in message
-    assert str(path) in message
-    assert caught.value.columns == {"loss": "their_loss"}
+    assert [part for part in words if part not in message] == []
+    assert str(path) in message or "Did you mean" in message
+    assert ("Perhaps" in message) == any("--column " in part and "=" in part for part in words)
+
+
+def write(frame, path):
+    """Write a table to a file of the format that its ending names."""
+    separator = "\t" if path.suffix == ".tsv" else ","
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True, double_precision=15)
+    else:
+        frame.to_csv(path, index=False, sep=separator, na_rep="nan")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -244,18 +246,10 @@ def test_common_headings_are_taken_with_a_note(tmp_path, suffix):
     frame = pd.DataFrame(
         {"n_layer": [1, 2, 2], "n_embd": [8, 8, 16], "val_loss": [2.5, np.nan, 2.25], "tok": [1e6, 1e6, 1e6]}
     )
-    path = tmp_path / f"theirs.{suffix}"
-    if suffix == "csv":
-        frame.to_csv(path, index=False, na_rep="nan")
-    elif suffix == "jsonl":
-        frame.to_json(path, orient="records", lines=True)
-    else:
-        frame.to_parquet(path)
-    runs = read_runs(path)
-    assert runs.used[["depth", "width", "loss", "tokens"]].to_numpy().tolist() == [
-        [1, 8, 2.5, 1e6],
-        [2, 16, 2.25, 1e6],
-    ]
+    write(frame, tmp_path / f"theirs.{suffix}")
+    runs = read_runs(tmp_path / f"theirs.{suffix}")
+    found = runs.used[["depth", "width", "loss", "tokens"]].to_numpy().tolist()
+    assert found == [[1, 8, 2.5, 1e6], [2, 16, 2.25, 1e6]]
     # A text nan in the column that stands for the loss is that of a diverged run.
     assert runs.frame["status"].tolist() == ["done", "diverged" if suffix == "csv" else "done", "done"]
     (note,) = runs.notes
@@ -269,46 +263,11 @@ def test_common_headings_neither_compete_nor_replace_ours():
         RunTable.from_frame(frame)
     assert caught.value.columns == {"loss": "val_loss"}
     assert RunTable.from_frame(frame, {"loss": "eval_loss"}).used["loss"].tolist() == [2.4]
-    assert RunTable.from_frame(frame.assign(loss=2.0)).used["loss"].tolist() == [2.0]
-    assert RunTable.from_frame(frame.assign(loss=2.0)).notes == ()
-
-
-def test_a_column_that_is_ours_already_is_not_proposed_for_another(tmp_path):
-    path = tmp_path / "theirs.csv"
-    path.write_text("depth\n1\n")
-    with pytest.raises(InputError, match="no column 'width' and no column 'loss'") as caught:
-        read_runs(path)
-    assert "Perhaps" not in str(caught.value)
-    # total_params is a count of its own, and not the missing one.
-    path.write_text("depth,width,loss,total_params\n1,8,2.5,900\n")
-    with pytest.raises(InputError, match="no column 'params'") as caught:
-        read_runs(path, count="table")
-    assert "Perhaps" not in str(caught.value)
-    path.write_text("depth,Width,loss\n1,8,2.5\n")
-    with pytest.raises(InputError, match=r"Perhaps --column width=Width\."):
-        read_runs(path)
-
-
-def test_a_mapping_of_a_column_that_is_there_under_our_name_is_said_to_be_needless(tmp_path):
-    path = tmp_path / "ours.csv"
-    path.write_text("depth,width,loss\n1,8,2.5\n")
-    with pytest.raises(InputError, match="Its own column loss needs no --column") as caught:
-        read_runs(path, {"loss": "los"})
-    assert "Perhaps" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({"loss": "fnal_loss"}, "Perhaps --column loss=final_loss"),
-        ({"los": "final_loss"}, "Did you mean 'loss'?"),
-    ],
-)
-def test_a_wrong_mapping_is_refused(tmp_path, columns, words):
-    path = tmp_path / "theirs.csv"
-    path.write_text("depth,width,final_loss\n1,8,2.5\n")
-    with pytest.raises(InputError, match=words.replace("?", r"\?")):
-        read_runs(path, columns)
+    ours = RunTable.from_frame(frame.assign(loss=2.0))
+    assert (ours.used["loss"].tolist(), ours.notes) == ([2.0], ())
+    frame.columns = ["depth", "width", "width", "loss"]
+    with pytest.raises(InputError, match="several columns named 'width'"):
+        RunTable.from_frame(frame)
 
 
 @pytest.mark.parametrize(
@@ -400,8 +359,5 @@ def test_an_experiment_without_any_protocol_is_read_as_it_is(mlflow_store):
 
 def test_a_protocol_is_text_and_a_file_with_several_is_kept_whole(tmp_path):
     path = tmp_path / "runs.csv"
-    lines = [
-        f"1,{w},{s},{2 - w / 100 + s / 1000},{p}" for w in (8, 16) for s, p in ((0, "12e4"), (1, "0012"))
-    ]
-    path.write_text("depth,width,seed,loss,protocol\n" + "\n".join(lines) + "\n")
-    assert read_runs(path).used["protocol"].tolist() == ["12e4", "0012"] * 2
+    path.write_text("depth,width,seed,loss,protocol\n1,8,0,1.9,12e4\n1,8,1,1.8,0012\n1,16,0,1.7,12e4\n")
+    assert read_runs(path).used["protocol"].tolist() == ["12e4", "0012", "12e4"]

@@ -8,8 +8,7 @@ from analysis.files import write_json
 from analysis.fit.crossing_shift import ChangedStudy
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.series import (
-    BestData,
-    CrossingData,
+    ByValue,
     Member,
     best_data,
     crossing_data,
@@ -138,7 +137,7 @@ def _measure_json(data: MeasureData) -> dict[str, Any]:
     }
 
 
-def _records(data: CrossingData | BestData | None) -> list[dict[Any, Any]]:
+def _records(data: ByValue | None) -> list[dict[Any, Any]]:
     return [] if data is None else data.table().to_dict("records")
 
 
@@ -160,8 +159,8 @@ def _about(member: Member) -> dict[str, Any]:
 def series_sentences(
     key: str,
     members: Sequence[Member],
-    crossings: CrossingData | None,
-    best: BestData | None,
+    crossings: ByValue | None,
+    best: ByValue | None,
     shifts: Sequence[ChangedStudy],
     measures: Sequence[MeasureData],
     level: float,
@@ -218,7 +217,7 @@ def _slope(member: Member, level: float) -> str:
     return f"{digits(law.b)} ({percent(level)}: {ends(law.b_interval)})"
 
 
-def crossing_sentences(key: str, data: CrossingData, level: float) -> list[str]:
+def crossing_sentences(key: str, data: ByValue, level: float) -> list[str]:
     """One sentence per pair of neighbouring depths that is settled at some value: its crossing at each value."""
     pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
     settled = [pair for pair in pairs if (pair[1]["status"] == "bracketed").any()][:MOST_PAIRS]
@@ -248,7 +247,7 @@ def _where(row: Mapping[Any, Any], level: float) -> str:
             return UNSETTLED
 
 
-def best_sentence(key: str, data: BestData | None) -> str:
+def best_sentence(key: str, data: ByValue | None) -> str:
     """The best depth by value, at the largest budget that most values have; empty if no two values share one."""
     if data is None:
         return ""

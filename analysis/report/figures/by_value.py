@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from analysis.curves.noise import Floats
 from analysis.fit.measures import MeasureData, ValueAxis, label
-from analysis.fit.series import BestData, CrossingData
+from analysis.fit.series import ByValue
 from analysis.numbers import layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
@@ -121,7 +121,7 @@ def set_values(axes: Axes, axis: ValueAxis) -> None:
     axes.grid(axis="x", visible=False)
 
 
-def crossings_figure(data: CrossingData, key: str, level: float) -> Figure:
+def crossings_figure(data: ByValue, key: str, level: float) -> Figure:
     """N at the crossings by value."""
     caption = (
         f"N at which the deeper model of each pair of neighbouring depths takes the lead, with {percent(level)} "
@@ -132,7 +132,7 @@ def crossings_figure(data: CrossingData, key: str, level: float) -> Figure:
     return Figure("crossings", title, caption, data.table(), lambda: draw_crossings(data, key))
 
 
-def draw_crossings(data: CrossingData, key: str) -> Canvas:
+def draw_crossings(data: ByValue, key: str) -> Canvas:
     """Draw N at each crossing with its interval against the value; arrows are bounds, hollow marks inconclusive."""
     canvas, axes = new_canvas(4.2)
     pairs = list(data.rows.groupby(["shallow", "deep"], sort=True))
@@ -165,7 +165,7 @@ def draw_crossings(data: CrossingData, key: str) -> Canvas:
     return canvas
 
 
-def best_figure(data: BestData, key: str) -> Figure:
+def best_figure(data: ByValue, key: str) -> Figure:
     """The best depth by value."""
     caption = (
         "Depth of the lowest loss at each budget, read off the curves of each member at one N. Bars span the depths "
@@ -175,7 +175,7 @@ def best_figure(data: BestData, key: str) -> Figure:
     return Figure("best_depth", title, caption, data.table(), lambda: draw_best(data, key))
 
 
-def draw_best(data: BestData, key: str) -> Canvas:
+def draw_best(data: ByValue, key: str) -> Canvas:
     """Draw the best depth of each budget against the value; bars span the depths statistically tied with it."""
     canvas, axes = new_canvas(4.0)
     budgets = list(data.rows.groupby("budget", sort=True))

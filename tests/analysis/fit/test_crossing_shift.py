@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from analysis.curves.curves import build_curves
-from analysis.fit.crossing_shift import difference, shift_between
+from analysis.fit.crossing_shift import shift_between
 from analysis.fit.document import Fit, fit
 from analysis.fit.series import compare_fits
-from analysis.law.crossings import find_crossings
+from analysis.law.crossings import Crossing, find_crossings
 from analysis.law.threshold import fit_threshold
 from analysis.report.answers import shift_sentence
 from analysis.runs.table import RunTable
@@ -82,11 +82,21 @@ def test_the_intervals_of_differences_hold_what_they_say():
 
 
 def test_differences_of_numbers_with_equal_errors_are_those_of_the_textbook():
-    low, high = difference(3.0, (2.0, 4.0), 1.0, (0.0, 2.0))
+    def crossing(x, ends):
+        params, *ends = (None if value is None else math.exp(value) for value in (x, *ends))
+        return Crossing(1, 2, "bracketed", None, params, tuple(ends))
+
+    def interval(first, of_first, second, of_second):
+        return shift_between(crossing(second, of_second), crossing(first, of_first)).shift_interval
+
+    low, high = interval(3.0, (2.0, 4.0), 1.0, (0.0, 2.0))
     assert (low, high) == pytest.approx((2 - math.sqrt(2), 2 + math.sqrt(2)))
-    assert difference(3.0, (None, 4.0), 1.0, (0.0, 2.0)) == pytest.approx((None, 2 + math.sqrt(2)))
+    assert interval(3.0, (None, 4.0), 1.0, (0.0, 2.0)) == pytest.approx((None, 2 + math.sqrt(2)))
     # Only bounds are known: the ends themselves are subtracted.
-    assert difference(None, (None, 4.0), 1.0, (0.5, 2.0)) == (None, 3.5)
+    assert interval(None, (None, 4.0), 1.0, (0.5, 2.0)) == pytest.approx((None, 3.5))
+    assert (
+        shift_between(Crossing(1, 2, "insufficient"), Crossing(1, 2, "insufficient")).shift_interval is None
+    )
 
 
 def test_a_censored_crossing_bounds_the_difference(own):

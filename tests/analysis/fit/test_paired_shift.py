@@ -45,7 +45,7 @@ def shifts_of(frame):
     main, again = split_sensitivity_runs(RunTable.from_frame(frame))
     rows = compare(main).rows
     curves = build_curves(rows)
-    return by_pair(paired_shifts(again, rows, curves, find_crossings(curves).items, 0.95))
+    return by_pair(paired_shifts(again, rows, curves, find_crossings(curves)))
 
 
 def by_pair(studies):
@@ -109,10 +109,9 @@ def test_a_known_shift_is_found(found):
         assert low < true < high
         assert low < item.shift < high
         assert item.changed_params == pytest.approx(item.params * np.exp(item.shift))
-        assert item.changed_interval == pytest.approx((item.params * np.exp(low), item.params * np.exp(high)))
+        below, above = item.changed_interval
+        assert below < np.exp(crossing(shallow, deep, factor)) < above
         assert item.runs == 12
-        change = HARM[factor, shallow] - HARM[factor, deep]
-        assert abs(item.gap_change - change) < 4 * item.gap_change_se
     # Harm to the deeper model moves the crossing to larger N, and to the shallower one to smaller.
     assert shifts[1, 2, 0.5].significant
     assert shifts[1, 2, 0.5].shift > 0
@@ -143,7 +142,6 @@ def test_one_seed_takes_two_runs_for_independent(frame):
     item = shifts_of(one)[1, 2, 0.5]
     # The next size below and above of each depth, and one alone where the crossing lies beside both.
     assert 2 <= item.runs <= 4
-    assert item.gap_change_se > 0
     assert item.shift_interval is not None
 
 
@@ -177,14 +175,15 @@ def test_a_crossing_that_leaves_the_sizes_says_where(frame):
     assert "(95 %: below 0." in factor_phrase(other, 0.95)
 
 
-def test_a_gap_that_does_not_rise_gives_no_shift(frame, monkeypatch):
-    # At the end of the range an ambiguous crossing may have it so; an error of nothing would look like a certainty.
-    monkeypatch.setattr("analysis.fit.crossing_shift._slope", lambda *_: (-0.01, 0.001))
-    for item in shifts_of(frame).values():
-        assert item.shift is None
-        assert item.shift_interval is None
-        assert not item.significant
-        assert "does not rise" in item.reason
+def test_a_gap_that_hardly_rises_bounds_no_shift(frame):
+    # Within the noise the depths have one loss at every size: where they cross, and how far that moves, is chance.
+    again = frame["purpose"] != ""
+    stray = np.random.default_rng(4).normal(0, 0.004, len(frame)) * ~again
+    rise = 0.001 * frame["depth"] * np.log(frame["params"] / 1e4)
+    found = shifts_of(frame.assign(loss=10 * frame["params"] ** -0.2 - rise + stray + 0.002 * again))
+    assert any(item.shift is not None for item in found.values())
+    assert all(None in (item.shift_interval or (None, None)) for item in found.values())
+    assert not any(item.significant for item in found.values())
 
 
 def test_many_comparisons_are_taken_together(found):

@@ -176,25 +176,21 @@ def paired_shifts(
 ) -> tuple[ChangedStudy, ...]:
     """The shifts of the crossings of neighbouring depths, for every multiple of the rate in the sensitivity runs.
 
-    Args:
-        again: sensitivity runs, see `split_sensitivity_runs`.
-        rows: rows compared in the main study (depth, params, seed, lr, loss).
-        curves: of the main study.
-        crossings: of the main study.
+    `again` are the sensitivity runs, see `split_sensitivity_runs`; `rows` (depth, params, seed, lr, loss) are those
+    compared in the main study, of which `curves` and `crossings` are.
     """
     paired = pair_runs(again, rows, curves)
     studies = []
     for factor in sorted({*paired.groups["factor"], *paired.lost["factor"]}):
         here, lost = (part[part["factor"] == factor] for part in (paired.groups, paired.lost))
-        name = f"{factor:g} times its rate"
+        part, name = PairedRuns(here, lost, paired.dof), f"{factor:g} times its rate"
         pairs = tuple(
-            paired_shift(item, gap, replace(paired, groups=here, lost=lost), name, curves, crossings.level)
+            paired_shift(item, gap, part, name, curves, crossings.level)
             for item, gap in zip(crossings.items, crossings.gaps, strict=True)
             if item.params is not None and gap is not None
         )
-        studies.append(
-            ChangedStudy(LEARNING_RATE, 1.0, factor, pairs, crossings.level, int(here["count"].sum()))
-        )
+        runs = int(here["count"].sum())
+        studies.append(ChangedStudy(LEARNING_RATE, 1.0, factor, pairs, crossings.level, runs))
     return tuple(studies)
 
 
@@ -202,9 +198,7 @@ def pair_runs(again: RunTable, rows: pd.DataFrame, curves: Curves) -> PairedRuns
     """Join sensitivity runs with the runs of the same shape and seed; the arguments are those of `paired_shifts`."""
     pairs = _joined(again.used, rows)
     groups = pairs.groupby(["depth", "params", "factor"])
-    means = groups.agg(
-        change=("change", "mean"), base=("base", "mean"), count=("change", "size")
-    ).reset_index()
+    means = groups[["change", "base"]].mean().assign(count=groups.size()).reset_index()
     # The variance of a difference is in proportion to that of one seed.
     noise, ratio, dof = curves.noise, INDEPENDENT, float((means["count"] - 1).sum())
     if dof > 0 and noise.known:
@@ -227,8 +221,7 @@ def _joined(part: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     both = both[np.isfinite(factor) & (factor > 0) & (factor != 1)]
     # Duplicates are averaged; of several checkpoints of one run the last counts.
     means = both.groupby([*run, "factor", "tokens"], dropna=False)[["base", "change"]].mean().reset_index()
-    last: pd.DataFrame = means.groupby([*run, "factor"], as_index=False).last()
-    return last
+    return pd.DataFrame(means.groupby([*run, "factor"], as_index=False).last())
 
 
 def paired_shift(

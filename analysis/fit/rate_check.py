@@ -147,12 +147,12 @@ def _best_rates(paired: PairedRuns, known: bool) -> PairedRuns:
 
     `known` is whether there is a noise estimate.
     """
-    lines = []
-    for (depth, params), part in paired.groups.groupby(["depth", "params"]):
-        lost = paired.lost[(paired.lost["depth"] == depth) & (paired.lost["params"] == params)]
-        best = _best_rate(part, np.log(lost["factor"].to_numpy(dtype=float)), known)
-        lines.append((depth, params, part["x"].iloc[0], part["count"].sum(), *best))
-    columns = ["depth", "params", "x", "count", "change", "variance", "bracketed"]
+    shape, lines = ["depth", "params"], []
+    lost = {at: np.log(part["factor"].to_numpy(dtype=float)) for at, part in paired.lost.groupby(shape)}
+    for at, part in paired.groups.groupby(shape):
+        best = _best_rate(part, lost.get(at, np.empty(0)), known)
+        lines.append((*at, part["x"].iloc[0], part["count"].sum(), *best))
+    columns = [*shape, "x", "count", "change", "variance", "bracketed"]
     return replace(paired, groups=pd.DataFrame(lines, columns=columns))
 
 

@@ -157,15 +157,13 @@ def measure_data(members: Sequence[Member], name: str, target: float | None = No
 
 def _measured(member: Member, name: str) -> pd.DataFrame | None:
     """The compared rows of a member with a finite measure."""
-    if member.fit is not None and member.fit.study is not None:
-        rows = member.fit.study.rows
-    else:
-        try:
-            rows = compare(split_sensitivity_runs(member.runs)[0]).rows
-        except InputError:
-            return None
+    study = member.fit.study if member.fit else None
+    try:
+        rows = compare(split_sensitivity_runs(member.runs)[0]).rows if study is None else study.rows
+    except InputError:
+        return None
     if name not in rows.columns:
         return None
-    numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
-    rows = rows.assign(**{name: numbers})[np.isfinite(numbers)]
+    rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce").astype(float)})
+    rows = rows[np.isfinite(rows[name])]
     return rows if len(rows) else None

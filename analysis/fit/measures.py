@@ -80,17 +80,16 @@ def measure_by_value(
         target: the least value a shape has to reach, or the largest if lower is better.
     """
     axis, lower = value_axis([value for value, _ in tables]), name == "loss"
-    shapes, needed = [], []
+    both: tuple[list[pd.DataFrame], list[pd.DataFrame]] = ([], [])
     for (value, rows), place in zip(tables, axis.places, strict=True):
-        if rows is None:
-            continue
-        table = _shapes(rows, name, lower)
-        for part, frame in ((shapes, table), (needed, _needed(table, lower, target))):
-            part.append(frame.assign(value=value, place=place)[["value", "place", *frame.columns]])
-    if not shapes:
+        if rows is not None:
+            table = _shapes(rows, name, lower)
+            for part, frame in zip(both, (table, _needed(table, lower, target)), strict=True):
+                part.append(frame.assign(value=value, place=place)[["value", "place", *frame.columns]])
+    if not both[0]:
         return None
-    frames = [pd.concat(part, ignore_index=True) for part in (shapes, needed)]
-    return MeasureData(name, lower, target, *frames, axis)
+    shapes, needed = (pd.concat(part, ignore_index=True) for part in both)
+    return MeasureData(name, lower, target, shapes, needed, axis)
 
 
 def _shapes(rows: pd.DataFrame, name: str, lower: bool) -> pd.DataFrame:

@@ -65,7 +65,7 @@ def in_order(members: Sequence[Member]) -> list[Member]:
 def crossing_data(members: Sequence[Member]) -> ByValue | None:
     """The `crossing_row`s of neighbouring depths; None if all are `insufficient`."""
     return _by_value(
-        members, lambda fit: [crossing_row(item) for item in fit.crossings if item.status != "insufficient"]
+        members, lambda fit: [crossing_row(x) for x in fit.crossings if x.status != "insufficient"]
     )
 
 

@@ -15,7 +15,7 @@ from analysis.law.crossings import find_crossings
 from analysis.report.answers import answers
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
-from tests.analysis.fit.test_paired_shift import SHAPES, TRUTH
+from tests.analysis.fit.test_crossing_shift import SHAPES, TRUTH, trained_again
 from tests.simulated_study import simulate
 
 #: Nats of a rate off by a factor of two.
@@ -42,22 +42,15 @@ def crossing(shallow, deep, best=RIGHT):
 
 def study(best, generator, factors=(0.5, 2.0), noise=0.002):
     """A study at the rule's rates, and both depths of each crossing again at multiples of them."""
-    rows = simulate(TRUTH, SHAPES, 3, generator).assign(lr=0.01, purpose="")
+    rows = simulate(TRUTH, SHAPES, 3, generator)
     rows["loss"] += CURVATURE * rows["depth"].map(best) ** 2
-    again = []
-    for shallow, deep in ((1, 2), (2, 4)):
-        place = np.exp(crossing(shallow, deep, best))
-        for depth in (shallow, deep):
-            own = rows[rows["depth"] == depth]
-            sizes = np.sort(own["params"].unique())
-            right = int(np.searchsorted(sizes, place))
-            near = own[own["params"].isin(sizes[max(0, right - 1) : right + 1])]
-            for factor in factors:
-                change = CURVATURE * ((np.log(factor) - best[depth]) ** 2 - best[depth] ** 2)
-                loss = near["loss"] + change + noise * generator.standard_normal(len(near))
-                again.append(near.assign(loss=loss, lr=0.01 * factor, purpose="sensitivity"))
-    again = pd.concat(again).drop_duplicates(["depth", "params", "seed", "lr"])
-    return pd.concat([rows, again], ignore_index=True)
+    places = (crossing(1, 2, best), crossing(2, 4, best))
+    changes = {
+        (factor, depth): CURVATURE * ((np.log(factor) - best[depth]) ** 2 - best[depth] ** 2)
+        for depth in best
+        for factor in factors
+    }
+    return trained_again(rows, places, changes, generator, noise)
 
 
 def checked(frame):

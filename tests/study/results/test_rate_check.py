@@ -122,4 +122,6 @@ def test_the_next_depth_costs_what_its_option_adds_to_the_plan():
     following = study_fit(plan, better).next_depth
     more = make_plan(load_spec(SMALL, [following.how.removeprefix("--set ")]))
     assert following.runs == len(more.cells) - len(plan.cells) > 0
-    assert following.flops == pytest.approx(sum(p.flops for p in more.cells) - sum(p.flops for p in plan.cells))
+    assert following.flops == pytest.approx(
+        sum(p.flops for p in more.cells) - sum(p.flops for p in plan.cells)
+    )

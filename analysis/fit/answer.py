@@ -99,35 +99,29 @@ def _place(item: Crossing) -> float | None:
 def use_sentence(crossings: Sequence[Crossing], level: float) -> str:
     """Which depth to use at which size; empty if the crossings do not give it."""
     ranges = depth_ranges(crossings)
-    tried = [crossings[0].shallow, *(item.deep for item in crossings)] if crossings else []
-    if (
-        not ranges
-        or len(ranges[0].depths) == len(tried)
-        or max(len(item.depths) for item in ranges) > MOST_DEPTHS
-    ):
+    if not ranges or max(len(item.depths) for item in ranges) > min(MOST_DEPTHS, len(crossings)):
         return ""
+    tried = [crossings[0].shallow, *(item.deep for item in crossings)]
     first, *others = ranges
     if not others:
         measured = [item.range for item in crossings if item.range]
         sizes = human_range((min(low for low, _ in measured), max(high for _, high in measured)))
         return f"At every size measured ({sizes} parameters) use {_depths(first.depths, tried)}."
-    interval = (
-        "" if first.high_interval is None else f" ({percent(level)}: {human_range(first.high_interval)})"
-    )
+    interval = f" ({percent(level)}: {human_range(first.high_interval)})" if first.high_interval else ""
     text = f"Up to {human(first.high or 0)} parameters{interval} use {_depths(first.depths, tried)}"
     for item in others:
-        interval = "" if item.high_interval is None else f" ({human_range(item.high_interval)})"
-        where = "above that" if item.high is None else f"up to {human(item.high)}{interval}"
+        interval = f" ({human_range(item.high_interval)})" if item.high_interval else ""
+        where = f"up to {human(item.high)}{interval}" if item.high else "above that"
         text += f", {where} {_depths(item.depths, tried)}"
     return f"{text}."
 
 
 def _depths(depths: tuple[int, ...], tried: Sequence[int]) -> str:
     """`at least 4 layers (4 was the deepest tried)`, `2 or 4 layers (the runs do not decide)`."""
-    names = [str(depth) for depth in depths]
-    text = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-    text += " layer" if depths == (1,) else " layers"
-    notes = [] if len(depths) == 1 else ["the runs do not decide"]
+    first = ", ".join(str(depth) for depth in depths[:-1])
+    text, notes = (
+        (f"{first} or {layers(depths[-1])}", ["the runs do not decide"]) if first else (layers(depths[0]), [])
+    )
     if depths[-1] == tried[-1]:
         text = f"at least {text}" if len(depths) == 1 else f"{text} or more"
         notes.append(f"{tried[-1]} was the deepest tried")

@@ -167,7 +167,7 @@ def fit_of(study: Study) -> Fit:
         left_out=tuple(left_out),
         warnings=(*study.runs.notes, *comparison.warnings, *repeated, *_warnings(study)),
         level=found.level,
-        shifts=() if again is None else paired_shifts(again, study.rows, curves, found.items, found.level),
+        shifts=() if again is None else paired_shifts(again, study.rows, curves, found),
         learning_rate=study.learning_rate,
         next_depth=next_depth(study.rows, study.best),
         study=study,

@@ -1,9 +1,7 @@
 """A measure against depth, for each difficulty of a task or each value of a series."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -22,13 +20,11 @@ class ValueAxis:
     Attributes:
         labels: as text.
         places: the values if all are numbers, else 0, 1, 2 ...
-        numeric: whether all are numbers.
-        log: whether they are positive and span more than `LOG_SPAN`.
+        log: whether they are numbers, positive, and span more than `LOG_SPAN`.
     """
 
     labels: tuple[str, ...]
     places: tuple[float, ...]
-    numeric: bool
     log: bool
 
 
@@ -42,9 +38,8 @@ class MeasureData:
         target: the target, if any.
         shapes: one row per shape: value, place, depth, width, heads, head_width (m, with m·heads = width), params,
             total_params, budget, seeds, mean, low, high (over the seeds), best (of all widths of this depth).
-        needed: one row per value: value, place, depth, width, heads, head_width, params, mean, low, high, seeds of the
-            shallowest shape that reaches the target (NaN if none does); deepest (the largest depth trained) and best
-            (the best mean of any shape). Empty without a target.
+        needed: one row per value: the columns of the shallowest shape that reaches the target (NaN if none does),
+            deepest (the largest depth trained) and best (the best mean of any shape). Empty without a target.
     """
 
     name: str
@@ -56,11 +51,9 @@ class MeasureData:
 
     def table(self) -> pd.DataFrame:
         """For the CSV: every shape, and the shape each value needs, by the column `what`."""
-        parts = [self.shapes.assign(what="shape")]
-        if len(self.needed):
-            parts.append(self.needed.rename(columns={"best": "best_mean"}).assign(what="needed"))
-        table = pd.concat(parts, ignore_index=True).drop(columns="place")
-        return table[["what", *(name for name in table.columns if name != "what")]]
+        parts = {"shape": self.shapes, "needed": self.needed.rename(columns={"best": "best_mean"})}
+        table = pd.concat({what: rows for what, rows in parts.items() if len(rows)}, names=["what"])
+        return table.reset_index("what").reset_index(drop=True).drop(columns="place")
 
 
 def are_numbers(values: Sequence[Value]) -> bool:
@@ -70,11 +63,10 @@ def are_numbers(values: Sequence[Value]) -> bool:
 
 def value_axis(values: Sequence[Value]) -> ValueAxis:
     """The places of ordered values on an axis."""
-    labels = tuple(label(value) for value in values)
-    if not are_numbers(values):
-        return ValueAxis(labels, tuple(float(place) for place in range(len(values))), False, False)
-    places = tuple(float(value) for value in values)
-    return ValueAxis(labels, places, True, places[0] > 0 and places[-1] > LOG_SPAN * places[0])
+    numbers = are_numbers(values)
+    places = tuple(float(value) if numbers else float(rank) for rank, value in enumerate(values))
+    log = numbers and places[0] > 0 and places[-1] > LOG_SPAN * places[0]
+    return ValueAxis(tuple(label(value) for value in values), places, log)
 
 
 def measure_by_value(
@@ -87,64 +79,38 @@ def measure_by_value(
         name: of the measure, a column of the tables.
         target: the least value a shape has to reach, or the largest if lower is better.
     """
-    axis = value_axis([value for value, _ in tables])
-    lower = name == "loss"
-    parts = [
-        _shapes(rows, name, lower).assign(value=value, place=place)
-        for (value, rows), place in zip(tables, axis.places, strict=True)
-        if rows is not None
-    ]
-    if not parts:
+    axis, lower = value_axis([value for value, _ in tables]), name == "loss"
+    both: tuple[list[pd.DataFrame], list[pd.DataFrame]] = ([], [])
+    for (value, rows), place in zip(tables, axis.places, strict=True):
+        if rows is not None:
+            table = _shapes(rows, name, lower)
+            for part, frame in zip(both, (table, _needed(table, lower, target)), strict=True):
+                part.append(frame.assign(value=value, place=place)[["value", "place", *frame.columns]])
+    if not both[0]:
         return None
-    shapes = pd.concat(parts, ignore_index=True)
-    shapes = shapes[["value", "place", *(name for name in shapes.columns if name not in ("value", "place"))]]
-    needed = pd.DataFrame()
-    if target is not None:
-        needed = pd.DataFrame(
-            [_needed(rows, lower, target) for _, rows in shapes.groupby("place", sort=True)]
-        )
+    shapes, needed = (pd.concat(part, ignore_index=True) for part in both)
     return MeasureData(name, lower, target, shapes, needed, axis)
 
 
 def _shapes(rows: pd.DataFrame, name: str, lower: bool) -> pd.DataFrame:
     """`MeasureData.shapes` of one value, without the value."""
-    shape = ["depth", "width", "heads"]
-    table = (
-        rows.groupby(shape, dropna=False, sort=True)
-        .agg(
-            params=("params", "first"),
-            total_params=("total_params", "first"),
-            budget=("budget", "first"),
-            seeds=(name, "size"),
-            mean=(name, "mean"),
-            low=(name, "min"),
-            high=(name, "max"),
-        )
-        .reset_index()
-    )
+    groups = rows.groupby(["depth", "width", "heads"], dropna=False, sort=True)
+    first = groups[["params", "total_params", "budget"]].first()
+    table = first.join(groups[name].agg(seeds="size", mean="mean", low="min", high="max")).reset_index()
     table.insert(3, "head_width", table["width"] / table["heads"])
     by_depth = table.groupby("depth")["mean"]
-    best = by_depth.idxmin() if lower else by_depth.idxmax()
-    return table.assign(best=table.index.isin(best))
+    return table.assign(best=table.index.isin(by_depth.idxmin() if lower else by_depth.idxmax()))
 
 
-def _needed(shapes: pd.DataFrame, lower: bool, target: float) -> dict[str, Any]:
-    """The shallowest shape of one value that reaches the target (the best width of that depth)."""
-    best = shapes[shapes["best"]].sort_values("depth")
-    reached = best[best["mean"] <= target] if lower else best[best["mean"] >= target]
-    found = reached.iloc[0] if len(reached) else None
-    shape = ("depth", "width", "heads", "head_width", "params", "total_params")
+def _needed(shapes: pd.DataFrame, lower: bool, target: float | None) -> pd.DataFrame:
+    """`MeasureData.needed` of one value, without the value; the best width of a depth counts."""
+    if target is None:
+        return pd.DataFrame()
+    best = shapes[shapes["best"]].drop(columns=["budget", "best"])
     means = best["mean"]
-    return {
-        "value": best["value"].iloc[0],
-        "place": best["place"].iloc[0],
-        **{
-            name: math.nan if found is None else float(found[name])
-            for name in (*shape, "mean", "low", "high", "seeds")
-        },
-        "deepest": int(best["depth"].max()),
-        "best": float(means.min() if lower else means.max()),
-    }
+    reached = best[means <= target] if lower else best[means >= target]
+    found = reached.head(1).reset_index(drop=True).reindex([0])
+    return found.assign(deepest=best["depth"].max(), best=means.min() if lower else means.max())
 
 
 def label(value: Value) -> str:

@@ -42,6 +42,7 @@ def crossing_sentence(item: Crossing, level: float) -> str:
     """The finding for one pair of depths."""
     deep, shallow = layers(item.deep), layers(item.shallow)
     smallest, largest = (human(end) for end in item.range or (0.0, 0.0))
+    aside = f" ({NO_NOISE})" if item.reason == NO_NOISE else ""
     match item.status:
         case "bracketed":
             interval = f"{percent(level)}: {human_range(item.params_interval)}"
@@ -50,11 +51,9 @@ def crossing_sentence(item: Crossing, level: float) -> str:
                 f"model is {digits(item.width or 0.0)} wide."
             )
         case "left_censored":
-            return (
-                f"{deep} are ahead of {shallow} at every size measured, from N ≈ {smallest} on{_aside(item)}."
-            )
+            return f"{deep} are ahead of {shallow} at every size measured, from N ≈ {smallest} on{aside}."
         case "right_censored":
-            return f"{deep} do not overtake {shallow} up to N ≈ {largest}, the largest size measured{_aside(item)}."
+            return f"{deep} do not overtake {shallow} up to N ≈ {largest}, the largest size measured{aside}."
         case "ambiguous":
             near = "" if item.params is None else f" near N ≈ {human(item.params)}"
             return f"Whether {deep} overtake {shallow}{near} is not settled: {item.reason}."
@@ -127,28 +126,26 @@ def best_sentence(fit: Fit) -> str:
             groups[-1][1].append(item.params)
         else:
             groups.append((near, [item.params]))
-    parts = [
-        f"{layers(depth)} at {_sizes(sizes)}"
-        + (f" ({listed([str(other) for other in others])} within {WITHIN:g} nats)" if others else "")
-        for (depth, *others), sizes in groups
-    ]
-    depths = {depth for item in fit.crossings for depth in (item.shallow, item.deep)}
-    compared = max(len(item.shapes) for item in fit.best)
+    parts = []
+    for (depth, *others), sizes in groups:
+        span = human(sizes[0]) if len(sizes) == 1 else human_range((sizes[0], sizes[-1]))
+        flat = f" ({listed([str(other) for other in others])} within {WITHIN:g} nats)" if others else ""
+        parts.append(f"{layers(depth)} at N ≈ {span}{flat}")
+    compared, among = max(len(item.shapes) for item in fit.best), ""
     # In a table with one size per depth few depths can be compared at one N.
-    among = (
-        ""
-        if 2 * compared >= len(depths)
-        else f" among the depths that can be compared there (at most {compared})"
-    )
-    return f"Lowest loss measured{among}: " + ", ".join(parts) + "."
+    if 2 * compared < len(_depths(fit)):
+        among = f" among the depths that can be compared there (at most {compared})"
+    return f"Lowest loss measured{among}: {', '.join(parts)}."
+
+
+def _depths(fit: Fit) -> set[int]:
+    return {depth for item in fit.crossings for depth in (item.shallow, item.deep)}
 
 
 def surface_sentence(fit: Fit) -> str:
     """The best depths by the loss surfaces if there is no law; empty without a best depth with an interval."""
     ranges = [item.params_range for item in fit.surfaces if item.params_range]
-    if fit.law.a is not None or not ranges:
-        return ""
-    if len({depth for item in fit.crossings for depth in (item.shallow, item.deep)}) < DEPTHS_FOR_SURFACE:
+    if fit.law.a is not None or not ranges or len(_depths(fit)) < DEPTHS_FOR_SURFACE:
         return ""
     low, high = (math.log10(end) for end in ranges[0])
     # The powers of ten inside the data, and the next one.
@@ -159,10 +156,12 @@ def surface_sentence(fit: Fit) -> str:
             return ""
         if found.depth is None:
             continue
-        near = fit.near_optimal(10.0**power, found.depth_exact)
-        flat = f"; {near.depths_text} within {WITHIN:g} nats" if near else ""
-        interval = f"{ends(found.depth_interval)}{flat}{'; outside the data' * outside}"
-        parts.append(f"{digits(found.depth_exact or 0)} at N ≈ {human(10.0**power)} ({interval})")
+        notes = [ends(found.depth_interval)]
+        if near := fit.near_optimal(10.0**power, found.depth_exact):
+            notes.append(f"{near.depths_text} within {WITHIN:g} nats")
+        if outside:
+            notes.append("outside the data")
+        parts.append(f"{digits(found.depth_exact or 0)} at N ≈ {human(10.0**power)} ({'; '.join(notes)})")
         form = found.laws[0]
     if not parts:
         return ""
@@ -206,17 +205,3 @@ def headlines(fit: Fit) -> list[str]:
             "two sizes, and both need a common range."
         )
     return [*lines, *filter(None, [beyond_sentence(fit), surface if use else ""]), *about]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _sizes(sizes: list[float]) -> str:
-    if len(sizes) == 1:
-        return f"N ≈ {human(sizes[0])}"
-    return f"N ≈ {human_range((sizes[0], sizes[-1]))}"
-
-
-def _aside(item: Crossing) -> str:
-    return f" ({item.reason})" if item.reason == NO_NOISE else ""

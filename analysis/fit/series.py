@@ -6,18 +6,18 @@ fitted across members; every number comes from one member's fit or run table.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.curves.best_shapes import BestShape
 from analysis.errors import InputError
 from analysis.fit.crossing_shift import ChangedStudy, shift_between, split_sensitivity_runs
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, Value, ValueAxis, are_numbers, measure_by_value, value_axis
-from analysis.intervals import width_of
 from analysis.law.crossings import Crossing
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
@@ -44,32 +44,15 @@ class Member:
 
 
 @dataclass(frozen=True)
-class _ByValue:
+class ByValue:
+    """Results of the members of a series: `rows` with their value and its place on the axis."""
+
     rows: pd.DataFrame
     axis: ValueAxis
 
     def table(self) -> pd.DataFrame:
         """For the CSV."""
         return self.rows.drop(columns="place")
-
-
-class CrossingData(_ByValue):
-    """Crossings by value.
-
-    Attributes:
-        rows: one row per value and pair of neighbouring depths: value, place (on the axis), shallow, deep, status,
-            reason, params (N), low, high (its interval), width, width_low, width_high (of the shallower model),
-            measured_low, measured_high (the common range of N). NaN if open or unknown.
-    """
-
-
-class BestData(_ByValue):
-    """The best depth of each budget, by value.
-
-    Attributes:
-        rows: value, place, budget, params (the N compared), depth, width, loss, near_low, near_high (range of
-            the depths statistically tied with it, NaN without a noise estimate), near (the tied depths as text).
-    """
 
 
 def in_order(members: Sequence[Member]) -> list[Member]:
@@ -79,62 +62,70 @@ def in_order(members: Sequence[Member]) -> list[Member]:
     return list(members)
 
 
-def axis_of(members: Sequence[Member]) -> ValueAxis:
-    """The axis of the values of ordered members."""
-    return value_axis([member.value for member in members])
+def crossing_data(members: Sequence[Member]) -> ByValue | None:
+    """The `crossing_row`s of neighbouring depths; None if all are `insufficient`."""
+    return _by_value(
+        members, lambda fit: [crossing_row(x) for x in fit.crossings if x.status != "insufficient"]
+    )
 
 
-def crossing_data(members: Sequence[Member]) -> CrossingData | None:
-    """The crossings of neighbouring depths; None if all are `insufficient`."""
+def best_data(members: Sequence[Member]) -> ByValue | None:
+    """The `best_row`s of every budget; None if no member has two depths at one N."""
+    return _by_value(members, lambda fit: [best_row(item) for item in fit.best])
+
+
+def _by_value(members: Sequence[Member], rows_of: Callable[[Fit], list[dict[str, Any]]]) -> ByValue | None:
     members = in_order(members)
-    axis = axis_of(members)
+    axis = value_axis([member.value for member in members])
     rows = [
-        {"value": member.value, "place": place, **crossing_row(item)}
+        {"value": member.value, "place": place, **row}
         for place, member in zip(axis.places, members, strict=True)
-        for item in (member.fit.crossings if member.fit else ())
-        if item.status != "insufficient"
+        for row in (rows_of(member.fit) if member.fit else ())
     ]
-    return CrossingData(pd.DataFrame(rows), axis) if rows else None
+    return ByValue(pd.DataFrame(rows), axis) if rows else None
 
 
-def best_data(members: Sequence[Member]) -> BestData | None:
-    """The best depth of each budget; None if no member has two depths at one N."""
-    members = in_order(members)
-    axis = axis_of(members)
-    rows = [
-        {
-            "value": member.value,
-            "place": place,
-            "budget": item.budget,
-            "params": item.params,
-            "depth": item.depth,
-            "width": item.width,
-            "loss": item.loss,
-            "near_low": float(min(item.near or [math.nan])),
-            "near_high": float(max(item.near or [math.nan])),
-            "near": " ".join(map(str, item.near or ())),
-        }
-        for place, member in zip(axis.places, members, strict=True)
-        for item in (member.fit.best if member.fit else ())
-    ]
-    return BestData(pd.DataFrame(rows), axis) if rows else None
+def crossing_row(item: Crossing) -> dict[str, Any]:
+    """A crossing as a row, in which NaN is open or unknown.
+
+    `low` and `high` are its interval, `width` is that of the shallower model, `measured_low` and `measured_high` are
+    the common range of N.
+    """
+    low, high = item.params_interval or (None, None)
+    first, last = item.range or (None, None)
+    numbers = {"params": item.params, "low": low, "high": high, "width": item.width}
+    numbers |= {"measured_low": first, "measured_high": last}
+    return {
+        "shallow": item.shallow,
+        "deep": item.deep,
+        "status": item.status,
+        "reason": item.reason or "",
+        **{name: math.nan if value is None else float(value) for name, value in numbers.items()},
+    }
+
+
+def best_row(item: BestShape) -> dict[str, Any]:
+    """The best depth of a budget at the N compared, and the depths statistically tied with it; NaN without noise."""
+    near = item.near or ()
+    return {
+        **{name: getattr(item, name) for name in ("budget", "params", "depth", "width", "loss")},
+        "near_low": float(min(near, default=math.nan)),
+        "near_high": float(max(near, default=math.nan)),
+        "near": " ".join(map(str, near)),
+    }
 
 
 def shifts_by_value(key: str, members: Sequence[Member]) -> tuple[ChangedStudy, ...]:
     """The shifts of each member's crossings from those of the first member that has a fit."""
-    fitted = [(member, member.fit) for member in in_order(members) if member.fit is not None]
-    if not fitted:
-        return ()
-    first, own = fitted[0]
-    found = []
-    for member, other in fitted[1:]:
-        study = compare_fits(own, other, key, first.value, member.value)
-        known = tuple(
-            item for item in study.pairs if item.shift_interval is not None or item.shift is not None
+    fitted = [(member.value, member.fit) for member in in_order(members) if member.fit is not None]
+    studies = [compare_fits(fitted[0][1], fit, key, fitted[0][0], value) for value, fit in fitted[1:]]
+    bounded = [
+        replace(
+            study, pairs=tuple(pair for pair in study.pairs if pair.shift is not None or pair.shift_interval)
         )
-        if known:
-            found.append(replace(study, pairs=known))
-    return tuple(found)
+        for study in studies
+    ]
+    return tuple(study for study in bounded if study.pairs)
 
 
 def compare_fits(own: Fit, other: Fit, key: str, base: Value, value: Value) -> ChangedStudy:
@@ -151,11 +142,8 @@ def compare_fits(own: Fit, other: Fit, key: str, base: Value, value: Value) -> C
 
 def measures_of(members: Sequence[Member]) -> list[str]:
     """Those of `MEASURES` that a usable row of some member has."""
-    return [
-        name
-        for name in MEASURES
-        if any(name in m.runs.used.columns and m.runs.used[name].notna().any() for m in members)
-    ]
+    tables = [member.runs.used for member in members]
+    return [name for name in MEASURES if any(name in table and table[name].notna().any() for table in tables)]
 
 
 def measure_data(members: Sequence[Member], name: str, target: float | None = None) -> MeasureData | None:
@@ -169,39 +157,13 @@ def measure_data(members: Sequence[Member], name: str, target: float | None = No
 
 def _measured(member: Member, name: str) -> pd.DataFrame | None:
     """The compared rows of a member with a finite measure."""
-    if member.fit is not None and member.fit.study is not None:
-        rows = member.fit.study.rows
-    else:
-        try:
-            rows = compare(split_sensitivity_runs(member.runs)[0]).rows
-        except InputError:
-            return None
+    study = member.fit.study if member.fit else None
+    try:
+        rows = compare(split_sensitivity_runs(member.runs)[0]).rows if study is None else study.rows
+    except InputError:
+        return None
     if name not in rows.columns:
         return None
-    numbers = pd.to_numeric(rows[name], errors="coerce").to_numpy(dtype=float)
-    rows = rows.assign(**{name: numbers})[np.isfinite(numbers)]
+    rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce").astype(float)})
+    rows = rows[np.isfinite(rows[name])]
     return rows if len(rows) else None
-
-
-def crossing_row(item: Crossing) -> dict[str, Any]:
-    """A crossing as one row of `CrossingData`, without the value."""
-    unknown = (None, None)
-    names = ("params", "low", "high", "width", "width_low", "width_high", "measured_low", "measured_high")
-    numbers = (
-        *(item.params, *(item.params_interval or unknown)),
-        *(
-            item.width,
-            *(width_of(end, item.shallow) if end else None for end in item.params_interval or unknown),
-        ),
-        *(item.range or unknown),
-    )
-    return {
-        "shallow": item.shallow,
-        "deep": item.deep,
-        "status": item.status,
-        "reason": item.reason or "",
-        **{
-            name: math.nan if value is None else float(value)
-            for name, value in zip(names, numbers, strict=True)
-        },
-    }

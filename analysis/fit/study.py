@@ -84,8 +84,7 @@ class Study(Estimates):
     @cached_property
     def learning_rate(self) -> RateCheck | None:
         """Whether the learning rate was checked; None if no pair of depths can be compared."""
-        items, level = self.crossings.items, self.crossings.level
-        return check_rates(self.sensitivity_runs, self.comparison, self.curves, items, level)
+        return check_rates(self.sensitivity_runs, self.comparison, self.curves, self.crossings)
 
 
 def estimates_of(rows: pd.DataFrame, *, level: float = 0.95, diverged: Lost = ()) -> Estimates:

@@ -7,8 +7,7 @@ from typing import Any
 from analysis.files import write_json
 from analysis.fit.measures import TARGETS, MeasureData, label
 from analysis.fit.series import (
-    BestData,
-    CrossingData,
+    ByValue,
     Member,
     best_data,
     crossing_data,
@@ -190,7 +189,7 @@ def slope_sentence(key: str, members: Sequence[Member], level: float) -> str:
     return f"Slope b of the threshold law ln d = a + b·L, by {key}: {'; '.join(parts)}."
 
 
-def crossing_sentences(key: str, data: CrossingData | None, level: float) -> list[str]:
+def crossing_sentences(key: str, data: ByValue | None, level: float) -> list[str]:
     """The crossing at each value, for the first `MOST_PAIRS` pairs of depths that are settled at some value."""
     if data is None:
         return []
@@ -210,7 +209,7 @@ def crossing_sentences(key: str, data: CrossingData | None, level: float) -> lis
     return sentences[:MOST_PAIRS] or [nothing]
 
 
-def best_sentence(key: str, data: BestData | None) -> str:
+def best_sentence(key: str, data: ByValue | None) -> str:
     """The best depth by value, at the largest budget that most values have; empty if no two values share one."""
     if data is None or (counts := data.rows.groupby("budget").size()).max() < 2:
         return ""

@@ -14,7 +14,7 @@ from analysis.fit.crossing_shift import LEARNING_RATE, ChangedStudy
 from analysis.fit.document import Fit
 from analysis.fit.measures import MeasureData, label
 from analysis.fit.sentences import LAWS, REACH, law_formula
-from analysis.fit.series import CrossingData, Member, crossing_row
+from analysis.fit.series import ByValue, Member, crossing_row
 from analysis.intervals import Interval
 from analysis.law.held_out import BASELINE, HeldOut
 from analysis.law.loss_surfaces import SurfaceFit
@@ -55,7 +55,7 @@ def crossings_table(fit: Fit) -> Table | None:
     return table_of("crossings", rows, _crossing_columns(fit.level), note)
 
 
-def crossings_by_value(key: str, data: CrossingData, level: float) -> Table:
+def crossings_by_value(key: str, data: ByValue, level: float) -> Table:
     """The crossings of a series by pair and value."""
     rows = data.rows.sort_values(["shallow", "deep"], kind="stable").to_dict("records")
     return table_of("crossings by value", rows, _crossing_columns(level, key))

@@ -118,16 +118,22 @@ def _minimum(x: Floats, rates: Floats, losses: Floats, seed: Integers) -> _Minim
     x = (x[used] - centre) / scale
     design = np.column_stack([x, x**2, np.eye(len(members))[member]])
     (slope, curvature, *levels), _, rank, _ = np.linalg.lstsq(design, losses[used])
-    if rank < design.shape[1] or curvature <= 0:
+    place = bracketed_minimum(slope, curvature, x)
+    if place is None or rank < design.shape[1]:
         return None
-    place = -slope / (2 * curvature)
     at_minimum = np.array(levels) + slope * place / 2
-    if not x.min() <= place <= x.max() or at_minimum.min() <= 0:
+    if at_minimum.min() <= 0:
         return None
     # The rate of each seed nearest to the minimum represents it; of two equally near ones the lower.
     order = np.lexsort((x, np.abs(x - place), member))
     first = order[np.searchsorted(member[order], np.arange(len(members)))]
     return _Minimum(centre + scale * place, used, np.flatnonzero(used)[first], at_minimum)
+
+
+def bracketed_minimum(slope: float, curvature: float, x: Floats) -> float | None:
+    """The place of the minimum of slope·x + curvature·x², x = ln lr; None unless the rates bracket it."""
+    place = -slope / (2 * curvature) if curvature > 0 else np.inf
+    return float(place) if x.min() <= place <= x.max() else None
 
 
 def _lowest(rates: Floats, losses: Floats) -> tuple[float, bool]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # A status without rows, or a recommendation from a published law, loads no numerical library.
+    from analysis.fit.answer import NextDepth
     from analysis.fit.document import Fit
     from analysis.fit.rate_check import RateCheck
     from analysis.fit.study import Study
@@ -22,12 +23,32 @@ def study_fit(plan: "Plan", table: "RunTable", **options: Any) -> "Fit":
 
     study = study_of(table, **options)
     found = fit_of(study)
-    following = found.next_depth
-    depths = plan.planner.spec.frontier.depths
-    if following and depths:
-        values = ",".join(str(depth) for depth in sorted({*depths, following.depth}))
-        following = replace(following, how=f"--set frontier.depths=[{values}]")
+    following = found.next_depth and planned_depth(plan, found.next_depth)
     return replace(found, learning_rate=planned_check(plan, study), next_depth=following)
+
+
+def planned_depth(plan: "Plan", following: "NextDepth") -> "NextDepth":
+    """The next depth with the `--set` that adds it, and the cells and FLOPs that this adds if they can be planned."""
+    from study.errors import SpecError
+    from study.spec.frontier import shapes
+
+    spec = plan.planner.spec
+    if not spec.frontier.depths:
+        return following
+    depths = sorted({*spec.frontier.depths, following.depth})
+    more = [
+        found
+        for found in shapes(spec.frontier.model_copy(update={"depths": depths}))
+        if found.shape.depth == following.depth
+    ]
+    following = replace(following, how=f"--set frontier.depths=[{','.join(map(str, depths))}]")
+    try:
+        cells = [cell for found in more for cell in plan.planner.cells(found, spec.training.seed_values)]
+    except SpecError:  # the option itself reports why a shape cannot be trained
+        return following
+    if not cells:
+        return following
+    return replace(following, runs=len(cells), flops=math.fsum(cell.flops for cell in cells))
 
 
 def planned_check(plan: "Plan", study: "Study") -> "RateCheck | None":

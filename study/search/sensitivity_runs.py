@@ -32,14 +32,13 @@ def sensitivity_cells(spec: StudySpec, plan: Plan, study: Study | None) -> list[
     base = spec.search.lr_factors[0]
     cells: dict[str, PlannedCell] = {}
     for item, factor in itertools.product(crossings, spec.sensitivity.lr_factors):
-        for depth in (item.shallow, item.deep):
-            near = near_crossing(rows[rows["depth"] == depth], float(item.params or 0))
-            for row in near[["depth", "width", "heads", "budget", "seed"]].to_dict("records"):
-                shape = Shape(depth=int(row["depth"]), width=int(row["width"]), heads=int(row["heads"]))
-                planned = plan.planned_for(
-                    shape, float(row["budget"]), base * factor, int(row["seed"]), SENSITIVITY
-                )
-                cells.setdefault(planned.cell.key, planned)
+        near = near_crossing(rows, item)[["depth", "width", "heads", "budget", "seed"]]
+        for row in near.to_dict("records"):
+            shape = Shape(depth=int(row["depth"]), width=int(row["width"]), heads=int(row["heads"]))
+            planned = plan.planned_for(
+                shape, float(row["budget"]), base * factor, int(row["seed"]), SENSITIVITY
+            )
+            cells.setdefault(planned.cell.key, planned)
     # As in a grid: all shapes of one seed before the next, and the longest first.
     return sorted(cells.values(), key=lambda planned: (planned.cell.seed, -planned.flops))
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from analysis.fit.measures import MeasureData, ValueAxis, label
-from analysis.fit.series import BestData, CrossingData
+from analysis.fit.series import ByValue
 from analysis.numbers import layers, percent, short
 from analysis.report.figures import palette
 from analysis.report.figures.canvas import (
@@ -102,7 +102,7 @@ def set_values(axes: Axes, axis: ValueAxis) -> None:
     axes.grid(axis="x", visible=False)
 
 
-def crossings_figure(data: CrossingData, key: str, level: float) -> Figure:
+def crossings_figure(data: ByValue, key: str, level: float) -> Figure:
     """N at the crossings by value: arrows are bounds, hollow marks inconclusive."""
     caption = (
         f"N at which the deeper model of each pair of neighbouring depths takes the lead, with {percent(level)} "
@@ -135,7 +135,7 @@ def crossings_figure(data: CrossingData, key: str, level: float) -> Figure:
     return Figure("crossings", f"The crossings against {key}", caption, data.table(), draw)
 
 
-def best_figure(data: BestData, key: str) -> Figure:
+def best_figure(data: ByValue, key: str) -> Figure:
     """The best depth of each budget by value; bars span the depths statistically tied with it."""
     caption = (
         "Depth of the lowest loss at each budget, read off the curves of each member at one N. Bars span the depths "
@@ -165,9 +165,7 @@ def best_figure(data: BestData, key: str) -> Figure:
     return Figure("best_depth", f"The best depth against {key}", caption, data.table(), draw)
 
 
-def _lines(
-    data: CrossingData | BestData, by: list[str], kind: str
-) -> Iterator[tuple[Any, pd.DataFrame, str, str]]:
+def _lines(data: ByValue, by: list[str], kind: str) -> Iterator[tuple[Any, pd.DataFrame, str, str]]:
     """(group, its rows, colour, mark) of each line, with a row for every place of the axis.
 
     `x` is the place, moved to the side so that the bars of several lines do not hide each other.

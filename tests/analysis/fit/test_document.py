@@ -2,7 +2,6 @@ import json
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.errors import InputError
@@ -12,14 +11,6 @@ from analysis.runs.table import RunTable
 from tests.simulated_study import Truth, shapes_of, simulate
 
 TRUTH = Truth(2.5, 0.3, (1, 2, 4, 6))
-
-
-def numbers(value):
-    if isinstance(value, dict):
-        return {key: numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [numbers(item) for item in value]
-    return round(value, 9) if isinstance(value, float) else value
 
 
 def simulated(truth=TRUTH, seeds=3, seed=0, budgets=6, span=4.0):
@@ -109,17 +100,6 @@ def test_a_file_that_is_no_fit_is_refused(broken):
         Fit.from_json(broken)
 
 
-def test_order_and_duplicates_change_nothing(pilot_frame):
-    frame = pilot_frame()
-    document = fit(RunTable.from_frame(frame)).to_json()
-    shuffled = frame.sample(frac=1, random_state=5)
-    doubled = pd.concat([shuffled, shuffled.iloc[:7]])
-    other = fit(RunTable.from_frame(doubled)).to_json()
-    assert len(other["rows"].pop("left_out")) == 7
-    document["rows"].pop("left_out")
-    assert numbers(other) == numbers(document)
-
-
 def test_units_of_the_loss_do_not_move_the_crossings(pilot_frame):
     frame = pilot_frame()
     nats, bits = (
@@ -137,33 +117,6 @@ def test_diverged_rows_are_reported_and_not_used(pilot_frame):
     assert found.used == 44
     assert found.left_out == ({"row": 4, "cell": frame.loc[3, "cell"], "reason": "diverged: loss above 20"},)
     assert any("between 2 and 3 seeds" in sentence for sentence in found.warnings)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"vocabulary": 9}, "wider (12, 16, 22, 24, 32, 44) than the vocabulary (9)"),
-    ],
-)
-def test_warnings(pilot_frame, change, words):
-    found = fit(RunTable.from_frame(pilot_frame().assign(**change).drop(columns="cell")))
-    assert any(words in sentence for sentence in found.warnings)
-
-
-def test_a_clean_study_has_no_warning(study):
-    assert fit(study).warnings == ()
-
-
-def test_other_learning_rates_are_left_out_with_a_reason(pilot_frame):
-    frame = pilot_frame()
-    worse = frame.assign(lr=frame["lr"] * 3, loss=frame["loss"] + 0.2, cell=frame["cell"] + "x")
-    both = fit(RunTable.from_frame(pd.concat([frame, worse], ignore_index=True)))
-    alone = fit(RunTable.from_frame(frame))
-    assert both.used == 45
-    assert len(both.left_out) == 45
-    assert "learning rate" in both.left_out[0]["reason"]
-    assert both.crossings == alone.crossings
-    assert any("biased down" in sentence for sentence in both.warnings)
 
 
 def test_nothing_usable_is_an_error_with_the_reasons(pilot_frame):

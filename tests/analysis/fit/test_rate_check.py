@@ -15,7 +15,7 @@ from analysis.law.crossings import find_crossings
 from analysis.report.answers import answers
 from analysis.runs.comparison import compare
 from analysis.runs.table import RunTable
-from tests.analysis.fit.test_paired_shift import SHAPES, TRUTH
+from tests.analysis.fit.test_crossing_shift import SHAPES, TRUTH, trained_again
 from tests.simulated_study import simulate
 
 #: Nats of a rate off by a factor of two.
@@ -42,22 +42,15 @@ def crossing(shallow, deep, best=RIGHT):
 
 def study(best, generator, factors=(0.5, 2.0), noise=0.002):
     """A study at the rule's rates, and both depths of each crossing again at multiples of them."""
-    rows = simulate(TRUTH, SHAPES, 3, generator).assign(lr=0.01, purpose="")
+    rows = simulate(TRUTH, SHAPES, 3, generator)
     rows["loss"] += CURVATURE * rows["depth"].map(best) ** 2
-    again = []
-    for shallow, deep in ((1, 2), (2, 4)):
-        place = np.exp(crossing(shallow, deep, best))
-        for depth in (shallow, deep):
-            own = rows[rows["depth"] == depth]
-            sizes = np.sort(own["params"].unique())
-            right = int(np.searchsorted(sizes, place))
-            near = own[own["params"].isin(sizes[max(0, right - 1) : right + 1])]
-            for factor in factors:
-                change = CURVATURE * ((np.log(factor) - best[depth]) ** 2 - best[depth] ** 2)
-                loss = near["loss"] + change + noise * generator.standard_normal(len(near))
-                again.append(near.assign(loss=loss, lr=0.01 * factor, purpose="sensitivity"))
-    again = pd.concat(again).drop_duplicates(["depth", "params", "seed", "lr"])
-    return pd.concat([rows, again], ignore_index=True)
+    places = (crossing(1, 2, best), crossing(2, 4, best))
+    changes = {
+        (factor, depth): CURVATURE * ((np.log(factor) - best[depth]) ** 2 - best[depth] ** 2)
+        for depth in best
+        for factor in factors
+    }
+    return trained_again(rows, places, changes, generator, noise)
 
 
 def checked(frame):
@@ -65,9 +58,9 @@ def checked(frame):
     main, again = split_sensitivity_runs(RunTable.from_frame(frame))
     comparison = compare(main)
     curves = build_curves(comparison.rows)
-    items = find_crossings(curves).items
-    check = check_rates(again, comparison, curves, items, 0.95)
-    return items, widened(items, check), check
+    found = find_crossings(curves)
+    check = check_rates(again, comparison, curves, found)
+    return found.items, widened(found.items, check), check
 
 
 def holds(item, params):
@@ -121,6 +114,7 @@ def test_the_shift_to_the_best_rates_is_part_of_the_interval(found):
         assert after.params == before.params
         assert after.params_interval[0] < before.params_interval[0]
         assert after.params_interval[1] == before.params_interval[1]
+        assert after.params_interval[0] == pair.shift.changed_interval[0]
         assert holds(after, np.exp(crossing(pair.shallow, pair.deep)))
 
 
@@ -156,7 +150,7 @@ def test_one_other_rate_is_no_check():
     assert not check.checked
 
 
-def test_a_rate_that_diverges_encloses_the_best_one_too():
+def test_a_rate_that_diverges_brackets_the_best_one_too():
     frame = study(RIGHT, np.random.default_rng(4))
     dead = (frame["purpose"] != "") & (frame["lr"] > 0.015)
     lost = frame.assign(status=np.where(dead, "diverged", "done"), loss=frame["loss"].mask(dead, np.nan))
@@ -183,7 +177,7 @@ def rates_in_the_study(best, factors, seeds=2):
     return pd.concat(parts, ignore_index=True)
 
 
-def test_three_rates_that_enclose_the_best_one_are_a_check():
+def test_three_rates_that_bracket_the_best_one_are_a_check():
     items, same, check = checked(rates_in_the_study(OFF, (0.5, 1.0, 2.0, 3.5)))
     assert check.checked
     assert same == items, "the losses compared are those at the best rates already"
@@ -196,12 +190,11 @@ def test_three_rates_that_enclose_the_best_one_are_a_check():
 def test_a_crossing_that_may_leave_the_sizes_is_no_longer_bracketed(found):
     (item, *_) = (c for c in found.study.crossings.items if c.status == "bracketed")
     (pair,) = (p for p in found.learning_rate.pairs if (p.shallow, p.deep) == (item.shallow, item.deep))
-    for shift, interval in ((-9.0, (-9.5, -8.5)), (None, (None, -1.0))):
-        far = replace(pair.shift, shift=shift, shift_interval=interval)
-        check = replace(found.learning_rate, pairs=(replace(pair, shift=far),))
-        (after,) = widened([item], check)
-        assert (after.status, after.reason) == ("ambiguous", OUTSIDE)
-        assert after.params_interval == (None, item.params_interval[1])
+    low, high = item.params_interval
+    for interval, whole in (((None, low), (None, high)), ((None, None), (None, None))):
+        far = replace(pair.shift, changed_interval=interval)
+        (after,) = widened([item], replace(found.learning_rate, pairs=(replace(pair, shift=far),)))
+        assert (after.status, after.reason, after.params_interval) == ("ambiguous", OUTSIDE, whole)
 
 
 def test_depths_without_a_crossing_need_all_shapes_again(frame):

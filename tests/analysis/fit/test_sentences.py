@@ -54,6 +54,11 @@ def test_open_ends_are_said():
     assert span((None, None)) == "no limit"
     assert span((2700, 3900), short) == "2.7k–3.9k"
     assert span(None) == "none"
+    assert (ends((None, 0.3)), ends((0.24, None))) == ("below 0.30", "above 0.24")
+    assert ends((0.2, 0.312)) == "0.20 to 0.31"
+    # Two different ends get digits until they differ.
+    assert ends((0.1479, 0.1512)) == "0.148 to 0.151"
+    assert ends((0.25, 0.25)) == "0.25 to 0.25"
 
 
 def test_each_status_has_its_sentence():
@@ -154,15 +159,6 @@ def test_what_is_settled_comes_first(pilot_frame):
     assert lines[-1] == found.tokens.sentence
 
 
-def test_an_interval_of_equal_numbers_gets_more_digits():
-    assert ends((0.2, 0.312)) == "0.20 to 0.31"
-    assert ends((0.1479, 0.1512)) == "0.148 to 0.151"
-    assert ends((None, 0.3)) == "below 0.30"
-    assert ends((0.24, None)) == "above 0.24"
-    assert ends((None, None)) == "no limit"
-    assert ends((0.25, 0.25)) == "0.25 to 0.25"
-
-
 @pytest.fixture(scope="module")
 def found(study):
     return fit(study)
@@ -174,6 +170,7 @@ def with_law(found, **fields):
 
 
 def test_each_status_of_the_law_has_its_sentence(found):
+    assert surface_sentence(found) == "", "with a law the response surface is left to the table"
     three = {"depths": (1, 2, 4)}
     assert (
         law_sentence(with_law(found, **three))
@@ -202,6 +199,8 @@ def test_the_noise_says_where_it_comes_from(found, pilot_frame):
     assert "estimated from the residuals" in sentence
     assert sentence in headlines(single)
     assert noise_sentence(found) not in headlines(found)
+    assert "12·L·d²" in count_phrase("nonembedding")
+    assert "table's own" in count_phrase("table")
     unknown = dataclasses.replace(found, noise={"known": False})
     assert "no noise estimate" in noise_sentence(unknown)
 
@@ -212,11 +211,6 @@ def test_few_of_many_undecided_pairs_are_listed(line_frame):
     assert sum(item.status == "ambiguous" for item in found.crossings) > 2
     lines = headlines(found)
     assert sum("is not settled" in line for line in lines) == 2
-
-
-def test_the_counting_rule_is_said():
-    assert "12·L·d²" in count_phrase("nonembedding")
-    assert "table's own" in count_phrase("table")
 
 
 def test_without_a_law_the_loss_surfaces_are_told(tmp_path):
@@ -236,10 +230,6 @@ def test_without_a_law_the_loss_surfaces_are_told(tmp_path):
     assert said.count("outside the data") == 1
     (lowest,) = (line for line in lines if line.startswith(("Lowest loss", "No budget has two depths")))
     assert "measured: " not in lowest
-
-
-def test_with_a_law_the_response_surface_is_left_to_the_table(found):
-    assert surface_sentence(found) == ""
 
 
 def test_depths_that_lose_next_to_nothing_stand_beside_the_best():

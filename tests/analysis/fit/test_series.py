@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from analysis.fit.document import fit
-from analysis.fit.measures import label
+from analysis.fit.measures import label, value_axis
 from analysis.fit.series import (
     Member,
-    axis_of,
     best_data,
     crossing_data,
     in_order,
@@ -170,19 +169,19 @@ def test_a_measure_that_no_row_has_is_none_and_is_not_looked_for(members):
 
 def test_values_stand_in_order_and_on_a_log_axis_where_they_span_more_than_a_factor_of_four():
     def axis(*values):
-        return axis_of(in_order([Member(value, None, None, None) for value in values]))
+        return value_axis(
+            [member.value for member in in_order([Member(value, None, None, None) for value in values])]
+        )
 
     assert axis(16, 1, 4).places == (1, 4, 16)
     assert axis(16, 1, 4).log
     assert not axis(1, 2, 4).log
     assert not axis(0, 10).log
     words = axis("rope", "learned", "none")
-    assert (words.labels, words.places, words.numeric, words.log) == (
-        ("rope", "learned", "none"), (0, 1, 2), False, False,
-    )  # fmt: skip
+    assert (words.labels, words.places, words.log) == (("rope", "learned", "none"), (0, 1, 2), False)
     # A truth value is no number.
     assert axis(True, False).labels == ("True", "False")
-    assert not axis(True, False).numeric
+    assert axis(True, False).places == (0, 1)
 
 
 def test_values_as_people_write_them():
@@ -225,7 +224,6 @@ def test_the_measure_and_the_depth_needed_are_drawn_where_the_table_has_them():
 
 
 def test_values_whose_labels_would_touch_are_left_out():
-    members = [Member(value, None, None, None) for value in (100_000, 100_001, 200_000)]
     axes = new_canvas(3)[1]
-    set_values(axes, axis_of(members))
+    set_values(axes, value_axis((100_000, 100_001, 200_000)))
     assert [text.get_text() for text in axes.get_xticklabels()] == ["100,000", "200,000"]

@@ -112,3 +112,16 @@ def test_fit_and_recommendation_state_the_check(tmp_path):
         console = Console(file=io.StringIO(), width=2000)
         console.print(view)
         assert fit.learning_rate.sentence in console.file.getvalue()
+
+
+def test_the_next_depth_costs_what_its_option_adds_to_the_plan():
+    plan = make_plan(load_spec(SMALL))
+    frame = table_of(plan.cells).frame
+    deepest = frame["depth"] == frame["depth"].max()
+    better = RunTable.from_frame(frame.assign(loss=frame["loss"] - 0.3 * deepest))
+    following = study_fit(plan, better).next_depth
+    more = make_plan(load_spec(SMALL, [following.how.removeprefix("--set ")]))
+    assert following.runs == len(more.cells) - len(plan.cells) > 0
+    assert following.flops == pytest.approx(
+        sum(p.flops for p in more.cells) - sum(p.flops for p in plan.cells)
+    )
